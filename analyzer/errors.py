@@ -29,6 +29,10 @@ class UnknownDeviceError(AnalyzerError, ValueError):
     """A device name that the hardware catalogue does not hold."""
 
 
+class UnknownSpeedError(AnalyzerError, ValueError):
+    """A figure of a device that the time of a kernel takes is unknown."""
+
+
 class OutputError(InputError, OSError):
     """A file that was asked for and cannot be written."""
 

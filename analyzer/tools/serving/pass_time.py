@@ -4,20 +4,21 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from analyzer.errors import UnknownSpeedError
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.kernel_time.attention import attention_time
+from analyzer.hardware.kernel_time.attention import MMA, attention_time, find_generation
 from analyzer.hardware.kernel_time.collective import collective_time, find_path
-from analyzer.hardware.kernel_time.estimate import NO_TIME, ErrorSum, KernelTime, find_constants, join
-from analyzer.hardware.kernel_time.matmul import matmul_time
+from analyzer.hardware.kernel_time.estimate import ErrorSum, KernelTime, find_constants, join
+from analyzer.hardware.kernel_time.matmul import MMA_SHARE, matmul_time
 from analyzer.hardware.kernel_time.pointwise import stream_time
 from analyzer.hardware.listing import find_peak
 
-from .deployment import CACHE_BYTES, WEIGHT_FORMATS, Deployment
-from .served_model import AttentionKernel, FusedKernel, Kernel, Product
+from .deployment import CACHE_BYTES, Deployment, WeightFormat
+from .served_model import AttentionKernel, FusedKernel, Product
 
 #: Part of the tensor cores' 16-bit peak that latent attention reaches where arithmetic bounds it: 660 of 989 TFLOP/s on
 #: an H800 (github.com/deepseek-ai/FlashMLA, README, "compute-bound configuration").
@@ -83,10 +84,6 @@ class PassTime:
         return longest[0]
 
 
-class UnknownSpeedError(Exception):
-    """A figure of the device that a kernel's time takes is not known."""
-
-
 class PassTimer:
     """Times passes of one deployment; what was timed once is kept."""
 
@@ -118,13 +115,26 @@ class PassTimer:
         return PassTime(total, self._host_seconds(batch, total), parts, dict(bounds), errors.spread)
 
     def _host_seconds(self, batch: Batch, kernels: float) -> float:
-        """What the device waits for the host between two passes: scheduling, and the handling of each sequence. Where
-        the host works ahead, only what is longer than the kernels, beside what the device needs to start a graph.
+        """What a pass takes beside its kernels: scheduling, and the handling of each sequence. Where the host works
+        ahead, only what is longer than the kernels, beside what the device needs to start a graph.
         """
         constants, engine = self.constants, self.deployment.engine
         work = constants[f"{engine.name}.pass_seconds"] + batch.sequences * constants[f"{engine.name}.sequence_seconds"]
         gap = constants[f"{engine.name}.gap_seconds"]
         return gap + (max(0.0, work - kernels) if engine.overlaps else work)
+
+    def spent(self, batch: Batch) -> dict[str, float]:
+        """Seconds of a pass by what the device does. Before it worked ahead, vLLM sorted all logits of each sequence on
+        the device to sample (v1/sample/ops/topk_topp_sampler.py): that part of its host's time is none.
+        """
+        time, engine = self.time(batch), self.deployment.engine
+        sorting = 0.0
+        if not engine.overlaps:
+            sorting = min(time.host_seconds, batch.sequences * self.constants[f"{engine.name}.sequence_seconds"])
+        found = dict(time.bounds)
+        found["memory"] = found.get("memory", 0.0) + sorting
+        found["host"] = time.host_seconds - sorting
+        return found
 
     # --- kernels ---
 
@@ -173,8 +183,12 @@ class PassTimer:
         copies = layout.dp if layout.ep > 1 else 1
         chosen = batch.tokens * copies * product.rows
         active, rows = spread_over_experts(product.experts, experts, chosen, self.deployment.skew)
-        return product_time(active, max(1, round(rows / active)), local.n, local.k, self.deployment.format_of(product),
-                            self.device)
+        each = max(1, round(rows / active))
+        found = product_time(active, each, local.n, local.k, self.deployment.format_of(product), self.device)
+        if found is None or found.bound != "arithmetic":
+            return found
+        # grouped kernels gather rows and pad each expert's to a tile: slower than one product of as many rows
+        return replace(found, seconds=found.seconds / self.constants["grouped_share"])
 
     def _time_attention(self, kernel: AttentionKernel, batch: Batch) -> KernelTime | None:
         """Of sequences that decode, and of each chunk."""
@@ -247,8 +261,10 @@ class PassTimer:
 
 
 def _known(time: KernelTime | None) -> KernelTime:
+    """Raises UnknownSpeedError."""
     if time is None:
-        raise UnknownSpeedError
+        raise UnknownSpeedError("a figure of this device that kernels' times take is unknown (a peak rate, the memory's "
+                                "bandwidth, or a link); `analyzer devices NAME` lists them, DeviceSpec adds them")
     return time
 
 
@@ -262,19 +278,24 @@ def _round(tokens: int) -> int:
     return round(tokens / step) * step
 
 
-def product_time(batch: int, m: int, n: int, k: int, form: tuple[object, ...], device: DeviceSpec) -> KernelTime | None:
+def product_time(batch: int, m: int, n: int, k: int, form: WeightFormat, device: DeviceSpec) -> KernelTime | None:
     """A product by weights of a format: in 8 bits where the device has it, in 4 bits as one in 8 bits of half the inner
     dimension (half the bytes, and twice the rate: data sheets of B200 and GB200), else in 16 bits, with the bytes of
     weights alone less (Marlin's kernels: weights are expanded in registers).
     """
     bits, arithmetic, capability, is_fp4 = form
-    assert isinstance(bits, (int, float)) and isinstance(capability, tuple)
-    native = arithmetic is not None and (device.compute_capability or (0, 0)) >= capability
-    if native and find_peak(str(arithmetic), device, True) is not None:
-        inner = math.ceil(k * bits / 8) if is_fp4 else k
-        return matmul_time(batch, m, n, inner, str(arithmetic), device)
+    if arithmetic is not None and (device.compute_capability or (0, 0)) >= capability and find_peak(arithmetic, device, True) is not None:
+        inner = 32 * math.ceil(k * bits / 8 / 32) if is_fp4 else k  # rows stay whole 16 bytes
+        return matmul_time(batch, m, n, inner, arithmetic, device)
     dtype = "bfloat16" if (device.compute_capability or (8, 0)) >= (8, 0) else "float16"
-    return matmul_time(batch, m, n, k, dtype, device, has_weights=min(1.0, bits / 16))
+    share = min(1.0, bits / 16)
+    found = matmul_time(batch, m, n, k, dtype, device, has_weights=share)
+    if found is None or share == 1 or find_generation(device) == MMA:
+        return found
+    busy = matmul_time(batch, m, n, k, dtype, device, has_weights=0.0)  # Marlin's instructions are those of one warp
+    assert busy is not None
+    seconds = busy.seconds / MMA_SHARE
+    return found if seconds <= found.seconds else KernelTime(seconds, busy.spread, "arithmetic")
 
 
 def spread_over_experts(experts: int, local: int, chosen: int, skew: float) -> tuple[int, float]:
@@ -290,13 +311,3 @@ def spread_over_experts(experts: int, local: int, chosen: int, skew: float) -> t
     rows = chosen * sum(held) / total
     active = sum(1 - (1 - weight / total) ** chosen for weight in held)
     return max(1, round(active)), max(1.0, rows)
-
-
-def kernel_rows(time: PassTime) -> Iterable[tuple[str, int, float, float]]:
-    """Name, kernels, seconds and share of each part of a pass, the longest first."""
-    for name, (count, seconds) in sorted(time.parts.items(), key=lambda item: -item[1][1]):
-        yield name, count, seconds, seconds / time.seconds if time.seconds else 0.0
-
-
-__all__ = ["NO_TIME", "WEIGHT_FORMATS", "Batch", "Chunk", "Kernel", "PassTime", "PassTimer", "UnknownSpeedError",
-           "kernel_rows", "product_time", "spread_over_experts"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from analyzer.errors import InputError
@@ -18,10 +17,12 @@ from .pass_time import Batch, Chunk, PassTimer
 class Traffic:
     """What a server is asked for: prompts and answers of so many tokens, and how requests come.
 
-    - ``concurrency``: clients that each ask again as soon as they are answered, all at once at first, as benchmarks do
-      (vLLM benchmark_serving, genai-perf); or ``rate``: requests a second that come at random (Poisson).
+    - ``concurrency``: clients that each ask again as soon as they are answered, in the steady state: those of the
+      beginning have got an even share of their tokens; or ``rate``: requests a second that come at random (Poisson).
     - ``least_share``: lengths are even between this share of the given ones and the whole (1: all alike).
+    - ``bursts``: clients all begin at once, as benchmarks do (vLLM benchmark_serving), and ask ten times each.
     - ``slots``: sequences that decode at once at most; None: what the engine and the cache have room for.
+    - ``is_read``: prompts come with their cache, read elsewhere.
     - ``drafted``, ``accepted``: tokens that a draft proposes, and the mean number of them that are kept.
     """
 
@@ -31,6 +32,8 @@ class Traffic:
     rate: float | None = None
     least_share: float = 1.0
     slots: int | None = None
+    bursts: bool = False
+    is_read: bool = False
     drafted: int = 0
     accepted: float = 0.0
 
@@ -63,6 +66,7 @@ class Timeline:
     prompt_tokens: float           #: of prompts that a pass reads, in the mean over passes
     is_full: bool                  #: whether requests waited for room in the cache
     is_stable: bool = True         #: False where requests come faster than they are answered
+    tokens_per_second: float = 0.0
 
     def mean(self, name: str) -> float:
         return sum(getattr(request, name) for request in self.requests) / max(1, len(self.requests))
@@ -70,10 +74,6 @@ class Timeline:
     def percentile(self, name: str, share: float) -> float:
         ordered = sorted(getattr(request, name) for request in self.requests)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
-
-    @property
-    def tokens_per_second(self) -> float:
-        return sum(request.tokens for request in self.requests) / self.seconds if self.seconds else 0.0
 
 
 @dataclass(slots=True)
@@ -111,6 +111,7 @@ class Scheduler:
         self.context = 0.0               # tokens in the cache of those that decode
         self.taken = 0                   # tokens that are reserved, or read
         self.done: list[Served] = []
+        self.answered = 0                # tokens, of all requests
         self.born = self.passes = self.prompts = 0
         self.is_full = False
         self.area = self.context_area = 0.0
@@ -123,6 +124,7 @@ class Scheduler:
                              f"weights on {self.deployment.device.name} as {self.deployment.layout}; spread it over "
                              "more devices (--tp), or hold weights and cache in fewer bits")
         arrivals = self._come()
+        self._begin_midway()
         while len(self.done) < self.count:
             while arrivals and arrivals[0] <= self.now:
                 self._ask(arrivals.popleft())
@@ -133,11 +135,11 @@ class Scheduler:
         stable = not self.traffic.rate or len(self.waiting) < max(8, self.count // 10)
         return Timeline(tuple(self.done), self.now, self.passes, self.area / max(self.now, 1e-12),
                         self.context_area / max(self.area, 1e-12), self.prompts / max(1, self.passes), self.is_full,
-                        stable)
+                        stable, self.answered / self.now if self.now else 0.0)
 
     def _come(self) -> deque[float]:
         if self.traffic.rate is None:
-            for _ in range(min(self.traffic.concurrency or 1, self.count)):
+            for _ in range(self.traffic.concurrency or 1):
                 self._ask(0.0)
             return deque()
         times, now = deque[float](), 0.0
@@ -145,6 +147,24 @@ class Scheduler:
             now += self.random.expovariate(self.traffic.rate)
             times.append(now)
         return times
+
+    def _begin_midway(self) -> None:
+        """Clients have been served for a while: as many as have room decode, each somewhere in its answer."""
+        if self.traffic.rate is not None or self.traffic.bursts:
+            return
+        while self.waiting and len(self.running) < self.slots:
+            request = self.waiting[0]
+            need = request.prompt + request.new
+            if self.capacity is not None and self.taken + need > self.capacity:
+                break
+            self.taken += need
+            got = self.random.randrange(max(1, request.new - 1))
+            self.context += request.prompt + got
+            request.first = 0.0
+            heapq.heappush(self.running, (self.decoded + request.new - 1 - got, request.order, request))
+            self.waiting.popleft()
+        if not self.engine.reserves:
+            self.taken = 0
 
     def _ask(self, time: float) -> None:
         traffic = self.traffic
@@ -157,11 +177,18 @@ class Scheduler:
         chunks = self._admit()
         number, size = len(self.running), 1 + self.traffic.drafted
         steps = 1
+        if self.traffic.is_read:  # their first token came from elsewhere
+            for request in self.reading:
+                request.first = self.now
+                self._begin(request)
+            self.reading.clear()
+            number = len(self.running)
         if not chunks and number:
             left = (self.running[0][0] - self.decoded) / self.pace
             steps = max(1, min(_MOST_STEPS, int(left) if left == int(left) else int(left) + 1))
         context = (self.context / number if number else 0.0) + steps * self.pace / 2
         seconds = self.timer.seconds(Batch(number, max(1, round(context)), tuple(chunks), size))
+        seconds *= 1 + self.traffic.drafted / self.deployment.model.layers  # drafts, by a head of one layer
         if next_arrival is not None and steps > 1 and self.now + steps * seconds > next_arrival:
             steps = max(1, min(steps, int((next_arrival - self.now) / seconds) + 1))
         self.passes += steps
@@ -193,6 +220,8 @@ class Scheduler:
                 break
             self.taken += need
             self.reading.append(self.waiting.popleft())
+            if self.traffic.is_read:
+                request.read = request.prompt
             budget -= self._read(request, budget, chunks)
         return chunks
 
@@ -224,9 +253,11 @@ class Scheduler:
     def _answer(self, request: _Request) -> None:
         if self.engine.reserves:
             self.taken -= request.prompt + request.new
-        between = (self.now - request.first) / max(1, request.new - 1)
-        self.done.append(Served(request.first - request.arrival, between, request.new))
-        if self.traffic.rate is None and self.born < self.count:
+        self.answered += request.new
+        if self.traffic.bursts or request.order >= (self.traffic.concurrency or 0):  # not of the beginning
+            between = (self.now - request.first) / max(1, request.new - 1)
+            self.done.append(Served(request.first - request.arrival, between, request.new))
+        if self.traffic.rate is None and not (self.traffic.bursts and self.born >= self.count):
             self._ask(self.now)
 
     def _make_room(self) -> None:
@@ -247,15 +278,15 @@ class Scheduler:
 
 def count_requests(traffic: Traffic) -> int:
     """How many requests are simulated: several for each client, and enough for a 99th percentile at a rate."""
-    return 500 if traffic.rate is not None else max(24, 6 * (traffic.concurrency or 1))
+    if traffic.bursts:
+        return 10 * (traffic.concurrency or 1)
+    return 500 if traffic.rate is not None else max(32, 3 * (traffic.concurrency or 1))
 
 
 def simulate(deployment: Deployment, timer: PassTimer, traffic: Traffic, requests: int | None = None) -> Timeline:
     """What becomes of ``traffic`` on one replica: its clients, or its requests, are shared by the copies of attention
     evenly. Raises InputError where one sequence does not fit.
     """
-    from dataclasses import replace
-
     copies = deployment.layout.dp
     own = traffic if copies == 1 else replace(
         traffic, concurrency=None if traffic.concurrency is None else max(1, round(traffic.concurrency / copies)),
@@ -264,9 +295,3 @@ def simulate(deployment: Deployment, timer: PassTimer, traffic: Traffic, request
     start = timer.constants[f"{deployment.engine.name}.request_seconds"]
     served = tuple(request._replace(first_seconds=request.first_seconds + start) for request in found.requests)
     return replace(found, requests=served)
-
-
-def summarize(values: Sequence[float]) -> tuple[float, float]:
-    """Median and 99th percentile."""
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]

@@ -1,0 +1,309 @@
+"""The smallest fleets that answer so many requests a second within given times."""
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from analyzer.errors import InputError, UnknownSpeedError
+from analyzer.output import write_output
+from analyzer.report.export.json_format import encode
+from analyzer.report.node_table import print_rows
+from analyzer.report.text_width import escape_controls
+from analyzer.saved_format import SavedFormat
+from analyzer.units import format_seconds
+
+from .deployment import CACHE_BYTES, Deployment, Layout
+from .pass_time import PassTimer
+from .simulation import Timeline, Traffic, simulate
+
+_REQUESTS = 160      # that are simulated for each size of a fleet
+_MOST_REPLICAS = 4096
+_DEGREES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a fleet must keep: seconds to the first token and of each token, for so many of a hundred requests."""
+
+    first_seconds: float
+    token_seconds: float
+    rate: float
+    percentile: float = 90.0
+
+    def __post_init__(self) -> None:
+        if min(self.first_seconds, self.token_seconds, self.rate) <= 0 or not 0 < self.percentile < 100:
+            raise InputError(f"{self!r}: times and rate are above 0, the percentile between 0 and 100")
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Replicas of one layout that do one thing: ``role`` is "both", "prefill" or "decode"."""
+
+    role: str
+    replicas: int
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    slots: int           #: sequences at once in a replica, the most that were seen, with half as many again
+    first_seconds: float
+    token_seconds: float
+
+    @property
+    def gpus(self) -> int:
+        return self.replicas * self.tp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Pools that together keep a target."""
+
+    device: str
+    pools: tuple[Pool, ...]
+    first_seconds: float          #: at the target's percentile, the transfer of the cache included
+    token_seconds: float
+    dollars_per_hour: float | None
+    commands: dict[str, tuple[str, ...]]
+
+    @property
+    def gpus(self) -> int:
+        """Of all pools."""
+        return sum(pool.gpus for pool in self.pools)
+
+    @property
+    def kind(self) -> str:
+        """In a word or two."""
+        return "aggregated" if len(self.pools) == 1 else "prefill and decode apart"
+
+    def __str__(self) -> str:
+        return " + ".join(f"{pool.replicas} x {Layout(pool.tp, pool.pp, pool.dp, pool.ep)}"
+                          + (f" {pool.role}" if pool.role != "both" else "") for pool in self.pools)
+
+
+FORMAT = SavedFormat("analyzer.fleets", 1, "list of fleets", "search again")
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSearch:
+    """All fleets that were found, the smallest first; by dollars where prices are known."""
+
+    name: str
+    target: Target
+    prompt_tokens: int
+    new_tokens: int
+    fleets: tuple[Fleet, ...]
+    refused: tuple[str, ...]      #: layouts that cannot keep the target however many there are, and why
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """All of it as JSON text, also written to ``path`` if one is given."""
+        text = json.dumps({**FORMAT.head, **encode(self)}, separators=(",", ":"), allow_nan=False)
+        if path is not None:
+            write_output(path, text + "\n")
+        return text
+
+    def __str__(self) -> str:
+        target = self.target
+        head = (f"{self.name}: {target.rate:g} requests a second of {self.prompt_tokens:,} + {self.new_tokens:,} tokens, "
+                f"{target.percentile:g} of 100 with the first token within {format_seconds(target.first_seconds)} and "
+                f"{format_seconds(target.token_seconds)} a token")
+        rows = [(str(place), fleet.device, fleet.kind, str(fleet), str(fleet.gpus), format_seconds(fleet.first_seconds),
+                 format_seconds(fleet.token_seconds),
+                 "-" if fleet.dollars_per_hour is None else f"{fleet.dollars_per_hour:.2f}")
+                for place, fleet in enumerate(self.fleets, 1)]
+        lines = [head, ""]
+        if rows:
+            lines.append(print_rows(("", "Device", "Kind", "Replicas", "GPUs", "TTFT", "TPOT", "Dollars/h"), rows,
+                                    left=(1, 2, 3)))
+        else:
+            lines.append("no fleet keeps that, of any size")
+        for place, fleet in enumerate(self.fleets[:3], 1):
+            lines += ["", f"{place}. {fleet}"]
+            lines += [f"  {server}: {command}" for server, commands in fleet.commands.items() for command in commands]
+        return escape_controls("\n".join([*lines, *([""] if self.refused else []), *(
+            f"- {text}" for text in self.refused)]))
+
+
+def list_layouts(deployment: Deployment, most_gpus: int = 8) -> Iterator[Layout]:
+    """Layouts of up to ``most_gpus`` that the model allows and in which a sequence fits."""
+    model = deployment.model
+    for tp in _DEGREES:
+        candidates = [Layout(tp)]
+        if model.has_experts and tp > 1:
+            candidates += [Layout(tp, ep=tp), Layout(1, dp=tp, ep=tp)]
+        for layout in candidates:
+            try:
+                layout.check(model)
+            except InputError:
+                continue
+            if layout.gpus <= most_gpus and layout.tp <= deployment.cluster.devices_per_host:
+                yield layout
+
+
+class _Sizing:
+    """Finds how many replicas of a layout a part of the work takes."""
+
+    def __init__(self, deployment: Deployment, target: Target, prompt_tokens: int, new_tokens: int) -> None:
+        self.deployment, self.target = deployment, target
+        self.prompt_tokens, self.new_tokens = prompt_tokens, new_tokens
+        self.timer = PassTimer(deployment)
+        self.room = deployment.most_tokens(prompt_tokens + new_tokens)
+
+    def size(self, role: str) -> Pool | None:
+        """The fewest replicas; None where no number does."""
+        if self.room is not None and self.room < 1:
+            return None
+        pools: dict[int, Pool | None] = {}
+
+        def run(replicas: int) -> Pool | None:
+            if replicas not in pools:
+                pools[replicas] = self._try(role, replicas)
+            return pools[replicas]
+
+        low, high = 0, 1
+        if run(_MOST_REPLICAS) is None:  # alone in a replica, a request does not keep it
+            return None
+        while run(high) is None:
+            low, high = high, high * 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            if run(middle) is None:
+                low = middle
+            else:
+                high = middle
+        return run(high)
+
+    def _try(self, role: str, replicas: int) -> Pool | None:
+        rate = self.target.rate / replicas
+        traffic = Traffic(self.prompt_tokens, 1 if role == "prefill" else self.new_tokens, rate=rate,
+                          is_read=role == "decode")
+        line = simulate(self.deployment, self.timer, traffic, _REQUESTS)
+        share = self.target.percentile / 100
+        first, token = (line.percentile(name, share) for name in ("first_seconds", "token_seconds"))
+        if not line.is_stable or role != "decode" and first > self.target.first_seconds or (
+                role != "prefill" and token > self.target.token_seconds):
+            return None
+        layout = self.deployment.layout
+        return Pool(role, replicas, layout.tp, layout.pp, layout.dp, layout.ep, _slots(line), first, token)
+
+
+def _slots(line: Timeline) -> int:
+    return max(1, math.ceil(1.5 * line.running))
+
+
+def transfer_seconds(deployment: Deployment, tokens: int) -> float | None:
+    """Of the cache of a prompt from one replica to another, over the network between hosts; each rank sends its own."""
+    fabric = deployment.cluster.fabric
+    return None if fabric is None else deployment.cache_bytes(tokens) / fabric.bandwidth
+
+
+def find_fleets(deployments: Sequence[Deployment], target: Target, prompt_tokens: int, new_tokens: int, *,
+                prices: Sequence[float | None] = (), repository: str = "MODEL", most: int = 8) -> FleetSearch:
+    """Fleets of each of ``deployments`` (one a device; their layouts are varied) that keep ``target``, and the command
+    that starts each. ``prices``: dollars of a GPU and hour, by deployment.
+    """
+    fleets: list[Fleet] = []
+    refused: list[str] = []
+    for place, base in enumerate(deployments):
+        price = prices[place] if place < len(prices) else None
+        pools: dict[str, list[tuple[Deployment, Pool]]] = {"both": [], "prefill": [], "decode": []}
+        for layout in list_layouts(base):
+            deployment = replace(base, layout=layout)
+            try:
+                sizing = _Sizing(deployment, target, prompt_tokens, new_tokens)
+                for role, found in pools.items():
+                    pool = sizing.size(role)
+                    if pool is not None:
+                        found.append((deployment, pool))
+                    elif role == "both":
+                        refused.append(f"{base.device.name} {layout}: " + (
+                            "no room for one sequence" if sizing.room == 0 else "one request alone takes longer"))
+            except UnknownSpeedError as error:
+                refused.append(f"{base.device.name} {layout}: {error}")
+        for deployment, pool in pools["both"]:
+            fleets.append(_make_fleet(deployment, (pool,), 0.0, price, repository, prompt_tokens + new_tokens))
+        for prefill, first in pools["prefill"]:
+            sent = transfer_seconds(prefill, prompt_tokens)
+            if sent is None or first.first_seconds + sent > target.first_seconds:
+                continue
+            for deployment, second in pools["decode"]:
+                fleets.append(_make_fleet(deployment, (first, second), sent, price, repository,
+                                          prompt_tokens + new_tokens))
+    fleets.sort(key=lambda fleet: (fleet.dollars_per_hour or 0.0, fleet.gpus, len(fleet.pools), fleet.token_seconds))
+    return FleetSearch(deployments[0].model.name, target, prompt_tokens, new_tokens, tuple(fleets[:most]),
+                       tuple(refused))
+
+
+def _make_fleet(deployment: Deployment, pools: tuple[Pool, ...], sent: float, price: float | None, repository: str,
+                tokens: int) -> Fleet:
+    gpus = sum(pool.gpus for pool in pools)
+    return Fleet(deployment.device.name, pools, pools[0].first_seconds + sent, pools[-1].token_seconds,
+                 None if price is None else gpus * price, write_commands(deployment, pools, repository, tokens))
+
+
+#: What each server calls the formats (vLLM --quantization, SGLang --quantization); others are those of the checkpoint.
+_QUANTIZATION = {"fp8": "fp8", "int8": "compressed-tensors", "int4": "awq_marlin", "mxfp4": "mxfp4",
+                 "nvfp4": "modelopt_fp4", "fp8-block": "fp8"}
+
+
+def write_commands(deployment: Deployment, pools: Sequence[Pool], repository: str,
+                   tokens: int) -> dict[str, tuple[str, ...]]:
+    """The command of each server for one replica of each pool; those of vLLM and SGLang for aggregated fleets, and of
+    Dynamo, which routes between pools, for both.
+    """
+    found = {}
+    if len(pools) == 1:
+        found["vLLM"] = (_vllm("vllm serve", deployment, pools[0], repository, tokens),)
+        found["SGLang"] = (_sglang(deployment, pools[0], repository, tokens),)
+    dynamo = ["python -m dynamo.frontend --http-port 8000"]
+    for pool in pools:
+        worker = _vllm("python -m dynamo.vllm --model", deployment, pool, repository, tokens)
+        dynamo.append(worker + (" --is-prefill-worker" if pool.role == "prefill" else "") + f"  # x {pool.replicas}")
+    found["Dynamo"] = tuple(dynamo)
+    return found
+
+
+def _vllm(start: str, deployment: Deployment, pool: Pool, repository: str, tokens: int) -> str:
+    engine = deployment.engine
+    words = [start, repository, f"--tensor-parallel-size {pool.tp}"]
+    words += [f"--pipeline-parallel-size {pool.pp}"] * (pool.pp > 1) + [f"--data-parallel-size {pool.dp}"] * (pool.dp > 1)
+    words += ["--enable-expert-parallel"] * (pool.ep > 1)
+    if deployment.weights in _QUANTIZATION:
+        words.append(f"--quantization {_QUANTIZATION[deployment.weights]}")
+    if CACHE_BYTES[deployment.cache] == 1:
+        words.append("--kv-cache-dtype fp8")
+    words += [f"--max-model-len {tokens}", f"--max-num-seqs {pool.slots}",
+              f"--max-num-batched-tokens {engine.chunk}", f"--gpu-memory-utilization {engine.memory_share}"]
+    return " ".join(words)
+
+
+def _sglang(deployment: Deployment, pool: Pool, repository: str, tokens: int) -> str:
+    engine = deployment.engine
+    ranks = pool.tp * pool.dp
+    words = [f"python -m sglang.launch_server --model-path {repository} --tp {ranks}"]
+    words += [f"--pp {pool.pp}"] * (pool.pp > 1)
+    words += [f"--dp {pool.dp} --enable-dp-attention"] * (pool.dp > 1) + [f"--ep {pool.ep}"] * (pool.ep > 1)
+    if deployment.weights in _QUANTIZATION:
+        words.append(f"--quantization {_QUANTIZATION[deployment.weights]}")
+    if CACHE_BYTES[deployment.cache] == 1:
+        words.append("--kv-cache-dtype fp8_e4m3")
+    words += [f"--context-length {tokens}", f"--max-running-requests {pool.slots}",
+              f"--chunked-prefill-size {engine.chunk}"]
+    return " ".join(words)
+
+
+def price_of(text: str | None, devices: Sequence[str]) -> list[float | None]:
+    """Prices of ``--price``: one for all, or NAME=DOLLARS with commas between. Raises InputError."""
+    if text is None:
+        return [None] * len(devices)
+    given: dict[str, float] = {}
+    for word in text.split(","):
+        name, _, value = word.rpartition("=")
+        try:
+            given[name.strip()] = float(value)
+        except ValueError:
+            raise InputError(f"--price {text}: give dollars of a GPU and hour, e.g. 2.5, or h100=2.5,h200=3.6") from None
+    return [given.get(device, given.get("")) for device in devices]
+

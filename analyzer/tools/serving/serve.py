@@ -1,0 +1,133 @@
+"""`profile_served`: how fast a server is, how many it serves at once, and what that costs."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from analyzer.errors import InputError, UnknownSpeedError
+from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of, find_cluster, find_device
+
+from .deployment import CACHE_BYTES, ENGINES, WEIGHT_FORMATS, Deployment, Layout
+from .pass_time import Batch, Chunk, PassTimer
+from .power import joules_range, watts_of
+from .served_model import RULES, ServedModel, read_served_model
+from .served_profile import PassPart, PassRow, Seconds, ServedProfile
+from .simulation import Timeline, Traffic, simulate
+
+_JOULES_OF_KWH = 3.6e6
+
+
+def make_deployment(model: ServedModel, *, device: str | DeviceSpec = "h200", cluster: str | ClusterSpec | None = None,
+                    layout: Layout = Layout(), engine: str = "vllm", weights: str = "bf16", experts: str | None = None,
+                    cache: str = "bf16", block_size: int = 16, skew: float = 0.0) -> Deployment:
+    """Raises InputError for names and numbers that cannot be."""
+    for name, value, known in (("engine", engine, ENGINES), ("weights", weights, WEIGHT_FORMATS),
+                               ("experts", experts or weights, WEIGHT_FORMATS), ("cache", cache, CACHE_BYTES)):
+        if value not in known:
+            raise InputError(f"profile_served({name}={value!r}): must be one of {', '.join(known)}")
+    layout.check(model)
+    spec = find_device(device)
+    hosts = cluster_of(spec) if cluster is None else find_cluster(cluster)
+    return Deployment(model=model, device=spec, cluster=hosts, layout=layout, engine=ENGINES[engine], weights=weights,
+                      experts=experts, cache=cache, block_size=block_size, skew=skew)
+
+
+def profile_served(model: nn.Module | Callable[[], nn.Module] | ServedModel, prompt_tokens: int = 1024,
+                   new_tokens: int = 256, *, concurrency: int | None = None, rate: float | None = None,
+                   name: str = "model", price: float | None = None, carbon: float | None = None, drafted: int = 0,
+                   acceptance: float = 0.7, **settings: object) -> ServedProfile:
+    """Predict what a server of ``model`` gives: time to the first token, time of each, tokens a second, memory, watts.
+
+    ``concurrency`` clients (by default 1) ask again as soon as they are answered, or requests come at ``rate`` a second
+    by chance. ``settings`` are of `make_deployment`. ``price``: dollars of a GPU and hour; ``carbon``: grams of carbon
+    dioxide of a kWh. ``drafted`` tokens are proposed for each and verified at once (speculative decoding), each kept
+    with a chance of ``acceptance`` if those before it are. Raises InputError where not even one sequence fits.
+    """
+    served = model if isinstance(model, ServedModel) else read_served_model(model, name)
+    deployment = make_deployment(served, **settings)  # type: ignore[arg-type]
+    if not 0 <= acceptance <= 1 or drafted < 0:
+        raise InputError(f"profile_served(drafted={drafted!r}, acceptance={acceptance!r}): a number of tokens, and a "
+                         "chance between 0 and 1")
+    accepted = sum(acceptance ** place for place in range(1, drafted + 1))
+    if concurrency is None and rate is None:
+        concurrency = 1
+    traffic = Traffic(prompt_tokens, new_tokens, concurrency, rate, drafted=drafted, accepted=accepted)
+    try:
+        timer = PassTimer(deployment)
+        line = simulate(deployment, timer, traffic)
+        return _describe(deployment, timer, traffic, line, price, carbon)
+    except UnknownSpeedError as error:
+        raise InputError(f"profile_served(device={deployment.device.name!r}): {error}") from error
+
+
+def _describe(deployment: Deployment, timer: PassTimer, traffic: Traffic, line: Timeline, price: float | None,
+              carbon: float | None) -> ServedProfile:
+    layout, constants = deployment.layout, timer.constants
+    running = max(1, round(line.running))
+    decode = Batch(running, max(1, round(line.context)), drafted=1 + traffic.drafted)
+    tokens = min(traffic.prompt_tokens, deployment.engine.chunk)
+    mixed = Batch(running, decode.context, (Chunk(tokens, tokens),), decode.drafted)
+    throughput = line.tokens_per_second * layout.dp
+    watts = find_watts(deployment, timer, line, decode, mixed)
+    joules = None if watts is None or not throughput else watts * layout.gpus / throughput
+    whole = traffic.prompt_tokens + traffic.new_tokens
+    return ServedProfile(
+        name=deployment.model.name, device=deployment.device.name, engine=deployment.engine.name, tp=layout.tp,
+        pp=layout.pp, dp=layout.dp, ep=layout.ep, weights=deployment.weights, experts=deployment.experts,
+        cache=deployment.cache, prompt_tokens=traffic.prompt_tokens, new_tokens=traffic.new_tokens,
+        concurrency=traffic.concurrency, rate=traffic.rate,
+        first_token=_summarize(line, "first_seconds", constants["first_spread"]),
+        each_token=_summarize(line, "token_seconds", constants["token_spread"]),
+        tokens_per_second=throughput, running=line.running * layout.dp, is_full=line.is_full,
+        is_stable=line.is_stable, decode=_row(timer, decode), prefill=_row(timer, mixed),
+        weight_bytes=deployment.weight_bytes(), cache_token_bytes=deployment.cache_token_bytes(),
+        sequence_bytes=deployment.cache_bytes(whole), room_bytes=deployment.room_bytes(),
+        most_sequences=deployment.most_tokens(whole), watts=watts, joules_per_token=joules,
+        joules_range=None if joules is None else joules_range(joules, constants),
+        grams_per_million=None if joules is None or carbon is None else 1e6 * joules / _JOULES_OF_KWH * carbon,
+        dollars_per_million=None if price is None or not throughput else (
+            1e6 / throughput * layout.gpus * price / 3600),
+        rules=RULES, assumptions=tuple(_list_assumptions(deployment, traffic)))
+
+
+def find_watts(deployment: Deployment, timer: PassTimer, line: Timeline, decode: Batch, mixed: Batch) -> float | None:
+    """Of one device, over passes that decode and those that read prompts as often as they did."""
+    share = min(1.0, line.prompt_tokens / mixed.prompt_tokens) if mixed.prompt_tokens else 0.0
+    spent: dict[str, float] = {}
+    for part, batch in ((1 - share, decode), (share, mixed)):
+        for bound, seconds in timer.spent(batch).items():
+            spent[bound] = spent.get(bound, 0.0) + part * seconds
+    return watts_of(spent, deployment.device, timer.constants)
+
+
+def _summarize(line: Timeline, name: str, spread: float) -> Seconds:
+    mean = line.mean(name)
+    return Seconds(mean, line.percentile(name, 0.5), line.percentile(name, 0.99), mean / (1 + spread),
+                   mean * (1 + spread))
+
+
+def _row(timer: PassTimer, batch: Batch) -> PassRow:
+    time = timer.time(batch)
+    parts = tuple(PassPart(name, count, seconds) for name, (count, seconds) in sorted(
+        time.parts.items(), key=lambda item: -item[1][1]))
+    return PassRow(batch.sequences, batch.context, batch.prompt_tokens, time.seconds, time.host_seconds, time.bound,
+                   parts)
+
+
+def _list_assumptions(deployment: Deployment, traffic: Traffic) -> list[str]:
+    found = []
+    model, device = deployment.model, deployment.device
+    form = WEIGHT_FORMATS[deployment.experts or deployment.weights]
+    if form.arithmetic is not None and (device.compute_capability or (0, 0)) < form.capability:
+        found.append(f"{device.name} has no products in {deployment.experts or deployment.weights}: weights are "
+                     "expanded to 16 bits in registers (Marlin)")
+    if model.has_experts:
+        how = "evenly" if not deployment.skew else f"by Zipf's law of exponent {deployment.skew:g}"
+        found.append(f"tokens choose their {model.top_k} experts {how} (--skew)")
+    if deployment.engine.name == "sglang":
+        found.append("the host of SGLang takes what that of TensorRT-LLM does, of which there is data")
+    if traffic.drafted:
+        found.append(f"{traffic.drafted} drafted tokens by a head of one layer; {traffic.accepted:.2f} are kept in the "
+                     "mean (--acceptance)")
+    return found

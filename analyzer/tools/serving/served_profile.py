@@ -1,0 +1,192 @@
+"""What serving a model gives, as plain data and as a screen."""
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from analyzer.output import write_output
+from analyzer.report.export.json_format import encode, read_record
+from analyzer.report.node_table import format_quantity, print_rows
+from analyzer.report.text_width import escape_controls
+from analyzer.saved_format import SavedFormat
+from analyzer.units import format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class PassPart:
+    """Kernels of one kind in a pass: how many, and their seconds."""
+
+    name: str
+    kernels: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PassRow:
+    """A pass of the server: what it reads, what it takes, and what most of that waits for."""
+
+    sequences: int
+    context_tokens: int
+    prompt_tokens: int
+    seconds: float
+    host_seconds: float                 #: of it, those in which the device waits for the host or samples
+    bound: str                          #: "memory", "arithmetic", "latency", "communication" or "host"
+    parts: tuple[PassPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """A time of requests: mean, median and 99th percentile, and the range that nine in ten measured means lie in."""
+
+    mean: float
+    median: float
+    p99: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedProfile:
+    """One replica of a served model under some traffic. Bytes are of one rank, the fullest."""
+
+    name: str
+    device: str
+    engine: str
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    weights: str
+    experts: str | None = None
+    cache: str
+    prompt_tokens: int
+    new_tokens: int
+    concurrency: int | None = None
+    rate: float | None = None               #: requests a second
+    first_token: Seconds                    #: time to the first token
+    each_token: Seconds                     #: time of a token after it
+    tokens_per_second: float
+    running: float                          #: sequences that decode, in the mean
+    is_full: bool                           #: whether requests waited for room in the cache
+    is_stable: bool = True                  #: False where requests come faster than they are answered
+    decode: PassRow
+    prefill: PassRow
+    weight_bytes: int
+    cache_token_bytes: int
+    sequence_bytes: int                     #: cache of one whole sequence
+    room_bytes: int | None                  #: for the cache
+    most_sequences: int | None              #: whole sequences that it has room for
+    watts: float | None = None              #: of one device
+    joules_per_token: float | None = None   #: of all devices, for a new token
+    joules_range: tuple[float, float] | None = None
+    grams_per_million: float | None = None  #: of carbon dioxide, by the caller's factor
+    dollars_per_million: float | None = None
+    rules: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """Of one replica."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def layout(self) -> str:
+        """Its ranks in words."""
+        return " ".join(f"{name}{value}" for name, value in (
+            ("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep)) if value > 1) or "tp1"
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """All of it as JSON text, also written to ``path`` if one is given."""
+        text = json.dumps({**FORMAT.head, **encode(self)}, separators=(",", ":"), allow_nan=False)
+        if path is not None:
+            write_output(path, text + "\n")
+        return text
+
+    @classmethod
+    def from_json(cls, source: str | Path) -> ServedProfile:
+        """Read what `to_json` wrote. Raises ProfileFormatError for anything else."""
+        found: ServedProfile = read_record(cls, source, "ServedProfile.from_json", FORMAT)
+        return found
+
+    def summary(self) -> str:
+        """The four questions: how fast, how many at once, on which card, at what cost; and what bounds it."""
+        asked = (f"{self.concurrency:,} requests in flight" if self.concurrency is not None else
+                 f"{self.rate:g} requests a second")
+        formats = self.weights + (f", experts {self.experts}" if self.experts else "") + f", cache {self.cache}"
+        lines = [f"{self.name} on {self.gpus} x {self.device} ({self.layout}), {self.engine}, {formats}",
+                 f"{asked} of {self.prompt_tokens:,} + {self.new_tokens:,} tokens", ""]
+        lines += [self._table_of_figures(), "", self._table_of_passes(), "", self._table_of_memory()]
+        if not self.is_stable:
+            lines += ["", "requests come faster than one replica answers them: they wait ever longer"]
+        elif self.is_full:
+            lines += ["", "requests wait for room in the cache"]
+        lines += ["", "kernels of a pass:", *(f"- {rule}" for rule in self.rules),
+                  *(f"- assumed: {text}" for text in self.assumptions)]
+        return escape_controls("\n".join(lines))
+
+    def _table_of_figures(self) -> str:
+        rows = [(what, *map(format_seconds, (time.mean, time.median, time.p99)),
+                 f"{format_seconds(time.low)} to {format_seconds(time.high)}")
+                for what, time in (("time to first token", self.first_token), ("time of a token", self.each_token))]
+        figures = [("new tokens a second", format_quantity(self.tokens_per_second, "count")),
+                   ("new tokens a second and GPU", format_quantity(self.tokens_per_second / self.gpus, "count")),
+                   ("sequences that decode, in the mean", f"{self.running:.1f}")]
+        if self.watts is not None:
+            figures.append(("watts of a GPU", f"{self.watts:.0f}"))
+        if self.joules_per_token is not None and self.joules_range is not None:
+            low, high = self.joules_range
+            figures.append(("joules a token", f"{self.joules_per_token:.3g} ({low:.3g} to {high:.3g})"))
+        if self.grams_per_million is not None:
+            figures.append(("grams of CO2 a million tokens", f"{self.grams_per_million:.3g}"))
+        if self.dollars_per_million is not None:
+            figures.append(("dollars a million tokens", f"{self.dollars_per_million:.3g}"))
+        return "\n\n".join((print_rows(("", "Mean", "Median", "p99", "Range of the mean"), rows),
+                            print_rows(("", "Figure"), figures)))
+
+    def _table_of_passes(self) -> str:
+        names = dict.fromkeys(part.name for row in (self.decode, self.prefill) for part in row.parts)
+        cells = []
+        for name in names:
+            found = [next((part for part in row.parts if part.name == name), None)
+                     for row in (self.decode, self.prefill)]
+            cells.append((name, *(text for part in found for text in (
+                ("", "") if part is None else (str(part.kernels), format_seconds(part.seconds))))))
+        cells.append(("host, between passes", "", format_seconds(self.decode.host_seconds), "",
+                      format_seconds(self.prefill.host_seconds)))
+        total = ("whole", "", format_seconds(self.decode.seconds), "", format_seconds(self.prefill.seconds))
+        table = print_rows(("One pass", "Kernels", "Decode", "Kernels", "With a chunk"), cells, total=total)
+        said = [f"decode, {self.decode.sequences:,} sequences of {self.decode.context_tokens:,} tokens: bound by "
+                f"{self.decode.bound}",
+                f"with a chunk of {self.prefill.prompt_tokens:,} tokens beside: bound by {self.prefill.bound}"]
+        return "\n".join((table, *said))
+
+    def _table_of_memory(self) -> str:
+        rows = [("weights", format_quantity(self.weight_bytes, "bytes")),
+                ("cache of a token", format_quantity(self.cache_token_bytes, "bytes")),
+                ("cache of a whole sequence", format_quantity(self.sequence_bytes, "bytes")),
+                ("room for the cache", format_quantity(self.room_bytes, "bytes")),
+                ("whole sequences at once", format_quantity(self.most_sequences, "count"))]
+        return print_rows(("Memory of a rank", "Size"), rows)
+
+
+FORMAT = SavedFormat("analyzer.served", 1, "served profile", "predict it again")
+
+
+def table_of_points(points: Sequence[ServedProfile], fmt: str = "text") -> str:
+    """A row for each of several concurrencies or rates."""
+    rows = [[str(point.concurrency if point.concurrency is not None else point.rate), point.layout,
+             format_seconds(point.first_token.mean), format_seconds(point.each_token.mean),
+             format_quantity(point.tokens_per_second, "count"),
+             format_quantity(point.tokens_per_second / point.gpus, "count"), point.decode.bound,
+             "-" if point.watts is None else f"{point.watts:.0f}",
+             "-" if point.joules_per_token is None else f"{point.joules_per_token:.3g}",
+             "yes" if point.is_full else "no"] for point in points]
+    return print_rows(("In flight" if points and points[0].concurrency is not None else "Rate", "Ranks", "TTFT", "TPOT",
+                       "Tokens/s", "Tokens/s/GPU", "Bound by", "Watts", "J/token", "Waits for room"), rows, fmt=fmt)
+
+
+def replace_seconds(times: Seconds, **changes: float) -> Seconds:
+    return dataclasses.replace(times, **changes)

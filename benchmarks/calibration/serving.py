@@ -1,0 +1,211 @@
+"""Fits what the host of a server takes: ``python -m benchmarks.calibration.serving``, ten minutes.
+
+Data: ``benchmarks/truth/serving`` (github.com/ai-dynamo/aiconfigurator, github.com/ml-energy/leaderboard): seconds a
+token (TPOT; median inter-token latency) less what the kernels of a pass take, by the models of kernels. For each engine
+
+- ``pass_seconds``, ``sequence_seconds``: the host's work of a pass, and of each sequence in it;
+- ``gap_seconds``: what the device waits between two passes even where the host works ahead;
+- ``request_seconds``: of a request before and after the passes (HTTP, tokens of its text);
+
+and for all ``all_reduce_seconds`` (a server's own all-reduce, barriers and bytes aside) and ``grouped_share`` (the rate
+of grouped products over that of one product). Least absolute logarithms of predicted over measured. SGLang is in no
+data: it takes TensorRT-LLM's, which works ahead as it does.
+"""
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import NamedTuple
+
+from analyzer.tools.serving.pass_time import Batch, PassTimer
+from analyzer.tools.serving.power import watts_of
+from benchmarks.accuracy_serving import LEFT_OUT, Case, Itl, predict, read_cases, read_itls
+from benchmarks.truth_table import rounded, write_constants
+
+ZERO = {f"{engine}.{name}": 0.0 for engine in ("vllm", "sglang", "trtllm")
+        for name in ("pass_seconds", "sequence_seconds", "gap_seconds", "request_seconds")}
+#: How far predictions are off, nine in ten: printed by ``benchmarks.accuracy_serving``, models left out.
+SPREADS = {"token_spread": 0.3, "first_spread": 0.5, "power.spread": 0.3}
+START = {"all_reduce_seconds": 3e-6, "grouped_share": 1.0}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured point without host: seconds a token, of which kernels of a pass that decodes."""
+
+    model: str
+    device: str
+    engine: str
+    sequences: float
+    token_seconds: float
+    kernel_seconds: float
+    prompt_passes: float   # of all passes, those that read a prompt
+    reduces: int           # all-reduces of a pass
+    overlaps: bool
+    measured: float
+    weight: float = 1.0
+
+
+def point_of(case: Case) -> Point | None:
+    found = predict(case, {**ZERO, **START})
+    if found.is_full or found.mean("first_seconds") > 5:
+        return None
+    deployment = case.deployment()
+    timer = PassTimer(deployment)
+    timer.constants = {**timer.constants, **ZERO, **START}
+    batch = Batch(max(1, round(found.running)), round(found.context))
+    time = timer.time(batch)
+    reads = min(1.0, found.running / case.traffic.new_tokens * max(1, case.traffic.prompt_tokens / 8192))
+    reduces = time.parts.get("all-reduce", (0, 0.0))[0]
+    return Point(case.model, case.device, case.engine, found.running, found.mean("token_seconds"), time.seconds, reads,
+                 reduces, deployment.engine.overlaps, case.tpot)
+
+
+def point_of_itl(itl: Itl) -> Point:
+    timer = PassTimer(itl.deployment)
+    timer.constants = {**timer.constants, **ZERO, **START}
+    time = timer.time(itl.batch)
+    return Point(itl.model, itl.deployment.device.name, "vllm", itl.batch.sequences, time.seconds, time.seconds, 0.0,
+                 time.parts.get("all-reduce", (0, 0.0))[0], False, itl.seconds)
+
+
+def apply(point: Point, constants: Mapping[str, float]) -> float:
+    work = constants[f"{point.engine}.pass_seconds"] + point.sequences * constants[f"{point.engine}.sequence_seconds"]
+    extra = point.reduces * (constants["all_reduce_seconds"] - START["all_reduce_seconds"])
+    gap = constants[f"{point.engine}.gap_seconds"]
+    if point.overlaps:
+        work = (1 - point.prompt_passes) * max(0.0, work - point.kernel_seconds - extra)
+    return point.token_seconds + extra + gap + work
+
+
+def minimize(names: Sequence[str], start: Mapping[str, float], loss: Callable[[Mapping[str, float]], float],
+             steps: Mapping[str, float]) -> dict[str, float]:
+    """Coordinates in turn, and pairs, with steps that halve."""
+    best, now = dict(start), loss(start)
+    sizes = dict(steps)
+    for _ in range(10):
+        moved = True
+        while moved:
+            moved = False
+            for moves in [*([(name, sign)] for name in names for sign in (1, -1)),
+                          *([(a, 1), (b, -1)] for a, b in itertools.permutations(names, 2))]:
+                tried = dict(best)
+                for name, sign in moves:
+                    tried[name] = max(0.0, tried[name] + sign * sizes[name])
+                value = loss(tried)
+                if value < now - 1e-9:
+                    best, now, moved = tried, value, True
+        sizes = {name: size / 2 for name, size in sizes.items()}
+    return best
+
+
+STEPS = {"pass_seconds": 1e-3, "sequence_seconds": 2e-5, "gap_seconds": 4e-4, "all_reduce_seconds": 2e-6}
+
+
+def fit(points: Iterable[Point]) -> dict[str, float]:
+    """Constants of all engines of which there are points, TensorRT-LLM's for SGLang; others as those of the rest."""
+    found = list(points)
+    engines = sorted({point.engine for point in found})
+    names = [f"{engine}.{name}" for engine in engines for name in ("pass_seconds", "sequence_seconds")]
+    names += [f"{engine}.gap_seconds" for engine in engines] + ["all_reduce_seconds"]
+    steps = {name: STEPS[name.rpartition(".")[2]] for name in names}
+
+    def loss(constants: Mapping[str, float]) -> float:
+        return sum(point.weight * abs(math.log(apply(point, constants) / point.measured)) for point in found)
+
+    start = {**ZERO, **START}
+    for engine in engines:
+        start[f"{engine}.pass_seconds"] = 1e-3
+    best = minimize(names, start, loss, steps)
+    for name in ("pass_seconds", "sequence_seconds", "gap_seconds"):
+        best[f"sglang.{name}"] = best[f"trtllm.{name}"]
+    return best
+
+
+def read_points() -> list[Point]:
+    return [point for point in map(point_of, read_cases()) if point is not None] + [
+        point_of_itl(itl) for itl in read_itls()]
+
+
+class Excess(NamedTuple):
+    """What a measured time to the first token has more than the predicted one."""
+
+    model: str
+    device: str
+    engine: str
+    seconds: float
+
+
+def find_excesses(cases: Iterable[Case], constants: Mapping[str, float]) -> list[Excess]:
+    """Of cases of few requests, which wait for little else."""
+    return [Excess(case.model, case.device, case.engine,
+                   case.ttft - predict(case, constants).mean("first_seconds"))
+            for case in cases if case.ttft is not None and (case.traffic.slots or 0) <= 16]
+
+
+def request_constants(excesses: Iterable[Excess]) -> dict[str, float]:
+    """The median of each engine; where there is none, the mean of the others."""
+    more: dict[str, list[float]] = {}
+    for excess in excesses:
+        more.setdefault(excess.engine, []).append(excess.seconds)
+    seconds = {engine: max(0.0, statistics.median(found)) for engine, found in more.items()}
+    usual = statistics.mean(seconds.values()) if seconds else 0.0
+    return {f"{engine}.request_seconds": seconds.get(engine, usual) for engine in ("vllm", "sglang", "trtllm")}
+
+
+def family(model: str) -> str:
+    """Models of one release are one for leaving out."""
+    return "gpt-oss" if model.startswith("gpt-oss") else model
+
+
+POWER = {"power.idle_share": 0.15, "power.byte_joules": 1.6e-10, "power.latency_share": 0.4}
+POWER_STEPS = {"power.idle_share": 0.05, "power.byte_joules": 2e-11, "power.latency_share": 0.1}
+
+
+def fit_power(itls: Sequence[Itl], constants: Mapping[str, float]) -> dict[str, float]:
+    """Of watts, with the time of passes as predicted: least absolute logarithms."""
+    spent = []
+    for itl in itls:
+        timer = PassTimer(itl.deployment)
+        timer.constants = {**timer.constants, **constants}
+        spent.append(timer.spent(itl.batch))
+
+    def loss(tried: Mapping[str, float]) -> float:
+        return sum(abs(math.log((watts_of(seconds, itl.deployment.device, tried) or 1.0) / itl.watts))
+                   for seconds, itl in zip(spent, itls))
+
+    return minimize(list(POWER), POWER, loss, POWER_STEPS)
+
+
+def leave_out(points: Sequence[Point], excesses: Sequence[Excess], itls: Sequence[Itl]) -> dict[str, dict[str, float]]:
+    """Constants by what is left out: ``model: NAME`` or ``device: NAME``."""
+    found = {}
+    for kind, of in (("model", lambda item: family(item.model)), ("device", lambda item: item.device)):
+        for name in sorted({of(point) for point in points}):
+            constants = fit(point for point in points if of(point) != name) | request_constants(
+                excess for excess in excesses if of(excess) != name)
+            rest = [itl for itl in itls if (family(itl.model) if kind == "model" else itl.deployment.device.name) != name]
+            found[f"{kind}: {name}"] = constants | fit_power(rest, constants)
+    return found
+
+
+def main() -> None:
+    points, cases, itls = read_points(), list(read_cases()), list(read_itls())
+    constants = fit(points)
+    excesses = find_excesses(cases, constants)
+    constants |= request_constants(excesses)
+    constants |= fit_power(itls, constants) | SPREADS
+    write_constants("serving", {
+        "data": "benchmarks/truth/serving (github.com/ai-dynamo/aiconfigurator, github.com/ml-energy/leaderboard)",
+        "licence": "Apache-2.0", "date": date.today().isoformat()[:7],
+        "note": "seconds of the host, TensorRT-LLM's for SGLang, and of a server's own all-reduce"}, rounded(constants))
+    LEFT_OUT.write_text(json.dumps(leave_out(points, excesses, itls), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
