@@ -161,11 +161,13 @@ def rank_correlation(pairs: list[tuple[float, float]]) -> float:
     return statistics.correlation(ranks([a for a, _ in pairs]), ranks([b for _, b in pairs]))
 
 
-def left_out(kind: str, model: str, device: str) -> Mapping[str, float]:
-    """Constants that neither this model's (``kind`` model) nor this device's cases helped to fit."""
+def left_out(kind: str, model: str, device: str, engine: str = "vllm") -> Mapping[str, float]:
+    """Constants that neither this model's (``kind`` model) nor this device's cases helped to fit. The rate of grouped
+    products is of the other engine's cases: all served models with experts are of one release, on one device.
+    """
     name = model if kind == "device" else "gpt-oss" if model.startswith("gpt-oss") else model
     found: dict[str, dict[str, float]] = _read_left_out()
-    return found[f"model: {name}" if kind == "model" else f"device: {device}"]
+    return found[f"model: {name}" if kind == "model" else f"device: {device}"] | found.get(f"engine: {engine}", {})
 
 
 @functools.cache
@@ -188,7 +190,8 @@ def main() -> None:
     for case in list(read_cases())[::arguments.every]:
         if arguments.model and arguments.model not in case.model:
             continue
-        found = predict(case, left_out(arguments.left_out, case.model, case.deployment().device.name))
+        found = predict(case, left_out(arguments.left_out, case.model, case.deployment().device.name,
+                                        case.engine))
         groups[case.model].append((case, found))
         rows.append({"model": case.model, "device": case.device, "engine": case.engine, "version": case.version,
                      "layout": str(case.layout), "prompt": case.traffic.prompt_tokens, "new": case.traffic.new_tokens,

@@ -228,8 +228,13 @@ class PassTimer:
 
     def _time_fused(self, kernel: FusedKernel, batch: Batch) -> KernelTime | None:
         parts = self.deployment.layout.tp if kernel.is_split else 1
-        return stream_time(batch.tokens * kernel.token_bytes / parts + kernel.weight_bytes, self.device,
-                           kernels=kernel.kernels)
+        found = stream_time(batch.tokens * kernel.token_bytes / parts + kernel.weight_bytes, self.device,
+                            kernels=kernel.kernels)
+        if found is None or not kernel.sorts:
+            return found
+        # choosing and counting are kernels of few blocks with several rounds, as those of CUB
+        rounds = kernel.sorts * find_constants("memory_bound", self.device)["library_seconds"]
+        return replace(found, seconds=found.seconds + rounds, bound="latency" if rounds > found.seconds else found.bound)
 
     # --- collectives ---
 
@@ -288,14 +293,19 @@ def product_time(batch: int, m: int, n: int, k: int, form: WeightFormat, device:
         inner = 32 * math.ceil(k * bits / 8 / 32) if is_fp4 else k  # rows stay whole 16 bytes
         return matmul_time(batch, m, n, inner, arithmetic, device)
     dtype = "bfloat16" if (device.compute_capability or (8, 0)) >= (8, 0) else "float16"
-    share = min(1.0, bits / 16)
-    found = matmul_time(batch, m, n, k, dtype, device, has_weights=share)
-    if found is None or share == 1 or find_generation(device) == MMA:
-        return found
-    busy = matmul_time(batch, m, n, k, dtype, device, has_weights=0.0)  # Marlin's instructions are those of one warp
-    assert busy is not None
-    seconds = busy.seconds / MMA_SHARE
-    return found if seconds <= found.seconds else KernelTime(seconds, busy.spread, "arithmetic")
+    if bits >= 16:
+        return matmul_time(batch, m, n, k, dtype, device)
+    narrow, peak = find_peak("float8_e4m3fn", device, True), find_peak(dtype, device, True)
+    loaded, width = ("float8_e4m3fn", 8) if narrow is not None else (dtype, 16)  # bytes on their way, not yet expanded
+    found = matmul_time(batch, m, n, k, loaded, device, has_weights=min(1.0, bits / width))
+    if found is None or peak is None:
+        return None
+    rate = peak * find_constants("matmul", device)["half.peak_share"]
+    if find_generation(device) != MMA:
+        rate *= MMA_SHARE  # Marlin's instructions are those of one warp
+    rows = 16 * math.ceil(m / 16)
+    busy = 2 * batch * rows * n * k / rate
+    return found if busy <= found.seconds else KernelTime(busy, found.spread, "arithmetic")
 
 
 def spread_over_experts(experts: int, local: int, chosen: int, skew: float) -> tuple[int, float]:

@@ -102,8 +102,7 @@ class FusedKernel:
     weight_bytes: int = 0
     is_split: bool = False
     kernels: int = 1
-    is_head: bool = False
-    expert_bytes: int = 0  #: of ``token_bytes``, those of rows of experts
+    sorts: int = 0  #: of ``kernels``, those that choose or count
 
 
 Kernel = Product | AttentionKernel | FusedKernel
@@ -426,11 +425,11 @@ class _Reading:
         moved = sum(token for token, _ in reads.values()) + sum(writes.values())
         if moved < _TOKENS:  # tables of positions, which servers make once
             return
-        name, kernels = self._name(names)
+        name, kernels, sorts = self._name(names)
         self.groups[len(self.items)] = group
         is_split = bool(self.split.intersection(writes)) or bool(writes) and bool(self.split.intersection(reads))
         self.items.append(FusedKernel(name, moved // _TOKENS, sum(weight for _, weight in reads.values()), is_split,
-                                      kernels))
+                                      kernels, sorts))
 
     @staticmethod
     def _bytes_of(spec: TensorSpec) -> int:
@@ -438,18 +437,17 @@ class _Reading:
         numel = math.prod(size for size, stride in zip(spec.shape, spec.stride) if stride or size == 1)
         return numel * (2 if spec.dtype.is_floating_point else spec.dtype.itemsize)
 
-    def _name(self, names: Counter[str]) -> tuple[str, int]:
+    def _name(self, names: Counter[str]) -> tuple[str, int, int]:
+        """What it is called, its kernels, and those of them that choose or count."""
         if "embedding" in names:
-            return "embedding and norm", 2
+            return "embedding and norm", 2, 0
         if "sort" in names or "topk" in names:
-            return "routing of experts", 3  # top-k with softmax; counting and sorting (moe_align_block_size); gathering
+            return "routing of experts", 3, 2  # top-k with softmax; counting by expert (moe_align_block_size); gathering
         if any(name in names for name in _REDUCTIONS):
-            return ("norm of heads and rotary embedding" if "cat" in names else "residual add and norm"), 1
+            return "norm of heads and rotary embedding" if "cat" in names else "residual add and norm", 1, 0
         if any(name in names for name in _ACTIVATIONS):
-            return "activation", 1
-        if "cat" in names or "neg" in names:
-            return "rotary embedding", 1
-        return "pointwise", 1
+            return "activation", 1, 0
+        return "rotary embedding" if "cat" in names or "neg" in names else "pointwise", 1, 0
 
     def _build(self) -> ServedModel:
         items = self.items
