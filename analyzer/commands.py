@@ -174,11 +174,20 @@ analyzer check profile.json --against baseline.json --format markdown >> "$GITHU
             "json", """\
 Predicts what it costs to read a prompt and to generate tokens after it: the prefill, then one token after the other
 while the key-value cache grows. TARGET is that of `analyzer profile`, a model that generates text.
+
+--engine transformers launches kernel by kernel, as its generate() does; --engine server runs each pass as one CUDA graph
+with the kernels of vLLM, SGLang or TensorRT-LLM, reads prompts in chunks beside requests that decode, and tells what
+requests see at a --concurrency or --rate. With --ttft, --tpot and --rate: the smallest fleets, and how to start them.
 """, {"serving (decoders of transformers)": "cache, cache-dtype, block-size, max-sequences, memory-share, batches, "
-      "prefill-chunk", "recipe": "dtype, quantize, lora, attention, compile"}, """\
+      "prefill-chunk", "server": "engine, server, concurrency, rate, weights, experts, skew, draft, acceptance, prices, "
+      "carbon", "ranks of a server": "tp, pp, dp, ep, cluster", "fleets": "ttft, tpot, percentile",
+      "recipe": "dtype, quantize, lora, attention, compile"}, """\
 analyzer generate gpt2 --prompt 512 --new-tokens 128
 analyzer generate hf:LlamaConfig:LlamaForCausalLM --prompt 2048 --batch 8 --dtype bfloat16 --cache static
 analyzer generate hf:llama-3.1-8b --quantize int4 --cache paged --cache-dtype fp8 --batch 16
+analyzer generate hf:llama-3.1-8b --engine server --concurrency 8,32,128 --prompt 1024 --new-tokens 512 --device h100
+analyzer generate hf:llama-3.1-70b --weights fp8 --tp 4 --rate 2 --prompt 2048 --new-tokens 512 --price 2.5
+analyzer generate hf:llama-3.1-8b --ttft 300ms --tpot 15ms --rate 20 --prompt 2048 --new-tokens 256 --device h100,l40s
 analyzer generate hf:llama-3.1-8b --prompt 8192 --max-sequences --device h100_sxm
 analyzer generate hf:mistral-7b-v0.3 --prompt 4096 --batches 1,2,4,8,16,32 --device l4
 analyzer generate hf:T5Config:T5ForConditionalGeneration --json t5.json && analyzer show t5.json --report tree

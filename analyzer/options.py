@@ -56,6 +56,19 @@ def read_numbers(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
+def read_seconds(text: str) -> float:
+    """A time, as a type of argparse.
+
+    >>> read_seconds("300ms"), read_seconds("0.5s"), read_seconds("2")
+    (0.3, 0.5, 2.0)
+    """
+    scale = next((factor for unit, factor in (("ms", 1e-3), ("us", 1e-6), ("s", 1.0)) if text.endswith(unit)), None)
+    try:
+        return round(float(text if scale is None else text.rstrip("mus")) * (scale or 1.0), 12)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a time, such as 300ms or 0.5s") from None
+
+
 def read_amount(text: str) -> float:
     """A number of tokens or samples, as a type of argparse.
 
@@ -232,7 +245,32 @@ _OF_GENERATION = (
     Option("--batches", "a row for each number of sequences: decode speed, memory", type=read_numbers,
            metavar="N,N,..."),
     _number("--prefill-chunk", "tokens of a prompt that a server reads at once",
-            "analyzer.tools.generation.serving:PREFILL_CHUNK"))
+            "analyzer.tools.generation.serving:PREFILL_CHUNK"),
+    Option("--engine", "how a pass is launched: transformers (eager, kernel by kernel) or server (one CUDA graph; "
+           "default where a paged cache, or anything of a server, is asked for)", choices=("transformers", "server")),
+    Option("--server", "of {analyzer.tools.serving.deployment:ENGINES} (default vllm)", default="vllm",
+           choices="analyzer.tools.serving.deployment:ENGINES", metavar="NAME"),
+    Option("--concurrency", "requests in flight, or several numbers for a row each (default --batch)",
+           type=read_numbers, metavar="N[,N...]"),
+    Option("--rate", "requests a second that come by chance, in place of --concurrency", type=float, metavar="R"),
+    Option("--weights", "format of weights that the server holds, of {analyzer.tools.serving.deployment:WEIGHT_FORMATS} "
+           "(default bf16)", choices="analyzer.tools.serving.deployment:WEIGHT_FORMATS", metavar="FORMAT"),
+    Option("--experts", "format of the weights of experts (default as --weights)",
+           choices="analyzer.tools.serving.deployment:WEIGHT_FORMATS", metavar="FORMAT"),
+    Option("--skew", "how unevenly experts are chosen: exponent of Zipf's law (default 0, evenly)", type=float,
+           default=0.0, metavar="S"),
+    *(_number(f"--{name}", text, 1) for name, text in (
+        ("tp", "ranks that split each layer"), ("pp", "stages of layers"), ("dp", "copies of attention and its cache"),
+        ("ep", "ranks over which experts are spread"))),
+    _number("--draft", "tokens that are drafted and verified at once (speculative decoding)", 0),
+    Option("--acceptance", "chance that a drafted token is kept (default 0.7)", type=float, default=0.7, metavar="P"),
+    Option("--ttft", "find the smallest fleets: time to the first token, e.g. 300ms (with --tpot and --rate)",
+           type=read_seconds, metavar="TIME"),
+    Option("--tpot", "time of each token after it, e.g. 15ms", type=read_seconds, metavar="TIME"),
+    Option("--percentile", "of the requests that keep --ttft and --tpot (default 90)", type=float, default=90.0,
+           metavar="P"),
+    Option("--price", "dollars of a GPU and hour, e.g. 2.5 or h100=2.5,h200=3.6", name="prices", dest="prices", metavar="DOLLARS"),
+    Option("--carbon", "grams of carbon dioxide of a kWh", type=float, metavar="GRAMS"))
 
 _OF_SEARCHES = (
     _switch("--batch", "seek the largest batch (default)", name="of batch"),

@@ -23,7 +23,7 @@ from typing import Any
 
 from analyzer.hardware import cluster_of, find_device
 from analyzer.tools.serving.deployment import ENGINES, Deployment, Engine, Layout
-from analyzer.tools.serving.pass_time import Batch, PassTimer
+from analyzer.tools.serving.pass_time import Batch, Chunk, PassTimer
 from analyzer.tools.serving.power import watts_of
 from analyzer.tools.serving.served_model import ServedModel, read_served_model
 from analyzer.tools.serving.simulation import Timeline, Traffic, simulate
@@ -106,6 +106,8 @@ class Itl:
     watts: float                 # of one device
     tokens_per_second: float
     joules: float                # of a token, of all devices
+    prompt: int
+    new: float                   # tokens of an answer, in the mean
 
 
 _PROMPTS = {"gpqa": 250, "lm-arena-chat": 150}  # assumed: tokens of a prompt, which the source does not give
@@ -119,10 +121,10 @@ def read_itls() -> Iterator[Itl]:
         deployment = Deployment(model=read_model(name), device=device, cluster=cluster_of(device),
                                 layout=Layout(ranks["tensor_parallel"]),
                                 engine=engine_of("vllm", ""), experts="mxfp4" if "oss" in name else None)
-        context = _PROMPTS[row["task"]] + float(row["avg_output_len"]) / 2
-        yield Itl(name, deployment, Batch(max(1, round(float(row["avg_batch_size"]))), round(context)),
+        prompt, new = _PROMPTS[row["task"]], float(row["avg_output_len"])
+        yield Itl(name, deployment, Batch(max(1, round(float(row["avg_batch_size"]))), round(prompt + new / 2)),
                   float(row["median_itl_ms"]) / 1e3, float(row["avg_power_watts"]) / int(row["num_gpus"]),
-                  float(row["output_throughput_tokens_per_sec"]), float(row["energy_per_token_joules"]))
+                  float(row["output_throughput_tokens_per_sec"]), float(row["energy_per_token_joules"]), prompt, new)
 
 
 @functools.cache
@@ -241,7 +243,10 @@ def report_power(kind: str) -> None:
         timer.constants = {**timer.constants, **left_out(kind, itl.model, itl.deployment.device.name)}
         found = watts_of(timer.spent(itl.batch), itl.deployment.device, timer.constants)
         assert found is not None
-        throughput = itl.batch.sequences / timer.time(itl.batch).seconds
+        seconds = timer.time(itl.batch).seconds
+        mixed = replace(itl.batch, chunks=(Chunk(itl.prompt, itl.prompt),))
+        prompts = itl.batch.sequences / itl.new  # of a pass, in the mean
+        throughput = itl.batch.sequences / (seconds + prompts * (timer.time(mixed).seconds - seconds))
         watts[itl.deployment.device.name].append(found / itl.watts - 1)
         joules[itl.deployment.device.name].append(found * itl.deployment.layout.gpus / throughput / itl.joules - 1)
     for what, errors in (("watts", watts), ("joules a token", joules)):

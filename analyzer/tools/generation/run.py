@@ -235,6 +235,20 @@ def asks_for_serving(arguments: argparse.Namespace) -> bool:
     return bool(asked)
 
 
+def asks_for_server(arguments: argparse.Namespace) -> bool:
+    """Whether the answer is a server's. Raises InputError where options of both engines are given."""
+    from analyzer.tools.serving.run import names_server
+
+    given = names_server(arguments)
+    if arguments.engine == "transformers" and given:
+        raise InputError(f"{', '.join(given)}: of --engine server; leave out --engine transformers")
+    if arguments.max_sequences or arguments.batches:
+        if given:
+            raise InputError(f"{', '.join(given)}: not of --max-sequences and --batches; give --concurrency")
+        return False
+    return arguments.engine == "server" or bool(given) or arguments.engine is None and arguments.cache == "paged"
+
+
 def _run_serving(arguments: argparse.Namespace, model: Any, options: dict[str, Any]) -> tuple[str, int]:
     context, chunk = arguments.prompt + arguments.new_tokens, arguments.prefill_chunk
     if arguments.batches is not None:
@@ -254,8 +268,14 @@ def _add_verdict(text: str, verdict: Verdict | None) -> tuple[str, int]:
 
 
 def run_generate(arguments: argparse.Namespace) -> int:
-    find_device(arguments.device)  # before any work: a wrong name costs no waiting
     check_output(arguments.json)
+    if asks_for_server(arguments):
+        from analyzer.tools.serving.run import run_server
+
+        text, code = run_server(arguments)
+        print(text)
+        return code
+    find_device(arguments.device)  # before any work: a wrong name costs no waiting
     recipe = read_recipe(arguments)
     options = {**read_cache(arguments), "autocast": find_autocast(arguments), "device": arguments.device}
     target = load_target(arguments.target)

@@ -1,0 +1,105 @@
+"""`analyzer generate --engine server`: from the command line's options to an answer."""
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import Any
+
+from analyzer.errors import InputError
+from analyzer.hardware import find_device
+from analyzer.report.node_table import FORMATS
+from analyzer.zoo.command_option import model_errors, read_recipe
+from analyzer.zoo.published_shape import find_shape
+from analyzer.zoo.target import load_target
+
+from .deployment import CACHE_BYTES, Layout
+from .fleet import Target, find_fleets, price_of
+from .serve import make_deployment, profile_served
+from .served_model import ServedModel, read_served_model
+from .served_profile import table_of_points
+
+_OF_SERVER = ("concurrency", "rate", "weights", "experts", "ttft", "tpot", "draft", "prices", "carbon")
+_RANKS = ("tp", "pp", "dp", "ep")
+#: What ``--quantize`` of the eager model is on a server.
+_WEIGHTS = {"int8": "int8", "int4": "int4", "nf4": "int4", "fp8": "fp8"}
+
+
+def names_server(arguments: argparse.Namespace) -> list[str]:
+    """The options that only a server has, as they were given."""
+    return [f"--{'price' if name == 'prices' else name}" for name in _OF_SERVER if getattr(arguments, name)] + [
+        f"--{name}" for name in _RANKS if getattr(arguments, name) != 1]
+
+
+def read_settings(arguments: argparse.Namespace, layout: Layout | None = None) -> dict[str, Any]:
+    """The options as arguments of `make_deployment`. Raises InputError for those that no server has."""
+    cache = arguments.cache_dtype or "bf16"
+    if cache not in CACHE_BYTES:
+        raise InputError(f"--cache-dtype {cache}: servers hold their cache in {', '.join(CACHE_BYTES)}")
+    if arguments.cache not in (None, "paged"):
+        raise InputError(f"--cache {arguments.cache}: a server's cache is paged; leave it out, or --engine server")
+    weights = arguments.weights or _WEIGHTS.get(arguments.quantize or "", None) or (
+        "fp16" if arguments.dtype in ("fp16", "float16") else "bf16")
+    return {"cluster": arguments.cluster, "engine": arguments.server, "weights": weights, "experts": arguments.experts,
+            "cache": cache, "block_size": arguments.block_size, "skew": arguments.skew,
+            "layout": layout or Layout(*(getattr(arguments, name) for name in _RANKS))}
+
+
+def read_target(arguments: argparse.Namespace) -> ServedModel:
+    """The model that TARGET is, in 16 bits: formats of weights are the server's."""
+    recipe = read_recipe(argparse.Namespace(**{**vars(arguments), "quantize": None, "attention": None}))
+    target = load_target(arguments.target)
+    with model_errors(arguments.target):
+        return read_served_model(partial(recipe.build, target.build), _short_name(arguments.target))
+
+
+def _short_name(target: str) -> str:
+    """What servers know a published model by, else TARGET."""
+    shape = find_shape(target.removeprefix("hf:")) if target.startswith("hf:") else None
+    return target if shape is None else shape.name
+
+
+def run_server(arguments: argparse.Namespace) -> tuple[str, int]:
+    """The text to print and the exit code: 0, or 3 where a fleet is asked for and none keeps the target."""
+    devices = [name.strip() for name in arguments.device.split(",") if name.strip()]
+    for name in devices:  # before any work
+        find_device(name)
+    if arguments.ttft is not None or arguments.tpot is not None:
+        return _run_fleets(arguments, devices)
+    if len(devices) > 1:
+        raise InputError(f"--device {arguments.device}: several are of --ttft and --tpot; give one")
+    if arguments.rate is not None and arguments.concurrency is not None:
+        raise InputError(f"--rate {arguments.rate:g} and --concurrency: one at a time")
+    settings = read_settings(arguments)
+    model = read_target(arguments)
+    numbers = arguments.concurrency or (None if arguments.rate is not None else [arguments.batch])
+    price, = price_of(arguments.prices, devices)
+    points = [profile_served(
+        model, arguments.prompt, arguments.new_tokens, concurrency=number, rate=arguments.rate, device=devices[0],
+        price=price, carbon=arguments.carbon, drafted=arguments.draft, acceptance=arguments.acceptance, **settings)
+        for number in (numbers or [None])]
+    if arguments.json is not None:
+        if len(points) > 1:
+            raise InputError(f"--json {arguments.json}: is of one answer; give one --concurrency")
+        points[0].to_json(arguments.json)
+    fmt = FORMATS[arguments.format]
+    if len(points) > 1 or arguments.format != "text":
+        text = table_of_points(points, "text" if arguments.format == "text" else fmt)
+        return (f"{text}\n\n{points[-1].summary()}" if arguments.format == "text" else text), 0
+    return points[0].summary(), 0
+
+
+def _run_fleets(arguments: argparse.Namespace, devices: list[str]) -> tuple[str, int]:
+    missing = [f"--{name}" for name in ("ttft", "tpot", "rate") if getattr(arguments, name) is None]
+    if missing:
+        raise InputError(f"a fleet is found for --ttft, --tpot and --rate together; add {', '.join(missing)}")
+    given = [f"--{name}" for name in _RANKS if getattr(arguments, name) != 1]
+    if given:
+        raise InputError(f"{', '.join(given)}: the search for fleets chooses ranks itself; leave it out")
+    target = Target(arguments.ttft, arguments.tpot, arguments.rate, arguments.percentile)
+    model = read_target(arguments)
+    deployments = [make_deployment(model, device=device, **read_settings(arguments, Layout())) for device in devices]
+    found = find_fleets(deployments, target, arguments.prompt, arguments.new_tokens,
+                        prices=price_of(arguments.prices, devices), repository=model.name)
+    if arguments.json is not None:
+        found.to_json(arguments.json)
+    return str(found), 0 if found.fleets else 3
