@@ -175,12 +175,13 @@ analyzer check profile.json --against baseline.json --format markdown >> "$GITHU
 Predicts what it costs to read a prompt and to generate tokens after it: the prefill, then one token after the other
 while the key-value cache grows. TARGET is that of `analyzer profile`, a model that generates text.
 
---engine transformers launches kernel by kernel, as its generate() does; --engine server runs each pass as one CUDA graph
-with the kernels of vLLM, SGLang or TensorRT-LLM, reads prompts in chunks beside requests that decode, and tells what
-requests see at a --concurrency or --rate. With --ttft, --tpot and --rate: the smallest fleets, and how to start them.
+--engine transformers launches kernel by kernel, as its generate() does. --engine server runs each pass as one CUDA
+graph with the kernels of vLLM, SGLang or TensorRT-LLM, reads prompts in chunks beside requests that decode, and tells
+what requests see at a --concurrency or --rate. With --ttft, --tpot and --rate: the smallest fleets, and how to start
+them.
 """, {"serving (decoders of transformers)": "cache, cache-dtype, block-size, max-sequences, memory-share, batches, "
-      "prefill-chunk", "server": "engine, server, concurrency, rate, weights, experts, skew, draft, acceptance, prices, "
-      "carbon", "ranks of a server": "tp, pp, dp, ep, cluster", "fleets": "ttft, tpot, percentile",
+      "prefill-chunk", "server": "engine, server, concurrency, rate, weights, experts, skew, draft, acceptance, "
+      "prices, carbon", "ranks of a server": "tp, pp, dp, ep, cluster", "fleets": "ttft, tpot, percentile",
       "recipe": "dtype, quantize, lora, attention, compile"}, """\
 analyzer generate gpt2 --prompt 512 --new-tokens 128
 analyzer generate hf:LlamaConfig:LlamaForCausalLM --prompt 2048 --batch 8 --dtype bfloat16 --cache static

@@ -253,8 +253,9 @@ _OF_GENERATION = (
     Option("--concurrency", "requests in flight, or several numbers for a row each (default --batch)",
            type=read_numbers, metavar="N[,N...]"),
     Option("--rate", "requests a second that come by chance, in place of --concurrency", type=float, metavar="R"),
-    Option("--weights", "format of weights that the server holds, of {analyzer.tools.serving.deployment:WEIGHT_FORMATS} "
-           "(default bf16)", choices="analyzer.tools.serving.deployment:WEIGHT_FORMATS", metavar="FORMAT"),
+    Option("--weights", "format of weights that a server holds, of "
+           "{analyzer.tools.serving.deployment:WEIGHT_FORMATS} (default bf16)",
+           choices="analyzer.tools.serving.deployment:WEIGHT_FORMATS", metavar="FORMAT"),
     Option("--experts", "format of the weights of experts (default as --weights)",
            choices="analyzer.tools.serving.deployment:WEIGHT_FORMATS", metavar="FORMAT"),
     Option("--skew", "how unevenly experts are chosen: exponent of Zipf's law (default 0, evenly)", type=float,
@@ -269,7 +270,8 @@ _OF_GENERATION = (
     Option("--tpot", "time of each token after it, e.g. 15ms", type=read_seconds, metavar="TIME"),
     Option("--percentile", "of the requests that keep --ttft and --tpot (default 90)", type=float, default=90.0,
            metavar="P"),
-    Option("--price", "dollars of a GPU and hour, e.g. 2.5 or h100=2.5,h200=3.6", name="prices", dest="prices", metavar="DOLLARS"),
+    Option("--price", "dollars of a GPU and hour, e.g. 2.5 or h100=2.5,h200=3.6", name="prices", dest="prices",
+           metavar="DOLLARS"),
     Option("--carbon", "grams of carbon dioxide of a kWh", type=float, metavar="GRAMS"))
 
 _OF_SEARCHES = (

@@ -69,7 +69,8 @@ class Case:
     def deployment(self) -> Deployment:
         device = find_device(self.device)
         return Deployment(model=read_model(self.model), device=device, cluster=cluster_of(device), layout=self.layout,
-                          engine=engine_of(self.engine, self.version), weights=self.weights, experts=self.experts, cache=self.cache)
+                          engine=engine_of(self.engine, self.version), weights=self.weights, experts=self.experts,
+                          cache=self.cache)
 
 
 def engine_of(name: str, version: str) -> Engine:

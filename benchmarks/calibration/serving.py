@@ -209,7 +209,7 @@ def leave_out(points: Sequence[Point], excesses: Sequence[Excess], itls: Sequenc
         for name in sorted({of(point) for point in points}):
             constants = fit(point for point in points if of(point) != name) | request_constants(
                 excess for excess in excesses if of(excess) != name)
-            rest = [itl for itl in itls if (family(itl.model) if kind == "model" else itl.deployment.device.name) != name]
+            rest = [itl for itl in itls if name not in (family(itl.model), itl.deployment.device.name)]
             found[f"{kind}: {name}"] = constants | fit_power(rest, constants)
     return found
 

@@ -247,7 +247,8 @@ def test_errors(call, said):
 
 def test_command_line(capsys):
     gpt2 = ["generate", "hf:gpt2", "--prompt", "100", "--new-tokens", "28"]
-    assert main([*gpt2, "--cache", "paged", "--cache-dtype", "int8", "--samples", "1", "--dtype", "bf16"]) == 0
+    assert main([*gpt2, "--cache", "paged", "--cache-dtype", "int8", "--samples", "1", "--dtype", "bf16", "--engine",
+                 "transformers"]) == 0
     out = capsys.readouterr().out
     assert "paged cache of int8 in pages of 16 tokens" in out and "decode, 27 tokens" in out and "fits on h200" in out
     assert main([*gpt2, "--max-sequences", "--device", "t4"]) == 0

@@ -33,7 +33,7 @@ from analyzer.zoo.transformers_models import spectrogram_shape
 
 from .decoder import Decoder, kept_bytes, make_decoder, tensors_kept
 from .generation_profile import GenerationProfile, GenerationStep, fill_in, spread
-from .serving import fill_costs, max_sequences, serving_table, sweep_sequences, tell_which_fit
+from .serving import ServingPoint, fill_costs, max_sequences, serving_table, sweep_sequences, tell_which_fit
 from .stored_cache import BLOCK_SIZE, CacheForm
 
 # the phase in which the cache grows by tokens that are not run: inference has no gradients to zero
@@ -250,17 +250,27 @@ def asks_for_server(arguments: argparse.Namespace) -> bool:
 
 
 def _run_serving(arguments: argparse.Namespace, model: Any, options: dict[str, Any]) -> tuple[str, int]:
+    from analyzer.tools.serving.run import time_points
+
     context, chunk = arguments.prompt + arguments.new_tokens, arguments.prefill_chunk
     if arguments.batches is not None:
         with model_errors(arguments.target):
-            points = sweep_sequences(model, arguments.batches, context, prefill_chunk=chunk, **options)
+            points: Sequence[ServingPoint] = sweep_sequences(model, arguments.batches, context, prefill_chunk=chunk,
+                                                             **options)
+        said = ""
+        if arguments.engine != "transformers":
+            points, said = time_points(arguments, points)
         text = serving_table(points, arguments.format)
-        return (text if arguments.format != "text" else f"{text}\n\n{tell_which_fit(points)}",
+        return (text if arguments.format != "text" else "\n\n".join(filter(None, (text, said, tell_which_fit(points)))),
                 3 if all(point.fits is False for point in points) else 0)
     with model_errors(arguments.target):
         found = max_sequences(model, context, memory_share=arguments.memory_share, prefill_chunk=chunk, **options)
+    said = ""
+    if found.at_limit is not None and arguments.engine != "transformers":
+        (timed,), said = time_points(arguments, [found.at_limit])
+        found = replace(found, at_limit=timed)
     point = found.at_limit or found.beyond
-    return _add_verdict(str(found), None if point is None else point.verdict)
+    return _add_verdict(f"{found}\n{said}" if said else str(found), None if point is None else point.verdict)
 
 
 def _add_verdict(text: str, verdict: Verdict | None) -> tuple[str, int]:

@@ -76,8 +76,8 @@ class Layout:
         return self.tp * self.pp * self.dp
 
     def __str__(self) -> str:
-        return " ".join(f"{name}{value}" for name, value in (
-            ("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep)) if value > 1) or "tp1"
+        ranks = (("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep))
+        return " ".join(f"{name}{value}" for name, value in ranks if value > 1) or "tp1"
 
 
 class Engine(NamedTuple):
@@ -101,9 +101,10 @@ class Engine(NamedTuple):
 
 
 #: vLLM: config.py (8,192 tokens and 1,024 sequences on devices of 70 GiB or more, gpu_memory_utilization 0.9) and its
-#: release notes (0.14: asynchronous scheduling is the default; before, the device waits for the host). SGLang: server_args.py (chunked_prefill_size 8,192, mem_fraction_static of about
-#: 0.88, overlap schedule). TensorRT-LLM: llm_args.py (max_num_tokens 8,192, max_batch_size 2,048,
-#: free_gpu_memory_fraction 0.9, GUARANTEED_NO_EVICT, overlap scheduler).
+#: release notes (0.14: asynchronous scheduling is the default; before, the device waits for the host). SGLang:
+#: server_args.py (chunked_prefill_size 8,192, mem_fraction_static of about 0.88, overlap schedule). TensorRT-LLM:
+#: llm_args.py (max_num_tokens 8,192, max_batch_size 2,048, free_gpu_memory_fraction 0.9, GUARANTEED_NO_EVICT, overlap
+#: scheduler).
 ENGINES = {engine.name: engine for engine in (
     Engine("vllm", "vllm", 8192, 1024, 0.9, False, False, True),
     Engine("sglang", "sglang", 8192, 1024, 0.88, False, False, True),

@@ -106,9 +106,9 @@ class FleetSearch:
 
     def __str__(self) -> str:
         target = self.target
-        head = (f"{self.name}: {target.rate:g} requests a second of {self.prompt_tokens:,} + {self.new_tokens:,} tokens, "
-                f"{target.percentile:g} of 100 with the first token within {format_seconds(target.first_seconds)} and "
-                f"{format_seconds(target.token_seconds)} a token")
+        head = (f"{self.name}: {target.rate:g} requests a second of {self.prompt_tokens:,} + {self.new_tokens:,} "
+                f"tokens, {target.percentile:g} of 100 with the first token within "
+                f"{format_seconds(target.first_seconds)} and {format_seconds(target.token_seconds)} a token")
         rows = [(str(place), fleet.device, fleet.kind, str(fleet), str(fleet.gpus), format_seconds(fleet.first_seconds),
                  format_seconds(fleet.token_seconds),
                  "-" if fleet.dollars_per_hour is None else f"{fleet.dollars_per_hour:.2f}")
@@ -253,7 +253,7 @@ def write_commands(deployment: Deployment, pools: Sequence[Pool], repository: st
     """The command of each server for one replica of each pool; those of vLLM and SGLang for aggregated fleets, and of
     Dynamo, which routes between pools, for both.
     """
-    found = {}
+    found: dict[str, tuple[str, ...]] = {}
     if len(pools) == 1:
         found["vLLM"] = (_vllm("vllm serve", deployment, pools[0], repository, tokens),)
         found["SGLang"] = (_sglang(deployment, pools[0], repository, tokens),)
@@ -268,7 +268,8 @@ def write_commands(deployment: Deployment, pools: Sequence[Pool], repository: st
 def _vllm(start: str, deployment: Deployment, pool: Pool, repository: str, tokens: int) -> str:
     engine = deployment.engine
     words = [start, repository, f"--tensor-parallel-size {pool.tp}"]
-    words += [f"--pipeline-parallel-size {pool.pp}"] * (pool.pp > 1) + [f"--data-parallel-size {pool.dp}"] * (pool.dp > 1)
+    words += [f"--pipeline-parallel-size {pool.pp}"] * (pool.pp > 1)
+    words += [f"--data-parallel-size {pool.dp}"] * (pool.dp > 1)
     words += ["--enable-expert-parallel"] * (pool.ep > 1)
     if deployment.weights in _QUANTIZATION:
         words.append(f"--quantization {_QUANTIZATION[deployment.weights]}")
@@ -304,6 +305,6 @@ def price_of(text: str | None, devices: Sequence[str]) -> list[float | None]:
         try:
             given[name.strip()] = float(value)
         except ValueError:
-            raise InputError(f"--price {text}: give dollars of a GPU and hour, e.g. 2.5, or h100=2.5,h200=3.6") from None
+            raise InputError(f"--price {text}: give dollars of a GPU and hour, as 2.5 or h100=2.5,l40s=0.9") from None
     return [given.get(device, given.get("")) for device in devices]
 

@@ -234,7 +234,8 @@ class PassTimer:
             return found
         # choosing and counting are kernels of few blocks with several rounds, as those of CUB
         rounds = kernel.sorts * find_constants("memory_bound", self.device)["library_seconds"]
-        return replace(found, seconds=found.seconds + rounds, bound="latency" if rounds > found.seconds else found.bound)
+        bound = "latency" if rounds > found.seconds else found.bound
+        return replace(found, seconds=found.seconds + rounds, bound=bound)
 
     # --- collectives ---
 
@@ -268,8 +269,8 @@ class PassTimer:
 def _known(time: KernelTime | None) -> KernelTime:
     """Raises UnknownSpeedError."""
     if time is None:
-        raise UnknownSpeedError("a figure of this device that kernels' times take is unknown (a peak rate, the memory's "
-                                "bandwidth, or a link); `analyzer devices NAME` lists them, DeviceSpec adds them")
+        raise UnknownSpeedError("a figure of this device that kernels' times take is unknown (a peak rate, bandwidth "
+                                "or a link); `analyzer devices NAME` lists them, DeviceSpec adds them")
     return time
 
 
@@ -289,7 +290,8 @@ def product_time(batch: int, m: int, n: int, k: int, form: WeightFormat, device:
     weights alone less (Marlin's kernels: weights are expanded in registers).
     """
     bits, arithmetic, capability, is_fp4 = form
-    if arithmetic is not None and (device.compute_capability or (0, 0)) >= capability and find_peak(arithmetic, device, True) is not None:
+    is_native = arithmetic is not None and (device.compute_capability or (0, 0)) >= capability
+    if arithmetic is not None and is_native and find_peak(arithmetic, device, True) is not None:
         inner = 32 * math.ceil(k * bits / 8 / 32) if is_fp4 else k  # rows stay whole 16 bytes
         return matmul_time(batch, m, n, inner, arithmetic, device)
     dtype = "bfloat16" if (device.compute_capability or (8, 0)) >= (8, 0) else "float16"
@@ -309,8 +311,8 @@ def product_time(batch: int, m: int, n: int, k: int, form: WeightFormat, device:
 
 
 def spread_over_experts(experts: int, local: int, chosen: int, skew: float) -> tuple[int, float]:
-    """Experts of the busiest rank that tokens have chosen, in the mean, and the rows that they compute. ``chosen`` pairs
-    of token and expert fall on ``experts``, evenly or by Zipf's law; a rank has ``local`` of them, dealt in turn.
+    """Experts of the busiest rank that tokens have chosen, in the mean, and the rows that they compute. ``chosen``
+    pairs of token and expert fall on ``experts``, evenly or by Zipf's law; a rank has ``local`` of them, dealt in turn.
 
     >>> spread_over_experts(8, 8, 2, 0.0), spread_over_experts(256, 256, 100_000, 0.0)
     ((2, 2.0), (256, 100000.0))

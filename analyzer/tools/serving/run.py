@@ -2,21 +2,26 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.report.node_table import FORMATS
+from analyzer.tools.generation.serving import ServingPoint
 from analyzer.zoo.command_option import model_errors, read_recipe
 from analyzer.zoo.published_shape import find_shape
 from analyzer.zoo.target import load_target
 
 from .deployment import CACHE_BYTES, Layout
 from .fleet import Target, find_fleets, price_of
+from .pass_time import Batch, Chunk, PassTimer
 from .serve import make_deployment, profile_served
 from .served_model import ServedModel, read_served_model
 from .served_profile import table_of_points
+from .simulation import NoRoomError
 
 _OF_SERVER = ("concurrency", "rate", "weights", "experts", "ttft", "tpot", "draft", "prices", "carbon")
 _RANKS = ("tp", "pp", "dp", "ep")
@@ -59,7 +64,33 @@ def _short_name(target: str) -> str:
 
 
 def run_server(arguments: argparse.Namespace) -> tuple[str, int]:
-    """The text to print and the exit code: 0, or 3 where a fleet is asked for and none keeps the target."""
+    """The text to print and the exit code: 0, or 3 where one sequence does not fit, or no fleet keeps the target."""
+    try:
+        return _run_server(arguments)
+    except NoRoomError as error:
+        return f"does NOT fit: {error}", 3
+
+
+def time_points(arguments: argparse.Namespace, points: Sequence[ServingPoint]) -> tuple[list[ServingPoint], str]:
+    """Points of `generation.serving` with the seconds of a server's passes, and a line that says so."""
+    settings = read_settings(arguments)
+    timer = PassTimer(make_deployment(read_target(arguments), device=arguments.device, **settings))
+    bounds: dict[str, None] = {}
+    timed = []
+    for point in points:
+        decode, prefill = point.decode, point.prefill
+        if decode is not None and prefill is not None:
+            found = timer.time(Batch(decode.sequences, decode.context_tokens))
+            chunk = timer.time(Batch(0, 1, (Chunk(prefill.tokens, prefill.context_tokens),)))
+            bounds.setdefault(found.bound)
+            point = replace(point, decode=replace(decode, seconds=found.seconds),
+                            prefill=replace(prefill, seconds=chunk.seconds))
+        timed.append(point)
+    said = f"times: {arguments.server}, a pass is one CUDA graph; decode bound by {', then '.join(bounds)}"
+    return timed, said if bounds else ""
+
+
+def _run_server(arguments: argparse.Namespace) -> tuple[str, int]:
     devices = [name.strip() for name in arguments.device.split(",") if name.strip()]
     for name in devices:  # before any work
         find_device(name)

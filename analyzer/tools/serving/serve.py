@@ -19,13 +19,15 @@ _JOULES_OF_KWH = 3.6e6
 
 
 def make_deployment(model: ServedModel, *, device: str | DeviceSpec = "h200", cluster: str | ClusterSpec | None = None,
-                    layout: Layout = Layout(), engine: str = "vllm", weights: str = "bf16", experts: str | None = None,
-                    cache: str = "bf16", block_size: int = 16, skew: float = 0.0) -> Deployment:
+                    layout: Layout | None = None, engine: str = "vllm", weights: str = "bf16",
+                    experts: str | None = None, cache: str = "bf16", block_size: int = 16,
+                    skew: float = 0.0) -> Deployment:
     """Raises InputError for names and numbers that cannot be."""
     for name, value, known in (("engine", engine, ENGINES), ("weights", weights, WEIGHT_FORMATS),
                                ("experts", experts or weights, WEIGHT_FORMATS), ("cache", cache, CACHE_BYTES)):
         if value not in known:
             raise InputError(f"profile_served({name}={value!r}): must be one of {', '.join(known)}")
+    layout = layout or Layout()
     layout.check(model)
     spec = find_device(device)
     hosts = cluster_of(spec) if cluster is None else find_cluster(cluster)
@@ -42,7 +44,7 @@ def profile_served(model: nn.Module | Callable[[], nn.Module] | ServedModel, pro
     ``concurrency`` clients (by default 1) ask again as soon as they are answered, or requests come at ``rate`` a second
     by chance. ``settings`` are of `make_deployment`. ``price``: dollars of a GPU and hour; ``carbon``: grams of carbon
     dioxide of a kWh. ``drafted`` tokens are proposed for each and verified at once (speculative decoding), each kept
-    with a chance of ``acceptance`` if those before it are. Raises InputError where not even one sequence fits.
+    with a chance of ``acceptance`` if those before it are. Raises NoRoomError where not even one sequence fits.
     """
     served = model if isinstance(model, ServedModel) else read_served_model(model, name)
     deployment = make_deployment(served, **settings)  # type: ignore[arg-type]

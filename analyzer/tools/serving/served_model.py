@@ -296,8 +296,7 @@ class _Reading:
 
     def _attention(self, call: OpCall, batch_heads: int, new: int, keys: int, head_dim: int,
                    value_dim: int) -> AttentionKernel:
-        """Attention of PyTorch's own: heads of keys may have been expanded, so their storage tells how many there are.
-        """
+        """Attention of PyTorch's own: of keys that were expanded, their storage tells how many heads there are."""
         batch = _TOKENS if self.cached else 1
         heads = max(1, batch_heads // batch)
         spec = call.signature.inputs[1]
@@ -442,7 +441,7 @@ class _Reading:
         if "embedding" in names:
             return "embedding and norm", 2, 0
         if "sort" in names or "topk" in names:
-            return "routing of experts", 3, 2  # top-k with softmax; counting by expert (moe_align_block_size); gathering
+            return "routing of experts", 3, 2  # top-k; counting by expert (moe_align_block_size); gathering
         if any(name in names for name in _REDUCTIONS):
             return "norm of heads and rotary embedding" if "cat" in names else "residual add and norm", 1, 0
         if any(name in names for name in _ACTIVATIONS):

@@ -1,7 +1,6 @@
 """What serving a model gives, as plain data and as a screen."""
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,8 +94,8 @@ class ServedProfile:
     @property
     def layout(self) -> str:
         """Its ranks in words."""
-        return " ".join(f"{name}{value}" for name, value in (
-            ("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep)) if value > 1) or "tp1"
+        ranks = (("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep))
+        return " ".join(f"{name}{value}" for name, value in ranks if value > 1) or "tp1"
 
     def to_json(self, path: str | Path | None = None) -> str:
         """All of it as JSON text, also written to ``path`` if one is given."""
@@ -186,7 +185,3 @@ def table_of_points(points: Sequence[ServedProfile], fmt: str = "text") -> str:
              "yes" if point.is_full else "no"] for point in points]
     return print_rows(("In flight" if points and points[0].concurrency is not None else "Rate", "Ranks", "TTFT", "TPOT",
                        "Tokens/s", "Tokens/s/GPU", "Bound by", "Watts", "J/token", "Waits for room"), rows, fmt=fmt)
-
-
-def replace_seconds(times: Seconds, **changes: float) -> Seconds:
-    return dataclasses.replace(times, **changes)

@@ -46,6 +46,10 @@ class Traffic:
             raise InputError(f"{self!r}: least_share lies above 0 and is at most 1; accepted is at most drafted")
 
 
+class NoRoomError(InputError):
+    """Not even one sequence has room beside the weights."""
+
+
 class Served(NamedTuple):
     """One request, seconds: to its first token, and between two tokens in the mean."""
 
@@ -69,7 +73,7 @@ class Timeline:
     tokens_per_second: float = 0.0
 
     def mean(self, name: str) -> float:
-        return sum(getattr(request, name) for request in self.requests) / max(1, len(self.requests))
+        return float(sum(getattr(request, name) for request in self.requests) / max(1, len(self.requests)))
 
     def percentile(self, name: str, share: float) -> float:
         ordered = sorted(getattr(request, name) for request in self.requests)
@@ -117,12 +121,13 @@ class Scheduler:
         self.area = self.context_area = 0.0
 
     def run(self) -> Timeline:
-        """Raises InputError where not even one request has room."""
+        """Raises NoRoomError."""
         longest = self.traffic.prompt_tokens + self.traffic.new_tokens
         if self.capacity is not None and self.capacity < longest:
-            raise InputError(f"{self.deployment.model.name}: no room for one sequence of {longest:,} tokens beside the "
-                             f"weights on {self.deployment.device.name} as {self.deployment.layout}; spread it over "
-                             "more devices (--tp), or hold weights and cache in fewer bits")
+            raise NoRoomError(
+                f"{self.deployment.model.name}: no room for one sequence of {longest:,} tokens beside the weights on "
+                f"{self.deployment.device.name} as {self.deployment.layout}; spread it over more devices (--tp), or hold "
+                "weights and cache in fewer bits")
         arrivals = self._come()
         self._begin_midway()
         while len(self.done) < self.count:
@@ -285,7 +290,7 @@ def count_requests(traffic: Traffic) -> int:
 
 def simulate(deployment: Deployment, timer: PassTimer, traffic: Traffic, requests: int | None = None) -> Timeline:
     """What becomes of ``traffic`` on one replica: its clients, or its requests, are shared by the copies of attention
-    evenly. Raises InputError where one sequence does not fit.
+    evenly. Raises NoRoomError.
     """
     copies = deployment.layout.dp
     own = traffic if copies == 1 else replace(
