@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import fill
 
 from analyzer.errors import InputError, UnknownSpeedError
 from analyzer.output import write_output
@@ -113,15 +114,18 @@ class FleetSearch:
                  format_seconds(fleet.token_seconds),
                  "-" if fleet.dollars_per_hour is None else f"{fleet.dollars_per_hour:.2f}")
                 for place, fleet in enumerate(self.fleets, 1)]
-        lines = [head, ""]
+        lines = [fill(head, 118, subsequent_indent="  "), ""]
         if rows:
             lines.append(print_rows(("", "Device", "Kind", "Replicas", "GPUs", "TTFT", "TPOT", "Dollars/h"), rows,
                                     left=(1, 2, 3)))
         else:
             lines.append("no fleet keeps that, of any size")
-        for place, fleet in enumerate(self.fleets[:3], 1):
+        shown = {fleet.kind: (place, fleet) for place, fleet in reversed(list(enumerate(self.fleets, 1)))}
+        for place, fleet in sorted(shown.values(), key=lambda item: item[0]):  # others are in the JSON
             lines += ["", f"{place}. {fleet}"]
-            lines += [f"  {server}: {command}" for server, commands in fleet.commands.items() for command in commands]
+            lines += [fill(f"{server}: {command}", 118, initial_indent="  ", subsequent_indent="      ",
+                           break_on_hyphens=False).replace("\n", " \\\n")
+                      for server, commands in fleet.commands.items() for command in commands]
         return escape_controls("\n".join([*lines, *([""] if self.refused else []), *(
             f"- {text}" for text in self.refused)]))
 

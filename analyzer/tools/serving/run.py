@@ -115,7 +115,7 @@ def _run_server(arguments: argparse.Namespace) -> tuple[str, int]:
     fmt = FORMATS[arguments.format]
     if len(points) > 1 or arguments.format != "text":
         text = table_of_points(points, "text" if arguments.format == "text" else fmt)
-        return (f"{text}\n\n{points[-1].summary()}" if arguments.format == "text" else text), 0
+        return (f"{text}\n\n{points[0].head()}" if arguments.format == "text" else text), 0
     return points[0].summary(), 0
 
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 
 from analyzer.output import write_output
 from analyzer.report.export.json_format import encode, read_record
@@ -110,65 +111,80 @@ class ServedProfile:
         found: ServedProfile = read_record(cls, source, "ServedProfile.from_json", FORMAT)
         return found
 
+    def head(self) -> str:
+        """What is served, and how."""
+        formats = self.weights + (f", experts {self.experts}" if self.experts else "") + f", cache {self.cache}"
+        return (f"{self.name} on {self.gpus} x {self.device} ({self.layout}), {self.engine}, {formats}; prompts of "
+                f"{self.prompt_tokens:,} tokens, {self.new_tokens:,} new ones")
+
     def summary(self) -> str:
         """The four questions: how fast, how many at once, on which card, at what cost; and what bounds it."""
-        asked = (f"{self.concurrency:,} requests in flight" if self.concurrency is not None else
+        asked = (f"{self.concurrency:,} in flight" if self.concurrency is not None else
                  f"{self.rate:g} requests a second")
-        formats = self.weights + (f", experts {self.experts}" if self.experts else "") + f", cache {self.cache}"
-        lines = [f"{self.name} on {self.gpus} x {self.device} ({self.layout}), {self.engine}, {formats}",
-                 f"{asked} of {self.prompt_tokens:,} + {self.new_tokens:,} tokens", ""]
-        lines += [self._table_of_figures(), "", self._table_of_passes(), "", self._table_of_memory()]
+        lines = [self.head(), asked, "", self._table_of_figures(),
+                 self._list_figures(), "", self._table_of_passes(), self._tell_memory()]
         if not self.is_stable:
-            lines += ["", "requests come faster than one replica answers them: they wait ever longer"]
+            lines.append("requests come faster than one replica answers them: they wait ever longer")
         elif self.is_full:
-            lines += ["", "requests wait for room in the cache"]
-        lines += ["", "kernels of a pass:", *(f"- {rule}" for rule in self.rules),
-                  *(f"- assumed: {text}" for text in self.assumptions)]
+            lines.append("requests wait for room in the cache")
+        lines += [_wrap("kernels: " + "; ".join(rule.partition(" (")[0] for rule in self.rules)),
+                  *(_wrap(f"assumed: {text}") for text in self.assumptions)]
         return escape_controls("\n".join(lines))
 
     def _table_of_figures(self) -> str:
         rows = [(what, *map(format_seconds, (time.mean, time.median, time.p99)),
                  f"{format_seconds(time.low)} to {format_seconds(time.high)}")
                 for what, time in (("time to first token", self.first_token), ("time of a token", self.each_token))]
-        figures = [("new tokens a second", format_quantity(self.tokens_per_second, "count")),
-                   ("new tokens a second and GPU", format_quantity(self.tokens_per_second / self.gpus, "count")),
-                   ("sequences that decode, in the mean", f"{self.running:.1f}")]
-        if self.watts is not None:
-            figures.append(("watts of a GPU", f"{self.watts:.0f}"))
-        if self.joules_per_token is not None and self.joules_range is not None:
+        return print_rows(("", "Mean", "Median", "p99", "Range of the mean"), rows)
+
+    def _list_figures(self) -> str:
+        found = [f"{format_quantity(self.tokens_per_second, 'count')} new tokens a second, "
+                 f"{format_quantity(self.tokens_per_second / self.gpus, 'count')} a GPU; {self.running:.1f} sequences "
+                 "decode in the mean"]
+        if self.watts is not None and self.joules_per_token is not None and self.joules_range is not None:
             low, high = self.joules_range
-            figures.append(("joules a token", f"{self.joules_per_token:.3g} ({low:.3g} to {high:.3g})"))
-        if self.grams_per_million is not None:
-            figures.append(("grams of CO2 a million tokens", f"{self.grams_per_million:.3g}"))
+            found.append(f"{self.watts:.0f} W a GPU, {self.joules_per_token:.3g} J a token ({low:.3g} to {high:.3g})")
         if self.dollars_per_million is not None:
-            figures.append(("dollars a million tokens", f"{self.dollars_per_million:.3g}"))
-        return "\n\n".join((print_rows(("", "Mean", "Median", "p99", "Range of the mean"), rows),
-                            print_rows(("", "Figure"), figures)))
+            found.append(f"{self.dollars_per_million:.3g} dollars a million new tokens")
+        if self.grams_per_million is not None:
+            found.append(f"{self.grams_per_million:.3g} g of CO2 a million new tokens")
+        return "\n".join(found)
 
     def _table_of_passes(self) -> str:
-        names = dict.fromkeys(part.name for row in (self.decode, self.prefill) for part in row.parts)
+        rows = self.decode, self.prefill
+        longest = {part.name: max(found.seconds / row.seconds for row in rows for found in row.parts
+                                  if found.name == part.name) for row in rows for part in row.parts}
+        shown = [name for name, share in longest.items() if share >= _LEAST_SHARE]
         cells = []
-        for name in names:
-            found = [next((part for part in row.parts if part.name == name), None)
-                     for row in (self.decode, self.prefill)]
-            cells.append((name, *(text for part in found for text in (
-                ("", "") if part is None else (str(part.kernels), format_seconds(part.seconds))))))
-        cells.append(("host, between passes", "", format_seconds(self.decode.host_seconds), "",
-                      format_seconds(self.prefill.host_seconds)))
-        total = ("whole", "", format_seconds(self.decode.seconds), "", format_seconds(self.prefill.seconds))
-        table = print_rows(("One pass", "Kernels", "Decode", "Kernels", "With a chunk"), cells, total=total)
-        said = [f"decode, {self.decode.sequences:,} sequences of {self.decode.context_tokens:,} tokens: bound by "
-                f"{self.decode.bound}",
-                f"with a chunk of {self.prefill.prompt_tokens:,} tokens beside: bound by {self.prefill.bound}"]
-        return "\n".join((table, *said))
+        for name in [*shown, *(["others"] * (len(shown) < len(longest)))]:
+            cell = [name]
+            for row in rows:
+                parts = [part for part in row.parts if part.name == name or name == "others" and part.name not in shown]
+                cell += [str(sum(part.kernels for part in parts)), format_seconds(sum(part.seconds for part in parts))]
+            cells.append(cell)
+        cells.append(["host, between passes", "", format_seconds(rows[0].host_seconds), "",
+                      format_seconds(rows[1].host_seconds)])
+        total = ("whole", "", format_seconds(rows[0].seconds), "", format_seconds(rows[1].seconds))
+        said = (f"bound by {rows[0].bound} where {rows[0].sequences:,} sequences of {rows[0].context_tokens:,} tokens "
+                f"decode, by {rows[1].bound} with a chunk of {rows[1].prompt_tokens:,} tokens beside them")
+        return "\n".join((print_rows(("One pass", "Kernels", "Decode", "Kernels", "With a chunk"), cells, total=total),
+                          said))
 
-    def _table_of_memory(self) -> str:
-        rows = [("weights", format_quantity(self.weight_bytes, "bytes")),
-                ("cache of a token", format_quantity(self.cache_token_bytes, "bytes")),
-                ("cache of a whole sequence", format_quantity(self.sequence_bytes, "bytes")),
-                ("room for the cache", format_quantity(self.room_bytes, "bytes")),
-                ("whole sequences at once", format_quantity(self.most_sequences, "count"))]
-        return print_rows(("Memory of a rank", "Size"), rows)
+    def _tell_memory(self) -> str:
+        said = (f"memory of a GPU: weights {format_quantity(self.weight_bytes, 'bytes')}, cache "
+                f"{format_quantity(self.cache_token_bytes, 'bytes')} a token, "
+                f"{format_quantity(self.sequence_bytes, 'bytes')} a whole sequence")
+        if self.room_bytes is None or self.most_sequences is None:
+            return said
+        return _wrap(f"{said}; room of {format_quantity(self.room_bytes, 'bytes')} for {self.most_sequences:,} whole "
+                     "sequences")
+
+
+_LEAST_SHARE = 0.01  # of a pass, of what has a row of its own
+
+
+def _wrap(text: str) -> str:
+    return fill(text, 118, subsequent_indent="  ", break_on_hyphens=False)
 
 
 FORMAT = SavedFormat("analyzer.served", 1, "served profile", "predict it again")

@@ -126,8 +126,8 @@ class Scheduler:
         if self.capacity is not None and self.capacity < longest:
             raise NoRoomError(
                 f"{self.deployment.model.name}: no room for one sequence of {longest:,} tokens beside the weights on "
-                f"{self.deployment.device.name} as {self.deployment.layout}; spread it over more devices (--tp), or hold "
-                "weights and cache in fewer bits")
+                f"{self.deployment.device.name} as {self.deployment.layout}; spread it over more devices (--tp), or "
+                "hold weights and cache in fewer bits")
         arrivals = self._come()
         self._begin_midway()
         while len(self.done) < self.count:
@@ -137,10 +137,17 @@ class Scheduler:
                 self.now = arrivals[0]
                 continue
             self._step(arrivals[0] if arrivals else None)
-        stable = not self.traffic.rate or len(self.waiting) < max(8, self.count // 10)
+        stable = not self.traffic.rate or not self._waits_ever_longer()
         return Timeline(tuple(self.done), self.now, self.passes, self.area / max(self.now, 1e-12),
                         self.context_area / max(self.area, 1e-12), self.prompts / max(1, self.passes), self.is_full,
                         stable, self.answered / self.now if self.now else 0.0)
+
+    def _waits_ever_longer(self) -> bool:
+        """Whether the last quarter of the requests waited much longer than the second: 7 to 3 where a queue grows."""
+        quarter = len(self.done) // 4
+        early, late = (sum(request.first_seconds for request in part) for part in (
+            self.done[quarter:2 * quarter], self.done[-quarter:]))
+        return late > 1.8 * early
 
     def _come(self) -> deque[float]:
         if self.traffic.rate is None:
