@@ -252,7 +252,8 @@ def test_json_is_read_again(llama, tmp_path):
 
 
 @pytest.mark.parametrize(("layout", "said"), [
-    (Layout(tp=3), "does not divide the 32 heads"), (Layout(pp=33), "has 32 layers"), (Layout(tp=2, ep=2), "no experts"),
+    (Layout(tp=3), "does not divide the 32 heads"), (Layout(pp=33), "has 32 layers"),
+    (Layout(tp=2, ep=2), "no experts"),
     (Layout(ep=2), "--ep 2"), (Layout(tp=0), "must be 1 or more")])
 def test_layouts_that_cannot_be(llama, layout, said):
     with pytest.raises(InputError, match=said):
