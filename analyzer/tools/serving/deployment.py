@@ -178,7 +178,7 @@ class Deployment:
 
     def cache_bytes(self, tokens: int) -> int:
         """Of one sequence on one rank: whole pages; of layers with a window a page more than it; states."""
-        pages = -(-tokens // self.block_size)
+        pages = -(-max(0, tokens - self.model.read_tokens) // self.block_size)
         total = self.model.state_bytes // self.layout.tp
         for kernel, count in self.model.attentions:
             if kernel.keys:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from analyzer.hardware.kernel_time.pointwise import stream_time
 from analyzer.hardware.listing import find_peak
 
 from .deployment import CACHE_BYTES, Deployment, WeightFormat
-from .served_model import AttentionKernel, FusedKernel, Product
+from .served_model import AttentionKernel, FusedKernel, Kernel, Product
 
 #: Part of the tensor cores' 16-bit peak that latent attention reaches where arithmetic bounds it: 660 of 989 TFLOP/s on
 #: an H800 (github.com/deepseek-ai/FlashMLA, README, "compute-bound configuration").
@@ -140,6 +140,10 @@ class PassTimer:
 
     def _list_kernels(self, batch: Batch) -> Iterator[tuple[str, KernelTime, int]]:
         layout, model = self.deployment.layout, self.deployment.model
+        if model.encoder is not None:
+            for chunk in batch.chunks:
+                yield from self._list_encoder(model.encoder, chunk)
+            batch = replace(batch, sequences=batch.sequences + len(batch.chunks), chunks=())  # and their first tokens
         for kernel, count in model.kernels.items():
             if isinstance(kernel, Product):
                 yield from self._list_product(kernel, count, batch)
@@ -153,6 +157,22 @@ class PassTimer:
         if layout.pp > 1:
             sent = _known(collective_time("send", batch.tokens * model.hidden * 2, 2, self.deployment.cluster))
             yield "sends between stages", sent, layout.pp - 1
+
+    def _list_encoder(self, kernels: Mapping[Kernel, int], chunk: Chunk) -> Iterator[tuple[str, KernelTime, int]]:
+        """An encoder's pass over a whole prompt, whose tokens all see each other."""
+        tp, batch = self.deployment.layout.tp, Batch(chunk.tokens, 1)
+        for kernel, count in kernels.items():
+            if isinstance(kernel, Product):
+                yield "encoder", _known(self._time_product(self.deployment.local_product(kernel), chunk.tokens)), count
+                if kernel.split == "row" and tp > 1:
+                    yield "all-reduce", self._all_reduce(kernel.n * 2 * chunk.tokens), count
+            elif isinstance(kernel, AttentionKernel):
+                yield "encoder", _known(attention_time(
+                    self.deployment.engine.library, 1, -(-kernel.heads // tp), max(1, kernel.kv_heads // tp),
+                    chunk.tokens, chunk.tokens, kernel.head_dim, kernel.value_dim, "bfloat16", self.device,
+                    causal=False)), count
+            else:
+                yield "encoder", _known(self._time_fused(kernel, batch)), count
 
     def _list_product(self, product: Product, count: int, batch: Batch) -> Iterator[tuple[str, KernelTime, int]]:
         layout, local = self.deployment.layout, self.deployment.local_product(product)
@@ -210,7 +230,7 @@ class PassTimer:
 
     def _decode_attention(self, kernel: AttentionKernel, heads: int, kv_heads: int, batch: Batch,
                           item: int) -> KernelTime | None:
-        keys = kernel.keys or batch.context
+        keys = kernel.keys or max(1, batch.context - self.deployment.model.read_tokens)
         library, count = self.deployment.engine.library, batch.sequences
         if not kernel.is_latent:
             grouped = heads * batch.drafted  # queries of drafts are more rows of the same tile

@@ -41,7 +41,8 @@ def read_settings(arguments: argparse.Namespace, layout: Layout | None = None) -
     if cache not in CACHE_BYTES:
         raise InputError(f"--cache-dtype {cache}: servers hold their cache in {', '.join(CACHE_BYTES)}")
     if arguments.attention is not None:
-        raise InputError(f"--attention {arguments.attention}: a served cache is read by a kernel of its own; leave it out")
+        raise InputError(f"--attention {arguments.attention}: a served cache is read by a kernel of its own; leave it "
+                         "out")
     if arguments.cache not in (None, "paged"):
         raise InputError(f"--cache {arguments.cache}: a server's cache is paged; leave it out, or --engine server")
     weights = arguments.weights or _WEIGHTS.get(arguments.quantize or "", None) or (

@@ -47,6 +47,8 @@ def profile_served(model: nn.Module | Callable[[], nn.Module] | ServedModel, pro
     with a chance of ``acceptance`` if those before it are. Raises NoRoomError where not even one sequence fits.
     """
     served = model if isinstance(model, ServedModel) else read_served_model(model, name)
+    prompt_tokens = served.prompt_tokens or prompt_tokens  # a spectrogram has the length that the model is for
+    served = served.with_prompt(prompt_tokens)
     deployment = make_deployment(served, **settings)  # type: ignore[arg-type]
     if not 0 <= acceptance <= 1 or drafted < 0:
         raise InputError(f"profile_served(drafted={drafted!r}, acceptance={acceptance!r}): a number of tokens, and a "

@@ -25,6 +25,7 @@ from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 from analyzer.tools.generation.decoder import Decoder, EncoderDecoder, StoredDecoder, is_of_transformers, kept_bytes
 from analyzer.tools.generation.stored_cache import CacheForm
+from analyzer.zoo.transformers_models import spectrogram_shape
 
 #: Which operators a server runs as one kernel, and where that is published. Told with every answer.
 RULES = (
@@ -125,6 +126,19 @@ class ServedModel:
     prompt_tokens: int | None = None       #: what the encoder reads, where that is not said by the caller
     parameters: int = 0
 
+    def with_prompt(self, tokens: int) -> ServedModel:
+        """The same for prompts of so many tokens, which an encoder reads and every new token looks at."""
+        if self.encoder is None:
+            return self
+        kernels = {replace(kernel, keys=tokens) if isinstance(kernel, AttentionKernel) and kernel.keys else kernel: count
+                   for kernel, count in self.kernels.items()}
+        return replace(self, kernels=kernels, prompt_tokens=tokens)
+
+    @property
+    def read_tokens(self) -> int:
+        """Of a prompt, those that are not in the cache of the decoder's own tokens."""
+        return 0 if self.encoder is None else self.prompt_tokens or 0
+
     @property
     def attentions(self) -> list[tuple[AttentionKernel, int]]:
         return [(kernel, count) for kernel, count in self.kernels.items() if isinstance(kernel, AttentionKernel)]
@@ -159,15 +173,22 @@ def read_served_model(model: nn.Module | Callable[[], nn.Module], name: str = "m
             decoder = _make_decoder(run.root, theirs, encodes)
             if isinstance(decoder, StoredDecoder):
                 decoder.skip(7)  # tokens that are there
-            for step in range(1 + encodes):
+            for step in range(3 if encodes else 1):  # an encoder's pass, the first token's, the next one's
                 recorder.start_step(step, placeholders=step == 0)
                 recorder.begin("forward")
                 with torch.no_grad():
-                    decoder.read(tokens[:, :1] if step else tokens)
+                    if isinstance(decoder, EncoderDecoder) and step == 0:
+                        prompt = _make_prompt(module, tokens)
+                        decoder.encoded = decoder.model.get_encoder()(prompt)
+                    else:
+                        decoder.read(tokens)
                 recorder.end()
         log = recorder.log
-        calls = [call for call in log.calls if call.step == log.steps - 1 and call.phase == "forward"]
-        found = _Reading(log, calls, cached=theirs).run()
+        steps = [[call for call in log.calls if call.step == step and call.phase == "forward"]
+                 for step in range(log.steps)]
+        found = _Reading(log, steps[-1], cached=theirs).run()
+        if isinstance(decoder, EncoderDecoder):
+            found = _add_encoder(found, log, steps, decoder.encoded[0].shape[1], _frames_of(module))
         states = 0
         if isinstance(decoder, StoredDecoder):
             kept = sum(x.untyped_storage().nbytes() for layer in decoder.layers() for x in (layer.keys, layer.values)
@@ -178,6 +199,36 @@ def read_served_model(model: nn.Module | Callable[[], nn.Module], name: str = "m
         shared = found.vocabulary * found.hidden if found.shares_table else 0
         return replace(found, name=name, state_bytes=states, parameters=total,
                        other_weights=max(0, total - products - found.table + shared))
+
+
+_PROMPT = 37  # tokens that an encoder of any number reads, a prime too
+
+
+def _frames_of(module: Any) -> int | None:
+    """Positions that an encoder of spectrograms gives; None where it reads tokens."""
+    shape = spectrogram_shape(module.config) if module.main_input_name == "input_features" else None
+    return None if shape is None else shape[2]
+
+
+def _make_prompt(module: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """What the encoder reads. Raises InputError where it is neither tokens nor a spectrogram."""
+    if module.main_input_name == "input_ids":
+        return tokens.new_ones((_TOKENS, _PROMPT))
+    shape = spectrogram_shape(module.config)
+    if shape is None:
+        raise InputError(f"{type(module).__name__}: its encoder reads {module.main_input_name}, which servers of text "
+                         "and speech do not")
+    return torch.zeros((_TOKENS, *shape[1:]), dtype=module.dtype, device=tokens.device)
+
+
+def _add_encoder(found: ServedModel, log: Log, steps: list[list[OpCall]], positions: int,
+                 frames: int | None) -> ServedModel:
+    """The encoder's kernels, by position, and the keys and values that the decoder makes of what it gives, once."""
+    kernels = Counter(dict(_Reading(log, steps[0], cached=True, tokens=_TOKENS * positions).run(is_whole=False).kernels))
+    for product, count in _Reading(log, steps[1], cached=True).run().products:
+        if product.rows == positions:
+            kernels[replace(product, rows=1)] += count
+    return replace(found, encoder=dict(kernels), prompt_tokens=None if frames is None else positions)
 
 
 def _make_decoder(module: Any, theirs: bool, encodes: bool) -> Decoder:
@@ -206,8 +257,8 @@ def _short_name(call: OpCall) -> str:
 class _Reading:
     """Goes through the calls of one pass; storages tell what is made of what."""
 
-    def __init__(self, log: Log, calls: list[OpCall], cached: bool) -> None:
-        self.log, self.calls, self.cached = log, calls, cached
+    def __init__(self, log: Log, calls: list[OpCall], cached: bool, tokens: int = _TOKENS) -> None:
+        self.log, self.calls, self.cached, self.tokens = log, calls, cached, tokens
         self.weights = {life.number for life in log.lifetimes_in("parameter")}
         self.items: list[Kernel] = []
         self.split: set[int] = set()               # storages whose last dimension ranks share
@@ -225,7 +276,8 @@ class _Reading:
         self.experts = max(grouped, default=0)
         self.routers = self._find_routers()
 
-    def run(self) -> ServedModel:
+    def run(self, is_whole: bool = True) -> ServedModel:
+        """``is_whole``: the last product is the output head, and what follows chooses a token."""
         calls = [call for call in self.calls if not is_view(call)]
         for index, call in enumerate(calls):
             self.last_use.update(dict.fromkeys(call.inputs, index))
@@ -239,7 +291,7 @@ class _Reading:
                 self._close()
                 self._add(kernel, call)
         self._close()
-        return self._build()
+        return self._build(is_whole)
 
     def _find_routers(self) -> set[int]:
         """The storages of scores of experts: products that a choice of the largest is made from."""
@@ -278,13 +330,13 @@ class _Reading:
         rows = next(spec for i, spec in enumerate(call.signature.inputs) if i != place and len(spec.shape) > 1)
         out = call.signature.outputs[0]
         if name == "_grouped_mm":
-            self.top_k = max(self.top_k, rows.shape[0] // _TOKENS)
-            return Product((out.shape[-1],), rows.shape[-1], max(1, rows.shape[0] // _TOKENS),
+            self.top_k = max(self.top_k, rows.shape[0] // self.tokens)
+            return Product((out.shape[-1],), rows.shape[-1], max(1, rows.shape[0] // self.tokens),
                            experts=weight.shape[0])
         if name in ("bmm", "baddbmm") and len(weight.shape) == 3 and weight.shape[0] > 1:  # a product a head
             return Product((out.shape[-1],), rows.shape[-1], split="heads", batch=weight.shape[0])
         tokens = math.prod(rows.shape[:-1])
-        return Product((out.shape[-1],), rows.shape[-1], max(1, tokens // _TOKENS), has_bias=name == "addmm")
+        return Product((out.shape[-1],), rows.shape[-1], max(1, tokens // self.tokens), has_bias=name == "addmm")
 
     def _read_cached(self, name: str, call: OpCall) -> AttentionKernel:
         query, keys, values = call.signature.inputs[:3]
@@ -378,7 +430,7 @@ class _Reading:
         sources = [self.origin[storage] for storage in call.inputs if storage in self.origin]
         if name in _REDUCTIONS and sources and call.signature.inputs:
             spec = call.signature.inputs[0]
-            if spec.numel // _TOKENS == spec.shape[-1]:  # a norm of the whole row: every rank needs all of it
+            if spec.numel // self.tokens == spec.shape[-1]:  # a norm of the whole row: every rank needs all of it
                 for source in sources:
                     self._replicate(*source)
         if self.split.intersection(call.inputs):
@@ -422,12 +474,12 @@ class _Reading:
                 if self.last_use.get(storage, 1 << 60) > end and storage not in self.free:
                     writes[storage] = max(writes.get(storage, 0), self._bytes_of(spec))
         moved = sum(token for token, _ in reads.values()) + sum(writes.values())
-        if moved < _TOKENS:  # tables of positions, which servers make once
+        if moved < self.tokens:  # tables of positions, which servers make once
             return
         name, kernels, sorts = self._name(names)
         self.groups[len(self.items)] = group
         is_split = bool(self.split.intersection(writes)) or bool(writes) and bool(self.split.intersection(reads))
-        self.items.append(FusedKernel(name, moved // _TOKENS, sum(weight for _, weight in reads.values()), is_split,
+        self.items.append(FusedKernel(name, moved // self.tokens, sum(weight for _, weight in reads.values()), is_split,
                                       kernels, sorts))
 
     @staticmethod
@@ -448,7 +500,7 @@ class _Reading:
             return "activation", 1, 0
         return "rotary embedding" if "cat" in names or "neg" in names else "pointwise", 1, 0
 
-    def _build(self) -> ServedModel:
+    def _build(self, is_whole: bool) -> ServedModel:
         items = self.items
         head = max((i for i, item in enumerate(items) if isinstance(item, Product)), default=None)
         if head is None or not any(isinstance(item, AttentionKernel) for item in items) and not self.table:
@@ -457,13 +509,13 @@ class _Reading:
         kernels: Counter[Kernel] = Counter()
         for place, item in enumerate(items):
             if isinstance(item, Product):
-                if place == head:
+                if place == head and is_whole:
                     item = replace(item, is_head=True, is_held=False, split="column", rows=1)
                 elif item.split == "none":  # a router
                     item = replace(item, is_held=False)
             elif isinstance(item, AttentionKernel) and item.is_latent:
                 item = self._expand(place, item)
-            elif isinstance(item, FusedKernel) and place > head:
+            elif isinstance(item, FusedKernel) and place > head and is_whole:
                 continue  # sampling, which servers do their own way
             kernels[item] += 1
         output: Any = items[head]
