@@ -21,19 +21,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from analyzer.hardware import cluster_of, find_device
+from analyzer.errors import UnknownDeviceError
+from analyzer.hardware import DeviceSpec, cluster_of, find_device
 from analyzer.tools.serving.deployment import ENGINES, Deployment, Engine, Layout
 from analyzer.tools.serving.pass_time import Batch, Chunk, PassTimer
 from analyzer.tools.serving.power import watts_of
 from analyzer.tools.serving.served_model import ServedModel, read_served_model
 from analyzer.tools.serving.simulation import Timeline, Traffic, simulate
+from analyzer.zoo.published_shape import find_shape
 from analyzer.zoo.target import load_target
 
 TRUTH = Path(__file__).parent / "truth" / "serving"
 LEFT_OUT = TRUTH / "left_out.json"  # written by the calibration
-_NAMES = {"meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b", "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
-          "openai/gpt-oss-120b": "gpt-oss-120b", "Qwen/Qwen3-14B": "qwen3-14b", "openai/gpt-oss-20b": "gpt-oss-20b",
-          "meta-llama/Llama-3.1-70B-Instruct": "llama-3.1-70b"}
+#: What the source calls formats.
+_FORMATS = {"": "bf16", "bfloat16": "bf16", "float16": "fp16", "fp8_ootb": "fp8", "fp8_static": "fp8",
+            "fp8_block": "fp8-block", "int4_wo": "int4", "int8_wo": "int8", "w4a16_mxfp4": "mxfp4", "w4afp8": "int4"}
+
+
+def name_of(model: str) -> str:
+    """A model's own part of the name of its published shape: one of an organisation, or instructed, is the same."""
+    shape = find_shape(model) or find_shape(model.rpartition("/")[2]) or find_shape(model.removesuffix("-Instruct"))
+    assert shape is not None, f"{model}: its shape is not among the published ones"
+    return shape.name.rpartition("/")[2].lower()
+
+
+def find_named(device: str) -> DeviceSpec:
+    """A device by the source's name, which may have its socket behind it."""
+    try:
+        return find_device(device)
+    except UnknownDeviceError:
+        return find_device(device.removesuffix("_sxm"))
 
 
 @functools.cache
@@ -41,8 +58,14 @@ def read_model(name: str) -> ServedModel:
     return read_served_model(load_target(f"hf:{name}").build, name)
 
 
+_folders = [TRUTH]  # the last one is read
+
+
 def read_rows(file: str) -> list[dict[str, str]]:
-    with gzip.open(TRUTH / file, "rt") as stream:
+    path = _folders[-1] / file
+    if not path.exists():
+        return []
+    with gzip.open(path, "rt") as stream:
         return list(csv.DictReader(stream))
 
 
@@ -67,7 +90,7 @@ class Case:
         return self.experts is not None
 
     def deployment(self) -> Deployment:
-        device = find_device(self.device)
+        device = find_named(self.device)
         return Deployment(model=read_model(self.model), device=device, cluster=cluster_of(device), layout=self.layout,
                           engine=engine_of(self.engine, self.version), weights=self.weights, experts=self.experts,
                           cache=self.cache)
@@ -80,20 +103,22 @@ def engine_of(name: str, version: str) -> Engine:
 
 def read_cases() -> Iterator[Case]:
     for row in read_rows("served.csv.gz"):
-        tp, pp, moe_tp, moe_ep = (int(row[name] or 1) for name in ("tp", "pp", "moe_tp", "moe_ep"))
-        if moe_tp == moe_ep > 1:  # the source multiplies them: as many ranks as either (their times are those of tp)
+        tp, pp, dp, moe_tp, moe_ep = (int(row[name] or 1) for name in ("tp", "pp", "attention_dp", "moe_tp", "moe_ep"))
+        if moe_tp == moe_ep > 1 and tp == moe_tp * moe_ep:  # the source multiplies them (their times are those of one)
             tp = moe_ep
-        model = _NAMES[row["model"]]
+        model = name_of(row["model"])
         is_max = row["version"] != "1.0.0rc3"  # InferenceMAX's
-        is_fp4 = row["precision"] == "fp4"
-        concurrency = int(row["concurrency"])
+        weights, experts = (_FORMATS.get(form, form) for form in (row["gemm"] or row["precision"], row["moe"]))
+        if model.startswith("gpt-oss"):  # whatever the source says: experts are in MXFP4, all else in 16 bits
+            weights, experts = "bf16", "mxfp4"
+        has_experts = read_model(model).has_experts
+        concurrency = max(1, int(row["concurrency"]) // max(1, int(row["concurrency"]) // int(row["batch"])))
         traffic = Traffic(int(row["input_tokens"]), int(row["output_tokens"]), concurrency + (not is_max),
                           least_share=0.8 if is_max else 1.0, slots=concurrency, bursts=is_max)
-        yield Case(model, row["device"].removesuffix("_sxm") if "h200" in row["device"] else row["device"],
-                   row["backend"], row["version"], Layout(tp, pp, 1, moe_ep if moe_ep > 1 else 1),
-                   "bf16" if is_fp4 or not row["precision"] else row["precision"], "mxfp4" if is_fp4 else None,
-                   "fp8" if row["precision"] == "fp8" else "bf16", traffic, float(row["ttft_ms"]) / 1e3,
-                   float(row["tpot_ms"]) / 1e3)
+        yield Case(model, row["device"], row["backend"], row["version"],
+                   Layout(tp, pp, dp, tp * dp if moe_ep > 1 else 1), weights, experts if has_experts else None,
+                   "fp8" if weights.startswith("fp8") else "bf16", traffic,
+                   float(row["ttft_ms"]) / 1e3 if row["ttft_ms"] else None, float(row["tpot_ms"]) / 1e3)
 
 
 @dataclass(frozen=True)
@@ -116,13 +141,13 @@ _PROMPTS = {"gpqa": 250, "lm-arena-chat": 150}  # assumed: tokens of a prompt, w
 
 def read_itls() -> Iterator[Itl]:
     for row in read_rows("power.csv.gz"):
-        name = _NAMES[row["model"]]
-        device = find_device({"H100": "h100_sxm", "B200": "b200"}[row["gpu_model"]])
+        name = name_of(row["model"])
+        device = find_device(row["gpu_model"])
         ranks = json.loads(row["parallelization"])
         deployment = Deployment(model=read_model(name), device=device, cluster=cluster_of(device),
-                                layout=Layout(ranks["tensor_parallel"]),
+                                layout=Layout(ranks["tensor_parallel"], dp=ranks.get("data_parallel", 1)),
                                 engine=engine_of("vllm", ""), experts="mxfp4" if "oss" in name else None)
-        prompt, new = _PROMPTS[row["task"]], float(row["avg_output_len"])
+        prompt, new = _PROMPTS.get(row["task"], 200), float(row["avg_output_len"])
         yield Itl(name, deployment, Batch(max(1, round(float(row["avg_batch_size"]))), round(prompt + new / 2)),
                   float(row["median_itl_ms"]) / 1e3, float(row["avg_power_watts"]) / int(row["num_gpus"]),
                   float(row["output_throughput_tokens_per_sec"]), float(row["energy_per_token_joules"]), prompt, new)
@@ -170,7 +195,8 @@ def left_out(kind: str, model: str, device: str, engine: str = "vllm") -> Mappin
     """
     name = model if kind == "device" else "gpt-oss" if model.startswith("gpt-oss") else model
     found: dict[str, dict[str, float]] = _read_left_out()
-    return found[f"model: {name}" if kind == "model" else f"device: {device}"] | found.get(f"engine: {engine}", {})
+    own = found.get(f"model: {name}" if kind == "model" else f"device: {device}", {})  # none: all are of others
+    return own | found.get(f"engine: {engine}", {})
 
 
 @functools.cache
@@ -186,8 +212,10 @@ def main() -> None:
     parser.add_argument("--left-out", choices=("model", "device"), default="model")
     parser.add_argument("--every", type=int, default=1, help="judge every Nth case")
     parser.add_argument("--rows", type=Path, help="write all predictions here")
-    parser.add_argument("--model")
+    parser.add_argument("--model", help="judge only models with this in their name")
+    parser.add_argument("--truth", type=Path, default=TRUTH, help="a folder of other tables in the same form")
     arguments = parser.parse_args()
+    _folders.append(arguments.truth)
     groups: dict[str, list[tuple[Case, Timeline]]] = defaultdict(list)
     rows = []
     for case in list(read_cases())[::arguments.every]:
@@ -204,8 +232,9 @@ def main() -> None:
     if arguments.rows:
         arguments.rows.write_text(json.dumps(rows))
     report(groups)
-    if not arguments.model:
+    if not arguments.model and arguments.truth == TRUTH:
         report_table()
+    if not arguments.model:
         report_power(arguments.left_out)
 
 

@@ -72,7 +72,8 @@ def _describe(deployment: Deployment, timer: PassTimer, traffic: Traffic, line: 
     decode = Batch(running, max(1, round(line.context)), drafted=1 + traffic.drafted)
     tokens = min(traffic.prompt_tokens, deployment.engine.chunk)
     mixed = Batch(running, decode.context, (Chunk(tokens, tokens),), decode.drafted)
-    throughput = line.tokens_per_second * layout.dp
+    copies = layout.dp * layout.pp
+    throughput = line.tokens_per_second * copies
     watts = find_watts(deployment, timer, line, decode, mixed)
     joules = None if watts is None or not throughput else watts * layout.gpus / throughput
     whole = traffic.prompt_tokens + traffic.new_tokens
@@ -83,7 +84,7 @@ def _describe(deployment: Deployment, timer: PassTimer, traffic: Traffic, line: 
         concurrency=traffic.concurrency, rate=traffic.rate,
         first_token=_summarize(line, "first_seconds", constants["first_spread"]),
         each_token=_summarize(line, "token_seconds", constants["token_spread"]),
-        tokens_per_second=throughput, running=line.running * layout.dp, is_full=line.is_full,
+        tokens_per_second=throughput, running=line.running * copies, is_full=line.is_full,
         is_stable=line.is_stable, decode=_row(timer, decode), prefill=_row(timer, mixed),
         weight_bytes=deployment.weight_bytes(), cache_token_bytes=deployment.cache_token_bytes(),
         sequence_bytes=deployment.cache_bytes(whole), room_bytes=deployment.room_bytes(),

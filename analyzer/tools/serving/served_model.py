@@ -130,8 +130,8 @@ class ServedModel:
         """The same for prompts of so many tokens, which an encoder reads and every new token looks at."""
         if self.encoder is None:
             return self
-        kernels = {replace(kernel, keys=tokens) if isinstance(kernel, AttentionKernel) and kernel.keys else kernel: count
-                   for kernel, count in self.kernels.items()}
+        kernels = {replace(kernel, keys=tokens) if isinstance(kernel, AttentionKernel) and kernel.keys else kernel:
+                   count for kernel, count in self.kernels.items()}
         return replace(self, kernels=kernels, prompt_tokens=tokens)
 
     @property
@@ -224,7 +224,8 @@ def _make_prompt(module: Any, tokens: torch.Tensor) -> torch.Tensor:
 def _add_encoder(found: ServedModel, log: Log, steps: list[list[OpCall]], positions: int,
                  frames: int | None) -> ServedModel:
     """The encoder's kernels, by position, and the keys and values that the decoder makes of what it gives, once."""
-    kernels = Counter(dict(_Reading(log, steps[0], cached=True, tokens=_TOKENS * positions).run(is_whole=False).kernels))
+    encoder = _Reading(log, steps[0], cached=True, tokens=_TOKENS * positions).run(is_whole=False)
+    kernels = Counter(dict(encoder.kernels))
     for product, count in _Reading(log, steps[1], cached=True).run().products:
         if product.rows == positions:
             kernels[replace(product, rows=1)] += count
@@ -274,6 +275,7 @@ class _Reading:
         self.table_weight = -1
         grouped = [call.signature.inputs[1].shape[0] for call in calls if _short_name(call) == "_grouped_mm"]
         self.experts = max(grouped, default=0)
+        self.maker = {storage: call for call in calls if not is_view(call) for storage in call.outputs}
         self.routers = self._find_routers()
 
     def run(self, is_whole: bool = True) -> ServedModel:
@@ -295,13 +297,13 @@ class _Reading:
 
     def _find_routers(self) -> set[int]:
         """The storages of scores of experts: products that a choice of the largest is made from."""
-        maker = {storage: call for call in self.calls for storage in call.outputs if not is_view(call)}
         found: set[int] = set()
         for call in self.calls if self.experts else ():
             if _short_name(call) == "topk":
                 storage = call.inputs[0]
-                while storage in maker and _short_name(maker[storage]) not in _PRODUCTS and maker[storage].inputs:
-                    storage = maker[storage].inputs[0]
+                while storage in self.maker and _short_name(self.maker[storage]) not in _PRODUCTS and self.maker[
+                        storage].inputs:
+                    storage = self.maker[storage].inputs[0]
                 found.add(storage)
         return found
 
@@ -352,8 +354,14 @@ class _Reading:
         batch = _TOKENS if self.cached else 1
         heads = max(1, batch_heads // batch)
         spec = call.signature.inputs[1]
-        stored = self.log.storages[call.inputs[1]].nbytes // spec.dtype.itemsize
-        kv_heads = max(1, min(heads, stored // max(1, batch * keys * head_dim)))
+        storage, stored = call.inputs[1], math.inf
+        while True:  # back to what was not repeated for each head of queries
+            stored = min(stored, self.log.storages[storage].nbytes // spec.dtype.itemsize)
+            maker = self.maker.get(storage)
+            if maker is None or _short_name(maker) not in ("clone", "mul", "_to_copy") or not maker.inputs:
+                break
+            storage = maker.inputs[0]
+        kv_heads = max(1, min(heads, int(stored) // max(1, batch * keys * head_dim)))
         fixed = keys if self.cached and keys > 4 else 0
         return AttentionKernel(heads, heads if heads % kv_heads else kv_heads, head_dim, value_dim, keys=fixed)
 
@@ -363,8 +371,8 @@ class _Reading:
         if self.scores is not None:
             found, self.scores = self.scores, None
             return replace(found, value_dim=out.shape[-1])
-        if not any(_short_name(later) == "_softmax" and later.signature.inputs[0].shape[-1] == out.shape[-1]
-                   for later in self.following):
+        if not any(_short_name(later) in ("_softmax", "_safe_softmax")
+                   and later.signature.inputs[0].shape[-1] == out.shape[-1] for later in self.following):
             return None
         self.scores = self._attention(call, math.prod(out.shape[:-2]), out.shape[-2], out.shape[-1], first.shape[-1],
                                       first.shape[-1])

@@ -104,7 +104,8 @@ class Scheduler:
         self.engine = deployment.engine
         room = deployment.room_bytes()
         per_token = max(1, deployment.cache_bytes(4096) // 4096)
-        self.capacity = None if room is None else max(0, room) // per_token   # tokens in the cache
+        stages = deployment.layout.pp  # each works on a batch of its own, with its share of the cache
+        self.capacity = None if room is None else max(0, room) // per_token // stages  # tokens in the cache
         self.slots = min(self.engine.sequences, traffic.slots or self.engine.sequences)
         self.pace = 1.0 + (traffic.accepted if traffic.drafted else 0.0)      # tokens that a pass gives a sequence
         self.now = 0.0
@@ -296,10 +297,10 @@ def count_requests(traffic: Traffic) -> int:
 
 
 def simulate(deployment: Deployment, timer: PassTimer, traffic: Traffic, requests: int | None = None) -> Timeline:
-    """What becomes of ``traffic`` on one replica: its clients, or its requests, are shared by the copies of attention
-    evenly. Raises NoRoomError.
+    """What becomes of ``traffic`` on one replica: its clients, or its requests, are shared evenly by the copies of
+    attention, and by the batches that its stages work on at a time. Raises NoRoomError.
     """
-    copies = deployment.layout.dp
+    copies = deployment.layout.dp * deployment.layout.pp
     own = traffic if copies == 1 else replace(
         traffic, concurrency=None if traffic.concurrency is None else max(1, round(traffic.concurrency / copies)),
         rate=None if traffic.rate is None else traffic.rate / copies)
