@@ -93,6 +93,7 @@ class _Request:
 
 _MOST_STEPS = 64  # passes that are taken to be alike while nobody comes or goes
 _SEED = 17
+_ENOUGH = 16      # requests that tell how long those take that are answered
 
 
 class Scheduler:
@@ -138,7 +139,9 @@ class Scheduler:
                 self.now = arrivals[0]
                 continue
             self._step(arrivals[0] if arrivals else None)
-        stable = not self.traffic.rate or not self._waits_ever_longer()
+            if self.traffic.rate and len(self.waiting) > self.count // 2 and len(self.done) > _ENOUGH:
+                break  # it will not catch up
+        stable = not self.traffic.rate or len(self.done) >= self.count and not self._waits_ever_longer()
         return Timeline(tuple(self.done), self.now, self.passes, self.area / max(self.now, 1e-12),
                         self.context_area / max(self.area, 1e-12), self.prompts / max(1, self.passes), self.is_full,
                         stable, self.answered / self.now if self.now else 0.0)
