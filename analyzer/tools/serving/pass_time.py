@@ -91,6 +91,7 @@ class PassTimer:
         self.deployment, self.device = deployment, deployment.device
         self.constants = find_constants("serving", self.device)
         self._seconds = functools.lru_cache(maxsize=100_000)(self._time_seconds)
+        self._rest = functools.lru_cache(maxsize=10_000)(self._time_rest)
 
     def seconds(self, batch: Batch) -> float:
         """Of a pass, host included. Contexts and chunks are taken at steps of a sixteenth, so that most are known."""
@@ -99,7 +100,19 @@ class PassTimer:
         return self._seconds(rounded)
 
     def _time_seconds(self, batch: Batch) -> float:
-        return self.time(batch).seconds
+        model = self.deployment.model
+        if model.encoder is not None:
+            return self.time(batch).seconds
+        attention = sum(count * _known(self._time_attention(kernel, batch)).seconds
+                        for kernel, count in model.attentions)
+        kernels = attention + self._rest(_round(batch.tokens, 6), batch.sampled)
+        return kernels + self._host_seconds(batch, kernels)
+
+    def _time_rest(self, tokens: int, sampled: int) -> float:
+        """Of all kernels but attention, which so many tokens take, of whatever sequences."""
+        read = max(1, tokens - sampled + 1)
+        batch = Batch(sampled, 1) if tokens <= sampled else Batch(sampled - 1, 1, (Chunk(read, read),))
+        return sum(count * kernel.seconds for _, kernel, count in self._list_kernels(batch, attends=False))
 
     def time(self, batch: Batch) -> PassTime:
         """Raises UnknownSpeedError."""
@@ -138,7 +151,7 @@ class PassTimer:
 
     # --- kernels ---
 
-    def _list_kernels(self, batch: Batch) -> Iterator[tuple[str, KernelTime, int]]:
+    def _list_kernels(self, batch: Batch, attends: bool = True) -> Iterator[tuple[str, KernelTime, int]]:
         layout, model = self.deployment.layout, self.deployment.model
         if model.encoder is not None:
             for chunk in batch.chunks:
@@ -148,7 +161,8 @@ class PassTimer:
             if isinstance(kernel, Product):
                 yield from self._list_product(kernel, count, batch)
             elif isinstance(kernel, AttentionKernel):
-                yield "attention", _known(self._time_attention(kernel, batch)), count
+                if attends:
+                    yield "attention", _known(self._time_attention(kernel, batch)), count
             else:
                 yield kernel.name, _known(self._time_fused(kernel, batch)), count
         rows = batch.sampled
@@ -294,13 +308,13 @@ def _known(time: KernelTime | None) -> KernelTime:
     return time
 
 
-def _round(tokens: int) -> int:
-    """A number of tokens at steps of a sixteenth of its power of two.
+def _round(tokens: int, bits: int = 5) -> int:
+    """A number of tokens at steps of a sixteenth of its power of two, or finer ones.
 
     >>> [_round(tokens) for tokens in (5, 100, 1000, 5000)]
     [5, 100, 992, 5120]
     """
-    step = max(1, 1 << max(0, tokens.bit_length() - 5))
+    step = max(1, 1 << max(0, tokens.bit_length() - bits))
     return round(tokens / step) * step
 
 
