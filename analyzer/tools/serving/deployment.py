@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from analyzer.errors import InputError, is_count
@@ -138,8 +138,6 @@ class Deployment:
 
     def local_product(self, product: Product) -> Product:
         """What one rank has of a product, experts aside."""
-        from dataclasses import replace
-
         tp = self.layout.tp
         if product.experts and self.layout.ep > 1:
             return product
