@@ -75,8 +75,8 @@ def test_the_reference_tells_what_docstrings_and_comments_tell(articles: dict[st
 
 
 @pytest.mark.parametrize("package", ["analyzer", *(f"analyzer.{name}" for name in (
-    "fx", "hardware", "meta", "parallel", "recipe", "tools.generation", "tools.runtime", "tools.serving", "tools.solver",
-    "tools.sweep"))])
+    "fx", "hardware", "meta", "parallel", "recipe", "tools.generation", "tools.runtime", "tools.serving",
+    "tools.solver", "tools.sweep"))])
 def test_the_reference_has_every_exported_name(articles: dict[str, str], package: str) -> None:
     text = "".join(article for name, article in articles.items() if name.startswith("reference/"))
     headed = set(re.findall(r'id="analyzer\.(?:\w+\.)*(\w+)"', text))
