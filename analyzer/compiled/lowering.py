@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 from torch import fx
-from torch._inductor import compile_fx, config, cpu_vec_isa, ir, scheduler, select_algorithm
+from torch._inductor import compile_fx, config, cpu_vec_isa, ir, scheduler, select_algorithm, utils
 from torch._inductor.codegen import common, cpp, mps, simd, simd_kernel_features, triton, triton_combo_kernel, wrapper
 from torch._inductor.debug import DebugContext
 from torch._inductor.fx_passes import joint_graph, pad_mm
@@ -30,14 +30,25 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from analyzer.cuda.workspaces.convolution import suggests_channels_last
 from analyzer.hardware import DeviceSpec
+from analyzer.hardware.kernel_time import KernelTime, join
 from analyzer.hardware.kernel_time.generated import INNER, MIXED, OUTER, PERSISTENT, POINTWISE
-from analyzer.hardware.kernel_time.pointwise import MULTIPROCESSORS, RESIDENT_THREADS
+from analyzer.hardware.kernel_time.matmul import matmul_time
+from analyzer.hardware.kernel_time.pointwise import (
+    MULTIPROCESSORS,
+    RESIDENT_THREADS,
+    kernel_time,
+    read_machine,
+    scattered_bytes,
+)
+from analyzer.hardware.listing import find_peak
 from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.intercept.mode_stack import modes_taken_off
 from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.meta.state import current, set_state
 
 from .partition import BINDINGS
+
+extern_kernels = select_algorithm.extern_kernels  #: those that generated programs call and torch has no name for
 
 
 @dataclass
@@ -49,19 +60,19 @@ class LoweredGraph:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
-def lower(graph: fx.GraphModule, fake_mode: Any, device: DeviceSpec, half: str = "forward", results: int = 0,
-          options: Mapping[str, Any] | None = None) -> LoweredGraph:
-    """What Inductor makes of ``graph``, whose nodes have fake tensors as ``meta["val"]``.
+def lower(graph: fx.GraphModule, fake_mode: Any, device: DeviceSpec, half: str = "forward",
+          results: int = 0) -> LoweredGraph:
+    """What Inductor, as it is configured now, makes of ``graph``, whose nodes have fake tensors as ``meta["val"]``.
 
     ``half`` is "forward", "backward" or "inference". The first ``results`` outputs are seen outside of the compiled
-    function and keep their strides. ``options`` is what configures Inductor, besides its defaults.
+    function and keep their strides.
     """
     placeholders = graph.graph.find_nodes(op="placeholder")
     inputs = [node.meta["val"] for node in placeholders]
     for node in graph.graph.nodes:
         node.meta.setdefault("original_aten", node.target if node.op == "call_function" else None)
     found = LoweredGraph("")
-    with compiling_for(device, found, options), V.set_fake_mode(fake_mode), V.set_debug_handler(DebugContext()):
+    with compiling_for(device, found), V.set_fake_mode(fake_mode), V.set_debug_handler(DebugContext()):
         view_to_reshape(graph)
         compile_fx.record_original_output_strides(graph)
         output = graph.graph.output_node()
@@ -80,8 +91,8 @@ def lower(graph: fx.GraphModule, fake_mode: Any, device: DeviceSpec, half: str =
 
 
 @contextmanager
-def compiling_for(device: DeviceSpec, found: LoweredGraph, options: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """A block outside of the mode, in which torch's compiler finds ``device`` here, configured by ``options``."""
+def compiling_for(device: DeviceSpec, found: LoweredGraph) -> Iterator[None]:
+    """A block outside of the mode, in which torch's compiler finds ``device`` here."""
     state = current()
     set_state(None)
     try:
@@ -90,7 +101,6 @@ def compiling_for(device: DeviceSpec, found: LoweredGraph, options: Mapping[str,
                 stack.enter_context(mock.patch.object(owner, name, value))
             # buffers are freed by name, buf99 behind buf100: by number, laps that are alike free them alike
             stack.enter_context(mock.patch.object(scheduler, "sorted", _sort_by_number, create=True))
-            stack.enter_context(config.patch(dict(options or {})))
             stack.enter_context(config.patch({**_QUIET, "cpp.threads": device.multiprocessors or MULTIPROCESSORS}))
             yield
     finally:
@@ -100,9 +110,11 @@ def compiling_for(device: DeviceSpec, found: LoweredGraph, options: Mapping[str,
 _DIGITS = re.compile(r"(\d+)")
 _QUIET = {"size_asserts": False, "nan_asserts": False, "alignment_asserts": False, "scalar_asserts": False,
           "compile_threads": 1, "fx_graph_cache": False, "triton.multi_kernel": 0, "cpp_wrapper": False,
-          "benchmark_fusion": False, "benchmark_combo_kernel": False, "benchmark_kernel": False}
+          "benchmark_fusion": False, "benchmark_combo_kernel": False, "benchmark_kernel": False,
+          "max_autotune_gemm_backends": "ATEN", "max_autotune_conv_backends": "ATEN"}
 """What Inductor must not do here: run or time a kernel, and checks that cost a step nothing. A kernel that it would
-generate in several versions, to take the fastest, is taken in the first."""
+generate in several versions, to take the fastest, is taken in the first; of products and convolutions that it would
+time to choose, the library's kernels."""
 
 
 def _sort_by_number(values: Iterable[Any], **kwargs: Any) -> list[Any]:
@@ -145,6 +157,7 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda, "get_device_properties", lambda place=None: Properties
     yield torch.cuda, "get_device_capability", lambda place=None: (major, minor)
     yield torch.cuda, "current_device", lambda: 0
+    yield utils, "is_big_gpu", lambda place=0: count >= 68  # Inductor's own number, without its warning
     # these methods, written in C++, ask for the device of their tensor; their operators do not
     yield FakeTensor, "contiguous", lambda self, **order: torch.ops.aten.contiguous(self, **order)
     yield FakeTensor, "copy_", lambda self, source, waits=False: torch.ops.aten.copy_(self, source, waits)
@@ -155,8 +168,14 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
     yield joint_graph, "lazy_init", lambda place=None: make_patterns(torch.device("cpu"))  # of any device the same
     yield torch.Tensor, "__invert__", lambda self: torch.bitwise_not(self)  # the same, whatever the tensor's device
     yield pad_mm, "has_triton", lambda: True
-    # a product that padding would align is timed with and without by Inductor; padded was the faster on an H200
-    yield pad_mm, "get_cached_should_pad", lambda key: True
+    yield pad_mm, "should_pad_bench_key", lambda *product, **others: product
+    yield pad_mm, "get_cached_should_pad", lambda product: (
+        not config.deterministic and _is_worth_padding(device, *product))
+    yield pad_mm, "set_cached_should_pad", lambda key, value: None
+    for module in (utils, scheduler):  # 0 for what is unknown, which Inductor then leaves out
+        yield module, "get_device_tflops", lambda dtype: (find_peak(
+            dtype, device, True, torch.backends.cuda.matmul.fp32_precision == "tf32") or 0.0) / 1e12
+        yield module, "get_gpu_dram_gbps", lambda: (device.memory_bandwidth or 0.0) / 1e9
     yield cpu_vec_isa.VecAVX512, "__bool__", lambda self: True
     yield cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.VecAVX512()
 
@@ -213,13 +232,49 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
     yield select_algorithm.AlgorithmSelectorCache, "__call__", _choose
 
 
+def _is_worth_padding(device: DeviceSpec, match: Any, a: torch.Tensor, b: torch.Tensor, op: Any,
+                      added: torch.Tensor | None = None) -> bool:
+    """Whether a product is faster with the zeros that align its rows, their copies counted, as ``_should_pad`` of
+    Inductor's pad_mm.py times it: the copies of what other kernels can write padded are not. So too where unknown.
+    """
+    size, dtype = pad_mm.get_alignment_size(a), str(a.dtype).removeprefix("torch.")
+    (*batch, m, k), n = map(_as_int, a.shape), _as_int(b.shape[-1])
+    tf32 = dtype == "float32" and torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+    def multiply(m: int, n: int, k: int, rows: int) -> KernelTime | None:
+        return matmul_time(math.prod(batch), m, n, k, dtype, device, allow_tf32=tf32, row_elements=rows or size)
+
+    # the CUDA cores' kernels load whole rows well, whatever their length, but where both operands run along k
+    is_slow_if_odd = dtype != "float32" or tf32 or a.stride(-1) == b.stride(-2) == 1
+    rows = [s for t in (a, b) for s in map(_as_int, t.stride()[-2:]) if s != 1]
+    plain = multiply(m, n, k, math.gcd(*rows, n) if is_slow_if_odd else size)
+    m, n, k = [old + pad_mm.get_padded_length(old, size) for old in (m, n, k)]
+    machine, parts = read_machine(device), [multiply(m, n, k, size)]
+    for name, t, new in (("mat1", a, (m, k)), ("mat2", b, (k, n))):
+        if machine is not None and new != tuple(t.shape[-2:]) and not pad_mm.should_exclude_padding_time(match, name):
+            # ``constant_pad_nd`` fills a contiguous tensor, then copies; rows that are copied together share sectors
+            # of a transposed one, which the cache gives again
+            sectors = scattered_bytes(_as_int(t.numel()), t.itemsize, _as_int(t.stride(-1)))
+            parts += [kernel_time(machine, math.prod((*batch, *new)) * t.itemsize),
+                      kernel_time(machine, 2 * _as_int(t.numel()) * t.itemsize, waiting=sectors / machine.cache_rate)]
+    if added is not None and machine is not None:
+        parts.append(kernel_time(machine, 2 * _as_int(added.numel()) * added.itemsize))
+    known = [part for part in parts if part is not None]
+    if plain is None or len(known) < len(parts):
+        return True
+    return bool(pad_mm.is_padded_faster("", plain.seconds, join(known).seconds))
+
+
 def _choose(self: Any, name: str, choices: list[Any], *args: Any, **kwargs: Any) -> Any:
     """What autotuning takes without timing: the library's kernel where it is among the choices, as it most often is
-    for large products, else the first, which is what Inductor takes by default.
+    for large products, else the first, which is what Inductor takes by default. Of the library's, the first too, but
+    for the one that adds a vector in the product's kernel: it is the faster but for few shapes (``bias_addmm`` of
+    Inductor's kernel/mm.py).
     """
     if not choices:
         raise self.create_no_valid_choices(name, "No choices exist for backend.")
-    choice = next((c for c in choices if isinstance(c, select_algorithm.ExternKernelCaller)), choices[0])
+    choice = min(choices, key=lambda c: (not isinstance(c, select_algorithm.ExternKernelCaller),
+                                         c.name != "bias_addmm"))
     return choice.output_node(), choice
 
 

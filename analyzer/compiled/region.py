@@ -25,7 +25,7 @@ from analyzer.record.recorder import CompiledPlace
 
 from .cuda_graph import capturing, find_obstacle
 from .gradient_bucket import BucketEnds
-from .lowering import LoweredGraph, compiling_for, lower
+from .lowering import LoweredGraph, compiling_for, extern_kernels, lower
 from .partition import partition, partition_plainly
 from .repeat import Shortened, shorten
 from .trace import FunctionTrace, JointGraph
@@ -93,6 +93,7 @@ class Program:
             names[name] = _factory(str(value.device))(value.shape, value.stride(), value.dtype)
         for device in ("cuda", "cpu"):
             names[f"empty_strided_{device}"] = _factory(device)
+        names["empty_strided"] = lambda size, stride, device, dtype: _factory(device)(size, stride, dtype)
         exec(self._code, names)
         at(())
         recorder.launch = launched
@@ -152,7 +153,7 @@ def _factory(device: str) -> Callable[..., Tensor]:
 
 class _Extern:
     def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
+        return getattr(torch, name, None) or getattr(extern_kernels, name)
 
 
 _EXTERN = _Extern()
@@ -212,8 +213,11 @@ class _Call:
         backend = self.config.get("backend", "inductor")
         options = {name: value for name, value in self.config.items() if name not in _NO_OPTIONS}
         with inductor_config.patch(options):
+            if inductor_config.max_autotune or inductor_config.max_autotune_gemm:
+                active_state().assume("torch.compile, max-autotune: where it times kernels to choose one, the "
+                                      "library's is taken")
             key = (_key_of(joint.module.graph, joint.results), joint.given, self.device, backend,
-                   inductor_config.get_hash(), functorch_config.get_hash())
+                   inductor_config.get_hash(), functorch_config.get_hash(), torch.backends.cuda.matmul.fp32_precision)
             graphs = _made.get(key)
             if graphs is None:
                 graphs = _made[key] = _compile(joint, self.device, backend)
