@@ -21,6 +21,8 @@ from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import active_state, current
 from analyzer.meta.tensor import device_of
 
+from .flex_attention import attend_compiled, attend_compiled_backward
+
 # Scaled dot product attention: the kernel that would run, with the same preparation of its arguments. Source:
 # ``scaled_dot_product_attention`` and its helpers in ``aten/src/ATen/native/transformers/attention.cpp``.
 
@@ -158,6 +160,8 @@ def _attend_with_autograd(*args: Any) -> Any:
 
 
 def _attend(*args: Any) -> Any:
+    if active_state().graph is not None:
+        return attend_compiled(args[0], args[1], args[2], args[4])
     active_state().assume(
         "flex_attention is profiled as it runs without torch.compile: it makes the whole matrix of scores")
     with without_modes():
@@ -187,6 +191,10 @@ class FlexAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         query, key, value, out, logsumexp, *_ = ctx.saved_tensors
         score_mod, *settings = ctx.settings
+        if active_state().graph is not None:
+            found = attend_compiled_backward(query, key, value, out, logsumexp, grads[0], grads[1],
+                                             settings[0])
+            return *found, *[None] * (5 + len(settings[3]))
         for_logsumexp = torch.zeros_like(logsumexp) if grads[1] is None else grads[1]  # torch 2.9 takes no None
         *found, for_buffers = flex.sdpa_dense_backward(query, key, value, out, logsumexp, grads[0], for_logsumexp,
                                                        score_mod, _gradient_of(score_mod), *settings)

@@ -288,6 +288,35 @@ register_flop_impl.add(torch.ops.higher_order.flex_attention,
     lambda query, key, value, *_, **__: Attention.of(query, key, value).forward(query))
 register_flop_impl.add(torch.ops.higher_order.flex_attention_backward,
     lambda query, key, value, *_, **__: Attention.of(query, key, value).backward(query))
+
+
+def compiled_flex_flops(signature: Signature) -> FlopCount | None:
+    """Executed are the blocks that the mask does not hide whole."""
+    named = signature.named_arguments()
+    query, key, value = _find_tensors(named)
+    size, visited = Attention.of(query, key, value), named["visited"]
+    dense = _count_method(signature)(size, query, DENSE)
+    pairs = max(1, size.batch_heads * size.queries * size.keys)
+    return dense if visited is None else FlopCount(dense.flops, dense.macs, dense.flops * visited // pairs)
+
+
+def compiled_flex_time(signature: Signature, device: DeviceSpec) -> KernelTime | None:
+    """That of PyTorch's fused kernels, of as many keys as a query meets in the mean: of a generated one nothing is
+    known.
+    """
+    named = signature.named_arguments()
+    query, key, value = _find_tensors(named)
+    keys, visited = key[2], named["visited"]
+    if visited is not None:
+        keys = round(visited / max(1, query[0] * query[1] * query[2]))
+    return attention_time(
+        "efficient" if query.dtype.itemsize == 4 else "flash", query[0], query[1], key[1], query[2], keys, query[3],
+        value[3], str(query.dtype), device, causal=False, **_read_options(signature, named))
+
+
+for _key in ("analyzer::flex_attention", "analyzer::flex_attention_backward"):
+    register_flop_impl.add(_key, OfSignature(compiled_flex_flops))
+    register_time_impl.add(_key, compiled_flex_time)
 register_each("_native_multi_head_attention _triton_multi_head_attention", multi_head_attention_flops)
 # the fast path of torch.nn.TransformerEncoder
 register_each("_transformer_encoder_layer_fwd", OfSignature(encoder_layer_flops))

@@ -1,0 +1,124 @@
+"""``flex_attention`` compiled into one kernel: what it takes and gives, as an operator each of its passes.
+
+Source: the lowerings in ``torch/_inductor/kernel/flex/flex_attention.py``. The kernel holds tiles of scores alone.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.nn.attention.flex_attention import noop_mask
+
+from analyzer.meta.intercept.mode_stack import modes_taken_off
+from analyzer.meta.state import active_state, current, set_state
+
+Tensor = torch.Tensor
+
+_library = torch.library.Library("analyzer", "FRAGMENT")
+_library.define("flex_attention(Tensor query, Tensor key, Tensor value, Tensor[] blocks, int? visited) "
+                "-> (Tensor, Tensor, Tensor)")
+_library.define("flex_attention_backward(Tensor query, Tensor key, Tensor value, Tensor logsumexp, Tensor delta, "
+                "Tensor gradient, Tensor[] blocks, int? visited) -> (Tensor, Tensor, Tensor)")
+
+
+def attend_compiled(query: Tensor, key: Tensor, value: Tensor, block_mask: tuple[Any, ...]) -> Any:
+    """Output, logarithms of the sums of exponentials, and maxima of scores."""
+    return torch.ops.analyzer.flex_attention(query, key, value, _tensors_of(block_mask),
+                                             _count_visited(block_mask, query, key))
+
+
+def attend_compiled_backward(query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
+                             gradient: Tensor | None, for_logsumexp: Tensor | None,
+                             block_mask: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value. What is summed beforehand is the compiler's to fuse."""
+    gradient = torch.zeros_like(out) if gradient is None else gradient
+    delta = (out * gradient).sum(-1).to(torch.float32)
+    if for_logsumexp is not None:
+        delta = delta - for_logsumexp * 1.4426950408889634  # of base 2
+    found: list[Tensor] = list(torch.ops.analyzer.flex_attention_backward(
+        query, key, value, logsumexp, delta.contiguous(), gradient, _tensors_of(block_mask),
+        _count_visited(block_mask, query, key)))
+    if key.shape[0] != query.shape[0]:
+        found[1:] = [one.sum(0, keepdim=True) for one in found[1:]]
+    return found[0], found[1], found[2]
+
+
+def _tensors_of(block_mask: tuple[Any, ...]) -> list[Tensor]:
+    """Which blocks each row and each column has; the graph hands both to both passes."""
+    return [one for one in block_mask[2:10] if isinstance(one, Tensor)]
+
+
+def _new_like(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
+    """``infer_dense_strides``: contiguous in the order in which the strides of ``tensor`` grow, the last first."""
+    strides, stride = [0] * len(sizes), 1
+    for dim in sorted(reversed(range(len(sizes))), key=lambda d: (d + 1 < len(sizes), tensor.stride(d))):
+        strides[dim], stride = stride, stride * sizes[dim]
+    return tensor.new_empty_strided(tuple(sizes), strides)
+
+
+def _make_results(query: Tensor, key: Tensor, value: Tensor, blocks: list[Tensor],
+                  visited: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    out = _new_like(query, (*query.shape[:3], value.shape[3]))
+    return out, query.new_empty(query.shape[:3], dtype=torch.float32), query.new_empty(
+        query.shape[:3], dtype=torch.float32)
+
+
+def _make_gradients(query: Tensor, key: Tensor, value: Tensor, logsumexp: Tensor, delta: Tensor, gradient: Tensor,
+                    blocks: list[Tensor], visited: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    batch = query.shape[0]
+    return (_new_like(query, query.shape), _new_like(key, (batch, *key.shape[1:])),
+            _new_like(value, (batch, *value.shape[1:])))
+
+
+_library.impl("flex_attention", _make_results, "Meta")
+_library.impl("flex_attention_backward", _make_gradients, "Meta")
+
+_MOST_PAIRS = 2 ** 31  #: of which a mask is asked, some seconds
+_visited: WeakKeyDictionary[Any, dict[Any, int | None]] = WeakKeyDictionary()
+
+
+def _count_visited(block_mask: tuple[Any, ...], query: Tensor, key: Tensor) -> int | None:
+    """Pairs of queries and keys in the blocks that the mask does not hide whole, over all heads; None where data
+    decide.
+    """
+    *_, rows, columns, mask_mod = block_mask
+    heads, sizes = (int(block_mask[2].shape[0]), int(block_mask[2].shape[1])), (query.shape[2], key.shape[2])
+    known = _visited.setdefault(mask_mod, {})
+    place = heads, sizes, rows, columns
+    if place not in known:
+        known[place] = _ask_mask(mask_mod, *place)
+    pairs = known[place]
+    if pairs is None:
+        active_state().assume("flex_attention: a block mask that depends on data hides nothing")
+        return None
+    return pairs * (query.shape[0] * query.shape[1] // (heads[0] * heads[1]))
+
+
+def _ask_mask(mask_mod: Any, heads: tuple[int, int], sizes: tuple[int, int], rows: int, columns: int) -> int | None:
+    queries, keys = sizes
+    rows, columns = min(rows, queries), min(columns, keys)
+    if mask_mod is noop_mask:
+        return heads[0] * heads[1] * queries * keys
+    if heads[0] * heads[1] * queries * keys > _MOST_PAIRS:
+        return None
+    state, found = current(), 0
+    set_state(None)
+    try:
+        with modes_taken_off(), torch.no_grad():
+            widths = torch.full((-(-keys // columns),), columns)
+            widths[-1] = keys - columns * (len(widths) - 1)
+            for batch, head in torch.cartesian_prod(torch.arange(heads[0]), torch.arange(heads[1])):
+                for tile in torch.arange(queries).split(rows):
+                    seen = mask_mod(batch, head, tile[:, None], torch.arange(keys)[None])
+                    if seen.device.type != "cpu":
+                        return None
+                    seen = seen.broadcast_to(len(tile), keys).any(0)
+                    seen = torch.nn.functional.pad(seen, (0, columns * len(widths) - keys)).view(-1, columns).any(1)
+                    found += len(tile) * int(widths[seen].sum())
+    except (RuntimeError, NotImplementedError, IndexError):  # it reads tensors without data
+        return None
+    finally:
+        set_state(state)
+    return found

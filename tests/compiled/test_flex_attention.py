@@ -1,0 +1,89 @@
+"""Compiled ``flex_attention``: one kernel a pass, which holds no matrix of scores. Sizes are derived by hand."""
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from analyzer import profile
+
+HEADS, KEY_HEADS, TOKENS, WIDTH, BLOCK = 4, 2, 512, 64, 128
+QUERY, KEY = HEADS * TOKENS * WIDTH * 4, KEY_HEADS * TOKENS * WIDTH * 4
+STATISTICS = HEADS * TOKENS * 4
+TILES = TOKENS // BLOCK
+
+
+class Attention(nn.Module):
+    def __init__(self, mask_mod):
+        super().__init__()
+        self.query = nn.Parameter(torch.rand(1, HEADS, TOKENS, WIDTH))
+        self.key, self.value = (nn.Parameter(torch.rand(1, KEY_HEADS, TOKENS, WIDTH)) for _ in range(2))
+        self.mask_mod, self.attend = mask_mod, [torch.compile(flex_attention)]
+
+    def forward(self, x):
+        mask = None if self.mask_mod is None else create_block_mask(
+            self.mask_mod, None, None, TOKENS, TOKENS, device=str(x.device))
+        return 2.0 * self.attend[0](self.query, self.key, self.value, lambda score, b, h, i, j: score + (i - j) * 0.1,
+                                    mask, enable_gqa=True)
+
+
+def run(mask_mod):
+    return profile(Attention(mask_mod), args=(torch.rand(1),), device="h100")
+
+
+def is_near(b, h, i, j):
+    return (i >= j) & (i - j < BLOCK)
+
+
+def is_causal(b, h, i, j):
+    return i >= j
+
+
+def test_what_is_saved():
+    p = run(is_causal)
+    # each of query, key, value and output, the logarithms of the sums, and four lists of blocks with their lengths
+    blocks = 4 * (TILES + TILES * TILES) * 4
+    assert p.compiled[0].saved_bytes == 2 * QUERY + 2 * KEY + STATISTICS + blocks
+    assert p.compiled[0].graphs == 1 and not p.compiled[0].breaks and not p.uncounted
+
+
+def test_what_a_step_holds():
+    p = run(None)
+    parameters = QUERY + 2 * KEY
+    # in the backward kernel: gradients of all parameters and the output, the sums' logarithms, and a sum for each row
+    expected = 2 * parameters + QUERY + 2 * STATISTICS
+    assert 0 <= p.peak_allocated_bytes - expected < 16 * 512
+    assert not any("matrix of scores" in a for a in p.assumptions)
+
+
+@pytest.mark.parametrize(("mask_mod", "tiles"), [(None, TILES ** 2), (is_causal, 4 + 3 + 2 + 1), (is_near, 4 + 3)])
+def test_flops_are_of_the_blocks_that_are_seen(mask_mod, tiles):
+    p = run(mask_mod)
+    forward, backward = 2 * 2 * WIDTH, 5 * 2 * WIDTH  # of a pair of a query and a key
+    pairs = HEADS * TOKENS ** 2
+    assert p.hardware_flops - p.executed_flops == (forward + backward) * pairs * (TILES ** 2 - tiles) // TILES ** 2
+    found = {o.operator: o for o in p.operators if "flex_attention" in o.operator}
+    assert found["analyzer.flex_attention.default"].flops == forward * pairs
+    assert found["analyzer.flex_attention_backward.default"].flops == backward * pairs
+
+
+def test_a_hidden_block_takes_no_time():
+    dense, near = ({o.operator: o.seconds for o in run(mask).operators} for mask in (None, is_near))
+    for name in ("analyzer.flex_attention.default", "analyzer.flex_attention_backward.default"):
+        assert 0 < near[name] < dense[name]
+
+
+def test_a_mask_that_reads_a_tensor_hides_nothing():
+    class Documents(Attention):
+        def forward(self, x):
+            documents = torch.zeros(TOKENS, dtype=torch.int32, device=x.device)
+            self.mask_mod = lambda b, h, i, j: documents[i] == documents[j]
+            return super().forward(x)
+
+    p = profile(Documents(None), args=(torch.rand(1),), device="h100")
+    assert p.hardware_flops == p.executed_flops and any("depends on data" in a for a in p.assumptions)
+
+
+def test_a_whole_model_compiled_has_it_as_one_call():
+    p = profile(torch.compile(Attention(is_causal)), args=(torch.rand(1),), device="h100")
+    assert [o.calls for o in p.operators if "flex_attention" in o.operator] == [1, 1]
+    assert p.compiled[0].graphs == 1
