@@ -142,6 +142,31 @@ def test_inferred_workspaces_have_a_most(dtype: torch.dtype, channels_last: bool
     assert found == (expected[0], most)
 
 
+@pytest.mark.parametrize(("channels", "size", "measured"), [(96, 56, 9_633_792), (192, 28, 19_267_584),
+                                                          (384, 14, 38_535_168), (768, 7, 77_070_336)])
+def test_depthwise_layers_in_channels_last_have_partial_sums(channels: int, size: int, measured: int) -> None:
+    """ConvNeXt's layers on 64 images in bfloat16 on an H200, cuDNN 9.19: requested bytes. Channels first: none."""
+    def gradients(dtype: torch.dtype, channels_last: bool) -> list[tuple[int, ...]]:
+        x, w = spec((64, channels, size, size), dtype, channels_last), spec((channels, 1, 7, 7), dtype, channels_last)
+        args = (x, x, w, None, [1, 1], [3, 3], [1, 1], False, [0, 0], channels, [True, True, False])
+        signature = Signature(aten.convolution_backward.default, args, {}, (x, x, w), (x, w))
+        assert sum(c.nbytes for c in convolution.list_inferred(signature)) == sum(
+            sum(s.blocks) for s in kernel_memory(signature)[0])
+        return [s.blocks for s in kernel_memory(signature)[0]]
+
+    assert gradients(BF16, True) == [(measured,)]
+    assert gradients(BF16, False) == gradients(F32, False) == []
+    with torch.backends.cudnn.flags(enabled=False):
+        assert gradients(BF16, True) == []
+
+
+def test_partial_sums_of_depthwise_layers_may_grow_with_images() -> None:
+    x, w = spec((128, 96, 14, 14), BF16, True), spec((96, 1, 7, 7), BF16)
+    args = (x, x, w, None, [1, 1], [3, 3], [1, 1], False, [0, 0], 96, [False, True, False])
+    (found,) = convolution.list_inferred(Signature(aten.convolution_backward.default, args, {}, (x, x, w), (x, w)))
+    assert found == (512 * 4 * w.numel, 2 * 512 * 4 * w.numel)
+
+
 def test_bias_gradient_is_a_reduction() -> None:
     x, w, gy = spec((128, 96, 56, 56), BF16), spec((192, 96, 1, 1), BF16), spec((128, 192, 56, 56), BF16)
     # 512 threads an output, 784 values each: ceil(784/256) = 4 blocks an output, float32 partial sums, a semaphore for

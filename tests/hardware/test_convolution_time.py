@@ -5,7 +5,13 @@ import pytest
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, PeakRates, find_device
-from analyzer.hardware.kernel_time.convolution import convolution_time, depthwise_seconds, fits_winograd
+from analyzer.hardware.kernel_time.convolution import (
+    convolution_time,
+    depthwise_seconds,
+    fits_winograd,
+    is_last_depthwise,
+    last_depthwise_seconds,
+)
 from analyzer.hardware.kernel_time.convolution_tile import (
     copy_seconds,
     is_gathered,
@@ -108,7 +114,8 @@ def test_transposed_is_the_input_gradient():
 def test_depthwise_is_bound_by_memory_or_instructions_not_by_products():
     each = time_of(ins=256, outs=256, groups=256)
     assert each.seconds < time_of(ins=256, outs=256).seconds and each.kernels == 1
-    assert time_of("weight", ins=256, outs=256, groups=256).seconds > each.seconds  # reads both once a tap
+    seven = dict(ins=256, outs=256, groups=256, kernel=(7, 7))
+    assert time_of("weight", **seven).seconds > time_of(**seven).seconds  # reads both once a tap
 
 
 @pytest.mark.parametrize("way, change, is_few", [
@@ -159,16 +166,49 @@ def test_tiles_that_fit_an_image():
     assert time_of(**product, last=True) == time_of(**product, last=True, device=ampere)
 
 
-@pytest.mark.parametrize("taps, clocks", [(1, 140 / 64 + 2.13 / 32), (9, 140 / 64 + 9 * 2.13 / 32)])
-def test_depthwise_by_hand(taps, clocks):
-    c = {"depthwise_index": 140.0, "depthwise_loads": 2.13, "memory_efficiency": 1.0}
-    shape = make_shape("forward", 2, 64, 64, (8, 8), (8, 8), (taps,), 64, 4, (1, 1), (1, 1))
-    assert depthwise_seconds(shape, c, TEN)[0] == pytest.approx(2 * 64 * 64 * clocks / (10 * 1e9))
-    turing = dataclasses.replace(TEN, compute_capability=(7, 5))  # half the units for loads
-    assert depthwise_seconds(shape, c, turing)[0] > depthwise_seconds(shape, c, TEN)[0]
+DEPTHWISE = {"depthwise_index": 192.0, "depthwise_forward_tap": 16.0, "depthwise_input_tap": 24.0,
+             "depthwise_weight_tap": 40.0, "memory_efficiency": 1.0, "depthwise_last_forward_tap": 4.0,
+             "depthwise_last_input_tap": 9.0, "depthwise_last_weight_tap": 3.0, "tensor_memory_efficiency": 1.0}
+
+
+@pytest.mark.parametrize("way, kernel, instructions", [
+    ("forward", (1, 1), 192 + 16), ("forward", (3, 3), 192 + 9 * 16), ("input", (3, 3), 192 + 9 * 24),
+    ("weight", (3, 3), 9 / 64 * 32 * (192 / 3 + 2 * 40))])
+def test_depthwise_by_hand(way, kernel, instructions):
+    shape = make_shape(way, 2, 64, 64, (8, 8), (8, 8), kernel, 64, 4, (1, 1), (1, 1))
+    by_instructions, memory = depthwise_seconds(shape, DEPTHWISE, TEN)
+    assert by_instructions == pytest.approx(2 * 64 * 64 * instructions / (128 * 10 * 1e9))
+    assert memory == pytest.approx(4 * (2 * 2 * 64 * 64 + 64 * kernel[0] ** 2) / 1e12)
 
 
 def test_weight_gradient_of_a_depthwise_layer_fills_warps():
-    c = {"depthwise_index": 192.0, "depthwise_loads": 0.0, "memory_efficiency": 1.0}
     shape = make_shape("weight", 2, 64, 64, (7, 7), (7, 7), (3, 3), 64, 4, (1, 1), (1, 1))
-    assert depthwise_seconds(shape, c, TEN)[0] == pytest.approx(2 * 64 * 64 * 9 * 1 / (10 * 1e9))  # 49 of 64 lanes
+    whole = shape._replace(out_pixels=64)  # 49 of 64 lanes
+    assert depthwise_seconds(shape, DEPTHWISE, TEN)[0] == depthwise_seconds(whole, DEPTHWISE, TEN)[0]
+
+
+@pytest.mark.parametrize("way, instructions", [("forward", 4), ("input", 9), ("weight", 3)])
+def test_last_depthwise_by_hand(way, instructions):
+    # rows of 8 results with 6 more of borders, 49 taps
+    shape = make_shape(way, 2, 64, 64, (8, 8), (8, 8), (7, 7), 64, 2, (1, 1), (1, 1))
+    assert last_depthwise_seconds(shape, DEPTHWISE, TEN)[0] == pytest.approx(
+        2 * 64 * 64 * 14 / 8 * 49 * instructions / (128 * 10 * 1e9))
+
+
+@pytest.mark.parametrize("change, is_one", [
+    ({}, True), ({"out_channels": 128}, False), ({"groups": 32}, False), ({"kernel_size": (3, 3, 3)}, False)])
+def test_kernels_that_cudnn_has_for_channels_last(change, is_one):
+    shape = make_shape("forward", 2, 64, 64, (8, 8), (8, 8), (7, 7), 64, 2, (1, 1), (1, 1))
+    assert is_last_depthwise(shape._replace(**change)) is is_one
+
+
+# Microseconds of layers of ConvNeXt on an H200, 64 images in bfloat16, cuDNN 9.19: forward and both gradients
+@pytest.mark.parametrize("channels, size, last, measured", [
+    (96, 56, True, (147.65, 336.13, 123.01)), (768, 7, True, (34.3, 53.31, 27.59)),
+    (96, 56, False, (667.87, 877.12, 1308.8)), (768, 7, False, (93.03, 111.39, 479.94))])
+def test_measured_depthwise_layers(channels, size, last, measured):
+    for way, microseconds in zip(("forward", "input", "weight"), measured):
+        time = time_of(way, 64, channels, channels, (size, size), kernel=(7, 7), groups=channels, dtype="bfloat16",
+                       last=last)
+        assert time.seconds * 1e6 == pytest.approx(microseconds, rel=0.2)
+        assert time.kernels == (2 if last and way == "weight" else 1)

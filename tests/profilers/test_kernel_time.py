@@ -371,6 +371,17 @@ def test_depthwise_has_its_bias_inside():
     assert forward(X, spec(64, 1, 3, 3), X, spec(64), geometry).kernels == 1
 
 
+def test_depthwise_in_channels_last_is_of_cudnn():  # use_cudnn_depthwise, aten/src/ATen/native/Convolution.cpp
+    geometry, w = ([1, 1], [3, 3], [1, 1], False, [0, 0], 64), spec(64, 1, 7, 7, dtype=HALF)
+    first, last = spec(8, 64, 56, 56, dtype=HALF), spec(8, 64, 56, 56, dtype=HALF, last=True)
+    own, of_cudnn = (forward(x, w, x, geometry=geometry) for x in (first, last))
+    assert of_cudnn.seconds < own.seconds / 3 and of_cudnn.kernels == 1
+    assert forward(last, w, last, spec(64), geometry).kernels == 2  # the bias afterwards
+    assert backward([False, True, False], last, w, last, geometry).kernels == 2  # partial sums
+    with torch.backends.cudnn.flags(enabled=False):
+        assert forward(last, w, first, geometry=geometry).seconds > own.seconds  # a copy first
+
+
 def test_sequences_and_devices():
     x, w, y = spec(8, 80, 3000), spec(512, 80, 3), spec(8, 512, 3000)
     assert forward(x, w, y, geometry=([1], [1], [1], False, [0], 1)).seconds > 0

@@ -29,6 +29,9 @@ _RAGGED_PRODUCT_WORTH_COPYING = 97.0  # and where a count of channels is no mult
 _VECTOR_CHANNELS = 8            # 16-bit channels in the 16 bytes that a thread loads at once
 _TILE = 128                     # rows and columns of an output tile of the weight gradient's product
 _TILE_BYTES = 4 * _TILE * _TILE
+_DEPTHWISE_SUMS = 512           # partial sums of each weight of a depthwise layer, of 64 images of 7x7 to 56x56 alike
+_DEPTHWISE_SUMS_PER_IMAGE = 8   # what that is of an image, should it grow with them
+_SUM_BYTES = 4
 _GOOD_WAVE = 0.9                # share of busy multiprocessors from which on a weight gradient is not split
 
 
@@ -87,7 +90,8 @@ def either_is_channels_last(x: TensorSpec, w: TensorSpec) -> bool:
 
 
 def _is_contiguous(t: TensorSpec, channels_last: bool) -> bool:
-    return channels_last and _is_channels_last(t) or (not channels_last or math.prod(t[2:]) == 1) and is_contiguous(t)
+    in_both = t[1] == 1 or math.prod(t[2:]) == 1  # orders: one channel, or one place
+    return channels_last and _is_channels_last(t) or (not channels_last or in_both) and is_contiguous(t)
 
 
 def _copy_bytes(t: TensorSpec) -> int:
@@ -113,7 +117,10 @@ class _Convolution:
         self.x, self.y, self.w, self.groups = x, y, w, groups
         self.channels_last = suggests_channels_last(x, w)
         is_one_each = groups > 1 and groups == x[1] and w[0] % x[1] == 0
+        # use_cudnn_depthwise in Convolution.cpp: where channels are last cuDNN runs it, else PyTorch (but see float16)
         self.is_depthwise = is_one_each and not transposed and not self.channels_last
+        self.is_last_depthwise = (is_one_each and w[0] == x[1] and not transposed and self.channels_last and len(w) == 4
+                                  and x.dtype.itemsize == 2 and torch.backends.cudnn.enabled)
         self.is_product = groups == 1 and math.prod(w[2:]) == 1 and set(stride) == {1}
         self.uses_copies = self._are_copies_worth()
 
@@ -166,6 +173,8 @@ class _Convolution:
     def infer(self, of_weight: bool = False) -> Inferred:
         """The workspace of one direction: the most is with copies, and a partial tile on each multiprocessor."""
         nbytes = self.weight_gradient_bytes if of_weight else self.layout_bytes
+        if of_weight and self.is_last_depthwise:
+            return Inferred(nbytes, max(nbytes, _DEPTHWISE_SUMS_PER_IMAGE * self.x[0] * self.w.numel * _SUM_BYTES))
         if not self._has_choice():
             return Inferred(nbytes, nbytes)
         partial_bytes = _TILE_BYTES * (simulated_spec().multiprocessors or 0) if of_weight else 0
@@ -174,6 +183,8 @@ class _Convolution:
     @property
     def weight_gradient_bytes(self) -> int:
         """The workspace of the weight gradient, a sum over all images and places: copies, and partial sums."""
+        if self.is_last_depthwise:  # wgrad2d_c1_k1_nhwc, measured in bfloat16 with 7x7 weights
+            return _DEPTHWISE_SUMS * self.w.numel * _SUM_BYTES if self.x.numel else 0
         if not self._copies_for_weight_gradient():
             # a product per image, added up afterwards
             uses_tf32 = self.x.dtype == torch.float32 and _has_tensor_cores(torch.float32)

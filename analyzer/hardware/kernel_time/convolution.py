@@ -74,36 +74,59 @@ def nonfused_seconds(shape: ConvolutionShape, peak: float, c: Mapping[str, float
     return math.hypot(arithmetic, memory) + transforms + 4 * c["kernel_seconds"]
 
 
-# A multiprocessor's units for loads and stores, and its lanes for integers: figures "SM" of NVIDIA's architecture
-# whitepapers (GP104 and GV100 32, TU102 16, GA100 32, GA102 and AD102 16, GH100 32; 64 lanes from Volta on).
-_LOAD_UNITS = 32
-_FEW_LOAD_UNITS = 16
-_WITH_FEW = ((7, 5), (8, 6), (8, 7), (8, 9), (12, 0))
-_INTEGER_LANES = 64
 _WARP = 32
+_ISSUED = 128   # instructions of threads a clock: 4 schedulers of a multiprocessor issue one of a warp each
 _DIVISIONS = 3  # of a result's number into image, channel, row and column
 
 
 def depthwise_seconds(shape: ConvolutionShape, c: Mapping[str, float], device: DeviceSpec) -> tuple[float, float]:
     """Seconds by instructions and by memory of the kernel of one way. ``aten/src/ATen/native/cuda/DepthwiseConv2d.cu``:
-    the thread of a result takes its number apart (``depthwise_index`` instructions), then loads an input and a weight
-    for each tap (``depthwise_loads``). The weight gradient has a block for each weight, whose warps go through all
-    results, with one division at each.
+    the thread of a result takes its number apart (``depthwise_index`` instructions), then multiplies an input and a
+    weight for each tap (``depthwise_forward_tap``; the input gradient asks of each tap which result it belongs to:
+    ``depthwise_input_tap``). The weight gradient has a block for each weight, whose warps go through all results: a
+    division for each image, ``depthwise_weight_tap`` for each of its pixels.
     """
-    assert device.memory_bandwidth is not None and device.multiprocessors is not None
-    images, results, weights = shape.sizes
-    units = _FEW_LOAD_UNITS if device.compute_capability in _WITH_FEW else _LOAD_UNITS
-    index, loads = c["depthwise_index"] / _INTEGER_LANES, c["depthwise_loads"] / units
+    images, results, _ = shape.sizes
+    index = c["depthwise_index"]
     if shape.way == "weight":
-        filled = -(-shape.out_pixels // _WARP) * _WARP / shape.out_pixels
-        clocks = results * shape.taps * filled * (index / _DIVISIONS + loads)
+        pixels = -(-shape.out_pixels // _WARP) * c["depthwise_weight_tap"]
+        issued = results // shape.out_pixels * shape.taps * _WARP * (index / _DIVISIONS + pixels)
     else:
-        clocks = (images if shape.way == "input" else results) * (index + shape.taps * loads)
-    memory = shape.item_bytes * (images + results + weights) / (device.memory_bandwidth * c["memory_efficiency"])
-    return clocks / (device.multiprocessors * (device.clock_hertz or CLOCK_HERTZ)), memory
+        issued = (images if shape.way == "input" else results) * (index + shape.taps * c[f"depthwise_{shape.way}_tap"])
+    return _issue_seconds(issued, device), _move_seconds(shape, c["memory_efficiency"], device)
 
 
-# How long convolutions and their gradients take on a device: the kernels of cuDNN, and PyTorch's depthwise ones.
+def is_last_depthwise(shape: ConvolutionShape) -> bool:
+    """Whether cuDNN has kernels of its own for it where channels are last (``conv2d_c1_k1_nhwc``): images, and one
+    channel for each.
+    """
+    return len(shape.kernel_size) == 2 and shape.groups == shape.in_channels == shape.out_channels
+
+
+def last_depthwise_seconds(shape: ConvolutionShape, c: Mapping[str, float],
+                           device: DeviceSpec) -> tuple[float, float]:
+    """Seconds by instructions and by memory of cuDNN's kernels for channels last: for each tap of each result, and of
+    the borders beside a row, so many instructions. The form is inferred from 7x7 kernels in bfloat16.
+    """
+    images, results, _ = shape.sizes
+    elements, row = (images, shape.in_size[-1]) if shape.way == "input" else (results, shape.out_size[-1])
+    walked = elements * (row + shape.kernel_size[-1] - 1) / row
+    issued = walked * shape.taps * c[f"depthwise_last_{shape.way}_tap"]
+    return _issue_seconds(issued, device), _move_seconds(shape, c["tensor_memory_efficiency"], device)
+
+
+def _issue_seconds(instructions: float, device: DeviceSpec) -> float:
+    assert device.multiprocessors is not None
+    return instructions / (_ISSUED * device.multiprocessors * (device.clock_hertz or CLOCK_HERTZ))
+
+
+def _move_seconds(shape: ConvolutionShape, efficiency: float, device: DeviceSpec) -> float:
+    assert device.memory_bandwidth is not None
+    return shape.item_bytes * sum(shape.sizes) / (device.memory_bandwidth * efficiency)
+
+
+# How long convolutions and their gradients take on a device: the kernels of cuDNN, and PyTorch's depthwise ones, which
+# run where channels are first (Convolution.cpp, use_cudnn_depthwise; in float16 cuDNN's may, which nobody measured).
 # On CUDA cores (float32 without TF32, and float64) cuDNN has implicit products and, for 3x3, Winograd's two algorithms;
 # the fastest counts, as cuDNN's heuristics or its benchmark choose it. On tensor cores (16 bit, or float32 with TF32,
 # PyTorch's default for convolutions) it has implicit products of channels-last tensors.
@@ -138,8 +161,11 @@ def convolution_time(way: str, batch: int, in_channels: int, out_channels: int, 
     c = find_constants("convolution", device)
     tensor_peak = find_peak(dtype, device, uses_tensor_cores=True, allow_tf32=allow_tf32) or peak
     if groups > 1 and groups == in_channels and not transposed:
-        by_instructions, memory = depthwise_seconds(shape, c, device)
-        return _estimate(by_instructions, memory, c["kernel_seconds"], 1, c["depthwise_spread"])
+        if channels_last and is_last_depthwise(shape):
+            kernels = 2 if way == "weight" else 1  # partial sums
+            return _estimate(*last_depthwise_seconds(shape, c, device), kernels * c["kernel_seconds"], kernels,
+                             c["depthwise_spread"])
+        return _estimate(*depthwise_seconds(shape, c, device), c["kernel_seconds"], 1, c["depthwise_spread"])
     if tensor_peak <= peak or dtype == "float64":
         return _cuda_core_time(shape, peak, c, device)
     arithmetic, memory, fixed, kernels = tensor_seconds(shape, tensor_peak, c, device, channels_last)

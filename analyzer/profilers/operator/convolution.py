@@ -249,11 +249,19 @@ def _is_channels_last(spec: Spec) -> bool:
     return len(spec) in (4, 5) and spec.stride[1] == 1 and spec.stride[-1] >= spec[1] and prod(spec[1:]) > 1
 
 
+def _runs_channels_last(x: Spec, w: Spec) -> bool:
+    """Whether cuDNN runs it in this order; PyTorch's own kernels take channels first (``Convolution.cpp``,
+    ``determine_backend_memory_format``).
+    """
+    return (torch.backends.cudnn.enabled and x.dtype != torch.float64
+            and (_is_channels_last(x) or _is_channels_last(w)))
+
+
 def _convolve(way: str, x: Spec, y: Spec, w: Spec, arguments: Mapping[str, Any], transposed: bool,
               device: DeviceSpec) -> KernelTime | None:
     """One way of a convolution of ``x`` to ``y``, and the copies that PyTorch makes of tensors in another order."""
     dims = len(x) - 2
-    channels_last = x.dtype != torch.float64 and (_is_channels_last(x) or _is_channels_last(w))
+    channels_last = _runs_channels_last(x, w)
     allow_tf32 = arguments.get("allow_tf32")
     time = convolution_time(
         way, x[0], x[1], y[1], x[2:], y[2:], w[2:], arguments.get("groups", x[1] if w[1] == 1 else 1),
@@ -274,8 +282,9 @@ def time_forward(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     x, w, y = images(arguments), arguments["weight"], signature.outputs[0]
     transposed = bool(arguments.get("transposed", "transpose" in name))
     time = _convolve("forward", x, y, w, arguments, transposed, device)
-    groups = arguments.get("groups", 1)
-    if arguments.get("bias") is not None and "depthwise" not in name and "relu" not in name and groups != x[1]:
+    adds_bias = "depthwise" in name or "relu" in name or (
+        1 < arguments.get("groups", 1) == x[1] and not transposed and not _runs_channels_last(x, w))
+    if arguments.get("bias") is not None and not adds_bias:
         bias = pointwise_time(y.numel, 2 * y.nbytes, device, dimensions=3, operands=3)  # a value a channel
         time = join_known(time, bias)
     if name.removeprefix("aten::") in COLUMNS.split():  # im2col before the product, or col2im after it
