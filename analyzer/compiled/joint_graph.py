@@ -134,7 +134,8 @@ class GraphTape:
             made = []
             while last.next is not self.graph._root:
                 last = last.next
-                made.append(last)
+                if last.op != "placeholder":  # a parameter's, which is first read here
+                    made.append(last)
             region.tag(made, func, args, kwargs, result)
         return result
 

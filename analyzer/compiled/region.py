@@ -1,6 +1,7 @@
 """A compiled function's call: its graphs are made, or found among those made before, and run in place of its code."""
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from analyzer.record.log import CompileBreak, CompiledCall, CompiledGraph
 from analyzer.record.recorder import CompiledPlace
 
 from .cuda_graph import capturing, find_obstacle
+from .functional import is_view
 from .gradient_bucket import BucketEnds
 from .lowering import LoweredGraph, compiling_for, extern_kernels, lower
 from .partition import partition, partition_plainly
@@ -371,12 +373,23 @@ def _describe(joint: JointGraph, halves: list[fx.GraphModule], programs: list[Pr
         return CompiledGraph(first, fwd_kernels=programs[0].launches, fwd_extern_kernels=programs[0].externs)
     outputs: Any = halves[0].graph.output_node().args[0]
     saved = outputs[joint.results:]
-    recomputed = sum([times(node) for node in halves[1].graph.nodes if node.op == "call_function"
-                      and joint.forward_of[node.meta.get("place", 0)] == node.meta.get("place")])
-    sizes = [n.meta["val"].untyped_storage().nbytes() * times(n) for n in saved
-             if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), Tensor)]
-    return CompiledGraph(first, recomputed, sum(sizes), programs[0].launches, programs[1].launches,
-                         programs[0].externs, programs[1].externs)
+    again = {node.meta.get("place"): node for node in halves[1].graph.nodes if node.op == "call_function"
+             and joint.forward_of[node.meta.get("place", 0)] == node.meta.get("place")}
+    made = {_origin_of(n): n for n in saved if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), Tensor)}
+    sizes = [origin.meta["val"].untyped_storage().nbytes() * times(node) for origin, node in made.items()
+             if origin.op != "placeholder"]
+    return CompiledGraph(first, sum(map(times, again.values())), sum(sizes), programs[0].launches,
+                         programs[1].launches, programs[0].externs, programs[1].externs)
+
+
+def _origin_of(node: fx.Node) -> fx.Node:
+    """The node whose storage that of ``node`` is."""
+    while node.op == "call_function" and (source := next(iter(node.all_input_nodes), None)) is not None:
+        view = source if node.target is operator.getitem else node
+        if not isinstance(view.target, torch._ops.OpOverload) or not is_view(view.target):
+            break
+        node = source
+    return node
 
 
 class _CompiledFunction(torch.autograd.Function):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._dynamo import config as dynamo_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
@@ -28,6 +29,9 @@ from .live_tensor import Hooks, exchange, is_held, is_in_transform, put_saved_te
 from .wrapped_tensor import GraphShape, coerce_like, is_wrapped, parts_of, rebuild_like
 
 Tensor = torch.Tensor
+
+#: What ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` call.
+_RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 
 @dataclass
@@ -133,6 +137,8 @@ class FunctionTrace:
                         self._replace(tensor)
         self._depth += 1
         try:
+            if func in _RECURRENT and not dynamo_config.allow_rnn:
+                raise GraphBreak("Dynamo takes no nn.RNN, nn.LSTM or nn.GRU")
             result = call(func, args, kwargs)
         except GraphBreak as reason:
             if is_in_transform():
@@ -396,8 +402,9 @@ class _GraphEnd:
             for number, part in enumerate([part for t in tangents for part in parts_of(t)], 1):
                 tape.placeholder(part, f"tangents_{number}")
             tape.in_backward = True
-            found = torch.autograd.grad([self.results[i] for i in differentiated], [leaves[i] for i in wanted],
-                                        tangents, allow_unused=True)
+            with torch._C._EnableTorchFunction():  # for custom functions' backward passes, which may make tensors
+                found = torch.autograd.grad([self.results[i] for i in differentiated], [leaves[i] for i in wanted],
+                                            tangents, allow_unused=True)
             for i, gradient in zip(wanted, found):
                 if gradient is not None:
                     shape.gradients[i] = own[i], rebuild_like(gradient)

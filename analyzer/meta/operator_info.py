@@ -263,6 +263,8 @@ def hold_blocks(state: MetaState, device: torch.device, blocks: tuple[int, ...])
 def hold_before(state: MetaState, stages: tuple[Stage, ...], output: int, device: torch.device,
                 kept: list[MetaStorage]) -> None:
     """Hold what a kernel holds before it allocates an output; ``kept`` gets what stays until it ends."""
+    if state.graph is not None:  # only a graph is made of it
+        return
     for stage in stages:
         if stage.before != output:
             continue

@@ -249,7 +249,7 @@ class CompiledInfo:
     recompilations: tuple[str, ...] = ()  #: in all steps: why the graphs of an earlier call did not do
     operators: int                  #: of the graphs as they are traced, forward
     recomputed: int                 #: of these, those that run again in the backward pass
-    #: all that the forward graphs hand to the backward ones, parameters and inputs among it; None where none follows
+    #: activations that the forward graphs make and hand to the backward ones; None where none follows
     saved_bytes: int | None
     fwd_kernels: int                #: that the compiler generates
     bwd_kernels: int

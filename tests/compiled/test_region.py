@@ -153,8 +153,49 @@ def test_the_graph_saves_what_the_partitioner_chooses():
     eager, compiled = run(lambda x, w: x.sin().cos())[0], run_compiled(lambda x, w: x.sin().cos())[0]
     assert forward_bytes(eager) - forward_bytes(compiled) == BYTES
     call, = compiled.compiled
-    assert (call.graphs, call.breaks, call.saved_bytes, call.fwd_kernels, call.bwd_kernels) == (1, (), BYTES, 1, 1)
+    assert (call.graphs, call.breaks, call.saved_bytes, call.fwd_kernels, call.bwd_kernels) == (1, (), 0, 1, 1)
     assert call.recomputed == 1  # sin(x); what only backward needs is no recomputation
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager_decomp_partition"])
+def test_saved_bytes_are_of_what_the_graph_makes(backend):
+    # the argument, the weight and its view are handed on too; what is made and its view are one storage
+    call, = run_compiled(lambda x, w: ((y := x @ w) @ w.t(), y.t().sin()), {"backend": backend})[0].compiled
+    assert call.saved_bytes == BYTES
+
+
+def test_a_checkpoint_around_all_of_a_graph():
+    call, = profile(torch.compile(Checkpointed()), args=(X,), device="h100").compiled
+    assert (call.graphs, call.saved_bytes) == (1, 0) and 0 < call.recomputed <= call.operators
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
+
+    def forward(self, x):
+        return checkpoint(self.layers, x, use_reentrant=False)
+
+
+def test_dynamo_breaks_at_recurrent_layers():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.layer = nn.Linear(WIDTH, WIDTH), nn.LSTM(WIDTH, WIDTH)
+
+        def forward(self, x):
+            return self.layer(self.linear(x))[0].sin()
+
+    model = Net()
+    call, = profile(torch.compile(model), args=(X,), device="h100").compiled
+    assert call.graphs == 2 and "nn.LSTM" in call.breaks[0].reason
+
+
+def test_convolutions_whose_kernels_keep_copies():
+    model = nn.Sequential(nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.ReLU())
+    eager, p = (profile(m, args=(torch.rand(4, WIDTH, 16),), device="h100") for m in (model, torch.compile(model)))
+    assert p.compiled[0].graphs == 1 and p.kernels < eager.kernels
 
 
 def make_breaks():
