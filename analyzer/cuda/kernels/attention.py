@@ -21,7 +21,7 @@ from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import active_state, current
 from analyzer.meta.tensor import device_of
 
-from .flex_attention import attend_compiled, attend_compiled_backward
+from .flex_attention import attend_compiled, attend_compiled_backward, list_captured, sum_of_gradients
 
 # Scaled dot product attention: the kernel that would run, with the same preparation of its arguments. Source:
 # ``scaled_dot_product_attention`` and its helpers in ``aten/src/ATen/native/transformers/attention.cpp``.
@@ -156,12 +156,17 @@ def _attend_with_autograd(*args: Any) -> Any:
     if current() is None:  # another thread
         return flex.flex_attention_autograd(*args)
     *first, score_buffers, mask_buffers = args
+    state = active_state()
+    if state.graph is not None:
+        score_buffers, mask_buffers = list_captured(first[3]), tuple(list_captured(first[4][-1]))
+        return state.tracing.dispatch(FlexAttention.apply, (*first, mask_buffers, *score_buffers), {},
+                                      lambda function, given, _: function(*given))
     return FlexAttention.apply(*first, mask_buffers, *score_buffers)
 
 
 def _attend(*args: Any) -> Any:
     if active_state().graph is not None:
-        return attend_compiled(args[0], args[1], args[2], args[4])
+        return attend_compiled(args[0], args[1], args[2], args[4], (*args[7], *args[8]))
     active_state().assume(
         "flex_attention is profiled as it runs without torch.compile: it makes the whole matrix of scores")
     with without_modes():
@@ -192,9 +197,11 @@ class FlexAttention(torch.autograd.Function):
         query, key, value, out, logsumexp, *_ = ctx.saved_tensors
         score_mod, *settings = ctx.settings
         if active_state().graph is not None:
-            found = attend_compiled_backward(query, key, value, out, logsumexp, grads[0], grads[1],
-                                             settings[0])
-            return *found, *[None] * (5 + len(settings[3]))
+            block_mask, _, _, score_buffers, mask_buffers = settings
+            found = attend_compiled_backward(query, key, value, out, logsumexp, grads[0], grads[1], block_mask,
+                                             (*score_buffers, *mask_buffers))
+            return *found, *[None] * 5, *[sum_of_gradients(buffer) if buffer.requires_grad else None
+                                          for buffer in score_buffers]
         for_logsumexp = torch.zeros_like(logsumexp) if grads[1] is None else grads[1]  # torch 2.9 takes no None
         *found, for_buffers = flex.sdpa_dense_backward(query, key, value, out, logsumexp, grads[0], for_logsumexp,
                                                        score_mod, _gradient_of(score_mod), *settings)

@@ -5,11 +5,13 @@ Source: the lowerings in ``torch/_inductor/kernel/flex/flex_attention.py``. The 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.attention.flex_attention import noop_mask
+from torch.utils._pytree import tree_leaves
 
 from analyzer.meta.intercept.mode_stack import modes_taken_off
 from analyzer.meta.state import active_state, current, set_state
@@ -17,32 +19,55 @@ from analyzer.meta.state import active_state, current, set_state
 Tensor = torch.Tensor
 
 _library = torch.library.Library("analyzer", "FRAGMENT")
-_library.define("flex_attention(Tensor query, Tensor key, Tensor value, Tensor[] blocks, int? visited) "
+_library.define("flex_attention(Tensor query, Tensor key, Tensor value, Tensor[] others, int? visited) "
                 "-> (Tensor, Tensor, Tensor)")
 _library.define("flex_attention_backward(Tensor query, Tensor key, Tensor value, Tensor logsumexp, Tensor delta, "
-                "Tensor gradient, Tensor[] blocks, int? visited) -> (Tensor, Tensor, Tensor)")
+                "Tensor gradient, Tensor[] others, int? visited) -> (Tensor, Tensor, Tensor)")
 
 
-def attend_compiled(query: Tensor, key: Tensor, value: Tensor, block_mask: tuple[Any, ...]) -> Any:
+def attend_compiled(query: Tensor, key: Tensor, value: Tensor, block_mask: tuple[Any, ...],
+                    captured: tuple[Tensor, ...]) -> Any:
     """Output, logarithms of the sums of exponentials, and maxima of scores."""
-    return torch.ops.analyzer.flex_attention(query, key, value, _tensors_of(block_mask),
+    return torch.ops.analyzer.flex_attention(query, key, value, [*_tensors_of(block_mask), *captured],
                                              _count_visited(block_mask, query, key))
 
 
 def attend_compiled_backward(query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
                              gradient: Tensor | None, for_logsumexp: Tensor | None,
-                             block_mask: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+                             block_mask: tuple[Any, ...],
+                             captured: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value. What is summed beforehand is the compiler's to fuse."""
     gradient = torch.zeros_like(out) if gradient is None else gradient
     delta = (out * gradient).sum(-1).to(torch.float32)
     if for_logsumexp is not None:
         delta = delta - for_logsumexp * 1.4426950408889634  # of base 2
     found: list[Tensor] = list(torch.ops.analyzer.flex_attention_backward(
-        query, key, value, logsumexp, delta.contiguous(), gradient, _tensors_of(block_mask),
-        _count_visited(block_mask, query, key)))
+        query, key, value, logsumexp, delta.contiguous(), gradient,
+        [*_tensors_of(block_mask), *captured], _count_visited(block_mask, query, key)))
     if key.shape[0] != query.shape[0]:
         found[1:] = [one.sum(0, keepdim=True) for one in found[1:]]
     return found[0], found[1], found[2]
+
+
+def sum_of_gradients(buffer: Tensor) -> Tensor:
+    """The gradient of a tensor that the score function reads: the kernel adds to zeros of float32."""
+    return torch.zeros_like(buffer, dtype=torch.float32).to(buffer.dtype)
+
+
+def list_captured(function: Any) -> list[Tensor]:
+    """The tensors that a function of scores finds in its closure, in its globals or as attributes of what is there."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return []
+    around = [cell.cell_contents for cell in function.__closure__ or ()]
+    around += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+    found = [value for value in tree_leaves(around) if isinstance(value, Tensor)]
+    for value in tree_leaves(around):
+        if isinstance(value, torch.nn.Module):
+            found += [part for name in code.co_names if isinstance(part := getattr(value, name, None), Tensor)]
+        elif isinstance(value, FunctionType) and value is not function:
+            found += list_captured(value)
+    return list({id(tensor): tensor for tensor in found}.values())
 
 
 def _tensors_of(block_mask: tuple[Any, ...]) -> list[Tensor]:
@@ -58,7 +83,7 @@ def _new_like(tensor: Tensor, sizes: Sequence[int]) -> Tensor:
     return tensor.new_empty_strided(tuple(sizes), strides)
 
 
-def _make_results(query: Tensor, key: Tensor, value: Tensor, blocks: list[Tensor],
+def _make_results(query: Tensor, key: Tensor, value: Tensor, others: list[Tensor],
                   visited: int | None) -> tuple[Tensor, Tensor, Tensor]:
     out = _new_like(query, (*query.shape[:3], value.shape[3]))
     return out, query.new_empty(query.shape[:3], dtype=torch.float32), query.new_empty(
@@ -66,7 +91,7 @@ def _make_results(query: Tensor, key: Tensor, value: Tensor, blocks: list[Tensor
 
 
 def _make_gradients(query: Tensor, key: Tensor, value: Tensor, logsumexp: Tensor, delta: Tensor, gradient: Tensor,
-                    blocks: list[Tensor], visited: int | None) -> tuple[Tensor, Tensor, Tensor]:
+                    others: list[Tensor], visited: int | None) -> tuple[Tensor, Tensor, Tensor]:
     batch = query.shape[0]
     return (_new_like(query, query.shape), _new_like(key, (batch, *key.shape[1:])),
             _new_like(value, (batch, *value.shape[1:])))
