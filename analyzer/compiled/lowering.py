@@ -312,15 +312,17 @@ def _describe(name: str, kernel: Any, nodes: Sequence[Any], read: Iterable[str],
     """Add what a kernel is to ``kernels``; the result tells which operators it computes."""
     touched: list[dict[str, int]] = [{}, {}]
     origins: dict[fx.Node, None] = {}
-    elements = reduced = 1
+    own_names = V.graph.scheduler.mutation_real_name  # of what is written in place: each write has a name, too
     for node in nodes:
         for found, is_read in zip(touched, (True, False)):
-            for buffer, nbytes in node.get_read_write_buffer_accesses(is_read, not is_read).items():
+            for name_then, nbytes in node.get_read_write_buffer_accesses(is_read, not is_read).items():
+                buffer = own_names.get(name_then, name_then)
                 found[buffer] = max(found.get(buffer, 0), nbytes)
         origins.update(dict.fromkeys(() if node.node is None else node.node.get_origins()))
-    for sizes in _sizes_of(kernel, nodes):
-        if sizes[0] * sizes[1] > elements * reduced:
-            elements, reduced = sizes
+    sizes = list(_sizes_of(kernel, nodes)) or [(1, 1)]
+    elements, reduced = max(sizes, key=math.prod)
+    if isinstance(kernel, triton_combo_kernel.ComboKernel):  # whose parts lie side by side
+        elements = sum(part for part, _ in sizes)
     workspaces = {a.outer_name: int(a.count) * a.dtype.itemsize
                   for a in getattr(kernel, "args", kernel).workspace_args}
     made = {name for node in nodes for name in node.get_buffer_names()}
