@@ -1,0 +1,142 @@
+"""Kernels that TorchInductor makes for a device that is not there: what each reads and writes, and by whose names."""
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._inductor.fx_passes import pad_mm
+
+from analyzer import profile
+from analyzer.compiled import lowering, region
+from analyzer.hardware import find_device
+
+ROWS, WIDTH = 64, 32
+X, VECTOR = torch.rand(ROWS, WIDTH), torch.rand(WIDTH)
+BYTES = ROWS * WIDTH * 4
+
+
+class Call(nn.Module):
+    def __init__(self, function, **settings):
+        super().__init__()
+        self.functions = [torch.compile(function, **settings)]
+
+    def forward(self, *args):
+        return self.functions[0](*args)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """All graphs that are lowered in a test."""
+    found, lower = [], region.lower
+
+    def watch(*args, **kwargs):
+        found.append(lower(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(region, "lower", watch)
+    monkeypatch.setattr(region, "_made", {})
+    return found
+
+
+def kernels_of(made):
+    return [kernel for graph in made for kernel in graph.kernels]
+
+
+def test_each_private_name_of_inductor_is_there():
+    device = find_device("h100")
+    missing = [f"{getattr(owner, '__name__', owner)}.{name}"
+               for owner, name, _ in (*lowering._claims(device), *lowering._replacements(lowering.LoweredGraph("")))
+               if not hasattr(owner, name)]
+    assert missing == [], f"analyzer/compiled/lowering.py replaces names that torch {torch.__version__} has no more"
+    from torch._inductor import config
+
+    unknown = [name for name in lowering._QUIET if name not in config._config]
+    assert unknown == [], f"analyzer/compiled/lowering.py sets what torch {torch.__version__} has no setting for"
+
+
+TABLE = {
+    "pointwise": (lambda a, b: a + b.exp(), (X, X + 1), "poi_fused_add_exp", ROWS * WIDTH, 1, [BYTES] * 2, [BYTES]),
+    "softmax": (lambda a: a.softmax(-1), (X,), "per_fused__softmax", ROWS, WIDTH, [BYTES], [BYTES]),
+    "layer norm": (lambda a, w, b: F.layer_norm(a, (WIDTH,), w, b), (X, VECTOR, VECTOR + 1),
+                   "per_fused_native_layer_norm", ROWS, WIDTH, [BYTES, WIDTH * 4, WIDTH * 4], [BYTES]),
+    "embedding": (lambda table, i: F.embedding(i, table), (torch.rand(100, WIDTH), torch.arange(16)),
+                  "poi_fused_embedding", 16 * WIDTH, 1, [16 * 8, 16 * WIDTH * 4], [16 * WIDTH * 4]),
+    "cat": (lambda a, b: torch.cat([a, b]), (X, torch.rand(32, WIDTH)), "poi_fused_cat", 96 * WIDTH, 1,
+            [BYTES, BYTES // 2], [BYTES + BYTES // 2]),
+    "cumsum": (lambda a: a.cumsum(-1), (torch.rand(64, 1024),), "per_fused_cumsum", 64, 1024, [2**18], [2**18]),
+    "sort": (lambda a: a.sort(-1), (torch.rand(64, 64),), "per_fused_sort", 64, 64, [2**14], [2**14, 2**15]),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_what_a_kernel_reads_and_writes(name, made):
+    function, given, title, elements, reduced, read, written = TABLE[name]
+    profile(Call(function), args=given, device="h100", mode="infer")
+    kernel, = kernels_of(made)
+    assert kernel.name.startswith(title) and (kernel.elements, kernel.reduced) == (elements, reduced)
+    assert list(kernel.read_bytes) == read and list(kernel.written_bytes) == written
+
+
+def test_a_compiled_step_of_an_optimizer_has_foreach_kernels(made):
+    """A kernel for all parameters: it reads each, its gradient and its momentum, and writes all but the gradient."""
+    def make(parameters):
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True)
+        optimizer.step = torch.compile(optimizer.step)
+        return optimizer
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
+    nbytes = sum(p.numel() for p in model.parameters()) * 4
+    profile(model, args=(X,), device="h100", optimizer=make)
+    kernel = kernels_of(made)[-1]
+    assert kernel.name.startswith("for_fused") and kernel.elements == nbytes // 4
+    assert (sum(kernel.read_bytes), sum(kernel.written_bytes)) == (3 * nbytes, 2 * nbytes)
+
+
+def test_a_graph_for_the_host_has_kernels_of_cpp(made):
+    profile(Call(lambda a, b: (a + b.exp()).softmax(-1)), args=(X, X + 1), device="cpu", mode="infer")
+    kernel, = kernels_of(made)
+    assert kernel.name.startswith("cpp_fused") and "empty_strided_cpu" in made[0].source
+    assert sum(kernel.read_bytes) >= 2 * BYTES and BYTES in kernel.written_bytes
+
+
+@pytest.mark.parametrize("device", ["m1", "mi300x", "t4"])
+def test_devices_that_are_not_of_hopper(device, made):
+    p = profile(Call(lambda a, b: (a + b.exp()).softmax(-1)), args=(X, X + 1), device=device, mode="infer")
+    kernel, = kernels_of(made)
+    assert sum(kernel.read_bytes) >= 2 * BYTES and BYTES in kernel.written_bytes
+    assert p.peak_allocated_bytes and p.kernels == 1
+
+
+@pytest.mark.parametrize("mode", ["max-autotune", "max-autotune-no-cudagraphs"])
+def test_autotuning_takes_the_librarys_kernels(mode, made):
+    """The bias is added in the product's kernel; two products that are added are one call."""
+    def run(x, weight, bias):
+        return x @ x.t() + weight @ x, F.linear(x, weight, bias)
+    given = torch.rand(WIDTH, WIDTH), torch.rand(WIDTH, WIDTH), VECTOR
+    p = profile(Call(run, mode=mode), args=given, device="h100", mode="infer")
+    source = made[0].source
+    assert "extern_kernels.addmm(" in source and "extern_kernels._mm_plus_mm(" in source and not made[0].kernels
+    assert any("max-autotune" in line for line in p.assumptions)
+    assert p.compiled[0].cuda_graphs == (mode == "max-autotune")
+
+
+@pytest.mark.parametrize(("vocabulary", "is_gradient_padded"), [(50257, True), (30522, False)])
+def test_products_are_padded_where_an_h200_pads_them(vocabulary, is_gradient_padded, monkeypatch):
+    """Heads of GPT-2 and BERT, 16,384 tokens of 768 in bf16: forward, and both gradients. PyTorch 2.11 on an H200 pads
+    all but BERT's gradient of the weight, whose first operand, transposed, would have to be copied.
+    """
+    monkeypatch.setattr(lowering, "_as_int", int)
+    tokens, width = 16384, 768
+
+    def make(*shape):
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    def is_padded(a, b, planned=""):
+        monkeypatch.setattr(pad_mm, "should_exclude_padding_time", lambda match, name: name == planned)
+        monkeypatch.setattr(pad_mm, "set_cached_should_pad", lambda key, value: None)
+        return lowering._is_worth_padding(find_device("h200"), None, a, b, torch.ops.aten.mm)
+
+    hidden, weight, scores = make(tokens, width), make(vocabulary, width), make(tokens, vocabulary)
+    assert is_padded(hidden, weight.t())
+    assert is_padded(scores, weight, "mat1")
+    assert is_padded(scores.t(), hidden, "mat2") is is_gradient_padded
