@@ -34,8 +34,11 @@ class _Parser(argparse.ArgumentParser):
             example = command.examples[command.examples.index(f"analyzer {command.name}"):]
             message += "; e.g. " + re.split("  | &&|\n", example)[0]
         if wrong := _WRONG_CHOICE.search(message):
-            for near in get_close_matches(wrong["given"], re.findall(r"[\w-]+", wrong["names"]), n=1):
-                message = message.replace(" (choose", f"; did you mean {near}? (choose", 1)
+            near = get_close_matches(wrong["given"], re.findall(r"[\w-]+", wrong["names"]), n=1)
+            if near:
+                message = message.replace(" (choose", f"; did you mean {near[0]}? (choose", 1)
+            elif "argument --compile" in message:  # which takes the next word for its mode
+                message += f"; a target goes before it: {self.prog} {wrong['given']} --compile"
         self.print_usage(sys.stderr)
         print_error(message, f"{self.prog}: error")
         self.exit(2)
