@@ -25,8 +25,8 @@ def find_obstacle(joint: JointGraph) -> str | None:
     """Why Inductor does not capture a graph, None where it does: ``check_for_mutation`` and
     ``check_multiple_devices_or_any_cpu_nodes`` of ``torch/_inductor/cudagraph_utils.py``.
     """
-    given = set(joint.module.graph.find_nodes(op="placeholder")[:joint.given])
-    copies = joint.module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    given = set(joint.graph.find_nodes(op="placeholder")[:joint.given])
+    copies = joint.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     written = sum(node.args[0] in given for node in copies)
     if written:
         return f"it writes to {written} of the tensors that it is given"

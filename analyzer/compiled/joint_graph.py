@@ -16,9 +16,10 @@ import torch
 from torch import fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.spec import TensorSpec, spec_of
 from analyzer.meta.tensor import alias, device_of
 from analyzer.record.reference_count import next_sequence_number
 
@@ -46,10 +47,10 @@ class View(NamedTuple):
 class GraphTape:
     """Writes down each operator that is dispatched. A write to a tensor is a new value of its storage."""
 
-    def __init__(self, fake_mode: FakeTensorMode, decompositions: Mapping[Any, Callable[..., Any]],
-                 locate: Callable[[], int], region: Callable[[], Any]) -> None:
+    def __init__(self, decompositions: Mapping[Any, Callable[..., Any]], locate: Callable[[], int],
+                 region: Callable[[], Any]) -> None:
         self.graph = fx.Graph()
-        self.fake_mode, self.decompositions, self.locate = fake_mode, decompositions, locate
+        self.decompositions, self.locate = decompositions, locate
         self.region = region                                  #: the checkpoint that is under way: `checkpoint.Region`
         self.primals: list[Tensor] = []
         self.written: list[int] = []
@@ -66,13 +67,6 @@ class GraphTape:
         self.called: Any = None                               #: the operator of the user's that runs
         self._pauses = False
 
-    def fake(self, tensor: Tensor) -> FakeTensor:
-        """A tensor of torch's own compiler, on the device that ``tensor`` claims."""
-        if tensor.layout is not torch.strided:
-            raise GraphBreak(f"a tensor of layout {tensor.layout}")
-        with without_modes():
-            plain = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-            return FakeTensor(self.fake_mode, plain, device_of(tensor))
 
     def placeholder(self, tensor: Tensor, name: str) -> fx.Node:
         """An input of the graph, behind those that are there."""
@@ -80,7 +74,7 @@ class GraphTape:
         with self.graph.inserting_before(first if first is not None else self.graph._root):
             node = self.graph.placeholder(name)
         self._last_placeholder = node
-        node.meta["val"] = self.fake(tensor)
+        node.meta["spec"] = _specs_of(tensor)
         self._keep(tensor, node)
         return node
 
@@ -143,30 +137,37 @@ class GraphTape:
         """An operator ran that is one in the graph."""
         if self._pauses or func is _aten.detach.default or func is _aten.alias.default:
             return  # the same place in the same storage
-        if isinstance(result, Tensor) and args and result is args[0]:
+        is_one = isinstance(result, Tensor)
+        if is_one and args and result is args[0]:
             return  # a conversion to what it is already
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        for tensor in tensors:
-            self.value(tensor)  # before the call's own node, in the order in which they are read
-        views = is_view(func)
-        source = next((t for t in tensors if isinstance(result, Tensor) or views), None)
-        if views and isinstance(result, Tensor) and source is not None and (
-                place_of(result) == place_of(source)):
+        tensors: list[Tensor] = []
+        values = self._values_of(args, tensors)
+        named = {name: self._values_of(value, tensors) for name, value in kwargs.items()}
+        if is_one and tensors and is_view(func) and place_of(result) == place_of(tensors[0]):
             return
-        nodes: Any = tree_map_only(Tensor, self.value, (args, kwargs))
-        node = self._call(func, nodes[0], nodes[1], result)
-        parts = [(None, result)] if isinstance(result, Tensor) else list(
-            enumerate(result)) if isinstance(result, (list, tuple)) else []
+        node = self._call(func, values, named, result)
+        parts = [(None, result)] if is_one else list(enumerate(result)) if isinstance(result, (list, tuple)) else []
         for index, part in parts:
             if not isinstance(part, Tensor):
                 continue
             place = place_of(part)
             one = node if index is None else self._call(operator.getitem, (node, index), {}, part)
-            if place[0] in self._bases and place not in self._views and place != place_of(self._bases[place[0]][1]):
+            base = self._bases.get(place[0])
+            if base is not None and place not in self._views and place != place_of(base[1]):
                 origin = next((t for t in tensors if place_of(t)[0] == place[0]), None)
                 if origin is not None and args and origin is args[0]:
                     self._views[place] = View(alias(origin), func, args[1:], kwargs, index)
-            self._keep(part, one)
+            self._keep(part, one, place)
+
+    def _values_of(self, given: Any, tensors: list[Tensor]) -> Any:
+        """``given`` with the present value of each tensor in its place; the tensors are added to ``tensors``."""
+        if isinstance(given, Tensor):
+            tensors.append(given)
+            return self.value(given)
+        if isinstance(given, (list, tuple)):
+            found = [self._values_of(value, tensors) for value in given]
+            return tuple(found) if isinstance(given, tuple) else found
+        return given
 
     def asked(self, func: Any) -> None:
         """The contents of a tensor are asked for, or decide a size: torch's compiler breaks the graph there."""
@@ -204,7 +205,7 @@ class GraphTape:
         """An operator without a functional form, as the higher-order operator that copies what it writes to before."""
         if not can_auto_functionalize(func):
             raise GraphBreak(f"{func}, which writes to its arguments and has no functional form")
-        nodes = tree_map_only(Tensor, self.value, given)
+        nodes = {name: self._values_of(value, []) for name, value in given.items()}
         answer = self._unrecorded(func, (), given)
         own = [] if answer is None else list(answer) if isinstance(answer, (list, tuple)) else [answer]
         node = self._call(auto_functionalized, (func,), nodes, (*(own or [None]), *written))
@@ -234,22 +235,27 @@ class GraphTape:
         """A view of another value than the one that it was made of."""
         if view.part is None:
             return self._call(view.func, (source, *view.args), view.kwargs, tensor)
-        with without_modes(), self.fake_mode:
-            parts = view.func(source.meta["val"], *view.args, **view.kwargs)
+        given = source.meta["spec"]
+        with without_modes():
+            plain = torch.empty_strided(given, given.stride, dtype=given.dtype, device="meta")
+            parts = [TensorSpec.of(tuple(part.shape), part.stride(), part.dtype, given.device)
+                     for part in view.func(plain, *view.args, **view.kwargs)]
         node = self.graph.call_function(view.func, (source, *view.args), view.kwargs)
         self._describe(node, parts)
         return self._call(operator.getitem, (node, view.part), {}, tensor)
 
     def _call(self, func: Any, args: Any, kwargs: Any, result: Any) -> fx.Node:
-        if isinstance(result, Tensor):  # the mode calls factories on meta
-            args, kwargs = tree_map_only(torch.device, lambda _: device_of(result), (args, kwargs))
+        if isinstance(result, Tensor) and torch.device in map(type, (*args, *kwargs.values())):
+            device = device_of(result)  # the mode calls factories on meta
+            args = [device if isinstance(value, torch.device) else value for value in args]
+            kwargs = {name: device if isinstance(value, torch.device) else value for name, value in kwargs.items()}
         node = self.graph.call_function(func, tuple(args), dict(kwargs))
-        self._describe(node, tree_map_only(Tensor, self.fake, result))
+        self._describe(node, _specs_of(result))
         return node
 
-    def _describe(self, node: fx.Node, value: Any) -> None:
+    def _describe(self, node: fx.Node, specs: Any) -> None:
         """What torch's passes, and the program, are told of a node."""
-        node.meta["val"] = value
+        node.meta["spec"] = specs
         node.meta["original_aten"] = self.called or node.target
         if "custom" in fx.traceback.current_meta:  # torch.fx.traceback.annotate
             node.meta["custom"] = dict(fx.traceback.current_meta["custom"])
@@ -266,9 +272,9 @@ class GraphTape:
             self._forward_of[number] = node
         self._sequence = sequence
 
-    def _keep(self, tensor: Tensor, node: fx.Node) -> None:
+    def _keep(self, tensor: Tensor, node: fx.Node, place: _Place | None = None) -> None:
         """``node`` is the value of ``tensor``; of its storage where the tensor is the first one of it."""
-        place = place_of(tensor)
+        place = place or place_of(tensor)
         version = self._versions.setdefault(place[0], 0)
         if place[0] not in self._bases:
             self._bases[place[0]] = node, alias(tensor)  # of which no user's code has a reference
@@ -313,3 +319,20 @@ def place_of(tensor: Tensor) -> _Place:
     """What tells a tensor's elements from others: its storage, and which part of it is read how."""
     storage: Any = tensor.untyped_storage()
     return storage.number, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _specs_of(result: Any) -> Any:
+    """An operator's result with a spec in place of each tensor."""
+    if isinstance(result, Tensor):
+        if result.layout is not torch.strided:
+            raise GraphBreak(f"a tensor of layout {result.layout}")
+        return spec_of(result)
+    return type(result)(map(_specs_of, result)) if isinstance(result, (list, tuple)) else result
+
+
+def fakes_of(specs: Any, mode: FakeTensorMode) -> Any:
+    """Tensors of torch's own compiler, on the devices that the specs claim, in place of these."""
+    if isinstance(specs, TensorSpec):
+        plain = torch.empty_strided(specs, specs.stride, dtype=specs.dtype, device="meta")
+        return FakeTensor(mode, plain, torch.device(specs.device))
+    return type(specs)([fakes_of(one, mode) for one in specs]) if isinstance(specs, (list, tuple)) else specs

@@ -425,4 +425,5 @@ def _signature_of(node: fx.Node) -> Signature:
     inputs = [spec for spec in tree_leaves((args, kwargs), is_leaf=lambda x: isinstance(x, TensorSpec))
               if isinstance(spec, TensorSpec)]
     outputs = tuple([specify(t) for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)])
-    return Signature(node.target, args, kwargs, tuple(inputs), outputs)  # type: ignore[arg-type]
+    target = node.target.default if isinstance(node.target, torch._ops.OpOverloadPacket) else node.target  # of a pass
+    return Signature(target, args, kwargs, tuple(inputs), outputs)  # type: ignore[arg-type]

@@ -3,8 +3,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +28,7 @@ from .functional import is_view
 from .gradient_bucket import BucketEnds
 from .lowering import LoweredGraph, compiling_for, extern_kernels, lower
 from .partition import partition, partition_plainly
-from .repeat import Shortened, shorten
+from .repeat import Shortened, label_of, shorten
 from .trace import FunctionTrace, JointGraph
 from .wrapped_tensor import GraphShape
 
@@ -84,18 +83,21 @@ class Program:
             recorder.compiled_in = rows.locate(places, is_backward, recorder.count_calls())
 
         def reinterpret(tensor: Tensor, size: Any, stride: Any, offset: int) -> Tensor:
-            with _unlogged(state):
+            state.recorder = None
+            try:
                 return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+            finally:
+                state.recorder = recorder
 
         names: dict[str, Any] = {
             "torch": torch, "aten": torch.ops.aten, "launch": launch, "at": at, "reinterpret_tensor": reinterpret,
             "extern_kernels": _EXTERN, "assert_size_stride": _nothing, "assert_alignment": _nothing,
             "get_raw_stream": _nothing, "inf": float("inf"), "nan": float("nan")}
         for name, value in self.constants.items():
-            names[name] = _factory(str(value.device))(value.shape, value.stride(), value.dtype)
+            names[name] = _factory(state, str(value.device))(value.shape, value.stride(), value.dtype)
         for device in ("cuda", "cpu"):
-            names[f"empty_strided_{device}"] = _factory(device)
-        names["empty_strided"] = lambda size, stride, device, dtype: _factory(device)(size, stride, dtype)
+            names[f"empty_strided_{device}"] = _factory(state, device)
+        names["empty_strided"] = lambda size, stride, device, dtype: _factory(state, device)(size, stride, dtype)
         exec(self._code, names)
         at(())
         recorder.launch = launched
@@ -146,10 +148,14 @@ def _nothing(*args: Any, **kwargs: Any) -> int:
     return 0
 
 
-def _factory(device: str) -> Callable[..., Tensor]:
+def _factory(state: MetaState, device: str) -> Callable[..., Tensor]:
+    """What makes memory, of which the log has no call."""
     def empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
-        with _unlogged(active_state()):
+        recorder, state.recorder = state.recorder, None
+        try:
             return torch.empty_strided(size, stride, dtype=dtype, device=device)
+        finally:
+            state.recorder = recorder
     return empty_strided
 
 
@@ -159,15 +165,6 @@ class _Extern:
 
 
 _EXTERN = _Extern()
-
-
-@contextmanager
-def _unlogged(state: MetaState) -> Iterator[None]:
-    before, state.recorder = state.recorder, None
-    try:
-        yield
-    finally:
-        state.recorder = before
 
 
 _made: dict[Any, CompiledGraphs] = {}
@@ -218,7 +215,7 @@ class _Call:
             if inductor_config.max_autotune or inductor_config.max_autotune_gemm:
                 active_state().assume("torch.compile, max-autotune: where it times kernels to choose one, the "
                                       "library's is taken")
-            key = (_key_of(joint.module.graph, joint.results), joint.given, self.device, backend,
+            key = (_key_of(joint.graph, joint.results), joint.given, self.device, backend,
                    inductor_config.get_hash(), functorch_config.get_hash(), torch.backends.cuda.matmul.fp32_precision)
             graphs = _made.get(key)
             if graphs is None:
@@ -367,7 +364,8 @@ def _describe(joint: JointGraph, halves: list[fx.GraphModule], programs: list[Pr
     def times(node: fx.Node) -> int:
         return 1 if short is None or "place" not in node.meta else short.times(node.meta["place"])
 
-    first = sum([1 for node in joint.module.graph.nodes if node.op == "call_function"
+    whole = joint.module.graph if short is None else joint.graph  # passes give the module another graph
+    first = sum([1 for node in whole.nodes if node.op == "call_function"
                  and node.meta.get("partitioner_tag") != "is_backward"])
     if len(halves) == 1:
         return CompiledGraph(first, fwd_kernels=programs[0].launches, fwd_extern_kernels=programs[0].externs)
@@ -426,15 +424,8 @@ def _key_of(graph: fx.Graph, results: int) -> Any:
     rows = []
     for node in graph.nodes:
         places[node] = len(places)
-        value = fx.map_arg((node.args, node.kwargs), lambda n: _Place(places[n]))
-        specs = [(tuple(t.shape), tuple(t.stride()), t.dtype, t.device)
-                 for t in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(t, Tensor)]
-        target = str(node.target) if node.op == "call_function" else ""
-        tags = node.meta.get("recompute"), node.meta.get("ac_graph_id"), str(node.meta.get("custom"))
-        rows.append((node.op, node.meta.get("module"), target, repr(value), str(specs), tags))
+        label, inputs = label_of(node)
+        meta = node.meta
+        rows.append((node.op, label, tuple([places[n] for n in inputs]), meta.get("module"), meta.get("ac_graph_id"),
+                     str(meta["custom"]) if "custom" in meta else None))
     return results, tuple(rows)
-
-
-class _Place(str):
-    def __new__(cls, number: int) -> Any:
-        return str.__new__(cls, f"%{number}")

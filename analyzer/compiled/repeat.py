@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
+
+from analyzer.meta.spec import TensorSpec
 
 from .lowering import LoweredGraph
 from .program_text import Chains, Layers, find_run, write_laps
@@ -55,14 +57,14 @@ def label_of(node: fx.Node) -> tuple[Hashable, list[fx.Node]]:
         return value if value is None or isinstance(value, (str, torch.dtype)) else (type(value), repr(value))
 
     return (node.op == "call_function" and node.target, flat(node.args), flat(node.kwargs) if node.kwargs else (),
-            flat_specs(node.meta.get("val")), str(node.meta.get("recompute"))), inputs
+            _flat_specs(node.meta.get("spec")), str(node.meta.get("recompute"))), inputs
 
 
-def flat_specs(value: Any) -> Hashable:
+def _flat_specs(specs: Any) -> Hashable:
     """What there is to tell one result of an operator from another."""
-    if isinstance(value, torch.Tensor):
-        return tuple(value.shape), value.stride(), value.dtype, str(value.device)
-    return tuple([flat_specs(v) for v in value]) if isinstance(value, (list, tuple)) else None
+    if isinstance(specs, TensorSpec):  # equal ones are one object, whose own equality is that of shapes
+        return id(specs)
+    return tuple([_flat_specs(one) for one in specs]) if isinstance(specs, (list, tuple)) else None
 
 
 class Shortened:
@@ -76,7 +78,7 @@ class Shortened:
         self.whole, self.removed = whole, forward.laps - KEPT
         self._rows, self._forward, self._backward = rows, forward, backward
         self._primals, self._marks = primals, marks
-        self._inputs: list[fx.Node] = whole.module.graph.find_nodes(op="placeholder")
+        self._inputs: list[fx.Node] = whole.graph.find_nodes(op="placeholder")
         self._kept: dict[fx.Node, fx.Node] = {}
         self.joint = self._make()
 
@@ -96,14 +98,14 @@ class Shortened:
                 first, last = self._cut(run)
                 for i in (*range(first), *range(last, len(run.nodes))):
                     self._kept[run.nodes[i]] = self._copy(graph, run, i)
-        outputs: Any = whole.module.graph.output_node().args[0]
+        outputs: Any = whole.graph.output_node().args[0]
         results = [self._kept[self._resolve(value, self._forward, len(self._forward.nodes))]
                    if isinstance(value, fx.Node) else value for value in outputs[:whole.results]]
         primals = self._inputs[:len(whole.primals)]
         gradients = dict(zip(primals, outputs[whole.results:]))
         graph.output((*results, *[self._gradient(node, gradients) for node in primals
                                   if node in gradients and node not in gone]))
-        short = replace(whole, module=fx.GraphModule(nn.Module(), graph),
+        short = replace(whole, graph=graph,
                         primals=[primal for primal, node in zip(whole.primals, primals) if node not in gone])
         if hasattr(whole, "given"):
             short.given = sum(node not in gone for node in primals[:whole.given])
@@ -197,8 +199,8 @@ class _Unlike(Exception):
 
 def shorten(joint: JointGraph) -> Shortened | None:
     """``joint`` with fewer laps, None where it has none that are alike, or too few."""
-    nodes = [node for node in joint.module.graph.nodes if node.op == "call_function"]
-    rows = {node: label_of(node) for node in joint.module.graph.nodes}
+    nodes = [node for node in joint.graph.nodes if node.op == "call_function"]
+    rows = {node: label_of(node) for node in joint.graph.nodes}
     forward = [node for node in nodes if node.meta.get("partitioner_tag") != "is_backward"]
     backward = [node for node in nodes if node.meta.get("partitioner_tag") == "is_backward"]
     first = _find(forward, rows, None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from types import MethodWrapperType
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from analyzer.errors import AnalyzerError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import AddressSpace, MetaStorage
+from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.state import MetaState, mode_in_force
 from analyzer.meta.tensor import alias, device_of
@@ -24,7 +26,7 @@ from analyzer.record.reference_count import next_sequence_number
 
 from .checkpoint import tagged_checkpoints
 from .gradient_bucket import BucketEnds
-from .joint_graph import GraphBreak, GraphTape, place_of
+from .joint_graph import GraphBreak, GraphTape, fakes_of, place_of
 from .live_tensor import Hooks, exchange, is_held, is_in_transform, put_saved_tensor_hooks, take_saved_tensor_hooks
 from .wrapped_tensor import GraphShape, coerce_like, is_wrapped, parts_of, rebuild_like
 
@@ -41,19 +43,28 @@ class JointGraph:
     Primals that the function writes to are written by a last ``copy_``, as AOTAutograd lets the graph do it
     (``keep_input_mutations``). ``modules`` tells of each node the index of the module that ran, ``forward_of`` of each
     the place of the forward operator whose gradient it is a part of: its own where it is of the forward pass, None
-    where it is of none. Nodes have their places among all as ``meta["place"]``.
+    where it is of none. Nodes have their places among all as ``meta["place"]``, and what they give as ``meta["spec"]``.
     """
 
-    module: fx.GraphModule
+    graph: fx.Graph
     primals: list[Tensor]
     given: int                 #: how many primals are arguments; others are parameters, buffers, tensors of closures
     results: int               #: how many outputs belong to the forward pass
     differentiated: list[int]  #: results whose gradients are the tangents
-    fake_mode: FakeTensorMode
     modules: list[int]
     forward_of: list[int | None]
     inputs: list[Tensor]       #: what may get a gradient: primals, and tensors around others
     shape: GraphShape
+    fake_mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
+
+    @cached_property
+    def module(self) -> fx.GraphModule:
+        """What torch's compiler takes: the graph, whose nodes have fake tensors as ``meta["val"]``."""
+        with without_modes():
+            for node in self.graph.nodes:
+                if "spec" in node.meta:
+                    node.meta["val"] = fakes_of(node.meta["spec"], self.fake_mode)
+        return fx.GraphModule(nn.Module(), self.graph)
 
 
 class _Apart(torch.autograd.Function):
@@ -122,7 +133,7 @@ class FunctionTrace:
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Any:
         """A torch function is called, or a custom function applied; one that needs contents runs between two graphs."""
-        if self.tape is None or self.tape.in_backward:
+        if self.tape is None or self.tape.in_backward or self.tape.called is not None:  # a part of an operator
             return call(func, args, kwargs)
         with torch._C.DisableTorchFunction():
             is_counted = self._buckets is not None and not self._depth and type(func) is not MethodWrapperType
@@ -193,8 +204,8 @@ class FunctionTrace:
 
     def _enter(self, tensors: Iterable[Tensor]) -> None:
         state = self.state
-        self.tape = GraphTape(FakeTensorMode(allow_non_fake_inputs=True), self.decompositions,
-                              (lambda: 0) if state.recorder is None else state.recorder._running, lambda: self.region)
+        self.tape = GraphTape(self.decompositions, (lambda: 0) if state.recorder is None else state.recorder._running,
+                              lambda: self.region)
         self._made, self._with_gradient, self._first_node = {}, {}, next_sequence_number()
         self._wrapped = {}
         state.space, state.graph, state.tracing = self.space, self.tape, self
@@ -414,13 +425,14 @@ class _GraphEnd:
             if id(primal) not in trace._replaced:  # it had no history before
                 exchange(primal, alias(primal))
         tape.graph.output((*forward, *gradients))
-        module = fx.GraphModule(nn.Module(), tape.graph)
-        module.graph.eliminate_dead_code()
-        places = {node: place for place, node in enumerate(module.graph.nodes)}
+        for node in reversed(tape.graph.nodes):
+            if not node.users and not node.is_impure():
+                tape.graph.erase_node(node)
+        places = {node: place for place, node in enumerate(tape.graph.nodes)}
         for node, place in places.items():
             node.meta["place"] = place
         return JointGraph(
-            module, primals, min(trace.given, len(primals)), len(forward), differentiated, tape.fake_mode,
+            tape.graph, primals, min(trace.given, len(primals)), len(forward), differentiated,
             [node.meta.get("module", 0) for node in places],
             [places.get(node.meta.get("forward")) if node.meta.get("partitioner_tag") == "is_backward" else place
              for node, place in places.items()], inputs, shape)

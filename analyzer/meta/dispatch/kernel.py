@@ -233,8 +233,8 @@ def _check_overlaps(call: OperatorCall) -> None:
 # These read from other devices, or ask for sizes alone: they copy (Copy.cpp; the scatters of TensorShape.cpp copy into
 # a clone), share a storage, or move lengths and targets as CTC does (LossCTC.cpp).
 _CROSSING = frozenset(
-    "copy_ _foreach_copy_ _foreach_copy set_ is_set_to is_same_size resize_as_ copy_sparse_to_sparse_ slice_scatter "
-    "select_scatter diagonal_scatter as_strided_scatter expand_as view_as reshape_as _use_cudnn_ctc_loss "
+    "copy copy_ _foreach_copy_ _foreach_copy set_ is_set_to is_same_size resize_as_ copy_sparse_to_sparse_ "
+    "slice_scatter select_scatter diagonal_scatter as_strided_scatter expand_as view_as reshape_as _use_cudnn_ctc_loss "
     "_cudnn_ctc_loss _ctc_loss _ctc_loss_backward record_stream _pin_memory".split())
 # Arguments that may be on the host: a rate that a fused optimizer reads (cuda/FusedAdamKernel.cu), numbers of a foreach
 # call (ForeachUtils.h, convert_tensor_to_scalar_list), the state of a generator that attention keeps (attention.cu).
