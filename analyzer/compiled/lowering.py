@@ -238,7 +238,7 @@ def _is_worth_padding(device: DeviceSpec, match: Any, a: torch.Tensor, b: torch.
     Inductor's pad_mm.py times it: the copies of what other kernels can write padded are not. So too where unknown.
     """
     size, dtype = pad_mm.get_alignment_size(a), str(a.dtype).removeprefix("torch.")
-    (*batch, m, k), n = map(_as_int, a.shape), _as_int(b.shape[-1])
+    (*batch, m, k), n = a.shape, b.shape[-1]
     tf32 = dtype == "float32" and torch.backends.cuda.matmul.fp32_precision == "tf32"
 
     def multiply(m: int, n: int, k: int, rows: int) -> KernelTime | None:
@@ -246,7 +246,7 @@ def _is_worth_padding(device: DeviceSpec, match: Any, a: torch.Tensor, b: torch.
 
     # the CUDA cores' kernels load whole rows well, whatever their length, but where both operands run along k
     is_slow_if_odd = dtype != "float32" or tf32 or a.stride(-1) == b.stride(-2) == 1
-    rows = [s for t in (a, b) for s in map(_as_int, t.stride()[-2:]) if s != 1]
+    rows = [s for t in (a, b) for s in t.stride()[-2:] if s != 1]
     plain = multiply(m, n, k, math.gcd(*rows, n) if is_slow_if_odd else size)
     m, n, k = [old + pad_mm.get_padded_length(old, size) for old in (m, n, k)]
     machine, parts = read_machine(device), [multiply(m, n, k, size)]
@@ -254,11 +254,11 @@ def _is_worth_padding(device: DeviceSpec, match: Any, a: torch.Tensor, b: torch.
         if machine is not None and new != tuple(t.shape[-2:]) and not pad_mm.should_exclude_padding_time(match, name):
             # ``constant_pad_nd`` fills a contiguous tensor, then copies; rows that are copied together share sectors
             # of a transposed one, which the cache gives again
-            sectors = scattered_bytes(_as_int(t.numel()), t.itemsize, _as_int(t.stride(-1)))
+            sectors = scattered_bytes(t.numel(), t.itemsize, t.stride(-1))
             parts += [kernel_time(machine, math.prod((*batch, *new)) * t.itemsize),
-                      kernel_time(machine, 2 * _as_int(t.numel()) * t.itemsize, waiting=sectors / machine.cache_rate)]
+                      kernel_time(machine, 2 * t.numel() * t.itemsize, waiting=sectors / machine.cache_rate)]
     if added is not None and machine is not None:
-        parts.append(kernel_time(machine, 2 * _as_int(added.numel()) * added.itemsize))
+        parts.append(kernel_time(machine, 2 * added.numel() * added.itemsize))
     known = [part for part in parts if part is not None]
     if plain is None or len(known) < len(parts):
         return True

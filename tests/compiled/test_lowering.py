@@ -125,7 +125,6 @@ def test_products_are_padded_where_an_h200_pads_them(vocabulary, is_gradient_pad
     """Heads of GPT-2 and BERT, 16,384 tokens of 768 in bf16: forward, and both gradients. PyTorch 2.11 on an H200 pads
     all but BERT's gradient of the weight, whose first operand, transposed, would have to be copied.
     """
-    monkeypatch.setattr(lowering, "_as_int", int)
     tokens, width = 16384, 768
 
     def make(*shape):
@@ -140,3 +139,15 @@ def test_products_are_padded_where_an_h200_pads_them(vocabulary, is_gradient_pad
     assert is_padded(hidden, weight.t())
     assert is_padded(scores, weight, "mat1")
     assert is_padded(scores.t(), hidden, "mat2") is is_gradient_padded
+
+
+def test_a_head_of_an_odd_vocabulary_is_padded_in_the_program(made):
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.head = nn.LayerNorm(768), nn.Linear(768, 50257, bias=False)
+
+        def forward(self, x):
+            return F.log_softmax(self.head(self.norm(x)), -1)
+    profile(torch.compile(Head()), torch.rand(16384, 768), device="h200", mode="infer", autocast=torch.bfloat16)
+    assert "(16384, 50264)" in made[0].source
