@@ -98,9 +98,11 @@ WAVE = 132 * 128 * 128 * 4  # bytes of a partial tile of float32 on each multipr
 @pytest.mark.parametrize(("call", "expected"), [
     # 32 images x 1 tile of 128 x 128 are 32 blocks for 132 multiprocessors, 32 x 5 are enough
     pytest.param(((32, 16, 112, 112), (64, 16, 1, 1), (32, 64, 112, 112), F32), lambda copies, w: copies + WAVE + 4,
-                 id="1x1 with fewer products than multiprocessors: copied and split"),
+                 id="1x1 of ragged channels with fewer products than multiprocessors: copied and split"),
     pytest.param(((32, 16, 112, 112), (640, 16, 1, 1), (32, 640, 112, 112), F32), lambda copies, w: 32 * w,
                  id="1x1 with products enough: one per image"),
+    pytest.param(((64, 256, 56, 56), (128, 256, 1, 1), (64, 128, 56, 56), F32), lambda copies, w: 64 * w,
+                 id="1x1 of whole channels: one per image, as an H200 measured"),
     pytest.param(((32, 16, 1, 1), (64, 16, 1, 1), (32, 64, 1, 1), F32), lambda copies, w: 32 * w,
                  id="1x1 of images of one place, which are in both orders"),
     # one tile for 576 = 9 x 64 columns in 5 tiles: 26 partial tiles each

@@ -192,13 +192,15 @@ class _Convolution:
         return self.copy_bytes + (self.partial_bytes if splits else 0)
 
     def _copies_for_weight_gradient(self) -> bool:
-        """In 16 bits no kernel for channels first sums over places; in float32 few products leave the device idle."""
+        """In 16 bits no kernel for channels first sums over places; in float32 few products of ragged channels leave
+        the device idle. Of ResNet-50's 1x1 layers, whose channels are whole, none copied for that on an H200.
+        """
         if self.uses_copies or self.groups > 1 or not self._has_choice():
             return self.uses_copies
         if self.x.dtype != torch.float32:
             return not self.is_product
         multiprocessors = simulated_spec().multiprocessors
-        return (self.is_product and math.prod(self.x[2:]) > 1 and multiprocessors is not None
+        return (self.is_product and self._is_ragged and math.prod(self.x[2:]) > 1 and multiprocessors is not None
                 and self.x[0] * self._tiles < multiprocessors)
 
     @property
