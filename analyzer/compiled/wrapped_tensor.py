@@ -53,7 +53,11 @@ def rebuild_like(tensor: Tensor) -> Rebuild:
 
 def coerce_like(tensor: Tensor) -> Callable[[Tensor], Tensor]:
     """What lays a tangent out as ``tensor`` is, for which the backward graph was made."""
-    if not is_wrapped(tensor) or not hasattr(tensor, "__coerce_same_metadata_as_tangent__"):
+    if not is_wrapped(tensor):  # coerce_to_expected_memory_format in torch/_functorch/_aot_autograd/runtime_wrappers.py
+        stride = tensor.stride()
+        return lambda tangent: tangent if tangent.stride() == stride else torch.empty_strided(
+            tangent.shape, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
+    if not hasattr(tensor, "__coerce_same_metadata_as_tangent__"):
         return lambda tangent: tangent
     _, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     return lambda tangent: tangent.__coerce_same_metadata_as_tangent__(context)  # type: ignore[attr-defined]

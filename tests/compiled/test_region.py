@@ -429,3 +429,10 @@ def test_what_python_holds_is_told_from_what_autograd_does():
             exchange(y, torch.zeros(5))
             assert id(other) == identity and other.shape == (5,) and node is saved.grad_fn
     gc.collect()
+
+
+def test_the_gradient_of_a_sum_outside_of_the_graph_is_copied_into_the_layout_that_backward_was_made_for():
+    model, x = nn.Linear(256, 256), torch.rand(4096, 256)  # a result of 4 MiB
+    peaks = [profile(m, x, loss_fn=lambda y: y.sum(), device="h100").step_phases["backward"].peak_allocated_bytes
+             for m in (model, torch.compile(model))]
+    assert 0 <= peaks[1] - peaks[0] < 2**20
