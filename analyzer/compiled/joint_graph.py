@@ -44,6 +44,9 @@ class View(NamedTuple):
     part: int | None
 
 
+_PUTS = frozenset({_aten.index_put, _aten.index_put_, _aten._index_put_impl_})
+
+
 class GraphTape:
     """Writes down each operator that is dispatched. A write to a tensor is a new value of its storage."""
 
@@ -118,6 +121,9 @@ class GraphTape:
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
         """An operator of the user's runs, with all that it is made of."""
+        if not self.in_backward and func.overloadpacket in _PUTS and args[2].requires_grad and any(
+                index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]):
+            raise GraphBreak(f"the gradient of {func} needs the contents of its mask")
         self.called, last = func, self.graph._root.prev
         try:
             result = run(func, args, kwargs, False)

@@ -92,7 +92,7 @@ class Program:
         names: dict[str, Any] = {
             "torch": torch, "aten": torch.ops.aten, "launch": launch, "at": at, "reinterpret_tensor": reinterpret,
             "extern_kernels": _EXTERN, "assert_size_stride": _nothing, "assert_alignment": _nothing,
-            "get_raw_stream": _nothing, "inf": float("inf"), "nan": float("nan")}
+            "get_raw_stream": _nothing, "inf": float("inf"), "nan": float("nan"), "device": torch.device}
         for name, value in self.constants.items():
             names[name] = _factory(state, str(value.device))(value.shape, value.stride(), value.dtype)
         for device in ("cuda", "cpu"):

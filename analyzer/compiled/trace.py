@@ -148,6 +148,8 @@ class FunctionTrace:
                         self._replace(tensor)
         self._depth += 1
         try:
+            if func is torch.gru_cell:
+                raise GraphBreak("PyTorch's compiler has no kernel for the shapes of aten._thnn_fused_gru_cell")
             if func in _RECURRENT and not dynamo_config.allow_rnn:
                 raise GraphBreak("Dynamo takes no nn.RNN, nn.LSTM or nn.GRU")
             result = call(func, args, kwargs)

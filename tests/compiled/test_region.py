@@ -118,6 +118,12 @@ def append_outside(x, w):
 
 kept: list[torch.Tensor] = []
 
+def put_by_mask(x, w):
+    y, mask = torch.zeros_like(x), x[:, 0] > 0.5
+    y[mask] = (x @ w)[mask]
+    return y * 2
+
+
 RESULTS = {
     "one": lambda x, w: F.gelu(x @ w),
     "views of one": lambda x, w: (x.t(), (y := x * 2), y.view(-1), y[0]),
@@ -137,6 +143,7 @@ RESULTS = {
     "a gradient of torch.func": lambda x, w: torch.func.grad(lambda a: a.sin().sum())(x),
     "autocast": lambda x, w: torch.autocast("cuda", torch.bfloat16)(lambda: F.gelu(x @ w))(),
     "nested": lambda x, w: torch.compile(lambda a: a.sin())(x) @ w,
+    "rows put by a mask": put_by_mask,
     "rows by a mask": lambda x, w: (x.sin()[x > 0.5].cos(), x * 2),
 }
 
@@ -190,6 +197,16 @@ def test_dynamo_breaks_at_recurrent_layers():
     model = Net()
     call, = profile(torch.compile(model), args=(X,), device="h100").compiled
     assert call.graphs == 2 and "nn.LSTM" in call.breaks[0].reason
+
+
+def test_a_cell_that_the_compiler_has_no_shapes_of_ends_a_graph():
+    call, = run_compiled(lambda x, w: torch.gru_cell(x @ w, x, *[torch.cat([w] * 3)] * 2).sin())[0].compiled
+    assert call.graphs == 2 and "_thnn_fused_gru_cell" in call.breaks[0].reason
+
+
+def test_operators_that_take_a_device():
+    call, = run_compiled(lambda x, w: torch.fft.irfft(torch.fft.rfft(x @ w)))[0].compiled
+    assert (call.graphs, call.breaks) == (1, ())
 
 
 def test_convolutions_whose_kernels_keep_copies():
