@@ -14,7 +14,7 @@ from analyzer import Profile, ProfileOptions, profile
 from analyzer.hardware.cluster_spec import HostSpec
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, common_share
 from analyzer.parallel import world
-from analyzer.profilers import call_sequence as call_timer
+from analyzer.profilers import call_sequence, host_time
 from tests.call import Call
 
 US = 1e-6
@@ -36,8 +36,8 @@ def run(monkeypatch: pytest.MonkeyPatch, forward: Any, host: HostSpec = ZERO) ->
         bound = "communication" if name == "all_reduce" else "arithmetic"
         return KernelTime(seconds * US, spread, bound) if seconds else NO_TIME
 
-    monkeypatch.setattr(call_timer, "kernel_time", time)
-    monkeypatch.setattr(call_timer, "host_of", lambda spec: host)
+    monkeypatch.setattr(call_sequence, "kernel_time", time)
+    monkeypatch.setattr(host_time, "host_of", lambda spec: host)
     return profile(Call(lambda m, x: forward(x)), (torch.empty(8), ), device="h100", mode="infer",
                    options=ProfileOptions(steps=1))
 

@@ -11,7 +11,7 @@ from analyzer import ProfileOptions, profile
 from analyzer.hardware.cluster_spec import HostSpec
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.parallel import world
-from analyzer.profilers import call_sequence as call_timer
+from analyzer.profilers import call_sequence, host_time
 from analyzer.profilers.schedule import Clock, StreamClock, Work
 from tests.call import Call
 from tests.profilers.test_lane import replicated, sharded
@@ -33,8 +33,8 @@ def device(monkeypatch):
         return KernelTime(seconds * US, 0.0, bound) if seconds else NO_TIME
 
     zero = HostSpec(**{name: 0.0 for name in HostSpec.__dataclass_fields__})
-    monkeypatch.setattr(call_timer, "kernel_time", time)
-    monkeypatch.setattr(call_timer, "host_of", lambda spec: zero)
+    monkeypatch.setattr(call_sequence, "kernel_time", time)
+    monkeypatch.setattr(host_time, "host_of", lambda spec: zero)
 
 
 def run(forward, **settings):
