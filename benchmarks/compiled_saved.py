@@ -29,9 +29,10 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.virtualized import V
 
 from analyzer import MetaTensorMode
+from analyzer.compiled.joint_graph import JointGraph
 from analyzer.compiled.lowering import LoweredGraph, compiling_for
 from analyzer.compiled.partition import partition
-from analyzer.compiled.trace import FunctionTrace, JointGraph
+from analyzer.compiled.trace import FunctionTrace
 from analyzer.hardware import find_device
 from analyzer.meta.state import active_state
 

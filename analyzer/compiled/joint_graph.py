@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
@@ -24,10 +25,42 @@ from analyzer.meta.tensor import alias, device_of
 from analyzer.record.reference_count import next_sequence_number
 
 from .functional import functional_of, is_view, view_inverse
+from .wrapped_tensor import GraphShape
 
 _aten = torch.ops.aten
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]  # storage, offset, shape, strides, dtype
 Tensor = torch.Tensor
+
+
+@dataclass
+class JointGraph:
+    """A functional graph of ``primals`` and ``tangents``, whose outputs are results, then gradients of the primals.
+
+    Primals that the function writes to are written by a last ``copy_``, as AOTAutograd lets the graph do it
+    (``keep_input_mutations``). ``modules`` tells of each node the index of the module that ran, ``forward_of`` of each
+    the place of the forward operator whose gradient it is a part of: its own where it is of the forward pass, None
+    where it is of none. Nodes have their places among all as ``meta["place"]``, and what they give as ``meta["spec"]``.
+    """
+
+    graph: fx.Graph
+    primals: list[Tensor]
+    given: int                 #: how many primals are arguments; others are parameters, buffers, tensors of closures
+    results: int               #: how many outputs belong to the forward pass
+    differentiated: list[int]  #: results whose gradients are the tangents
+    modules: list[int]
+    forward_of: list[int | None]
+    inputs: list[Tensor]       #: what may get a gradient: primals, and tensors around others
+    shape: GraphShape
+    fake_mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
+
+    @cached_property
+    def module(self) -> fx.GraphModule:
+        """What torch's compiler takes: the graph, whose nodes have fake tensors as ``meta["val"]``."""
+        with without_modes():
+            for node in self.graph.nodes:
+                if "spec" in node.meta:
+                    node.meta["val"] = fakes_of(node.meta["spec"], self.fake_mode)
+        return fx.GraphModule(nn.Module(), self.graph)
 
 
 class GraphBreak(Exception):

@@ -22,7 +22,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map_only
 
-from .trace import JointGraph
+from .joint_graph import JointGraph
 
 
 def partition(joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule | None]:

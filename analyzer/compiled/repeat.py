@@ -16,9 +16,9 @@ from torch import fx
 
 from analyzer.meta.spec import TensorSpec
 
+from .joint_graph import JointGraph
 from .lowering import LoweredGraph
 from .program_text import Chains, Layers, find_run, write_laps
-from .trace import JointGraph
 
 KEPT = 6
 """Laps that remain: the first and the last of a program differ from the others, and three in a row must be equal."""

@@ -4,21 +4,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from types import MethodWrapperType
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch._dynamo import config as dynamo_config
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from analyzer.errors import AnalyzerError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import AddressSpace, MetaStorage
-from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.state import MetaState, mode_in_force
 from analyzer.meta.tensor import alias, device_of
@@ -26,7 +23,7 @@ from analyzer.record.reference_count import next_sequence_number
 
 from .checkpoint import tagged_checkpoints
 from .gradient_bucket import BucketEnds
-from .joint_graph import GraphBreak, GraphTape, fakes_of, place_of
+from .joint_graph import GraphBreak, GraphTape, JointGraph, place_of
 from .live_tensor import Hooks, exchange, is_held, is_in_transform, put_saved_tensor_hooks, take_saved_tensor_hooks
 from .wrapped_tensor import GraphShape, coerce_like, is_wrapped, parts_of, rebuild_like
 
@@ -34,37 +31,6 @@ Tensor = torch.Tensor
 
 #: What ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` call.
 _RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
-
-
-@dataclass
-class JointGraph:
-    """A functional graph of ``primals`` and ``tangents``, whose outputs are results, then gradients of the primals.
-
-    Primals that the function writes to are written by a last ``copy_``, as AOTAutograd lets the graph do it
-    (``keep_input_mutations``). ``modules`` tells of each node the index of the module that ran, ``forward_of`` of each
-    the place of the forward operator whose gradient it is a part of: its own where it is of the forward pass, None
-    where it is of none. Nodes have their places among all as ``meta["place"]``, and what they give as ``meta["spec"]``.
-    """
-
-    graph: fx.Graph
-    primals: list[Tensor]
-    given: int                 #: how many primals are arguments; others are parameters, buffers, tensors of closures
-    results: int               #: how many outputs belong to the forward pass
-    differentiated: list[int]  #: results whose gradients are the tangents
-    modules: list[int]
-    forward_of: list[int | None]
-    inputs: list[Tensor]       #: what may get a gradient: primals, and tensors around others
-    shape: GraphShape
-    fake_mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
-
-    @cached_property
-    def module(self) -> fx.GraphModule:
-        """What torch's compiler takes: the graph, whose nodes have fake tensors as ``meta["val"]``."""
-        with without_modes():
-            for node in self.graph.nodes:
-                if "spec" in node.meta:
-                    node.meta["val"] = fakes_of(node.meta["spec"], self.fake_mode)
-        return fx.GraphModule(nn.Module(), self.graph)
 
 
 class _Apart(torch.autograd.Function):

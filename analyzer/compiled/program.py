@@ -1,0 +1,221 @@
+"""The programs of a compiled graph, as they run under the mode: kernel by kernel, or as one CUDA graph.
+
+CUDA graphs are as in ``torch/_inductor/cudagraph_trees.py``: graphs of a process have one private pool. What a graph
+allocates, its results among it, lives there, and the pool's memory is kept for later runs. Tensors that a run gives
+anew are copied to the addresses that the graph has for them; parameters and buffers, and what an earlier graph left in
+the pool, are read where they are.
+"""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from analyzer.meta.spec import Launch, Signature, spec_of
+from analyzer.meta.state import MetaState, active_state
+from analyzer.meta.tensor import device_of
+from analyzer.record.recorder import CompiledPlace
+
+from .joint_graph import JointGraph
+from .lowering import LoweredGraph, extern_kernels
+
+Tensor = torch.Tensor
+
+_POOL = "CUDA graphs of torch.compile"
+
+
+class Rows:
+    """Where in the log what a graph computes is: the calls of its operators, by their places in the joint graph."""
+
+    def __init__(self, joint: JointGraph) -> None:
+        self.modules, self.forward_of = joint.modules, joint.forward_of
+        self._calls: dict[int, int] = {}
+        self._last = CompiledPlace(self.modules[0] if self.modules else 0)
+
+    def locate(self, places: Sequence[int], is_backward: bool, call: int, is_fused: bool = False) -> CompiledPlace:
+        """Of what the call numbered ``call``, of a kernel that computes the operators at ``places``, is a part."""
+        if not places:  # passes made it of nothing that was there: it is a part of what runs before it
+            return self._last._replace(is_backward=is_backward, recomputed=False)
+        module = _most([self.modules[p] for p in places], 0)
+        if not is_backward:
+            for place in places:  # one's own kernel, else the first: others prepare what it reads
+                if not is_fused or place not in self._calls:
+                    self._calls[place] = call
+            self._last = CompiledPlace(module)
+        else:
+            forward = [self.forward_of[p] for p in places]
+            self._last = CompiledPlace(module, True, _most([self._calls[p] for p in forward if p in self._calls], None),
+                                       all(p == f for p, f in zip(places, forward)))
+        return self._last
+
+
+def _most(values: Sequence[Any], default: Any) -> Any:
+    return Counter(values).most_common(1)[0][0] if values else default
+
+
+class Program:
+    """A lowered graph that can be called under the mode."""
+
+    def __init__(self, lowered: LoweredGraph) -> None:
+        start, stop = lowered.source.index("class Runner"), lowered.source.index("\nrunner = Runner")
+        self._code = compile(lowered.source[start:stop], "<compiled graph>", "exec")
+        self.source, self.kernels, self.constants = lowered.source[start:stop], lowered.kernels, lowered.constants
+        self.launches, self.externs = self.source.count(" launch("), self.source.count(" at(")
+        self._signatures: dict[Any, Signature] = {}
+
+    def run(self, args: list[Tensor | None], rows: Rows, is_backward: bool,
+            fresh: Sequence[int] | None = None) -> Sequence[Tensor | None]:
+        """The outputs; ``args`` are let go of one by one, as the program does when it is done with them. With ``fresh``
+        it runs as a CUDA graph, which is given other tensors at these indices each time.
+        """
+        if fresh is None:
+            return self._run(args, rows, is_backward, Launch(inputs=len(args)))
+        with capturing(active_state(), args, fresh):
+            return self._run(args, rows, is_backward, Launch(True, len(args)))
+
+    def _run(self, args: list[Tensor | None], rows: Rows, is_backward: bool,
+             launched: Launch) -> Sequence[Tensor | None]:
+        state = active_state()
+        recorder = state.recorder
+
+        def launch(index: int, places: tuple[int, ...], read: list[Tensor], written: list[Tensor]) -> None:
+            kernel = self.kernels[index]
+            key = index, tuple(map(spec_of, read)), tuple(map(spec_of, written))
+            signature = self._signatures.get(key)
+            if signature is None:
+                signature = self._signatures[key] = Signature(kernel, (), {}, key[1], key[2])  # type: ignore[arg-type]
+            recorder.compiled_in = rows.locate(places, is_backward, recorder.count_calls(), is_fused=True)
+            recorder.called(signature, [t.untyped_storage() for t in read], [t.untyped_storage() for t in written])
+
+        def at(places: tuple[int, ...]) -> None:
+            recorder.compiled_in = rows.locate(places, is_backward, recorder.count_calls())
+
+        def reinterpret(tensor: Tensor, size: Any, stride: Any, offset: int) -> Tensor:
+            state.recorder = None
+            try:
+                return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+            finally:
+                state.recorder = recorder
+
+        names: dict[str, Any] = {
+            "torch": torch, "aten": torch.ops.aten, "launch": launch, "at": at, "reinterpret_tensor": reinterpret,
+            "extern_kernels": _EXTERN, "assert_size_stride": _nothing, "assert_alignment": _nothing,
+            "get_raw_stream": _nothing, "inf": float("inf"), "nan": float("nan"), "device": torch.device}
+        for name, value in self.constants.items():
+            names[name] = _factory(state, str(value.device))(value.shape, value.stride(), value.dtype)
+        for device in ("cuda", "cpu"):
+            names[f"empty_strided_{device}"] = _factory(state, device)
+        names["empty_strided"] = lambda size, stride, device, dtype: _factory(state, device)(size, stride, dtype)
+        exec(self._code, names)
+        at(())
+        recorder.launch = launched
+        try:
+            found: Sequence[Tensor | None] = names["Runner"](partitions=[]).call(args)
+        finally:
+            recorder.compiled_in = recorder.launch = None
+        return found
+
+
+class OperatorProgram(Program):
+    """A graph whose operators run one by one."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module, self.launches = module, 0
+        self.externs = sum([1 for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)
+                            and not any(result.alias_info for result in node.target._schema.returns)])
+        last = {n: node for node in module.graph.nodes for n in node.all_input_nodes}
+        self._dying: dict[fx.Node, list[fx.Node]] = {}
+        for node, user in last.items():
+            self._dying.setdefault(user, []).append(node)
+
+    def _run(self, args: list[Tensor | None], rows: Rows, is_backward: bool,
+             launched: Launch) -> Sequence[Tensor | None]:
+        recorder = active_state().recorder
+        recorder.launch = launched if launched.captured else None  # else PyTorch dispatches them
+        values: dict[fx.Node, Any] = dict(zip(self.module.graph.find_nodes(op="placeholder"), args))
+        args.clear()
+        try:
+            for node in self.module.graph.nodes:
+                if node.op == "output":
+                    return fx.map_arg(node.args[0], values.__getitem__)
+                if node.op == "call_function":
+                    place = node.meta.get("place")
+                    recorder.compiled_in = rows.locate(
+                        () if place is None else (place,), is_backward, recorder.count_calls())
+                    given = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                    values[node] = node.target(*given[0], **given[1])
+                    del given
+                for dead in self._dying.get(node, ()):
+                    del values[dead]
+        finally:
+            recorder.compiled_in = recorder.launch = None
+        raise AssertionError("the graph has no output")
+
+
+def _nothing(*args: Any, **kwargs: Any) -> int:
+    return 0
+
+
+def _factory(state: MetaState, device: str) -> Callable[..., Tensor]:
+    """What makes memory, of which the log has no call."""
+    def empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
+        recorder, state.recorder = state.recorder, None
+        try:
+            return torch.empty_strided(size, stride, dtype=dtype, device=device)
+        finally:
+            state.recorder = recorder
+    return empty_strided
+
+
+class _Extern:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name, None) or getattr(extern_kernels, name)
+
+
+_EXTERN = _Extern()
+
+
+def find_obstacle(joint: JointGraph) -> str | None:
+    """Why Inductor does not capture a graph, None where it does: ``check_for_mutation`` and
+    ``check_multiple_devices_or_any_cpu_nodes`` of ``torch/_inductor/cudagraph_utils.py``.
+    """
+    given = set(joint.graph.find_nodes(op="placeholder")[:joint.given])
+    copies = joint.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    written = sum(node.args[0] in given for node in copies)
+    if written:
+        return f"it writes to {written} of the tensors that it is given"
+    if any(device_of(primal).type == "cpu" and primal.ndim for primal in joint.primals):
+        return "a tensor on the CPU takes part in it"
+    return None
+
+
+@contextmanager
+def capturing(state: MetaState, args: list[Any], fresh: Iterable[int]) -> Iterator[None]:
+    """A block whose storages are in the pool; tensors in ``args`` at the indices ``fresh`` are copied there first."""
+    space = state.space
+    before = space.capture
+    space.begin_capture(_POOL)
+    try:
+        fresh = [i for i in fresh if isinstance(args[i], torch.Tensor)]
+        given = [args[i] for i in fresh]
+        placed = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in given]
+        if placed:
+            torch._foreach_copy_([_distinct(t) for t in placed], [_distinct(t) for t in given])
+        for i, tensor in zip(fresh, placed):
+            args[i] = tensor
+        del given, placed
+        yield
+    finally:
+        space.capture = before
+
+
+def _distinct(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a tensor that was expanded, one of the elements that lie in the same place (``index_expanded_dims``)."""
+    for dimension, stride in enumerate(tensor.stride()):
+        if not stride:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
