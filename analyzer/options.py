@@ -62,9 +62,10 @@ def read_seconds(text: str) -> float:
     >>> read_seconds("300ms"), read_seconds("0.5s"), read_seconds("2")
     (0.3, 0.5, 2.0)
     """
-    scale = next((factor for unit, factor in (("ms", 1e-3), ("us", 1e-6), ("s", 1.0)) if text.endswith(unit)), None)
+    units = (("ms", 1e-3), ("us", 1e-6), ("s", 1.0), ("", 1.0))
+    unit, scale = next((unit, scale) for unit, scale in units if text.endswith(unit))
     try:
-        return round(float(text if scale is None else text.rstrip("mus")) * (scale or 1.0), 12)
+        return round(float(text.removesuffix(unit)) * scale, 12)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: must be a time, such as 300ms or 0.5s") from None
 

@@ -292,8 +292,9 @@ class Recipe:
         if self.compile == _BLOCKS:
             for block in blocks_of(model, "compile='blocks'"):
                 block.compile()
-            return model
-        return model if self.compile is None else torch.compile(model, mode=str(self.compile))  # type: ignore[return-value]
+        elif self.compile is not None:
+            model = torch.compile(model, mode=str(self.compile))  # type: ignore[assignment]
+        return model
 
     def build(self, factory: Callable[[], nn.Module]) -> nn.Module:
         return self.apply(factory())

@@ -16,11 +16,10 @@ from analyzer.units import add_quantities, format_count, format_ends, format_per
 
 #: What each part of a step's time is, and what makes it less.
 _REMEDIES = {
-    "launch": "the device waits for the host: larger batches, {compiling}fused optimizers, fewer small "
-              "operators",
+    "launch": "the device waits for the host: larger batches, {compiling}fused optimizers, fewer small operators",
     "arithmetic": "kernels at the rate of their units: {formats}less recomputation, a device with a higher peak rate",
-    "memory": "kernels at the rate of memory: {compiling}{formats}fused attention and optimizers, a device "
-              "with more bandwidth",
+    "memory": "kernels at the rate of memory: {compiling}{formats}fused attention and optimizers, a "
+              "device with more bandwidth",
     "latency": "kernels too small to fill the device: larger batches, {compiling}fewer small operators",
     "communication": "collectives: fewer bytes, groups within a host, overlap with kernels"}
 _FORMATS = (("TF32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16"), ("FP8", "float8_e4m3fn"))
@@ -45,9 +44,9 @@ def describe_bound(profile: Profile, bound: str) -> str:
     """What one of `BOUNDS` is, and what makes it less on the profile's device."""
     found = list_faster_formats(profile)
     formats = "narrower formats, " if found is None else f"narrower formats ({', '.join(found)}), " if found else ""
-    compiling = "" if profile.compiled else "torch.compile (--compile tells how much), "
+    compiling = "" if profile.compiled else "torch.compile (analyzer profile --compile tells how much), "
     if bound == "launch" and not any([row.cuda_graphs for row in profile.compiled or ()]):
-        compiling += "CUDA graphs (--compile reduce-overhead), "
+        compiling += "CUDA graphs (torch.compile's mode reduce-overhead), "
     return _REMEDIES[bound].format(formats=formats, compiling=compiling)
 
 

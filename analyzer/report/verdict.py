@@ -1,6 +1,7 @@
 """The verdict on a profile, and what could be changed, as text."""
 from __future__ import annotations
 
+import textwrap
 from typing import NamedTuple
 
 from analyzer.errors import UnknownDeviceError
@@ -95,14 +96,21 @@ def _name_operator(root: ModuleInfo | None, node: NodeInfo, phase: str | None) -
 
 @register_view.shipped("verdict_text")
 def format_verdict(verdict: Verdict) -> str:
-    """One to three lines: whether it fits, where the peak is, and where it would fit."""
+    """Whether it fits, where the peak is, and where it would fit, in as many lines as these take."""
     v = verdict
     lines = [describe_fit(v)]
     if v.phase is not None:
         place = ("memory ran out in " if v.is_out_of_memory else "peak in ") + describe_place(v)
-        lines.append(place if len(place) <= _WIDTH else place.replace(" (", "\n  (", 1))
+        lines += [place] if len(place) <= _WIDTH else _break_place(place)
     where = describe_devices(v)
     return escape_controls("\n".join(lines if where is None else [*lines, where]))
+
+
+def _break_place(place: str) -> list[str]:
+    """In lines that fit, as far as names do: the names of generated kernels are long."""
+    return [line for part in place.replace(" (", "\n  (", 1).splitlines()
+            for line in textwrap.wrap(part, _WIDTH, subsequent_indent="  ", break_long_words=False,
+                                      break_on_hyphens=False)]
 
 
 def describe_fit(verdict: Verdict) -> str:

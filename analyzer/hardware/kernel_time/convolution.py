@@ -126,7 +126,7 @@ def _move_seconds(shape: ConvolutionShape, efficiency: float, device: DeviceSpec
 
 
 # How long convolutions and their gradients take on a device: the kernels of cuDNN, and PyTorch's depthwise ones, which
-# run where channels are first (Convolution.cpp, use_cudnn_depthwise; in float16 cuDNN's may, which nobody measured).
+# run where channels are first (Convolution.cpp, use_cudnn_depthwise; in float16 cuDNN's may, which were not measured).
 # On CUDA cores (float32 without TF32, and float64) cuDNN has implicit products and, for 3x3, Winograd's two algorithms;
 # the fastest counts, as cuDNN's heuristics or its benchmark choose it. On tensor cores (16 bit, or float32 with TF32,
 # PyTorch's default for convolutions) it has implicit products of channels-last tensors.
