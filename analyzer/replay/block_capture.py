@@ -66,6 +66,8 @@ class BlockCapture:
         with mode, self.borrow(self.block, self.claim) as borrowed, torch.set_grad_enabled(self.arguments.trains):
             recorder = self.recorder = Recorder(mode, self.block, self.claim, self.main.is_leaf,
                                                 self.main.find_leaf_impl, around=BLOCK)
+            if main_state.compile is not MetaState.compile:
+                mode.state.compile, recorder.compiled = _refuse_compiled, self.main.compiled
             with recorder.recording():
                 buffers = [s for _, s, _ in borrowed.buffers]
                 with torch._C.DisableTorchFunction():
@@ -342,3 +344,8 @@ def _written(call: Any) -> list[int]:
     if not writes_in_place(call.signature.op):
         return []
     return [n for n in call.outputs if n in call.inputs] or list(call.inputs[:1])
+
+
+def _refuse_compiled(function: Any, args: Any, kwargs: Any, config: Any) -> Any:
+    """What is called in place of a compiled function that is a part of a block, whose code a capture would run."""
+    raise Mismatch("a part of it is under torch.compile")

@@ -382,6 +382,31 @@ def test_rows_add_up_and_a_replayed_step_is_the_same(way):
     assert [row.replayed for row in p.replay if row.kind == "step"] == [True]
 
 
+class Partly(nn.Module):
+    """A block of many modules, one of which, or a function that it calls, is compiled."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.up, self.pads = nn.Linear(16, 16), nn.ModuleList(nn.Identity() for _ in range(40))
+        self.down = torch.compile(nn.Linear(16, 16)) if way == "module" else nn.Linear(16, 16)
+        self.activation = torch.compile(F.gelu) if way == "function" else F.gelu
+
+    def forward(self, x):
+        return x + self.down(self.activation(self.up(x)))
+
+
+@pytest.mark.parametrize("way", ["module", "function"])
+def test_blocks_with_a_compiled_part_are_run(way):
+    runs, asked = [], {"args": (torch.rand(4, 16), ), "device": "h100", "optimizer": "adamw"}
+    for reuse in (True, False):
+        runs.append(profile(nn.Sequential(*[Partly(way) for _ in range(6)]), **asked, reuse=reuse))
+    one, other = [json.loads(p.to_json()) for p in runs]
+    assert [name for name in one if one[name] != other[name]] == ["replay"]
+    reasons = [row.reason for row in runs[0].replay if row.kind == "block"]
+    assert reasons and all(reason.endswith("a part of it is under torch.compile") for reason in reasons)
+    assert sum(row.calls for row in runs[0].compiled) == 6
+
+
 def test_a_step_compiled_whole_breaks_at_its_backward_pass():
     def step(model, optimizer, x):
         model(x).backward()
