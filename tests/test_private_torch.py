@@ -39,9 +39,9 @@ NAMES = {
         torch.overrides.has_torch_function torch.utils._foreach_utils._foreach_supported_types
         torch._C._group_tensors_by_device_and_dtype torch.nn.init._no_grad_trunc_normal_
         torch.autograd._engine_run_backward torch.Tensor._make_wrapper_subclass torch.jit._builtins._find_builtin
-        torch._compile._disable_dynamo torch.ops.higher_order.cond.__class__
-        torch.ops.higher_order.while_loop.__class__ torch.ops.higher_order.scan.__class__
-        torch.ops.higher_order.map_impl.__class__""",
+        torch.ops.higher_order.cond.__class__ torch.ops.higher_order.while_loop.__class__
+        torch.ops.higher_order.scan.__class__ torch.ops.higher_order.map_impl.__class__""",
+    "meta/intercept/compiled_function.py": "torch._compile._disable_dynamo",
     "cuda/kernels/attention.py": """
         torch._higher_order_ops.flex_attention.py_kernels torch._higher_order_ops.flex_attention.python_key_table
         torch._higher_order_ops.flex_attention._dispatch_cache""",

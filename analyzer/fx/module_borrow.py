@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from analyzer.errors import InputError
+from analyzer.meta.intercept.compiled_function import settings_of_module
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.intercept.patch import settings_of_module
 from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.spec import LEAVES
 from analyzer.meta.state import MetaState, active, current, indexed_device

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointFunction
 
-from analyzer.meta.intercept.patch import compiling_forward, module_behind, outside_of_graph
+from analyzer.meta.intercept.compiled_function import compiling_forward, module_behind, outside_of_graph
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
 from analyzer.meta.state import current
 from analyzer.output import hold_over_forks

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from analyzer.meta.address_space import MetaStorage, find_storage
-from analyzer.meta.intercept.patch import written_function
+from analyzer.meta.intercept.compiled_function import written_function
 from analyzer.meta.spec import VALUES
 from analyzer.meta.structure import read_slot
 from analyzer.meta.value.known_value import Watched

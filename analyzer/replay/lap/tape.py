@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from analyzer.distributed.fsdp import is_sharding_state, names_prefetched, sharding_settings
 from analyzer.meta.address_space import MetaStorage, Region
-from analyzer.meta.intercept.patch import compiled_from
+from analyzer.meta.intercept.compiled_function import compiled_from
 from analyzer.meta.intercept.replacement import replace
 from analyzer.meta.spec import LEAVES
 from analyzer.meta.state import StreamAction

@@ -1,0 +1,233 @@
+"""Private names of Dynamo: functions and modules under torch.compile, which a mode calls as they are written.
+
+Dynamo would look into frames of code that runs under the mode, and a compiler that sees tensors without data ends the
+process. So compiled functions are called as they were written, and the mode's own compiler (`MetaState.compile`) gets
+the call.
+"""
+from __future__ import annotations
+
+import builtins
+import gc
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch._compile
+
+from analyzer.meta.source_line import is_called_by_user
+from analyzer.meta.state import MetaState, active_state, current
+
+from .replacement import Undo, answer, replace, supply
+
+
+def compiler_replacements() -> Iterator[Undo]:
+    yield supply(torch._compile, "getattr", _get_without_dynamo)
+    yield _run_compiled
+    _run_eagerly()
+    yield answer(builtins, "print", _print, passes_original=True, where=lambda: getattr(current(), "tracing", None))
+    yield replace(torch.autograd.Function, "apply", _applying)
+    yield answer(torch, "compile", _compile, passes_original=True)
+    for name in ("is_compiling", "is_dynamo_compiling"):
+        yield answer(torch.compiler, name, _is_compiling, passes_original=True)
+
+
+def _get_without_dynamo(function: Any, name: str, *default: Any) -> Any:
+    """``getattr`` for ``torch._compile``, which asks what is not to be compiled for ``__dynamo_disable`` and imports
+    the compiler, slower than most profiles, to make it: until something else has, the function itself will do.
+    """
+    if name == "__dynamo_disable" and "torch._dynamo" not in sys.modules and current() is not None:
+        return function
+    return getattr(function, name, *default)
+
+
+_compiled: list[Undo] = []  # what lets functions that are compiled run so again
+_DYNAMO = "torch._dynamo.eval_frame"
+
+
+def _run_eagerly() -> None:
+    """Keep Dynamo from looking at frames; each function is given to the mode's compiler where it is first called."""
+    if not _compiled and _DYNAMO in sys.modules:
+        _compiled.append(replace(sys.modules[_DYNAMO], "_callback_from_stance", _redirecting))
+        _compiled.append(answer(torch._dynamo, "graph_break", _break_graph))
+
+
+def _run_compiled() -> None:
+    while _compiled:
+        _compiled.pop()()
+
+
+def _redirecting(original: Any) -> Any:
+    """What each compiled function calls before it calls the one that it was made of, which its closure holds."""
+    def ask(callback: Any) -> Any:
+        if current() is None:
+            return original(callback)
+        frame = sys._getframe(1)
+        if frame.f_code.co_name in ("compile_wrapper", "_fn"):
+            _redirect(frame)
+        return None
+    return ask
+
+
+def _redirect(frame: Any) -> None:
+    function = frame.f_locals["fn"]
+    is_compiled = frame.f_code.co_name == "compile_wrapper"
+    if isinstance(function, (_CompiledCall, _DisabledCall)) or not is_compiled and (
+            getattr(function, "__module__", None) or "").startswith("torch."):
+        return
+    for wrapper in gc.get_referrers(frame.f_code):  # a frame does not tell its function
+        if getattr(wrapper, "_torchdynamo_orig_callable", None) is function and wrapper.__code__ is frame.f_code:
+            cell = wrapper.__closure__[frame.f_code.co_freevars.index("fn")]
+            _compiled.append(partial(setattr, cell, "cell_contents", function))
+            settings = compiler_settings(frame.f_locals["self"])
+            cell.cell_contents = _DisabledCall(function) if settings is None else _CompiledCall(function, settings)
+
+
+def compiler_settings(context: Any) -> dict[str, Any] | None:
+    """How Dynamo's ``context`` compiles what it is around, as far as the user said it: the backend, ``fullgraph``,
+    ``dynamic`` and Inductor's options by name; None where it keeps the compiler out.
+    """
+    frames: Any = sys.modules[_DYNAMO]
+    if isinstance(context, frames.DisableContext):
+        return None
+    backend = frames.innermost_backend(context.callback)
+    found = {"backend": getattr(backend, "compiler_name", getattr(backend, "__name__", str(backend)))}
+    if context.fullgraph:
+        found["fullgraph"] = True
+    if context._dynamic is not None:
+        found["dynamic"] = context._dynamic
+    return {**found, **getattr(backend, "config", {})}
+
+
+def settings_of_module(module: torch.nn.Module) -> dict[str, Any] | None:
+    """How a module under torch.compile is compiled, or one of `torch.compiler.disable`, for which it is None."""
+    call = module.__dict__.get("_compiled_call_impl")
+    context = module.dynamo_ctx if call is None else inspect.getclosurevars(call.get_compiler_config).nonlocals["self"]
+    return compiler_settings(context)
+
+
+class _CompiledCall:
+    """Calls a function as the mode's compiler compiles it; as it is where no mode is, or the user wants it so."""
+
+    def __init__(self, function: Any, config: dict[str, Any]) -> None:
+        self.function, self.config = function, config
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state = current()
+        frames: Any = sys.modules[_DYNAMO]
+        if state is None or frames._stance.stance == "force_eager":
+            return self.function(*args, **kwargs)
+        if self.config.get("fullgraph"):
+            frames.set_fullgraph_compiled_frame_count(-1)  # for afterwards torch asks whether Dynamo compiled any
+        module = getattr(self.function, "__self__", None)
+        if module is None and isinstance(around := getattr(self.function, "__wrapped__", None), torch.nn.Module):
+            module = None if module_behind(around) in (None, around) else around  # wrap_inline(module) of Dynamo's
+        if isinstance(module, torch.nn.Module) and self.function.__name__ != "forward":
+            with compiling_forward(state, module, self.config):
+                return self.function(*args, **kwargs)
+        return state.compile(self.function, args, kwargs, self.config)
+
+
+class _DisabledCall:
+    """Calls a function that the compiler is kept out of."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        with outside_of_graph(f"torch.compiler.disable keeps the compiler out of {name}"):
+            return self.function(*args, **kwargs)
+
+
+def written_function(value: Any) -> Any:
+    """The function that is compiled, or kept from it, where its own call is in its place meanwhile; else ``value``."""
+    return value.function if isinstance(value, (_CompiledCall, _DisabledCall)) else value
+
+
+def outside_of_graph(reason: str) -> AbstractContextManager[None]:
+    """A block in which what is called runs as it is written, also where a compiled function calls it."""
+    state = current()
+    if state is None or state.tracing is None:
+        return nullcontext()
+    return state.tracing.outside(reason)  # type: ignore[no-any-return]
+
+
+def _break_graph(msg: str = "") -> None:
+    state = current()
+    assert state is not None
+    if state.tracing is not None and is_called_by_user():
+        with state.tracing.outside(f"torch._dynamo.graph_break({msg!r})" if msg else "torch._dynamo.graph_break()"):
+            pass
+
+
+def _print(original: Any, *args: Any, **kwargs: Any) -> None:
+    with outside_of_graph("print is called"):
+        original(*args, **kwargs)
+
+
+def _applying(original: Any) -> Any:
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        state = current()
+        if state is None or state.tracing is None or cls.__module__.startswith("analyzer."):
+            return original.__func__(cls, *args, **kwargs)
+        return state.tracing.dispatch(cls.apply, args, kwargs, lambda function, a, k: original.__func__(cls, *a, **k))
+    return classmethod(apply)
+
+
+def compiled_from(function: Any) -> tuple[Any, ...] | None:
+    """Of what torch.compile gives for a function: that function, and how it is compiled; None for another one."""
+    if not hasattr(function, "_torchdynamo_orig_callable") or not hasattr(function, "get_compiler_config"):
+        return None
+    context = inspect.getclosurevars(function.get_compiler_config).nonlocals["self"]
+    frames: Any = sys.modules["torch._dynamo.eval_frame"]
+    return (function._torchdynamo_orig_callable, frames.innermost_backend(context.callback), context.fullgraph,
+            context._dynamic, context.compiler_config)
+
+
+def module_behind(module: torch.nn.Module) -> torch.nn.Module | None:
+    """Of a module whose frames Dynamo skips (one of DDP or FSDP; one of ``fully_shard``, whose hooks it leaves alone),
+    the module whose forward it compiles next; None of any other.
+    """
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        return cast(torch.nn.Module, module.module)
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+        return module._fsdp_wrapped_module  # type: ignore[no-any-return]
+    return module if fsdp is not None and isinstance(module, fsdp.FSDPModule) else None
+
+
+@contextmanager
+def compiling_forward(state: MetaState, module: torch.nn.Module, config: dict[str, Any]) -> Iterator[None]:
+    """A block in which the forward of a compiled ``module`` is compiled. Its hooks are outside of the graph, as are
+    those of FSDP: Dynamo skips the frame of ``Module._call_impl`` (torch/_dynamo/trace_rules.py) and looks at forward.
+    """
+    while (behind := module_behind(module)) not in (None, module):
+        assert behind is not None
+        module = behind
+    attributes, forward = object.__getattribute__(module, "__dict__"), module.forward  # of which no watch is told
+    before = attributes.get("forward")
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return state.compile(forward, args, kwargs, config)
+
+    attributes["forward"] = compiled
+    try:
+        yield
+    finally:
+        del attributes["forward"]
+        if before is not None:
+            attributes["forward"] = before
+
+
+def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(*args, **kwargs)
+    _run_eagerly()
+    return result
+
+
+def _is_compiling(original: Any) -> bool:
+    return active_state().graph is not None or original()
