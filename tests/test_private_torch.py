@@ -41,7 +41,11 @@ NAMES = {
         torch.autograd._engine_run_backward torch.Tensor._make_wrapper_subclass torch.jit._builtins._find_builtin
         torch.ops.higher_order.cond.__class__ torch.ops.higher_order.while_loop.__class__
         torch.ops.higher_order.scan.__class__ torch.ops.higher_order.map_impl.__class__""",
-    "meta/intercept/compiled_function.py": "torch._compile._disable_dynamo",
+    "meta/intercept/compiled_function.py": """
+        torch._compile._disable_dynamo torch._dynamo.eval_frame._callback_from_stance
+        torch._dynamo.eval_frame.innermost_backend torch._dynamo.eval_frame.DisableContext
+        torch._dynamo.eval_frame._stance.stance torch._dynamo.eval_frame.set_fullgraph_compiled_frame_count
+        torch._dynamo.compiled_autograd.compiled_autograd_enabled torch._dynamo.compiled_autograd._disable""",
     "cuda/kernels/attention.py": """
         torch._higher_order_ops.flex_attention.py_kernels torch._higher_order_ops.flex_attention.python_key_table
         torch._higher_order_ops.flex_attention._dispatch_cache""",

@@ -142,7 +142,6 @@ class Recorder(ModuleRecorder):
         module = self._module_index.get(id(owner), self._running())  # that a wrapper works for, else the one that runs
         index = len(log.call_slots)
         place = self.compiled_in
-        signature = self._as_launched(signature)
         if phase == "backward":
             recomputed = self._recomputes()
             if owner is not None:
@@ -150,6 +149,7 @@ class Recorder(ModuleRecorder):
             elif not recomputed:
                 forward, module, node = self._forward_of_gradient(module, communicates(signature))
         if place is not None:
+            signature = self._as_launched(signature)
             module, recomputed = place.module, place.recomputed if place.is_backward else recomputed
             if place.forward is not None:
                 forward, node = place.forward, self.place_of_call(place.forward)[1]
@@ -163,7 +163,7 @@ class Recorder(ModuleRecorder):
                 self._collective_of_sequence.setdefault(sequence - 1, index)
             if self.is_leaf is not None and not self._leaf_depth and self._stack and not recomputed:
                 node = self._add_operator(signature, inputs, outputs, module)
-            elif recomputed and node == OUTSIDE and owner is place is None:
+            elif recomputed and node == OUTSIDE and owner is None and place is None:
                 node = self._node_run_again(index)
         self._note_group(signature, module if owner is not None and phase == "forward" else None, node)
         in_numbers = tuple([s.number for s in inputs])
@@ -191,7 +191,7 @@ class Recorder(ModuleRecorder):
         self._last_sequence = sequence
 
     def _as_launched(self, signature: Signature) -> Signature:
-        """The signature of a call that a compiled graph makes, with how it does; of any other as it is."""
+        """The signature of a call of a compiled graph with how it is launched; as it is where PyTorch dispatches it."""
         if self.launch is None:
             return signature
         launch, self.launch = self.launch, self.launch._replace(inputs=None)

@@ -11,6 +11,7 @@ import torch
 
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import MetaStorage
+from analyzer.meta.intercept.compiled_function import written_forward
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.spec import Signature
 from analyzer.output import print_error
@@ -189,8 +190,7 @@ class ScriptRecorder(Recorder):
         shapes: dict[str, tuple[int, ...]] = {}
         names: list[str] = []
         with suppress(TypeError, ValueError):
-            forward = getattr(module, "_torchdynamo_orig_callable", module.forward)  # a compiled module's own
-            names += inspect.signature(forward).parameters
+            names += inspect.signature(written_forward(module)).parameters
         for i, (name, value) in enumerate([*((None, a) for a in args), *kwargs.items()]):
             label = name or (names[i] if i < len(names) else f"input_{i}")
             inputs = [t for t in tensors_in(value) if self._is_input(t)]

@@ -69,16 +69,18 @@ class MetaDispatchMode(DirectDispatchMode):
 
     def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, whole: bool = False) -> Any:
         """The result of an operator; one that is composed of others is taken apart, unless it is to stay ``whole``."""
+        state = self.state
+        assert state is not None
         try:
-            if self.state is not None and self.state.graph is not None and self.state.graph.called is None:
-                return self.state.graph.call(func, args, kwargs or {}, self._handle)
-            if self.state is not None and self.state.space.is_shared:
-                with self.state.space.turn:
+            if state.graph is not None and state.graph.called is None:
+                return state.graph.call(func, args, kwargs or {}, self._handle)
+            if state.space.is_shared:
+                with state.space.turn:
                     return self._handle(func, args, kwargs or {}, whole)
             return self._handle(func, args, kwargs or {}, whole)
         except DeviceOutOfMemoryError as error:
-            if self.state is not None and self.state.recorder is not None:
-                self.state.recorder.ran_out(str(func), error)
+            if state.recorder is not None:
+                state.recorder.ran_out(str(func), error)
             raise
 
     def _compositions(self, state: MetaState, info: OperatorInfo, whole: bool) -> list[Callable[..., Any]]:
@@ -96,11 +98,12 @@ class MetaDispatchMode(DirectDispatchMode):
         info = describe_operator(func)
         if info.silent:
             return func(*args, **kwargs)
-        for compose in self._compositions(state, info, whole):
-            with self, reopened():
-                result = compose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+        if info.composite or info.composition is not None or state.graph is not None:
+            for compose in self._compositions(state, info, whole):
+                with self, reopened():
+                    result = compose(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
         call = resolve(state, info, args, kwargs)
         if info.data_dependent:
             check_devices(state, call)

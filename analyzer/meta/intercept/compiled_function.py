@@ -23,8 +23,18 @@ from analyzer.meta.state import MetaState, active_state, current
 
 from .replacement import Undo, answer, replace, supply
 
+_DYNAMO = "torch._dynamo.eval_frame"
+#: attributes that Dynamo gives a compiled module and the function that it makes of one
+COMPILER_ATTRIBUTES = frozenset({"dynamo_ctx", "get_compiler_config", "_torchdynamo_wrapper_id"})
+
+
+def _frames() -> Any:
+    """Dynamo's module of compiled functions, which is there once something was compiled."""
+    return sys.modules[_DYNAMO]
+
 
 def compiler_replacements() -> Iterator[Undo]:
+    """What is replaced in torch for the sake of compiled functions."""
     yield supply(torch._compile, "getattr", _get_without_dynamo)
     yield _run_compiled
     _run_eagerly()
@@ -32,7 +42,7 @@ def compiler_replacements() -> Iterator[Undo]:
     yield replace(torch.autograd.Function, "apply", _applying)
     yield answer(torch, "compile", _compile, passes_original=True)
     for name in ("is_compiling", "is_dynamo_compiling"):
-        yield answer(torch.compiler, name, _is_compiling, passes_original=True)
+        yield answer(torch.compiler, name, lambda: True, where=lambda: getattr(current(), "graph", None))
 
 
 def _get_without_dynamo(function: Any, name: str, *default: Any) -> Any:
@@ -45,13 +55,12 @@ def _get_without_dynamo(function: Any, name: str, *default: Any) -> Any:
 
 
 _compiled: list[Undo] = []  # what lets functions that are compiled run so again
-_DYNAMO = "torch._dynamo.eval_frame"
 
 
 def _run_eagerly() -> None:
     """Keep Dynamo from looking at frames; each function is given to the mode's compiler where it is first called."""
     if not _compiled and _DYNAMO in sys.modules:
-        _compiled.append(replace(sys.modules[_DYNAMO], "_callback_from_stance", _redirecting))
+        _compiled.append(replace(_frames(), "_callback_from_stance", _redirecting))
         _compiled.append(answer(torch._dynamo, "graph_break", _break_graph))
 
 
@@ -74,9 +83,10 @@ def _redirecting(original: Any) -> Any:
 
 def _redirect(frame: Any) -> None:
     function = frame.f_locals["fn"]
-    is_compiled = frame.f_code.co_name == "compile_wrapper"
-    if isinstance(function, (_CompiledCall, _DisabledCall)) or not is_compiled and (
-            getattr(function, "__module__", None) or "").startswith("torch."):
+    if isinstance(function, (_CompiledCall, _DisabledCall)):
+        return
+    is_disabled = frame.f_code.co_name == "_fn"
+    if is_disabled and (getattr(function, "__module__", None) or "").startswith("torch."):  # torch's own
         return
     for wrapper in gc.get_referrers(frame.f_code):  # a frame does not tell its function
         if getattr(wrapper, "_torchdynamo_orig_callable", None) is function and wrapper.__code__ is frame.f_code:
@@ -90,10 +100,9 @@ def compiler_settings(context: Any) -> dict[str, Any] | None:
     """How Dynamo's ``context`` compiles what it is around, as far as the user said it: the backend, ``fullgraph``,
     ``dynamic`` and Inductor's options by name; None where it keeps the compiler out.
     """
-    frames: Any = sys.modules[_DYNAMO]
-    if isinstance(context, frames.DisableContext):
+    if isinstance(context, _frames().DisableContext):
         return None
-    backend = frames.innermost_backend(context.callback)
+    backend = _frames().innermost_backend(context.callback)
     found = {"backend": getattr(backend, "compiler_name", getattr(backend, "__name__", str(backend)))}
     if context.fullgraph:
         found["fullgraph"] = True
@@ -105,8 +114,12 @@ def compiler_settings(context: Any) -> dict[str, Any] | None:
 def settings_of_module(module: torch.nn.Module) -> dict[str, Any] | None:
     """How a module under torch.compile is compiled, or one of `torch.compiler.disable`, for which it is None."""
     call = module.__dict__.get("_compiled_call_impl")
-    context = module.dynamo_ctx if call is None else inspect.getclosurevars(call.get_compiler_config).nonlocals["self"]
-    return compiler_settings(context)
+    return compiler_settings(module.dynamo_ctx if call is None else _context_of(call))
+
+
+def _context_of(function: Any) -> Any:
+    """Dynamo's context that made a compiled function."""
+    return inspect.getclosurevars(function.get_compiler_config).nonlocals["self"]
 
 
 class _CompiledCall:
@@ -117,18 +130,25 @@ class _CompiledCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state = current()
-        frames: Any = sys.modules[_DYNAMO]
-        if state is None or frames._stance.stance == "force_eager":
+        if state is None or _frames()._stance.stance == "force_eager":
             return self.function(*args, **kwargs)
         if self.config.get("fullgraph"):
-            frames.set_fullgraph_compiled_frame_count(-1)  # for afterwards torch asks whether Dynamo compiled any
-        module = getattr(self.function, "__self__", None)
-        if module is None and isinstance(around := getattr(self.function, "__wrapped__", None), torch.nn.Module):
-            module = None if module_behind(around) in (None, around) else around  # wrap_inline(module) of Dynamo's
-        if isinstance(module, torch.nn.Module) and self.function.__name__ != "forward":
-            with compiling_forward(state, module, self.config):
-                return self.function(*args, **kwargs)
-        return state.compile(self.function, args, kwargs, self.config)
+            _frames().set_fullgraph_compiled_frame_count(-1)  # for afterwards torch asks whether Dynamo compiled any
+        module = self._find_called()
+        if module is None:
+            return state.compile(self.function, args, kwargs, self.config)
+        with compiling_forward(state, module, self.config):
+            return self.function(*args, **kwargs)
+
+    def _find_called(self) -> torch.nn.Module | None:
+        """The module that the function calls, hooks and all; None where it is any other function, such as a forward."""
+        owner = getattr(self.function, "__self__", None)
+        if owner is not None:
+            return owner if isinstance(owner, torch.nn.Module) and self.function.__name__ != "forward" else None
+        around = getattr(self.function, "__wrapped__", None)  # of what Dynamo's wrap_inline(module) makes
+        if not isinstance(around, torch.nn.Module) or module_behind(around) in (None, around):
+            return None
+        return around
 
 
 class _DisabledCall:
@@ -148,6 +168,11 @@ def written_function(value: Any) -> Any:
     return value.function if isinstance(value, (_CompiledCall, _DisabledCall)) else value
 
 
+def written_forward(module: torch.nn.Module) -> Any:
+    """The forward of a module; of ``torch.compile(module)`` that of the module behind it, which names its arguments."""
+    return getattr(module, "_torchdynamo_orig_callable", module.forward)
+
+
 def outside_of_graph(reason: str) -> AbstractContextManager[None]:
     """A block in which what is called runs as it is written, also where a compiled function calls it."""
     state = current()
@@ -157,10 +182,8 @@ def outside_of_graph(reason: str) -> AbstractContextManager[None]:
 
 
 def _break_graph(msg: str = "") -> None:
-    state = current()
-    assert state is not None
-    if state.tracing is not None and is_called_by_user():
-        with state.tracing.outside(f"torch._dynamo.graph_break({msg!r})" if msg else "torch._dynamo.graph_break()"):
+    if is_called_by_user():
+        with outside_of_graph(f"torch._dynamo.graph_break({msg!r})" if msg else "torch._dynamo.graph_break()"):
             pass
 
 
@@ -182,9 +205,8 @@ def compiled_from(function: Any) -> tuple[Any, ...] | None:
     """Of what torch.compile gives for a function: that function, and how it is compiled; None for another one."""
     if not hasattr(function, "_torchdynamo_orig_callable") or not hasattr(function, "get_compiler_config"):
         return None
-    context = inspect.getclosurevars(function.get_compiler_config).nonlocals["self"]
-    frames: Any = sys.modules["torch._dynamo.eval_frame"]
-    return (function._torchdynamo_orig_callable, frames.innermost_backend(context.callback), context.fullgraph,
+    context = _context_of(function)
+    return (function._torchdynamo_orig_callable, _frames().innermost_backend(context.callback), context.fullgraph,
             context._dynamic, context.compiler_config)
 
 
@@ -205,9 +227,9 @@ def compiling_forward(state: MetaState, module: torch.nn.Module, config: dict[st
     """A block in which the forward of a compiled ``module`` is compiled. Its hooks are outside of the graph, as are
     those of FSDP: Dynamo skips the frame of ``Module._call_impl`` (torch/_dynamo/trace_rules.py) and looks at forward.
     """
-    while (behind := module_behind(module)) not in (None, module):
-        assert behind is not None
-        module = behind
+    behind = module_behind(module)
+    while behind is not None and behind is not module:
+        module, behind = behind, module_behind(behind)
     attributes, forward = object.__getattribute__(module, "__dict__"), module.forward  # of which no watch is told
     before = attributes.get("forward")
 
@@ -229,5 +251,10 @@ def _compile(original: Any, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
-def _is_compiling(original: Any) -> bool:
-    return active_state().graph is not None or original()
+def without_compiled_autograd() -> AbstractContextManager[Any]:
+    """A block in which backward graphs run as they are, where the user has them compiled."""
+    compiler = sys.modules.get("torch._dynamo.compiled_autograd")
+    if compiler is None or not compiler.compiled_autograd_enabled:
+        return nullcontext()
+    active_state().assume("compiled autograd is not followed: each backward graph runs by itself, as without it")
+    return compiler._disable()  # type: ignore[no-any-return]

@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from types import MethodWrapperType
@@ -34,7 +33,7 @@ from analyzer.meta.source_line import first_frame, is_user_code
 from analyzer.meta.state import MetaState, active, active_state, current, mode_in_force
 from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of
 
-from .compiled_function import compiler_replacements
+from .compiled_function import compiler_replacements, without_compiled_autograd
 from .replacement import SharedReplacements, Undo, answer, replace
 
 
@@ -110,12 +109,7 @@ def _run_with_mode(original: Any, outputs: Any, *args: Any, **kwargs: Any) -> An
     """Torch takes the function mode off; zeros for outputs without a gradient, which C++ makes, are where these are."""
     with torch._C.DisableTorchFunction():
         device = next((device_of(t) for t in outputs if isinstance(t, torch.Tensor)), None)
-    compiler = sys.modules.get("torch._dynamo.compiled_autograd")
-    without_compiler: AbstractContextManager[Any] = nullcontext()
-    if compiler is not None and compiler.compiled_autograd_enabled:
-        active_state().assume("compiled autograd is not followed: each backward graph runs by itself, as without it")
-        without_compiler = compiler._disable()
-    with without_compiler, mode_in_force(), active_state().meaning(device):
+    with without_compiled_autograd(), mode_in_force(), active_state().meaning(device):
         return original(outputs, *args, **kwargs)
 
 

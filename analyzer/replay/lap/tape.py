@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from analyzer.distributed.fsdp import is_sharding_state, names_prefetched, sharding_settings
 from analyzer.meta.address_space import MetaStorage, Region
-from analyzer.meta.intercept.compiled_function import compiled_from
+from analyzer.meta.intercept.compiled_function import COMPILER_ATTRIBUTES, compiled_from
 from analyzer.meta.intercept.replacement import replace
 from analyzer.meta.spec import LEAVES
 from analyzer.meta.state import StreamAction
@@ -32,9 +32,8 @@ REFERENCE = HEAD - 1  #: the last block before them, whose laps are played for e
 _DEEPEST = 8  # containers and objects in each other that are compared
 _FEWEST = 12  # of fewer, running all takes no longer than looking at what some do: docs/performance.md
 #: attributes that are compared otherwise, or that no step reads
-_LEFT_OUT = frozenset({"dynamo_ctx", "get_compiler_config", "_torchdynamo_wrapper_id",  # of what forward is compiled by
-                       "_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks",
-                       "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"})
+_LEFT_OUT = COMPILER_ATTRIBUTES | {"_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks",
+                                   "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}
 
 
 class Chain(NamedTuple):
