@@ -4,55 +4,31 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MethodWrapperType
 from typing import Any
 
 import torch
-from torch import fx
 from torch._dynamo import config as dynamo_config
 from torch.utils._pytree import tree_leaves
 
 from analyzer.errors import AnalyzerError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta.address_space import AddressSpace, MetaStorage
+from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.state import MetaState, mode_in_force
-from analyzer.meta.tensor import alias, device_of
-from analyzer.record.reference_count import next_sequence_number
+from analyzer.meta.tensor import device_of
 
 from .checkpoint import tagged_checkpoints
 from .gradient_bucket import BucketEnds
-from .joint_graph import GraphBreak, GraphTape, JointGraph, place_of
-from .live_tensor import Hooks, exchange, is_held, is_in_transform, put_saved_tensor_hooks, take_saved_tensor_hooks
-from .wrapped_tensor import GraphShape, coerce_like, is_wrapped, parts_of, rebuild_like
+from .graph_end import GraphEnd, StandIns, is_plain, space_of
+from .joint_graph import GraphBreak, GraphTape, JointGraph
+from .live_tensor import Hooks, is_held, is_in_transform, put_saved_tensor_hooks, take_saved_tensor_hooks
+from .wrapped_tensor import is_wrapped, parts_of
 
 Tensor = torch.Tensor
 
 #: What ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` call.
 _RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
-
-
-class _Apart(torch.autograd.Function):
-    """The same contents, which may be written in place."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor) -> Tensor:
-        return leaf.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-
-@dataclass
-class _Replaced:
-    """A tensor with a history, which a graph's own history must not reach into: a leaf is in its place meanwhile."""
-
-    tensor: Tensor
-    other: Tensor  #: has the C++ tensor meanwhile
-    leaf: Tensor
-    node: Any      #: that the tensor is made by; another one after a write
 
 
 class FunctionTrace:
@@ -72,11 +48,10 @@ class FunctionTrace:
         self.space, self._outside_space = AddressSpace(), state.space
         self.tape: GraphTape | None = None
         self._made: dict[int, weakref.ref[Tensor]] = {}
-        self._replaced: dict[int, _Replaced] = {}
-        self._wrapped: dict[int, Tensor] = {}  # from before the graph, that need a gradient
+        self._stand_ins = StandIns()
         self._with_gradient: dict[int, Tensor] = {}  # to which a gradient was assigned
         self._hooks: Hooks | None = None  # around the call
-        self._first_node = self.given = 0
+        self._given = 0  # how many primals are arguments
         self.region: Any = None  #: the checkpoint that is under way: `checkpoint.Region`
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -111,7 +86,7 @@ class FunctionTrace:
             for value in (*args, *kwargs.values()):
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
                     if isinstance(tensor, Tensor):
-                        self._replace(tensor)
+                        self._stand_ins.replace(tensor)
         self._depth += 1
         try:
             if func is torch.gru_cell:
@@ -135,7 +110,7 @@ class FunctionTrace:
 
     def _note(self, results: Iterable[Any]) -> None:
         for made in results:
-            if isinstance(made, Tensor) and (is_wrapped(made) or _is_plain(made)):
+            if isinstance(made, Tensor) and (is_wrapped(made) or is_plain(made)):
                 self._made[id(made)] = weakref.ref(made)
 
     def is_transforming(self) -> bool:
@@ -174,8 +149,7 @@ class FunctionTrace:
         state = self.state
         self.tape = GraphTape(self.decompositions, (lambda: 0) if state.recorder is None else state.recorder._running,
                               lambda: self.region)
-        self._made, self._with_gradient, self._first_node = {}, {}, next_sequence_number()
-        self._wrapped = {}
+        self._made, self._with_gradient, self._stand_ins = {}, {}, StandIns()
         state.space, state.graph, state.tracing = self.space, self.tape, self
         hooks = take_saved_tensor_hooks()  # those around the call are for what the compiled graph saves
         if self._hooks is None:
@@ -183,11 +157,11 @@ class FunctionTrace:
         put_saved_tensor_hooks(hooks[len(self._hooks):])
         with torch._C.DisableTorchFunction():
             for tensor in tensors:
-                self._replace(tensor)
+                self._stand_ins.replace(tensor)
                 for part in parts_of(tensor):
-                    if _is_plain(part):
+                    if is_plain(part):
                         self.tape.value(part)
-        self.given = len(self.tape.primals)
+        self._given = len(self.tape.primals)
 
     def _leave(self) -> None:
         if self.tape is None:
@@ -195,41 +169,23 @@ class FunctionTrace:
         state = self.state
         with InterruptsHeld():
             state.space, state.graph, state.tracing, self.tape = self._outside_space, None, None, None
-            for replaced in self._replaced.values():
-                exchange(replaced.tensor, replaced.other)
-            self._replaced = {}
+            self._stand_ins.put_back()
             put_saved_tensor_hooks([*(self._hooks or ()), *take_saved_tensor_hooks()])
-
-    def _replace(self, tensor: Tensor) -> None:
-        if not tensor.requires_grad or tensor.grad_fn is None and not tensor._backward_hooks and not is_wrapped(tensor):
-            return
-        if tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= self._first_node:
-            return  # the graph made it
-        if is_wrapped(tensor):
-            self._wrapped[id(tensor)] = tensor
-            if tensor.grad_fn is None:
-                return
-        if id(tensor) in self._replaced or not is_wrapped(tensor) and not _is_plain(tensor):
-            return
-        with torch.enable_grad():
-            leaf = (tensor.detach() if is_wrapped(tensor) else alias(tensor)).requires_grad_()
-            other: Tensor = _Apart.apply(leaf)  # type: ignore[no-untyped-call]
-        exchange(tensor, other)
-        self._replaced[id(tensor)] = _Replaced(tensor, other, leaf, tensor.grad_fn)
 
     def cut(self) -> None:
         """The graph ends here, and runs."""
         if self.tape is None:
             return
         with torch._C.DisableTorchFunction(), _unheard(self.state):
-            end = _GraphEnd(self, self.tape)
-            joint = end.close()
+            gradients = [(t, t.grad) for t in self._with_gradient.values() if t.grad is not None]
+            end = GraphEnd(self.tape, self.space, self._stand_ins, gradients)
+            joint = end.close(self.list_live(), self._given)
         self._leave()
         with mode_in_force():
             with torch._C._EnableTorchFunction():
                 results: Sequence[Any] = ()
                 if joint is not None:
-                    joint.primals = [_place_constant(self.state, p) if _space_of(p) is self.space else p
+                    joint.primals = [_place_constant(self.state, p) if space_of(p) is self.space else p
                                      for p in joint.primals]
                     results = self._run(joint)
             with torch._C.DisableTorchFunction():
@@ -245,21 +201,12 @@ class FunctionTrace:
         return found
 
 
-def _space_of(tensor: Tensor) -> AddressSpace | None:
-    return getattr(tensor.untyped_storage(), "space", None)
-
-
 def _place_constant(state: MetaState, tensor: Tensor) -> Tensor:
     """What stands for a tensor that the function made of numbers, as torch.tensor does: the compiler has it ready."""
     with _unheard(state):
         found = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device_of(tensor))
         found.untyped_storage().followed = tensor.untyped_storage().followed  # type: ignore[attr-defined]
     return found
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return (tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-            and isinstance(tensor.untyped_storage(), MetaStorage))
 
 
 @contextmanager
@@ -269,167 +216,3 @@ def _unheard(state: MetaState) -> Iterator[None]:
         yield
     finally:
         state.recorder, state.tracing = before, tracing
-
-
-@dataclass
-class _Put:
-    """A tensor that gets a part of a result, or of a primal."""
-
-    tensor: Tensor
-    base: int | Tensor      #: index of the result, or the primal
-    part: Any = None        #: (offset from the result's own, shape, strides), None: all of it
-    is_leaf: bool = False
-
-    def make(self, results: Sequence[Any]) -> Tensor:
-        base: Tensor = self.base if isinstance(self.base, Tensor) else results[self.base]
-        if self.part is None:
-            return base
-        offset, shape, stride, needs_gradient = self.part
-        offset += 0 if isinstance(self.base, Tensor) else base.storage_offset()
-        with torch._C._EnableTorchFunction():
-            found = base.as_strided(shape, stride, offset)
-            return found if needs_gradient else found.detach()
-
-
-class _GraphEnd:
-    """Where a graph ends: what its results are, and which tensors get them."""
-
-    def __init__(self, trace: FunctionTrace, tape: GraphTape) -> None:
-        self.trace, self.tape = trace, tape
-        self.results: list[Tensor] = []  # of the trace
-        self._puts: list[_Put] = []
-        self._copies: list[tuple[Tensor, int]] = []  # primals that results are copied to
-        self._followed: list[tuple[int, Any, int]] = []
-        self._gradients = [(t, t.grad) for t in trace._with_gradient.values() if t.grad is not None]
-
-    def close(self) -> JointGraph | None:
-        """The graph; None where there is none."""
-        trace, tape = self.trace, self.tape
-        groups: dict[int, list[Tensor]] = {}
-        listed = {id(t): t for t in (*trace.list_live(), *[g for _, g in self._gradients])}
-        for tensor in listed.values():
-            if is_wrapped(tensor):
-                self._add_wrapped(tensor)
-                continue
-            number, offset, shape, stride, _ = place_of(tensor)
-            primal = tape.primal_of.get(number)
-            if _space_of(tensor) is trace.space:
-                groups.setdefault(number, []).append(tensor)
-            elif primal is not None and tensor.grad_fn is not None and id(tensor) not in trace._replaced and all(
-                    tensor is not p for p in tape.primals):
-                self._puts.append(_Put(tensor, tape.primals[primal], (offset, shape, stride, True)))
-        for group in groups.values():
-            self._add_group(group)
-        self._write_primals()
-        return self._make_graph() if self.results or tape.written else None
-
-    def _add_wrapped(self, tensor: Tensor) -> None:
-        is_made = any(getattr(part.untyped_storage(), "space", None) is self.trace.space for part in parts_of(tensor))
-        if is_made or tensor.grad_fn is not None and id(tensor) not in self.trace._wrapped:
-            self._puts.append(_Put(tensor, len(self.results)))
-            self.results.append(tensor)
-
-    def _add_group(self, group: list[Tensor]) -> None:
-        """Tensors on one storage: one result, of which the others are views as AOTAutograd makes them again."""
-        base = next((t for t in group if t.requires_grad), group[0])
-        if len({place_of(t) for t in group}) > 1:
-            whole = next((t for t in group if not t._is_view()), base._base)
-            if whole is None:  # in inference mode views do not tell what they are of
-                for tensor in group:
-                    self._add_group([tensor])
-                return
-            base = whole
-        self.results.append(base)
-        index, storage, start = len(self.results) - 1, base.untyped_storage(), base.storage_offset()
-        assert isinstance(storage, MetaStorage)
-        if storage.followed != (None, None, None, None):
-            self._followed.append((index, storage.followed, storage.nbytes()))
-        for tensor in group:
-            part = None if tensor is base else (
-                tensor.storage_offset() - start, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
-            self._puts.append(_Put(tensor, index, part, tensor.is_leaf and tensor.requires_grad))
-
-    def _write_primals(self) -> None:
-        """A primal that got a history is written outside of the graph, where autograd sees it."""
-        for i in self.tape.written:
-            primal = self.tape.primals[i]
-            replaced = self.trace._replaced.get(id(primal))
-            if primal.grad_fn is None or replaced is not None and primal.grad_fn is replaced.node:
-                self.tape.write_back(i)
-            else:
-                self.results.append(primal)
-                self._copies.append((primal, len(self.results) - 1))
-
-    def _make_graph(self) -> JointGraph:
-        tape, trace = self.tape, self.trace
-        forward = [tape.value(part) for t in self.results for part in parts_of(t)]
-        primals = list(tape.primals)
-        inputs, own = self._list_inputs(primals)
-        leaves = [trace._replaced[id(p)].leaf if id(p) in trace._replaced else p for p in inputs]
-        wanted = [i for i, t in enumerate(leaves) if t.requires_grad and t.is_leaf]
-        differentiated = [i for i, t in enumerate(self.results) if t.grad_fn is not None]
-        if not torch.is_grad_enabled() or not wanted:
-            differentiated = []
-        gradients: list[fx.Node | None] = [None] * len(primals)
-        shape = GraphShape([(len(parts_of(t)), rebuild_like(t)) for t in self.results],
-                           [coerce_like(self.results[i]) for i in differentiated], [None] * len(inputs))
-        if differentiated:
-            tangents = []
-            for i in differentiated:
-                with torch._C._EnableTorchFunction():
-                    tangents.append(torch.empty_like(self.results[i]))
-            for number, part in enumerate([part for t in tangents for part in parts_of(t)], 1):
-                tape.placeholder(part, f"tangents_{number}")
-            tape.in_backward = True
-            with torch._C._EnableTorchFunction():  # for custom functions' backward passes, which may make tensors
-                found = torch.autograd.grad([self.results[i] for i in differentiated], [leaves[i] for i in wanted],
-                                            tangents, allow_unused=True)
-            for i, gradient in zip(wanted, found):
-                if gradient is not None:
-                    shape.gradients[i] = own[i], rebuild_like(gradient)
-                    for place, part in zip(own[i], parts_of(gradient), strict=True):
-                        gradients[place] = tape.value(part)
-        for primal, _ in self._copies:
-            if id(primal) not in trace._replaced:  # it had no history before
-                exchange(primal, alias(primal))
-        tape.graph.output((*forward, *gradients))
-        for node in reversed(tape.graph.nodes):
-            if not node.users and not node.is_impure():
-                tape.graph.erase_node(node)
-        places = {node: place for place, node in enumerate(tape.graph.nodes)}
-        for node, place in places.items():
-            node.meta["place"] = place
-        return JointGraph(
-            tape.graph, primals, min(trace.given, len(primals)), len(forward), differentiated,
-            [node.meta.get("module", 0) for node in places],
-            [places.get(node.meta.get("forward")) if node.meta.get("partitioner_tag") == "is_backward" else place
-             for node, place in places.items()], inputs, shape)
-
-    def _list_inputs(self, primals: list[Tensor]) -> tuple[list[Tensor], list[list[int]]]:
-        """The tensors that may get a gradient, and of which primals each consists."""
-        index = {id(primal): i for i, primal in enumerate(primals)}
-        wrapped = {id(t): [index[id(part)] for part in parts_of(t) if id(part) in index]
-                   for t in self.trace._wrapped.values()}
-        found = [t for t in self.trace._wrapped.values() if wrapped[id(t)]]
-        parts = {i for t in found for i in wrapped[id(t)]}
-        plain = [i for i in range(len(primals)) if i not in parts]
-        return [*[primals[i] for i in plain], *found], [*[[i] for i in plain], *[wrapped[id(t)] for t in found]]
-
-    def finish(self, results: Sequence[Any]) -> None:
-        """Tensors that the code holds become the real ones."""
-        for index, followed, nbytes in self._followed:
-            storage = results[index].untyped_storage()
-            if storage.nbytes() == nbytes:
-                storage.followed = followed
-        for primal, index in self._copies:
-            with torch._C._EnableTorchFunction():
-                primal.copy_(results[index])
-        found = [put.make(results) for put in self._puts]
-        for put, real in zip(self._puts, found):
-            if put.is_leaf:
-                real.requires_grad_()
-            for part, other in zip(parts_of(put.tensor), parts_of(real)) if is_wrapped(real) else ():
-                exchange(part, other)
-            exchange(put.tensor, real)
-        for holder, gradient in self._gradients:
-            holder.grad = gradient
