@@ -22,13 +22,12 @@ from analyzer.meta.state import active_state
 from analyzer.record.log import CompileBreak, CompiledCall, CompiledGraph
 
 from .functional import is_view
-from .gradient_bucket import BucketEnds
 from .joint_graph import JointGraph
 from .lowering import LoweredGraph, compiling_for, lower
 from .partition import partition, partition_plainly
 from .program import OperatorProgram, Program, Rows, find_obstacle
 from .repeat import Shortened, label_of, shorten
-from .trace import FunctionTrace
+from .trace import BucketEnds, FunctionTrace
 from .wrapped_tensor import GraphShape
 
 Tensor = torch.Tensor
