@@ -16,8 +16,7 @@ from analyzer.meta.tensor import alias
 from analyzer.record.reference_count import next_sequence_number
 
 from .joint_graph import GraphTape, JointGraph, place_of
-from .live_tensor import exchange
-from .wrapped_tensor import GraphShape, coerce_like, is_wrapped, parts_of, rebuild_like
+from .traced_tensor import GraphShape, coerce_like, exchange, is_wrapped, parts_of, rebuild_like
 
 Tensor = torch.Tensor
 

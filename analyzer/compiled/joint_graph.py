@@ -25,7 +25,7 @@ from analyzer.meta.tensor import alias, device_of
 from analyzer.record.reference_count import next_sequence_number
 
 from .functional import functional_of, is_view, view_inverse
-from .wrapped_tensor import GraphShape
+from .traced_tensor import GraphShape
 
 _aten = torch.ops.aten
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]  # storage, offset, shape, strides, dtype

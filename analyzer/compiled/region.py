@@ -28,7 +28,7 @@ from .partition import partition, partition_plainly
 from .program import OperatorProgram, Program, Rows, find_obstacle
 from .repeat import Shortened, label_of, shorten
 from .trace import BucketEnds, FunctionTrace
-from .wrapped_tensor import GraphShape
+from .traced_tensor import GraphShape
 
 Tensor = torch.Tensor
 

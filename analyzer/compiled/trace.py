@@ -24,8 +24,15 @@ from analyzer.meta.tensor import device_of
 from .checkpoint import tagged_checkpoints
 from .graph_end import GraphEnd, StandIns, is_plain, space_of
 from .joint_graph import GraphBreak, GraphTape, JointGraph
-from .live_tensor import Hooks, is_held, is_in_transform, put_saved_tensor_hooks, take_saved_tensor_hooks
-from .wrapped_tensor import is_wrapped, parts_of
+from .traced_tensor import (
+    Hooks,
+    is_held,
+    is_in_transform,
+    is_wrapped,
+    parts_of,
+    put_saved_tensor_hooks,
+    take_saved_tensor_hooks,
+)
 
 Tensor = torch.Tensor
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from analyzer import MetaTensorMode, ProfileOptions, profile
-from analyzer.compiled.live_tensor import exchange, is_held
+from analyzer.compiled.traced_tensor import exchange, is_held
 from analyzer.errors import InputError
 
 ROWS, WIDTH = 64, 32
