@@ -26,7 +26,8 @@ from analyzer.hardware import DeviceSpec, cluster_of, find_device
 from analyzer.tools.serving.deployment import ENGINES, Deployment, Engine, Layout
 from analyzer.tools.serving.pass_time import Batch, Chunk, PassTimer
 from analyzer.tools.serving.power import watts_of
-from analyzer.tools.serving.served_model import ServedModel, read_served_model
+from analyzer.tools.serving.read_model import read_served_model
+from analyzer.tools.serving.served_model import ServedModel
 from analyzer.tools.serving.simulation import Timeline, Traffic, simulate
 from analyzer.zoo.published_shape import find_shape
 from analyzer.zoo.target import load_target

@@ -2,8 +2,9 @@
 from .deployment import ENGINES, WEIGHT_FORMATS, Deployment, Layout
 from .fleet import Fleet, FleetSearch, Target, find_fleets
 from .pass_time import Batch, Chunk, PassTime, PassTimer
+from .read_model import read_served_model
 from .serve import make_deployment, profile_served
-from .served_model import ServedModel, read_served_model
+from .served_model import ServedModel
 from .served_profile import ServedProfile
 from .simulation import Traffic, simulate
 

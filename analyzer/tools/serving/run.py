@@ -18,8 +18,9 @@ from analyzer.zoo.target import load_target
 from .deployment import CACHE_BYTES, Layout
 from .fleet import Target, find_fleets, price_of
 from .pass_time import Batch, Chunk, PassTimer
+from .read_model import read_served_model
 from .serve import make_deployment, profile_served
-from .served_model import ServedModel, read_served_model
+from .served_model import ServedModel
 from .served_profile import table_of_points
 from .simulation import NoRoomError
 

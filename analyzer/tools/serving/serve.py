@@ -11,7 +11,8 @@ from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of, find_cluster,
 from .deployment import CACHE_BYTES, ENGINES, WEIGHT_FORMATS, Deployment, Layout
 from .pass_time import Batch, Chunk, PassTimer
 from .power import joules_range, watts_of
-from .served_model import RULES, ServedModel, read_served_model
+from .read_model import read_served_model
+from .served_model import RULES, ServedModel
 from .served_profile import PassPart, PassRow, Seconds, ServedProfile
 from .simulation import Timeline, Traffic, simulate
 

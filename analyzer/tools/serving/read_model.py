@@ -1,0 +1,116 @@
+"""Reads a served model off the model's own operators.
+
+One decoding pass runs under the recorder, on tensors without data. Operators between two matrix products or attentions
+become one kernel, as servers fuse them; products of one input become one product. What a kernel costs is in proportion
+to the tokens (or sequences) of a pass, so one recording answers for every batch, context and chunk.
+"""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from analyzer.api.argument import build_model, set_training
+from analyzer.api.session import Session
+from analyzer.errors import InputError
+from analyzer.fx.surroundings import leaves_no_tensor
+from analyzer.record.call_table import OpCall
+from analyzer.record.log import Log
+from analyzer.tools.generation.decoder import Decoder, EncoderDecoder, StoredDecoder, is_of_transformers, kept_bytes
+from analyzer.tools.generation.stored_cache import CacheForm
+from analyzer.zoo.transformers_models import spectrogram_shape
+
+from .pass_kernels import TOKENS, PassReading
+from .served_model import ServedModel
+
+
+@leaves_no_tensor
+def read_served_model(model: nn.Module | Callable[[], nn.Module], name: str = "model") -> ServedModel:
+    """The kernels of a decoding pass of ``model``: of transformers, of this package, or any that gives logits (batch,
+    tokens, vocabulary) for token indices (batch, tokens). Raises InputError for a model that does not decode.
+    """
+    module: Any = model if isinstance(model, nn.Module) else build_model(model)
+    session = Session("h100_sxm", None)
+    with set_training(module, False), session.open(module) as run:
+        with run.recording() as recorder:
+            theirs = is_of_transformers(module)
+            encodes = theirs and module.config.is_encoder_decoder
+            shape = (TOKENS, 1) if theirs else (1, TOKENS)
+            (tokens,), _ = run.take_inputs((torch.ones(shape, dtype=torch.int64),), {}, ["tokens"])
+            decoder = _make_decoder(run.root, theirs, encodes)
+            if isinstance(decoder, StoredDecoder):
+                decoder.skip(7)  # tokens that are there
+            for step in range(3 if encodes else 1):  # an encoder's pass, the first token's, the next one's
+                recorder.start_step(step, placeholders=step == 0)
+                recorder.begin("forward")
+                with torch.no_grad():
+                    if isinstance(decoder, EncoderDecoder) and step == 0:
+                        prompt = _make_prompt(module, tokens)
+                        decoder.encoded = decoder.model.get_encoder()(prompt)
+                    else:
+                        decoder.read(tokens)
+                recorder.end()
+        log = recorder.log
+        steps = [[call for call in log.calls if call.step == step and call.phase == "forward"]
+                 for step in range(log.steps)]
+        found = PassReading(log, steps[-1], cached=theirs).run()
+        if isinstance(decoder, EncoderDecoder):
+            found = _add_encoder(found, log, steps, decoder.encoded[0].shape[1], _frames_of(module))
+        states = 0
+        if isinstance(decoder, StoredDecoder):
+            kept = sum(x.untyped_storage().nbytes() for layer in decoder.layers() for x in (layer.keys, layer.values)
+                       if x is not None)
+            states = (kept_bytes(decoder.cache) - kept) // TOKENS
+        total = sum(parameter.numel() for parameter in module.parameters())
+        products = sum(count * product.elements for product, count in found.products)
+        shared = found.vocabulary * found.hidden if found.shares_table else 0
+        return replace(found, name=name, state_bytes=states, parameters=total,
+                       other_weights=max(0, total - products - found.table + shared))
+
+
+_PROMPT = 37  # tokens that an encoder of any number reads, a prime too
+
+
+def _frames_of(module: Any) -> int | None:
+    """Positions that an encoder of spectrograms gives; None where it reads tokens."""
+    shape = spectrogram_shape(module.config) if module.main_input_name == "input_features" else None
+    return None if shape is None else shape[2]
+
+
+def _make_prompt(module: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """What the encoder reads. Raises InputError where it is neither tokens nor a spectrogram."""
+    if module.main_input_name == "input_ids":
+        return tokens.new_ones((TOKENS, _PROMPT))
+    shape = spectrogram_shape(module.config)
+    if shape is None:
+        raise InputError(f"{type(module).__name__}: its encoder reads {module.main_input_name}, which servers of text "
+                         "and speech do not")
+    return torch.zeros((TOKENS, *shape[1:]), dtype=module.dtype, device=tokens.device)
+
+
+def _add_encoder(found: ServedModel, log: Log, steps: list[list[OpCall]], positions: int,
+                 frames: int | None) -> ServedModel:
+    """The encoder's kernels, by position, and the keys and values that the decoder makes of what it gives, once."""
+    encoder = PassReading(log, steps[0], cached=True, tokens=TOKENS * positions).run(is_whole=False)
+    kernels = Counter(dict(encoder.kernels))
+    for product, count in PassReading(log, steps[1], cached=True).run().products:
+        if product.rows == positions:
+            kernels[replace(product, rows=1)] += count
+    return replace(found, encoder=dict(kernels), prompt_tokens=None if frames is None else positions)
+
+
+def _make_decoder(module: Any, theirs: bool, encodes: bool) -> Decoder:
+    if encodes:
+        return EncoderDecoder(module, "dynamic", 4)
+    if theirs:
+        try:
+            return StoredDecoder(module, CacheForm("paged"), 8, TOKENS)
+        except InputError:  # its attention is its own code
+            from analyzer.tools.generation.decoder import TransformersDecoder
+
+            return TransformersDecoder(module, "dynamic", 8)
+    return Decoder(module)
