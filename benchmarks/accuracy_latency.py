@@ -26,7 +26,7 @@ from analyzer.profilers.traffic import call_traffic
 from analyzer.record.log import Log
 from benchmarks.calibration import attention, collective, convolution, host, matmul, memory_bound
 from benchmarks.measured_step import MeasuredStep, h200_steps, neusight_steps
-from benchmarks.page import describe_run, keep, markdown, percent, publish, quantile
+from benchmarks.page import correlate_ranks, describe_run, keep, markdown, percent, publish, quantile
 
 BARS = {("matrix product", "fold"): 0.09, ("attention", "fold"): 0.12, ("collective", "fold"): 0.12,
         ("fp32 operator", "fold"): 0.12}
@@ -165,12 +165,8 @@ def judge_steps() -> tuple[tuple[StepResult, ...], tuple[StepResult, ...]]:
     return tuple(h200), tuple(map(judge_step, neusight_steps()))
 
 
-def rank_correlation(cases: Sequence[Judged]) -> float:  # Spearman's coefficient between measured and predicted
-    def ranks(values: Sequence[float]) -> list[int]:
-        order = sorted(range(len(values)), key=values.__getitem__)
-        return [order.index(i) for i in range(len(values))]
-
-    return statistics.correlation(ranks([case.measured for case in cases]), ranks([case.predicted for case in cases]))
+def rank_correlation(cases: Sequence[Judged]) -> float:
+    return correlate_ranks([(case.measured, case.predicted) for case in cases])
 
 
 def summarize_steps(cases: Sequence[Judged], seconds: float) -> str:

@@ -1,8 +1,9 @@
-"""How near predictions of served models come to measurements: ``python -m benchmarks.accuracy_serving``, minutes.
+"""How near predictions of served models come to measurements: ``python -m benchmarks.accuracy_serving``, half a
+minute, which writes the block of docs/accuracy.md.
 
 Data: ``benchmarks/truth/serving``, see its README.md. Nothing here was fitted to the cases that it judges: the
 constants of a server's host work (``benchmarks/calibration/serving.py``) are fitted with the model that is judged left
-out, or with ``--left-out device`` the device.
+out, and once more with its device left out.
 
 What the sources do not say is taken from how they measure: SemiAnalysis's InferenceMAX (Llama-3.1-70B and gpt-oss)
 asks for random lengths between 0.8 of those given and the whole and holds the cache in 8 bits; ten requests a client.
@@ -10,16 +11,13 @@ asks for random lengths between 0.8 of those given and the whole and holds the c
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
-import gzip
 import json
 import statistics
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analyzer.errors import UnknownDeviceError
 from analyzer.hardware import DeviceSpec, cluster_of, find_device
@@ -31,9 +29,12 @@ from analyzer.tools.serving.served_model import ServedModel
 from analyzer.tools.serving.simulation import Timeline, Traffic, simulate
 from analyzer.zoo.published_shape import find_shape
 from analyzer.zoo.target import load_target
+from benchmarks.page import correlate_ranks, describe_run, markdown, percent, publish, quantile
+from benchmarks.truth_table import TRUTH, read_rows
 
-TRUTH = Path(__file__).parent / "truth" / "serving"
-LEFT_OUT = TRUTH / "left_out.json"  # written by the calibration
+LEFT_OUT = TRUTH / "serving" / "left_out.json"  # written by the calibration
+KINDS = ("model", "device")  # what is left out
+MOST_SLOTS = 16              # requests at once, of cases whose time to the first token is judged: few wait for others
 #: What the source calls formats.
 _FORMATS = {"": "bf16", "bfloat16": "bf16", "float16": "fp16", "fp8_ootb": "fp8", "fp8_static": "fp8",
             "fp8_block": "fp8-block", "int4_wo": "int4", "int8_wo": "int8", "w4a16_mxfp4": "mxfp4", "w4afp8": "int4"}
@@ -57,17 +58,6 @@ def find_named(device: str) -> DeviceSpec:
 @functools.cache
 def read_model(name: str) -> ServedModel:
     return read_served_model(load_target(f"hf:{name}").build, name)
-
-
-_folders = [TRUTH]  # the last one is read
-
-
-def read_rows(file: str) -> list[dict[str, str]]:
-    path = _folders[-1] / file
-    if not path.exists():
-        return []
-    with gzip.open(path, "rt") as stream:
-        return list(csv.DictReader(stream))
 
 
 @dataclass(frozen=True)
@@ -103,7 +93,7 @@ def engine_of(name: str, version: str) -> Engine:
 
 
 def read_cases() -> Iterator[Case]:
-    for row in read_rows("served.csv.gz"):
+    for row in read_rows("served", "serving"):
         tp, pp, dp, moe_tp, moe_ep = (int(row[name] or 1) for name in ("tp", "pp", "attention_dp", "moe_tp", "moe_ep"))
         if moe_tp == moe_ep > 1 and tp == moe_tp * moe_ep:  # the source multiplies them (their times are those of one)
             tp = moe_ep
@@ -141,7 +131,7 @@ _PROMPTS = {"gpqa": 250, "lm-arena-chat": 150}  # assumed: tokens of a prompt, w
 
 
 def read_itls() -> Iterator[Itl]:
-    for row in read_rows("power.csv.gz"):
+    for row in read_rows("power", "serving"):
         name = name_of(row["model"])
         device = find_device(row["gpu_model"])
         ranks = json.loads(row["parallelization"])
@@ -154,40 +144,15 @@ def read_itls() -> Iterator[Itl]:
                   float(row["output_throughput_tokens_per_sec"]), float(row["energy_per_token_joules"]), prompt, new)
 
 
+def predict(case: Case, constants: Mapping[str, float]) -> Timeline:
+    timer = timer_of(replace(case, traffic=Traffic(1, 1, 1), ttft=None, tpot=0.0), tuple(constants.items()))
+    return simulate(timer.deployment, timer, case.traffic)
+
+
 @functools.cache
-def timer_of(key: tuple[Any, ...]) -> tuple[Deployment, PassTimer]:
-    case: Case = key[-1]
-    deployment = case.deployment()
-    return deployment, PassTimer(deployment)
-
-
-def predict(case: Case, constants: Mapping[str, float] | None = None, requests: int | None = None) -> Timeline:
-    shared = replace(case, traffic=Traffic(1, 1, 1), ttft=None, tpot=0.0)
-    deployment, timer = timer_of((shared,))
-    if constants is not None:
-        timer = PassTimer(deployment)
-        timer.constants = {**timer.constants, **constants}
-    return simulate(deployment, timer, case.traffic, requests)
-
-
-def describe(errors: Iterable[float]) -> str:
-    found = sorted(map(abs, errors))
-    if not found:
-        return "none"
-    return (f"median {statistics.median(found):.1%}, nine in ten {found[int(0.9 * (len(found) - 1))]:.1%} of "
-            f"{len(found)}")
-
-
-def rank_correlation(pairs: list[tuple[float, float]]) -> float:
-    """Spearman's."""
-    def ranks(values: list[float]) -> list[float]:
-        order = sorted(range(len(values)), key=values.__getitem__)
-        found = [0.0] * len(values)
-        for place, index in enumerate(order):
-            found[index] = place
-        return found
-
-    return statistics.correlation(ranks([a for a, _ in pairs]), ranks([b for _, b in pairs]))
+def timer_of(case: Case, constants: tuple[tuple[str, float], ...]) -> PassTimer:
+    """One for all cases that differ in their traffic alone."""
+    return PassTimer(case.deployment(), dict(constants))
 
 
 def left_out(kind: str, model: str, device: str, engine: str = "vllm") -> Mapping[str, float]:
@@ -196,8 +161,7 @@ def left_out(kind: str, model: str, device: str, engine: str = "vllm") -> Mappin
     """
     name = model if kind == "device" else "gpt-oss" if model.startswith("gpt-oss") else model
     found: dict[str, dict[str, float]] = _read_left_out()
-    own = found.get(f"model: {name}" if kind == "model" else f"device: {device}", {})  # none: all are of others
-    return own | found.get(f"engine: {engine}", {})
+    return found[f"model: {name}" if kind == "model" else f"device: {device}"] | found.get(f"engine: {engine}", {})
 
 
 @functools.cache
@@ -205,85 +169,111 @@ def _read_left_out() -> Any:
     return json.loads(LEFT_OUT.read_text())
 
 
-TABLE = {8: 7.4, 32: 9.9, 128: 19.3}  # milliseconds a token: Llama-3.1-8B, bf16, H100, 1,024 + 512 tokens
+class Judged(NamedTuple):
+    """A case, what is predicted for it, and how far off: predicted over measured less 1."""
+
+    case: Case
+    token_seconds: float
+    token_error: float
+    first_error: float | None    # None where it was not measured, or requests wait for each other
+
+
+class Power(NamedTuple):
+    """How far predicted watts and joules of a token are off."""
+
+    device: str
+    watts_error: float
+    joules_error: float
+
+
+class Judgement(NamedTuple):
+    cases: list[Judged]
+    power: list[Power]
+
+    def errors(self, has_experts: bool) -> tuple[list[float], list[float]]:
+        """Of times of a token, and to the first token."""
+        found = [judged for judged in self.cases if judged.case.has_experts is has_experts]
+        return ([judged.token_error for judged in found],
+                [judged.first_error for judged in found if judged.first_error is not None])
+
+
+@functools.cache
+def judge(kind: str) -> Judgement:
+    """All cases, by constants of which ``kind`` is left out."""
+    return Judgement([judge_case(case, kind) for case in read_cases()], [judge_power(itl, kind) for itl in read_itls()])
+
+
+def judge_case(case: Case, kind: str) -> Judged:
+    found = predict(case, left_out(kind, case.model, case.deployment().device.name, case.engine))
+    token, first = found.mean("token_seconds"), None
+    if case.ttft and (case.traffic.slots or 0) <= MOST_SLOTS:
+        first = found.mean("first_seconds") / case.ttft - 1
+    return Judged(case, token, token / case.tpot - 1, first)
+
+
+def judge_power(itl: Itl, kind: str) -> Power:
+    device = itl.deployment.device
+    timer = PassTimer(itl.deployment, left_out(kind, itl.model, device.name))
+    watts = watts_of(timer.spent(itl.batch), device, timer.constants)
+    assert watts is not None
+    seconds = timer.time(itl.batch).seconds
+    mixed = replace(itl.batch, chunks=(Chunk(itl.prompt, itl.prompt),))
+    prompts = itl.batch.sequences / itl.new  # of a pass, in the mean
+    throughput = itl.batch.sequences / (seconds + prompts * (timer.time(mixed).seconds - seconds))
+    return Power(device.name, watts / itl.watts - 1, watts * itl.deployment.layout.gpus / throughput / itl.joules - 1)
+
+
+def describe(errors: Iterable[float]) -> str:
+    """Median and nine in ten, without sign."""
+    found = [abs(error) for error in errors]
+    return f"{percent(statistics.median(found))}, {percent(quantile(found, 0.9))}" if found else "-"
+
+
+def tell_errors(judgements: Sequence[Judgement]) -> str:
+    """A row for each quantity, a column for each of ``KINDS``."""
+    rows = []
+    for name, has_experts in (("dense", False), ("experts", True)):
+        parts = [judgement.errors(has_experts) for judgement in judgements]
+        for place, what in enumerate(("time of a token", f"time to the first token, {MOST_SLOTS} requests or fewer")):
+            rows.append([f"{name}, {what} ({len(parts[0][place])}): median error, nine in ten",
+                         *(describe(part[place]) for part in parts)])
+    for model in dict.fromkeys(judged.case.model for judged in judgements[0].cases):
+        of = [[judged for judged in judgement.cases if judged.case.model == model] for judgement in judgements]
+        ranks = [correlate_ranks([(judged.case.tpot, judged.token_seconds) for judged in part]) for part in of]
+        rows.append([f"{model} ({len(of[0])}), time of a token: rank correlation", *(f"{rank:.3f}" for rank in ranks)])
+        rows.append([f"{model}, time of a token: median with sign",
+                     *(percent(statistics.median(judged.token_error for judged in part), signed=True) for part in of)])
+    devices = list(dict.fromkeys(power.device for power in judgements[0].power))
+    for field, what in (("watts_error", "watts"), ("joules_error", "joules a token")):
+        for name, known in ((what, devices), *((f"{what}, {device}", [device]) for device in devices)):
+            errors = [[getattr(power, field) for power in judgement.power if power.device in known]
+                      for judgement in judgements]
+            rows.append([f"{name} ({len(errors[0])}): median error, nine in ten", *map(describe, errors)])
+    return markdown(["", *(f"{kind} left out" for kind in KINDS)], rows)
+
+
+SHOWN = "llama-3.1-8b", Layout(), (1024, 512), (8, 32, 128)  # tokens of prompt and answer; requests in flight
+
+
+def tell_shown(judgement: Judgement) -> str:
+    """Seconds of a token of one model beside those that were measured."""
+    model, layout, tokens, slots = SHOWN
+    found = {judged.case.traffic.slots: judged for judged in judgement.cases
+             if (judged.case.model, judged.case.layout) == (model, layout)
+             and (judged.case.traffic.prompt_tokens, judged.case.traffic.new_tokens) == tokens}
+    rows = [[number, f"{found[number].case.tpot * 1e3:.1f} ms", f"{found[number].token_seconds * 1e3:.1f} ms",
+             percent(found[number].token_error, signed=True)] for number in slots]
+    device = find_named(found[slots[0]].case.device).name
+    return (f"{model} in bf16 on {device}, {tokens[0]:,} + {tokens[1]} tokens, {KINDS[0]} left out, a token:\n\n"
+            + markdown(["requests in flight", "measured", "predicted", "error"], rows, text=0))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--left-out", choices=("model", "device"), default="model")
-    parser.add_argument("--every", type=int, default=1, help="judge every Nth case")
-    parser.add_argument("--rows", type=Path, help="write all predictions here")
-    parser.add_argument("--model", help="judge only models with this in their name")
-    parser.add_argument("--truth", type=Path, default=TRUTH, help="a folder of other tables in the same form")
-    arguments = parser.parse_args()
-    _folders.append(arguments.truth)
-    groups: dict[str, list[tuple[Case, Timeline]]] = defaultdict(list)
-    rows = []
-    for case in list(read_cases())[::arguments.every]:
-        if arguments.model and arguments.model not in case.model:
-            continue
-        found = predict(case, left_out(arguments.left_out, case.model, case.deployment().device.name,
-                                        case.engine))
-        groups[case.model].append((case, found))
-        rows.append({"model": case.model, "device": case.device, "engine": case.engine, "version": case.version,
-                     "layout": str(case.layout), "prompt": case.traffic.prompt_tokens, "new": case.traffic.new_tokens,
-                     "slots": case.traffic.slots, "ttft": case.ttft, "tpot": case.tpot,
-                     "p_ttft": found.mean("first_seconds"), "p_tpot": found.mean("token_seconds"),
-                     "running": found.running, "full": found.is_full})
-    if arguments.rows:
-        arguments.rows.write_text(json.dumps(rows))
-    report(groups)
-    if not arguments.model and arguments.truth == TRUTH:
-        report_table()
-    if not arguments.model:
-        report_power(arguments.left_out)
-
-
-def report(groups: Mapping[str, list[tuple[Case, Timeline]]]) -> None:
-    of: dict[str, list[float]] = defaultdict(list)
-    for model, found in groups.items():
-        tpot = [line.mean("token_seconds") / case.tpot - 1 for case, line in found]
-        ttft = [line.mean("first_seconds") / case.ttft - 1 for case, line in found
-                if case.ttft and (case.traffic.slots or 0) <= 16]
-        kind = "experts" if found[0][0].has_experts else "dense"
-        of[f"{kind}, TPOT"] += tpot
-        of[f"{kind}, TTFT at 16 or fewer"] += ttft
-        pairs = [(line.mean("token_seconds"), case.tpot) for case, line in found]
-        print(f"{model}: TPOT {describe(tpot)}; TTFT at 16 or fewer {describe(ttft)}; Spearman of TPOT "
-              f"{rank_correlation(pairs):.3f}; mean {statistics.mean(tpot):+.1%}, {statistics.mean(ttft):+.1%}")
-    for what, errors in sorted(of.items()):
-        print(f"{what}: {describe(errors)}")
-
-
-def report_table() -> None:
-    deployment, constants = None, left_out("model", "llama-3.1-8b", "")
-    for concurrency, measured in TABLE.items():
-        case = next(case for case in read_cases() if case.model == "llama-3.1-8b" and case.layout.tp == 1 and (
-            case.traffic.slots, case.traffic.prompt_tokens, case.traffic.new_tokens) == (concurrency, 1024, 512))
-        deployment = case.deployment()
-        seconds = predict(case, constants).mean("token_seconds")
-        print(f"{deployment.device.name}, {concurrency} sequences: {seconds * 1e3:.1f} ms a token, measured {measured} "
-              f"({seconds * 1e3 / measured - 1:+.1%})")
-
-
-def report_power(kind: str) -> None:
-    watts: dict[str, list[float]] = defaultdict(list)
-    joules: dict[str, list[float]] = defaultdict(list)
-    for itl in read_itls():
-        timer = PassTimer(itl.deployment)
-        timer.constants = {**timer.constants, **left_out(kind, itl.model, itl.deployment.device.name)}
-        found = watts_of(timer.spent(itl.batch), itl.deployment.device, timer.constants)
-        assert found is not None
-        seconds = timer.time(itl.batch).seconds
-        mixed = replace(itl.batch, chunks=(Chunk(itl.prompt, itl.prompt),))
-        prompts = itl.batch.sequences / itl.new  # of a pass, in the mean
-        throughput = itl.batch.sequences / (seconds + prompts * (timer.time(mixed).seconds - seconds))
-        watts[itl.deployment.device.name].append(found / itl.watts - 1)
-        joules[itl.deployment.device.name].append(found * itl.deployment.layout.gpus / throughput / itl.joules - 1)
-    for what, errors in (("watts", watts), ("joules a token", joules)):
-        for device, found_errors in errors.items():
-            print(f"{what}, {device}: {describe(found_errors)}; mean {statistics.mean(found_errors):+.1%}")
-        print(f"{what}: {describe(error for each in errors.values() for error in each)}")
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    start = time.perf_counter()
+    judgements = [judge(kind) for kind in KINDS]
+    text = f"{describe_run(time.perf_counter() - start)}.\n\n{tell_errors(judgements)}\n\n{tell_shown(judgements[0])}"
+    publish("accuracy.md", {"accuracy_serving": text}, True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import datetime
 import multiprocessing
 import os
 import platform
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -148,6 +149,19 @@ def quantile(errors: Sequence[float], share: float) -> float:
     0.2
     """
     return sorted(errors)[max(0, -(-round(share * 1000) * len(errors) // 1000) - 1)]
+
+
+def correlate_ranks(pairs: Sequence[tuple[float, float]]) -> float:
+    """Spearman's coefficient, between the first of each pair and the second.
+
+    >>> correlate_ranks([(1.0, 10.0), (2.0, 11.0), (3.0, 90.0)])
+    1.0
+    """
+    def ranks(values: Sequence[float]) -> list[int]:
+        order = sorted(range(len(values)), key=values.__getitem__)
+        return sorted(range(len(values)), key=order.__getitem__)
+
+    return statistics.correlation(*(ranks([pair[place] for pair in pairs]) for place in (0, 1)))
 
 
 def keep(into: list[Any]) -> Callable[[Any], Any]:

@@ -37,9 +37,9 @@ def read_truth(name: str) -> Any:  # a file: its source, columns and rows
     return json.loads((TRUTH / f"{name}.json").read_text())
 
 
-def read_rows(name: str) -> list[dict[str, str]]:
-    """The rows of a table of ``truth/kernels``, whose README names the sources."""
-    with gzip.open(TRUTH / "kernels" / f"{name}.csv.gz", "rt", newline="") as file:
+def read_rows(name: str, folder: str = "kernels") -> list[dict[str, str]]:
+    """The rows of a table of a folder of ``truth``, whose README names the sources."""
+    with gzip.open(TRUTH / folder / f"{name}.csv.gz", "rt", newline="") as file:
         return list(csv.DictReader(file))
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from analyzer.errors import InputError, is_count
 from analyzer.hardware import ClusterSpec, DeviceSpec
+from analyzer.tools.generation.stored_cache import BLOCK_SIZE, CacheForm
 
 from .served_model import AttentionKernel, Product, ServedModel
 
@@ -127,7 +128,7 @@ class Deployment:
     weights: str = "bf16"
     experts: str | None = None
     cache: str = "bf16"
-    block_size: int = 16
+    block_size: int = BLOCK_SIZE
     skew: float = 0.0
 
     def format_of(self, product: Product) -> WeightFormat:
@@ -176,14 +177,11 @@ class Deployment:
 
     def cache_bytes(self, tokens: int) -> int:
         """Of one sequence on one rank: whole pages; of layers with a window a page more than it; states."""
-        pages = -(-max(0, tokens - self.model.read_tokens) // self.block_size)
+        form, kept = CacheForm("paged", block_size=self.block_size), max(0, tokens - self.model.read_tokens)
         total = self.model.state_bytes // self.layout.tp
         for kernel, count in self.model.attentions:
-            if kernel.keys:
-                total += self._layer_bytes(kernel) * kernel.keys * self._local(count)
-                continue
-            kept = min(pages, -(-kernel.window // self.block_size) + 1) if kernel.window else pages
-            total += self._layer_bytes(kernel) * self._local(count) * kept * self.block_size
+            room = kernel.keys or form.room(kept, kernel.window or None)
+            total += self._layer_bytes(kernel) * self._local(count) * room
         return total
 
     def _local(self, count: int) -> int:
@@ -213,7 +211,7 @@ class Deployment:
             return int(self.engine.memory_share * (memory - held))
         return int(self.engine.memory_share * memory) - held
 
-    def most_tokens(self, tokens: int) -> int | None:
+    def most_sequences(self, tokens: int) -> int | None:
         """Sequences of ``tokens`` that the cache has room for; None where the device's memory is unknown."""
         room = self.room_bytes()
         return None if room is None else max(0, min(self.engine.sequences, room // max(1, self.cache_bytes(tokens))))

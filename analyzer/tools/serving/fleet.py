@@ -153,7 +153,7 @@ class _Sizing:
         self.deployment, self.target = deployment, target
         self.prompt_tokens, self.new_tokens = prompt_tokens, new_tokens
         self.timer = PassTimer(deployment)
-        self.room = deployment.most_tokens(prompt_tokens + new_tokens)
+        self.room = deployment.most_sequences(prompt_tokens + new_tokens)
 
     def size(self, role: str) -> Pool | None:
         """The fewest replicas; None where no number does."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from analyzer.errors import InputError
 from analyzer.meta.spec import TensorSpec
 from analyzer.profilers.kernel_time import is_view
+from analyzer.profilers.operator.fused import name_of
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 
@@ -24,8 +25,8 @@ _ACTIVATIONS = ("silu", "gelu", "sigmoid", "relu", "tanh", "clamp")
 
 
 def _short_name(call: OpCall) -> str:
-    return str(call.signature.op._schema.name).rpartition("::")[2].rstrip("_") if hasattr(
-        call.signature.op, "_schema") else str(call.signature.op)
+    """The operator's name; one that writes in place is called as one that does not."""
+    return name_of(call.signature).rstrip("_")
 
 
 class PassReading:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -85,11 +85,13 @@ class PassTime:
 
 
 class PassTimer:
-    """Times passes of one deployment; what was timed once is kept."""
+    """Times passes of one deployment; what was timed once is kept. ``constants`` stand in the place of those that are
+    fitted to all measurements.
+    """
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, constants: Mapping[str, float] | None = None) -> None:
         self.deployment, self.device = deployment, deployment.device
-        self.constants = find_constants("serving", self.device)
+        self.constants = {**find_constants("serving", self.device), **(constants or {})}
         self._seconds = functools.lru_cache(maxsize=100_000)(self._time_seconds)
         self._rest = functools.lru_cache(maxsize=10_000)(self._time_rest)
 
@@ -117,12 +119,12 @@ class PassTimer:
     def time(self, batch: Batch) -> PassTime:
         """Raises UnknownSpeedError."""
         parts: dict[str, tuple[int, float]] = {}
-        bounds: Counter[str] = Counter()
+        bounds: dict[str, float] = defaultdict(float)
         errors = ErrorSum()
         for name, kernel, count in self._list_kernels(batch):
             number, seconds = parts.get(name, (0, 0.0))
             parts[name] = number + count * kernel.kernels, seconds + count * kernel.seconds
-            bounds[kernel.bound] += count * kernel.seconds  # type: ignore[assignment]
+            bounds[kernel.bound] += count * kernel.seconds
             errors.add((name, kernel.seconds), count, kernel.seconds, kernel.spread)
         total = sum(seconds for _, seconds in parts.values())
         return PassTime(total, self._host_seconds(batch, total), parts, dict(bounds), errors.spread)
@@ -217,12 +219,14 @@ class PassTimer:
         copies = layout.dp if layout.ep > 1 else 1
         chosen = batch.tokens * copies * product.rows
         active, rows = spread_over_experts(product.experts, experts, chosen, self.deployment.skew)
-        each = max(1, round(rows / active))
-        found = product_time(active, each, local.n, local.k, self.deployment.format_of(product), self.device)
-        if found is None or found.bound != "arithmetic":
-            return found
+        each, form = max(1, round(rows / active)), self.deployment.format_of(product)
+        found = product_time(active, each, local.n, local.k, form, self.device)
+        rate = find_rate(form, self.device)
+        if found is None or rate is None:
+            return None
         # grouped kernels gather rows and pad each expert's to a tile: slower than one product of as many rows
-        return replace(found, seconds=found.seconds / self.constants["grouped_share"])
+        busy = _busy_seconds(active, each, local.n, local.k, rate * self.constants["grouped_share"])
+        return found if busy <= found.seconds else KernelTime(busy, found.spread, "arithmetic")
 
     def _time_attention(self, kernel: AttentionKernel, batch: Batch) -> KernelTime | None:
         """Of sequences that decode, and of each chunk."""
@@ -239,7 +243,7 @@ class PassTimer:
             times.append(attention_time(
                 self.deployment.engine.library, 1, heads, heads if kernel.is_latent else kv_heads, chunk.tokens,
                 max(keys, chunk.tokens), query, value, "bfloat16", self.device, causal=True, window=kernel.window,
-                kv_item_bytes=0 if kernel.is_latent else item % 2))
+                kv_item_bytes=0 if kernel.is_latent else item))
         return None if None in times else join(time for time in times if time is not None)
 
     def _decode_attention(self, kernel: AttentionKernel, heads: int, kv_heads: int, batch: Batch,
@@ -249,10 +253,10 @@ class PassTimer:
         if not kernel.is_latent:
             grouped = heads * batch.drafted  # queries of drafts are more rows of the same tile
             return attention_time(library, count, grouped, kv_heads, 1, keys, kernel.head_dim, kernel.value_dim,
-                                  "bfloat16", self.device, causal=True, window=kernel.window, kv_item_bytes=item % 2)
+                                  "bfloat16", self.device, causal=True, window=kernel.window, kv_item_bytes=item)
         width = kernel.head_dim // 2  # a latent is read once, as keys and values
         found = attention_time(library, count, min(heads, 64), 1, 1, keys, width, kernel.head_dim - width, "bfloat16",
-                               self.device, causal=True, kv_item_bytes=item % 2)
+                               self.device, causal=True, kv_item_bytes=item)
         peak = find_peak("bfloat16", self.device, True)
         if found is None or peak is None:
             return None
@@ -323,25 +327,48 @@ def product_time(batch: int, m: int, n: int, k: int, form: WeightFormat, device:
     dimension (half the bytes, and twice the rate: data sheets of B200 and GB200), else in 16 bits, with the bytes of
     weights alone less (Marlin's kernels: weights are expanded in registers).
     """
-    bits, arithmetic, capability, is_fp4 = form
-    is_native = arithmetic is not None and (device.compute_capability or (0, 0)) >= capability
-    if arithmetic is not None and is_native and find_peak(arithmetic, device, True) is not None:
-        inner = 32 * math.ceil(k * bits / 8 / 32) if is_fp4 else k  # rows stay whole 16 bytes
-        return matmul_time(batch, m, n, inner, arithmetic, device)
-    dtype = "bfloat16" if (device.compute_capability or (8, 0)) >= (8, 0) else "float16"
+    bits, narrow = form.bits, _narrow_of(form, device)
+    if narrow is not None:
+        inner = 32 * math.ceil(k * bits / 8 / 32) if form.is_fp4 else k  # rows stay whole 16 bytes
+        return matmul_time(batch, m, n, inner, narrow, device)
+    dtype = _half_of(device)
     if bits >= 16:
         return matmul_time(batch, m, n, k, dtype, device)
-    narrow, peak = find_peak("float8_e4m3fn", device, True), find_peak(dtype, device, True)
-    loaded, width = ("float8_e4m3fn", 8) if narrow is not None else (dtype, 16)  # bytes on their way, not yet expanded
+    rate, has_bytes = find_rate(form, device), find_peak("float8_e4m3fn", device, True) is not None
+    loaded, width = ("float8_e4m3fn", 8) if has_bytes else (dtype, 16)  # bytes on their way, not yet expanded
     found = matmul_time(batch, m, n, k, loaded, device, has_weights=min(1.0, bits / width))
-    if found is None or peak is None:
+    if found is None or rate is None:
         return None
-    rate = peak * find_constants("matmul", device)["half.peak_share"]
-    if find_generation(device) != MMA:
-        rate *= MMA_SHARE  # Marlin's instructions are those of one warp
-    rows = 16 * math.ceil(m / 16)
-    busy = 2 * batch * rows * n * k / rate
+    busy = _busy_seconds(batch, m, n, k, rate)
     return found if busy <= found.seconds else KernelTime(busy, found.spread, "arithmetic")
+
+
+def find_rate(form: WeightFormat, device: DeviceSpec) -> float | None:
+    """FLOP a second that large products by weights of a format reach at most; None where the peak rate is unknown."""
+    shares, narrow = find_constants("matmul", device), _narrow_of(form, device)
+    peak = find_peak(narrow or _half_of(device), device, True)
+    if peak is None:
+        return None
+    if narrow is not None:
+        return peak * shares["byte.peak_share"] * (8 / form.bits if form.is_fp4 else 1)
+    # Marlin's instructions are those of one warp
+    return peak * shares["half.peak_share"] * (MMA_SHARE if form.bits < 16 and find_generation(device) != MMA else 1)
+
+
+def _narrow_of(form: WeightFormat, device: DeviceSpec) -> str | None:
+    """The dtype of the device's own products in 8 or 4 bits; None where products run in 16."""
+    has_it = form.arithmetic is not None and (device.compute_capability or (0, 0)) >= form.capability and (
+        find_peak(form.arithmetic, device, True) is not None)
+    return form.arithmetic if has_it else None
+
+
+def _half_of(device: DeviceSpec) -> str:
+    return "bfloat16" if (device.compute_capability or (8, 0)) >= (8, 0) else "float16"
+
+
+def _busy_seconds(batch: int, m: int, n: int, k: int, rate: float) -> float:
+    """Of arithmetic, in tiles of 16 rows at least."""
+    return 2 * batch * 16 * math.ceil(m / 16) * n * k / rate
 
 
 def spread_over_experts(experts: int, local: int, chosen: int, skew: float) -> tuple[int, float]:

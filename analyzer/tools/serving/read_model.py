@@ -20,7 +20,14 @@ from analyzer.errors import InputError
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
-from analyzer.tools.generation.decoder import Decoder, EncoderDecoder, StoredDecoder, is_of_transformers, kept_bytes
+from analyzer.tools.generation.decoder import (
+    Decoder,
+    EncoderDecoder,
+    StoredDecoder,
+    TransformersDecoder,
+    is_of_transformers,
+    kept_bytes,
+)
 from analyzer.tools.generation.stored_cache import CacheForm
 from analyzer.zoo.transformers_models import spectrogram_shape
 
@@ -110,7 +117,5 @@ def _make_decoder(module: Any, theirs: bool, encodes: bool) -> Decoder:
         try:
             return StoredDecoder(module, CacheForm("paged"), 8, TOKENS)
         except InputError:  # its attention is its own code
-            from analyzer.tools.generation.decoder import TransformersDecoder
-
             return TransformersDecoder(module, "dynamic", 8)
     return Decoder(module)

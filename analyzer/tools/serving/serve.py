@@ -7,6 +7,7 @@ from torch import nn
 
 from analyzer.errors import InputError, UnknownSpeedError
 from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of, find_cluster, find_device
+from analyzer.tools.generation.stored_cache import BLOCK_SIZE
 
 from .deployment import CACHE_BYTES, ENGINES, WEIGHT_FORMATS, Deployment, Layout
 from .pass_time import Batch, Chunk, PassTimer
@@ -21,7 +22,7 @@ _JOULES_OF_KWH = 3.6e6
 
 def make_deployment(model: ServedModel, *, device: str | DeviceSpec = "h200", cluster: str | ClusterSpec | None = None,
                     layout: Layout | None = None, engine: str = "vllm", weights: str = "bf16",
-                    experts: str | None = None, cache: str = "bf16", block_size: int = 16,
+                    experts: str | None = None, cache: str = "bf16", block_size: int = BLOCK_SIZE,
                     skew: float = 0.0) -> Deployment:
     """Raises InputError for names and numbers that cannot be."""
     for name, value, known in (("engine", engine, ENGINES), ("weights", weights, WEIGHT_FORMATS),
@@ -89,7 +90,7 @@ def _describe(deployment: Deployment, timer: PassTimer, traffic: Traffic, line: 
         is_stable=line.is_stable, decode=_row(timer, decode), prefill=_row(timer, mixed),
         weight_bytes=deployment.weight_bytes(), cache_token_bytes=deployment.cache_token_bytes(),
         sequence_bytes=deployment.cache_bytes(whole), room_bytes=deployment.room_bytes(),
-        most_sequences=deployment.most_tokens(whole), watts=watts, joules_per_token=joules,
+        most_sequences=deployment.most_sequences(whole), watts=watts, joules_per_token=joules,
         joules_range=None if joules is None else joules_range(joules, constants),
         grams_per_million=None if joules is None or carbon is None else 1e6 * joules / _JOULES_OF_KWH * carbon,
         dollars_per_million=None if price is None or not throughput else (

@@ -14,6 +14,8 @@ from analyzer.report.text_width import escape_controls
 from analyzer.saved_format import SavedFormat
 from analyzer.units import format_seconds
 
+from .deployment import Layout
+
 
 @dataclass(frozen=True, slots=True)
 class PassPart:
@@ -95,8 +97,7 @@ class ServedProfile:
     @property
     def layout(self) -> str:
         """Its ranks in words."""
-        ranks = (("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep))
-        return " ".join(f"{name}{value}" for name, value in ranks if value > 1) or "tp1"
+        return str(Layout(self.tp, self.pp, self.dp, self.ep))
 
     def to_json(self, path: str | Path | None = None) -> str:
         """All of it as JSON text, also written to ``path`` if one is given."""
