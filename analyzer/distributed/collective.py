@@ -168,6 +168,13 @@ def _work(*args: Any, **kwargs: Any) -> Any:
     return _boxed_work(torch._C.fork(lambda: written)) if written else _message_work(*args[1:])
 
 
+def _same_memory(given: torch.Tensor) -> torch.Tensor:
+    """``AsyncCollectiveTensor(given)`` wraps what it is given; torch's own kernel for meta makes a tensor of its own
+    (torch/distributed/_functional_collectives.py, ``_wrap_tensor_autograd``).
+    """
+    return given.detach()
+
+
 # By the number of results, of which the last is a Work: torch/csrc/distributed/c10d/Ops.cpp.
 _RETURNS: dict[int, Callable[..., Any]] = {
     0: _nothing, 1: _work, 2: lambda *args, **kwargs: (args[0], _work(*args))}
@@ -175,6 +182,8 @@ _RETURNS: dict[int, Callable[..., Any]] = {
 
 def returned_by(op: Any) -> Callable[..., Any] | None:
     """What an operator of c10d returns: what it wrote and a `Work` that is done; None of another operator."""
+    if op._schema.name == "_c10d_functional::_wrap_tensor_autograd":
+        return _same_memory
     if op.namespace != "c10d":
         return None
     name = op._schema.name.partition("::")[2]

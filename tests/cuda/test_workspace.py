@@ -160,6 +160,11 @@ GRID = of((64, 64), stride=(256, 2))
     (aten._softmax.default, (of((64, 32)), -1, False), [of((64, 32))], ()),
     (aten._softmax.default, (TRANSPOSED, -1, False), [of((64, 32))], (8192,)),
     (aten._safe_softmax.default, (of((2, 8, 8)), -1), [of((2, 8, 8))], (128, 16, 4)),
+    # the gradient times the output; that in order, and the output in order
+    (aten._softmax_backward_data.default, (of((64, 32)), of((64, 32)), -1, torch.float32), [of((64, 32))], (8192,)),
+    (aten._softmax_backward_data.default, (TRANSPOSED, TRANSPOSED, -1, torch.float32), [of((64, 32))],
+     (8192, 8192, 8192)),
+    (aten._log_softmax_backward_data.default, (of((64, 32)), of((64, 32)), -1, torch.float32), [of((64, 32))], ()),
     (aten.native_layer_norm.default, (TRANSPOSED, [32], None, None, 1e-5),
      [of((64, 32)), of((64, 1)), of((64, 1))], (8192,)),
     # up to 4096 elements in place; one row: indices, and both once more for radix sort; below 128 rows: (index, row)

@@ -161,3 +161,17 @@ def test_kernels_of_the_device_run_whole_on_parts_and_modules_have_their_collect
     base = "model.layers.0.self_attn"
     assert layer == [("all_gather", "forward", base), ("reduce_scatter", "forward", f"{base}.o_proj"),
                      ("all_gather", "backward", f"{base}.o_proj"), ("reduce_scatter", "backward", base)]
+
+
+def test_the_result_of_a_functional_collective_is_allocated_once():
+    from torch.distributed._functional_collectives import all_gather_tensor, all_reduce
+
+    class Gathers(nn.Module):
+        def forward(self, x):
+            everyone = torch.distributed.group.WORLD
+            return all_reduce(all_gather_tensor(x, 0, everyone), "sum", everyone)
+
+    with world(4):
+        p = profile(Gathers, args=(torch.zeros(1024, 256),), mode="infer")
+    # what one rank gives, what all gave, and the sum of it
+    assert p.peak_allocated_bytes == 2**20 + 2 * 4 * 2**20

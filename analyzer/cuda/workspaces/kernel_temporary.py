@@ -37,12 +37,19 @@ def is_contiguous(t: TensorSpec) -> bool:
 _MADE_CONTIGUOUS: dict[Any, tuple[int, ...]] = {
     **dict.fromkeys((_aten._softmax, _aten._log_softmax, _aten.cumsum, _aten.cumprod, _aten.logcumsumexp,
                      _aten.nonzero), (0,)),
-    **dict.fromkeys((_aten._softmax_backward_data, _aten._log_softmax_backward_data), (0, 1))}
+    _aten._log_softmax_backward_data: (0, 1)}
 
 
 @kernel_stages(*_MADE_CONTIGUOUS)
 def _contiguous_copies(signature: Signature) -> tuple[Stage, ...]:
     return one_stage(*_copies(signature, _MADE_CONTIGUOUS[signature.op.overloadpacket]))
+
+
+@kernel_stages(_aten._softmax_backward_data)
+def _softmax_backward(signature: Signature) -> tuple[Stage, ...]:
+    """SoftMax.cu, softmax_backward_cuda_out: the gradient times the output, and what host_softmax_backward copies."""
+    grad, output = signature.args[:2]
+    return one_stage(max(grad.nbytes, output.nbytes), copy_bytes(grad), copy_bytes(output))
 
 
 @kernel_stages(_aten.native_layer_norm, _aten._fused_rms_norm)
