@@ -217,7 +217,8 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
         return made
 
     def call_extern(self: Any, node: Any) -> None:
-        V.graph.wrapper_code.writeline(f"at({_places_of(_origins_of_extern(node.node))})")
+        if not isinstance(node.node, ir.MultiOutput):  # which takes a result out of a call's tuple
+            V.graph.wrapper_code.writeline(f"at({_places_of(_origins_of_extern(node.node))})")
         extern_call(self, node)
 
     yield triton.TritonKernel, "codegen_kernel", write_no_code

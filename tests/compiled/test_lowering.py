@@ -99,6 +99,13 @@ def test_a_graph_for_the_host_has_kernels_of_cpp(made):
     assert sum(kernel.read_bytes) >= 2 * BYTES and BYTES in kernel.written_bytes
 
 
+def test_a_librarys_kernel_that_gives_several_tensors_is_one(made):
+    """Attention gives its output, the logarithms of the sums, and the state of the random generator."""
+    query = torch.rand(1, 4, ROWS, WIDTH, requires_grad=True)
+    p = profile(Call(F.scaled_dot_product_attention), args=(query, query, query), device="h100")
+    assert "[1]" in made[0].source and (p.compiled[0].fwd_extern_kernels, p.compiled[0].bwd_extern_kernels) == (1, 1)
+
+
 @pytest.mark.parametrize("device", ["m1", "mi300x", "t4"])
 def test_devices_that_are_not_of_hopper(device, made):
     p = profile(Call(lambda a, b: (a + b.exp()).softmax(-1)), args=(X, X + 1), device=device, mode="infer")
