@@ -17,8 +17,9 @@ from torch import fx
 from analyzer.meta.spec import TensorSpec
 
 from .joint_graph import JointGraph
+from .laps import Chains, find_run
 from .lowering import LoweredGraph
-from .program_text import Chains, Layers, find_run, write_laps
+from .program_text import Layers, write_laps
 
 KEPT = 6
 """Laps that remain: the first and the last of a program differ from the others, and three in a row must be equal."""
