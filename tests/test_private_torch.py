@@ -135,14 +135,15 @@ NAMES = {
         torch._inductor.compile_fx._recursive_post_grad_passes
         torch._inductor.compile_fx.record_original_output_strides
         torch._inductor.graph.GraphLowering.run torch._inductor.graph.GraphLowering.codegen
-        torch._inductor.fx_passes.post_grad.view_to_reshape torch._inductor.utils.get_fused_kernel_name
+        torch._inductor.fx_passes.post_grad.view_to_reshape
         torch._inductor.fx_passes.pad_mm.get_padded_length torch._inductor.fx_passes.pad_mm.is_padded_faster
         torch._inductor.fx_passes.pad_mm.should_exclude_padding_time
         torch._inductor.codegen.common.get_scheduling_for_device
-        torch._inductor.codegen.simd_kernel_features.EnableReduction
         torch._inductor.select_algorithm.ExternKernelCaller torch._inductor.select_algorithm.extern_kernels
-        torch._inductor.scheduler.BaseSchedulerNode.get_read_write_buffer_accesses
         torch._inductor.virtualized.V.set_graph_handler torch._C._DisableAutocast""",
+    "compiled/generated_kernel.py": """
+        torch._inductor.codegen.simd_kernel_features.EnableReduction torch._inductor.utils.get_fused_kernel_name
+        torch._inductor.scheduler.BaseSchedulerNode.get_read_write_buffer_accesses""",
     "dropins/forward.py": """
         torch._C.DispatchKey.PreDispatch torch._dispatch.python.enable_pre_dispatch
         torch._dispatch.python.enable_python_dispatcher torch._subclasses.schema_check_mode.SchemaCheckMode""",

@@ -1,14 +1,13 @@
 """TorchInductor asked for a device that is not there: the program that it generates, each kernel by its name.
 
 Inductor's own scheduler fuses, plans buffers and orders; of each kernel that it would generate the program has a call
-with what it reads and writes in place of source code. All of Inductor's private interfaces that this needs are here.
+with what it reads and writes in place of source code (`generated_kernel.py`).
 """
 from __future__ import annotations
 
 import math
-import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,21 +16,18 @@ from unittest import mock
 import torch
 from torch import fx
 from torch._inductor import compile_fx, config, cpu_vec_isa, ir, scheduler, select_algorithm, utils
-from torch._inductor.codegen import common, cpp, mps, simd, simd_kernel_features, triton, triton_combo_kernel, wrapper
+from torch._inductor.codegen import common, cpp, mps, simd, triton, triton_combo_kernel, wrapper
 from torch._inductor.debug import DebugContext
 from torch._inductor.fx_passes import joint_graph, pad_mm
 from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import hints
-from torch._inductor.utils import get_fused_kernel_name
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from analyzer.cuda.workspaces.convolution import suggests_channels_last
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time import KernelTime, join
-from analyzer.hardware.kernel_time.generated import INNER, MIXED, OUTER, PERSISTENT, POINTWISE
 from analyzer.hardware.kernel_time.matmul import matmul_time
 from analyzer.hardware.kernel_time.pointwise import (
     MULTIPROCESSORS,
@@ -43,9 +39,10 @@ from analyzer.hardware.kernel_time.pointwise import (
 from analyzer.hardware.listing import find_peak
 from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.intercept.mode_stack import modes_taken_off
-from analyzer.meta.spec import Signature, TensorSpec
+from analyzer.meta.spec import TensorSpec
 from analyzer.meta.state import current, set_state
 
+from .generated_kernel import describe, list_buffers, name_of, origins_of_extern, places_of, reread_bytes
 from .partition import BINDINGS
 
 extern_kernels = select_algorithm.extern_kernels  #: those that generated programs call and torch has no name for
@@ -195,15 +192,15 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
 
     def define(self: Any, source: str, nodes: Sequence[Any], kernel: Any = None) -> str:
         """A name for the next call. ``kernel`` is a kernel, what a kernel of C++ takes, or None: the group's."""
-        defined.append((_name_of(nodes, kernel), self.kernel_group if kernel is None else kernel,
+        defined.append((name_of(nodes, kernel), self.kernel_group if kernel is None else kernel,
                         getattr(kernel, "combined", nodes)))
         return f"kernel {len(defined) - 1}"
 
     def call(self: Any, name: str, arguments: Any, **others: Any) -> None:
         title, kernel, nodes = defined[int(name.split()[1])]
-        read, written = _list_buffers(getattr(kernel, "args", kernel))
+        read, written = list_buffers(getattr(kernel, "args", kernel))
         leaves = [leaf for node in nodes if isinstance(node, scheduler.BaseSchedulerNode) for leaf in node.get_nodes()]
-        places = _describe(title, kernel, leaves, read, written, found.kernels, _reread_bytes(kernel, nodes))
+        places = describe(title, kernel, leaves, read, written, found.kernels, reread_bytes(kernel, nodes))
         self.writeline(f"launch({len(found.kernels) - 1}, {places}, [{', '.join(read.values())}], "
                        f"[{', '.join(written.values())}])")
 
@@ -218,7 +215,7 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
 
     def call_extern(self: Any, node: Any) -> None:
         if not isinstance(node.node, ir.MultiOutput):  # which takes a result out of a call's tuple
-            V.graph.wrapper_code.writeline(f"at({_places_of(_origins_of_extern(node.node))})")
+            V.graph.wrapper_code.writeline(f"at({places_of(origins_of_extern(node.node))})")
         extern_call(self, node)
 
     yield triton.TritonKernel, "codegen_kernel", write_no_code
@@ -277,154 +274,3 @@ def _choose(self: Any, name: str, choices: list[Any], *args: Any, **kwargs: Any)
     choice = min(choices, key=lambda c: (not isinstance(c, select_algorithm.ExternKernelCaller),
                                          c.name != "bias_addmm"))
     return choice.output_node(), choice
-
-
-def _name_of(nodes: Sequence[Any], kernel: Any) -> str:
-    """As Inductor names its kernels, without its number."""
-    kind = "cpp"
-    if isinstance(kernel, select_algorithm.TritonTemplateKernel):
-        kind = "tem"
-    elif isinstance(kernel, triton_combo_kernel.ComboKernel):
-        kind = "for"
-    elif isinstance(kernel, simd.SIMDKernel):
-        kind = "poi" if not kernel.inside_reduction else "per" if kernel.persistent_reduction else "red"
-    return f"{kind}_{get_fused_kernel_name(nodes, 'original_aten')}"
-
-
-def _list_buffers(arguments: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """The buffers that a kernel reads and writes, by name, without those that live in registers alone; each with the
-    name that the program has for it when the kernel runs: one that is written in place has its new one by then.
-    """
-    read: dict[str, str] = {}
-    written: dict[str, str] = {}
-    inplace = {id(a): a for a in arguments.inplace_buffers.values() if not isinstance(a, common.RemovedArg)}
-    for argument in inplace.values():
-        read[argument.other_names[0]] = written[argument.other_names[-1]] = argument.other_names[-1]
-    for names, found in ((arguments.input_buffers, read), (arguments.output_buffers, written)):
-        found.update({outer: outer for outer, inner in names.items()
-                      if outer not in arguments.inplace_buffers and not isinstance(inner, common.RemovedArg)
-                      and outer not in V.graph.removed_buffers})
-    written.update({a.outer_name: a.outer_name for a in arguments.workspace_args})
-    return read, written
-
-
-def _describe(name: str, kernel: Any, nodes: Sequence[Any], read: Iterable[str], written: Iterable[str],
-              kernels: list[FusedKernel], again: int) -> tuple[int, ...]:
-    """Add what a kernel is to ``kernels``; the result tells which operators it computes."""
-    touched: list[dict[str, int]] = [{}, {}]
-    origins: dict[fx.Node, None] = {}
-    own_names = V.graph.scheduler.mutation_real_name  # of what is written in place: each write has a name, too
-    for node in nodes:
-        for found, is_read in zip(touched, (True, False)):
-            for name_then, nbytes in node.get_read_write_buffer_accesses(is_read, not is_read).items():
-                buffer = own_names.get(name_then, name_then)
-                found[buffer] = max(found.get(buffer, 0), nbytes)
-        origins.update(dict.fromkeys(() if node.node is None else node.node.get_origins()))
-    sizes = list(_sizes_of(kernel, nodes)) or [(1, 1)]
-    elements, reduced = max(sizes, key=math.prod)
-    if isinstance(kernel, triton_combo_kernel.ComboKernel):  # whose parts lie side by side
-        elements = sum(part for part, _ in sizes)
-    workspaces = {a.outer_name: int(a.count) * a.dtype.itemsize
-                  for a in getattr(kernel, "args", kernel).workspace_args}
-    made = {name for node in nodes for name in node.get_buffer_names()}
-    origins = _drop_made_before(origins, [name for name in read if name not in made])  # some it makes and reads again
-    alone = {own for node in V.graph.scheduler.nodes if node.is_extern() for own in _origins_of_extern(node.node)}
-    origins = {node: None for node in origins if node not in alone}  # whose tensors it may prepare
-    signatures = tuple([_signature_of(origin) for origin in origins
-                        if origin.op == "call_function" and origin.target is not operator.getitem])
-    kernels.append(FusedKernel(name, elements, reduced, tuple([touched[0].get(b, 0) for b in read]),
-                               tuple([touched[1].get(b, workspaces.get(b, 0)) for b in written]),
-                               tuple([str(signature.op) for signature in signatures]), signatures,
-                               _kind_of(kernel), again))
-    return _places_of(origins)
-
-
-def _origins_of_extern(buffer: Any) -> list[fx.Node]:
-    """The operator that a library's kernel is for: Inductor names those of what it reads too."""
-    if buffer is None:
-        return []
-    own, operator = buffer.get_origin_node(), getattr(buffer, "op_overload", None)
-    return [own] if own is not None else [node for node in buffer.get_origins() if node.target is operator]
-
-
-def _drop_made_before(origins: Mapping[fx.Node, None], read: Iterable[str]) -> dict[fx.Node, None]:
-    """Of the nodes that Inductor names as a kernel's origins those that it computes, not those behind what it reads."""
-    buffers = [V.graph.try_get_buffer(name) for name in read]
-    given = {buffer.get_origin_node() for buffer in buffers if isinstance(buffer, ir.Buffer)}
-    found = {node for node in origins if not any(user in origins for user in node.users)}
-    stack = list(found)
-    while stack:
-        for node in stack.pop().all_input_nodes:
-            if node in origins and node not in given and node not in found:
-                found.add(node)
-                stack.append(node)
-    return {node: None for node in origins if node in found}
-
-
-def _kind_of(kernel: Any) -> str:
-    """How a kernel runs."""
-    if not isinstance(kernel, simd.SIMDKernel) or not kernel.inside_reduction:
-        return POINTWISE
-    if kernel.mix_order_reduction:
-        return MIXED
-    if kernel.persistent_reduction:
-        return PERSISTENT
-    hint = kernel.features.get_reduction_hint()
-    return OUTER if hint in (hints.ReductionHint.OUTER, hints.ReductionHint.OUTER_TINY) else INNER
-
-
-def _reread_bytes(kernel: Any, nodes: Sequence[Any]) -> int:
-    """What loops of a kernel read that the loops before them touched already."""
-    if _kind_of(kernel) not in (INNER, OUTER):
-        return 0
-    again, before, touched = 0, set[str](), dict[str, int]()
-    for node in (*nodes, simd_kernel_features.EnableReduction):
-        if node is simd_kernel_features.EnableReduction:  # a loop ends
-            again += sum(nbytes for buffer, nbytes in touched.items() if buffer in before)
-            before.update(touched)
-            touched = {}
-        elif isinstance(node, scheduler.BaseSchedulerNode):
-            touched.update(node.get_read_write_buffer_accesses(True, True))
-    return again
-
-
-def _sizes_of(kernel: Any, nodes: Sequence[Any]) -> Iterator[tuple[int, int]]:
-    """Of each loop nest of a kernel how many results it gives, and of how many elements each."""
-    for part in getattr(kernel, "sub_kernels", [kernel]):
-        if isinstance(part, simd.SIMDKernel):
-            numels = {prefix: _as_int(n) for prefix, n in part.numels.items()}
-            yield (math.prod(n for prefix, n in numels.items() if not prefix.startswith("r")),
-                   math.prod(n for prefix, n in numels.items() if prefix.startswith("r")))
-        else:
-            for node in nodes:
-                if isinstance(node, scheduler.SchedulerNode):
-                    yield tuple(math.prod(map(_as_int, sizes)) for sizes in node.get_ranges())  # type: ignore[misc]
-
-
-def _as_int(size: Any) -> int:
-    return int(V.graph.sizevars.optimization_hint(size))
-
-
-def _places_of(origins: Iterable[fx.Node]) -> tuple[int, ...]:
-    """The places in the joint graph of the operators that a kernel computes, of those that stem from it."""
-    return tuple(sorted({origin.meta["place"] for origin in origins if "place" in origin.meta}))
-
-
-def _signature_of(node: fx.Node) -> Signature:
-    """A node of a graph as the call of an operator."""
-    inputs: list[TensorSpec] = []
-
-    def specify(value: Any) -> Any:
-        if isinstance(value, fx.Node):
-            value = value.meta.get("val")
-        if not isinstance(value, torch.Tensor):
-            return value
-        shape, stride = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
-        return TensorSpec.of(shape, stride, value.dtype, str(value.device))
-
-    args, kwargs = tree_map(specify, (node.args, node.kwargs), is_leaf=lambda x: isinstance(x, fx.Node))
-    inputs = [spec for spec in tree_leaves((args, kwargs), is_leaf=lambda x: isinstance(x, TensorSpec))
-              if isinstance(spec, TensorSpec)]
-    outputs = tuple([specify(t) for t in tree_leaves(node.meta.get("val")) if isinstance(t, torch.Tensor)])
-    target = node.target.default if isinstance(node.target, torch._ops.OpOverloadPacket) else node.target  # of a pass
-    return Signature(target, args, kwargs, tuple(inputs), outputs)  # type: ignore[arg-type]
