@@ -81,6 +81,29 @@ def test_a_mask_that_reads_a_tensor_hides_nothing():
     assert p.hardware_flops == p.executed_flops and any("depends on data" in a for a in p.assumptions)
 
 
+def test_a_mask_is_asked_as_torch_asks_it_for_one_pair_at_a_time():
+    near, stacked = (run(mask) for mask in (is_near, lambda b, h, i, j: torch.stack([i >= j, i - j < BLOCK]).all()))
+    assert stacked.hardware_flops == near.hardware_flops and not any("block mask" in a for a in stacked.assumptions)
+
+
+def test_a_mask_of_very_many_pairs_is_not_asked(monkeypatch):
+    monkeypatch.setattr("analyzer.cuda.kernels.flex_attention._MOST_PAIRS", TOKENS ** 2 - 1)
+    p = run(lambda b, h, i, j: i >= j)
+    assert p.hardware_flops == p.executed_flops
+    assert any(f"of more than {TOKENS ** 2 - 1:,} pairs" in a for a in p.assumptions)
+
+
+def test_what_a_mask_raises_is_not_taken_for_a_mask_of_data():
+    class Wrong(Attention):
+        def forward(self, x):
+            mask = create_block_mask(is_causal, None, None, TOKENS, TOKENS, device=str(x.device))
+            mask.mask_mod = lambda b, h, i, j: i.view(3) >= j
+            return self.attend[0](self.query, self.key, self.value, block_mask=mask, enable_gqa=True)
+
+    with pytest.raises(RuntimeError, match="shape .* is invalid"):
+        profile(Wrong(None), args=(torch.rand(1),), device="h100")
+
+
 def test_a_whole_model_compiled_has_it_as_one_call():
     p = profile(torch.compile(Attention(is_causal)), args=(torch.rand(1),), device="h100")
     assert [o.calls for o in p.operators if "flex_attention" in o.operator] == [1, 1]

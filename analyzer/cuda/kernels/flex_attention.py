@@ -11,10 +11,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.attention.flex_attention import noop_mask
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from analyzer.meta.intercept.mode_stack import modes_taken_off
 from analyzer.meta.state import active_state, current, set_state
+from analyzer.meta.tensor import MetaTensor
 
 Tensor = torch.Tensor
 
@@ -101,12 +103,13 @@ _library.impl("flex_attention", _make_results, "Meta")
 _library.impl("flex_attention_backward", _make_gradients, "Meta")
 
 _MOST_PAIRS = 2 ** 31  #: of which a mask is asked, some seconds
-_visited: WeakKeyDictionary[Any, dict[Any, int | None]] = WeakKeyDictionary()
+_OF_DATA = "that depends on data"
+_visited: WeakKeyDictionary[Any, dict[Any, int | str]] = WeakKeyDictionary()
 
 
 def _count_visited(block_mask: tuple[Any, ...], query: Tensor, key: Tensor) -> int | None:
-    """Pairs of queries and keys in the blocks that the mask does not hide whole, over all heads; None where data
-    decide.
+    """Pairs of queries and keys in the blocks that the mask does not hide whole, over all heads; None where that is
+    unknown.
     """
     *_, rows, columns, mask_mod = block_mask
     heads, sizes = (int(block_mask[2].shape[0]), int(block_mask[2].shape[1])), (query.shape[2], key.shape[2])
@@ -115,35 +118,60 @@ def _count_visited(block_mask: tuple[Any, ...], query: Tensor, key: Tensor) -> i
     if place not in known:
         known[place] = _ask_mask(mask_mod, *place)
     pairs = known[place]
-    if pairs is None:
-        active_state().assume("flex_attention: a block mask that depends on data hides nothing")
+    if isinstance(pairs, str):
+        active_state().assume(f"flex_attention: a block mask {pairs} hides nothing")
         return None
     return pairs * (query.shape[0] * query.shape[1] // (heads[0] * heads[1]))
 
 
-def _ask_mask(mask_mod: Any, heads: tuple[int, int], sizes: tuple[int, int], rows: int, columns: int) -> int | None:
+class _ReadsData(Exception):
+    """A call fails for a tensor that has no data."""
+
+
+class _TellingData(TorchFunctionMode):
+    """A mode in which such a call is told from one that fails for another reason."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        try:
+            return func(*args, **kwargs)
+        except Exception as error:
+            if any(isinstance(t, Tensor) and _has_no_data(t) for t in tree_leaves((args, kwargs))):
+                raise _ReadsData from error
+            raise
+
+
+def _has_no_data(tensor: Tensor) -> bool:
+    return isinstance(tensor, MetaTensor) or tensor.is_meta
+
+
+def _ask_mask(mask_mod: Any, heads: tuple[int, int], sizes: tuple[int, int], rows: int, columns: int) -> int | str:
+    """How many pairs of a query and a key are in blocks that are seen, in all of ``heads``; else what such masks are
+    of which that is unknown.
+    """
     queries, keys = sizes
     rows, columns = min(rows, queries), min(columns, keys)
     if mask_mod is noop_mask:
         return heads[0] * heads[1] * queries * keys
     if heads[0] * heads[1] * queries * keys > _MOST_PAIRS:
-        return None
+        return f"of more than {_MOST_PAIRS:,} pairs of a query and a key, too many to ask it,"
+    # as torch's ``create_mask`` asks it
+    ask = torch.vmap(torch.vmap(mask_mod, (None, None, None, 0)), (None, None, 0, None))
     state, found = current(), 0
     set_state(None)
     try:
-        with modes_taken_off(), torch.no_grad():
+        with modes_taken_off(), torch.no_grad(), _TellingData():
             widths = torch.full((-(-keys // columns),), columns)
             widths[-1] = keys - columns * (len(widths) - 1)
             for batch, head in torch.cartesian_prod(torch.arange(heads[0]), torch.arange(heads[1])):
                 for tile in torch.arange(queries).split(rows):
-                    seen = mask_mod(batch, head, tile[:, None], torch.arange(keys)[None])
-                    if seen.device.type != "cpu":
-                        return None
-                    seen = seen.broadcast_to(len(tile), keys).any(0)
-                    seen = torch.nn.functional.pad(seen, (0, columns * len(widths) - keys)).view(-1, columns).any(1)
-                    found += len(tile) * int(widths[seen].sum())
-    except (RuntimeError, NotImplementedError, IndexError):  # it reads tensors without data
-        return None
+                    seen = ask(batch, head, tile, torch.arange(keys))
+                    if _has_no_data(seen):
+                        return _OF_DATA
+                    seen = torch.nn.functional.pad(seen.any(0), (0, columns * len(widths) - keys))
+                    found += len(tile) * int(widths[seen.view(-1, columns).any(1)].sum())
+    except _ReadsData:
+        return _OF_DATA
     finally:
         set_state(state)
     return found
