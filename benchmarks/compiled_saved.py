@@ -30,7 +30,7 @@ from torch._inductor.virtualized import V
 
 from analyzer import MetaTensorMode
 from analyzer.compiled.joint_graph import JointGraph
-from analyzer.compiled.lowering import LoweredGraph, compiling_for
+from analyzer.compiled.lowering import compiling_for
 from analyzer.compiled.partition import partition
 from analyzer.compiled.trace import FunctionTrace
 from analyzer.hardware import find_device
@@ -100,7 +100,7 @@ def ours(make: Make, make_args: Make) -> list[list[Row]]:
 
     def run(joint: JointGraph) -> Sequence[Any]:
         results = make_results(joint)
-        with compiling_for(find_device("h100"), LoweredGraph("")):
+        with compiling_for(find_device("h100")):
             forward, backward = partition(joint)
         if backward is None:
             return results

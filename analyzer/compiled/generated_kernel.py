@@ -49,17 +49,18 @@ def list_buffers(arguments: Any) -> tuple[dict[str, str], dict[str, str]]:
     return read, written
 
 
-def describe(name: str, kernel: Any, nodes: Sequence[Any], read: Iterable[str], written: Iterable[str],
-              kernels: list[FusedKernel], again: int) -> tuple[int, ...]:
-    """Add what a kernel is to ``kernels``; the result tells which operators it computes."""
+def describe(name: str, kernel: Any, parts: Sequence[Any], read: Iterable[str],
+             written: Iterable[str]) -> tuple[FusedKernel, tuple[int, ...]]:
+    """What a kernel of the scheduler's ``parts`` is, and the places of the operators that it computes."""
+    nodes = [node for part in parts if isinstance(part, scheduler.BaseSchedulerNode) for node in part.get_nodes()]
     touched: list[dict[str, int]] = [{}, {}]
     origins: dict[fx.Node, None] = {}
     own_names = V.graph.scheduler.mutation_real_name  # of what is written in place: each write has a name, too
     for node in nodes:
-        for found, is_read in zip(touched, (True, False)):
+        for accesses, is_read in zip(touched, (True, False)):
             for name_then, nbytes in node.get_read_write_buffer_accesses(is_read, not is_read).items():
                 buffer = own_names.get(name_then, name_then)
-                found[buffer] = max(found.get(buffer, 0), nbytes)
+                accesses[buffer] = max(accesses.get(buffer, 0), nbytes)
         origins.update(dict.fromkeys(() if node.node is None else node.node.get_origins()))
     sizes = list(_sizes_of(kernel, nodes)) or [(1, 1)]
     elements, reduced = max(sizes, key=math.prod)
@@ -73,11 +74,11 @@ def describe(name: str, kernel: Any, nodes: Sequence[Any], read: Iterable[str], 
     origins = {node: None for node in origins if node not in alone}  # whose tensors it may prepare
     signatures = tuple([_signature_of(origin) for origin in origins
                         if origin.op == "call_function" and origin.target is not operator.getitem])
-    kernels.append(FusedKernel(name, elements, reduced, tuple([touched[0].get(b, 0) for b in read]),
-                               tuple([touched[1].get(b, workspaces.get(b, 0)) for b in written]),
-                               tuple([str(signature.op) for signature in signatures]), signatures,
-                               _kind_of(kernel), again))
-    return places_of(origins)
+    found = FusedKernel(name, elements, reduced, tuple([touched[0].get(b, 0) for b in read]),
+                        tuple([touched[1].get(b, workspaces.get(b, 0)) for b in written]),
+                        tuple([str(signature.op) for signature in signatures]), signatures, _kind_of(kernel),
+                        _reread_bytes(kernel, parts))
+    return found, places_of(origins)
 
 
 def origins_of_extern(buffer: Any) -> list[fx.Node]:
@@ -114,7 +115,7 @@ def _kind_of(kernel: Any) -> str:
     return OUTER if hint in (hints.ReductionHint.OUTER, hints.ReductionHint.OUTER_TINY) else INNER
 
 
-def reread_bytes(kernel: Any, nodes: Sequence[Any]) -> int:
+def _reread_bytes(kernel: Any, nodes: Sequence[Any]) -> int:
     """What loops of a kernel read that the loops before them touched already."""
     if _kind_of(kernel) not in (INNER, OUTER):
         return 0
@@ -153,8 +154,6 @@ def places_of(origins: Iterable[fx.Node]) -> tuple[int, ...]:
 
 def _signature_of(node: fx.Node) -> Signature:
     """A node of a graph as the call of an operator."""
-    inputs: list[TensorSpec] = []
-
     def specify(value: Any) -> Any:
         if isinstance(value, fx.Node):
             value = value.meta.get("val")

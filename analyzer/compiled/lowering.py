@@ -42,7 +42,7 @@ from analyzer.meta.intercept.mode_stack import modes_taken_off
 from analyzer.meta.spec import TensorSpec
 from analyzer.meta.state import current, set_state
 
-from .generated_kernel import describe, list_buffers, name_of, origins_of_extern, places_of, reread_bytes
+from .generated_kernel import describe, list_buffers, name_of, origins_of_extern, places_of
 from .partition import BINDINGS
 
 extern_kernels = select_algorithm.extern_kernels  #: those that generated programs call and torch has no name for
@@ -69,7 +69,8 @@ def lower(graph: fx.GraphModule, fake_mode: Any, device: DeviceSpec, half: str =
     for node in graph.graph.nodes:
         node.meta.setdefault("original_aten", node.target if node.op == "call_function" else None)
     found = LoweredGraph("")
-    with compiling_for(device, found), V.set_fake_mode(fake_mode), V.set_debug_handler(DebugContext()):
+    with (compiling_for(device), _patched(_replacements(found)), V.set_fake_mode(fake_mode),
+          V.set_debug_handler(DebugContext())):
         view_to_reshape(graph)
         compile_fx.record_original_output_strides(graph)
         output = graph.graph.output_node()
@@ -88,23 +89,27 @@ def lower(graph: fx.GraphModule, fake_mode: Any, device: DeviceSpec, half: str =
 
 
 @contextmanager
-def compiling_for(device: DeviceSpec, found: LoweredGraph) -> Iterator[None]:
+def compiling_for(device: DeviceSpec) -> Iterator[None]:
     """A block outside of the mode, in which torch's compiler finds ``device`` here."""
     state = current()
     set_state(None)
     try:
-        with modes_taken_off(), torch.no_grad(), torch._C._DisableAutocast(), ExitStack() as stack:
-            for owner, name, value in (*_claims(device), *_replacements(found)):
-                stack.enter_context(mock.patch.object(owner, name, value))
-            # buffers are freed by name, buf99 behind buf100: by number, laps that are alike free them alike
-            stack.enter_context(mock.patch.object(scheduler, "sorted", _sort_by_number, create=True))
-            stack.enter_context(config.patch({**_QUIET, "cpp.threads": device.multiprocessors or MULTIPROCESSORS}))
+        with (modes_taken_off(), torch.no_grad(), torch._C._DisableAutocast(), _patched(_claims(device)),
+              config.patch({**_QUIET, "cpp.threads": device.multiprocessors or MULTIPROCESSORS})):
             yield
     finally:
         set_state(state)
 
 
-_DIGITS = re.compile(r"(\d+)")
+@contextmanager
+def _patched(places: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """A block in which attributes, as (owner, name, value), have other values."""
+    with ExitStack() as stack:
+        for owner, name, value in places:
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield
+
+
 _QUIET = {"size_asserts": False, "nan_asserts": False, "alignment_asserts": False, "scalar_asserts": False,
           "compile_threads": 1, "fx_graph_cache": False, "triton.multi_kernel": 0, "cpp_wrapper": False,
           "benchmark_fusion": False, "benchmark_combo_kernel": False, "benchmark_kernel": False,
@@ -114,16 +119,14 @@ generate in several versions, to take the fastest, is taken in the first; of pro
 time to choose, the library's kernels."""
 
 
-def _sort_by_number(values: Iterable[Any], **kwargs: Any) -> list[Any]:
-    return sorted(values, **kwargs or {"key": lambda name: [int(p) if p.isdigit() else p for p in _DIGITS.split(name)]})
-
-
 def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
     """What Inductor asks about the hardware, as (owner, name, answer)."""
     capability = device.compute_capability
     major, minor = capability or (0, 0)
     count, threads = device.multiprocessors or MULTIPROCESSORS, RESIDENT_THREADS.get((major, minor), 2048)
     warp = 64 if device.vendor == "AMD" else 32
+    # 65,536 registers, 1,024 threads, 227 KiB of shared memory: compute capability 9.0 (CUDA C++ Programming Guide,
+    # "Technical Specifications per Compute Capability"); the first two are those of other GPUs of NVIDIA's too
     properties = hints.DeviceProperties(
         type=device.kind, index=0, multi_processor_count=count, cc=major * 10 + minor, major=major,
         regs_per_multiprocessor=65536, max_threads_per_multi_processor=threads, max_threads_per_block=1024,
@@ -161,9 +164,7 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
     if device.kind != "cpu":
         yield torch._C, "_conv_determine_backend_memory_format", lay_out
     yield scheduler.Scheduler, "create_backend", create_backend
-    yield torch.Tensor, "__invert__", lambda self: torch.bitwise_not(self)  # whose binding asks no driver
     yield joint_graph, "lazy_init", lambda place=None: make_patterns(torch.device("cpu"))  # of any device the same
-    yield torch.Tensor, "__invert__", lambda self: torch.bitwise_not(self)  # the same, whatever the tensor's device
     yield pad_mm, "has_triton", lambda: True
     yield pad_mm, "should_pad_bench_key", lambda *product, **others: product
     yield pad_mm, "get_cached_should_pad", lambda product: (
@@ -178,7 +179,9 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
-    """What writes calls of kernels into the program in place of their source code, as (owner, name, function)."""
+    """What writes calls of kernels into the program in place of their source code, and frees buffers in the order of
+    their numbers, as (owner, name, function).
+    """
     defined: list[tuple[str, Any, Sequence[Any]]] = []
     extern_call, combine = scheduler.Scheduler.codegen_extern_call, simd.SIMDScheduling.generate_combo_kernel_code
 
@@ -199,10 +202,10 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
     def call(self: Any, name: str, arguments: Any, **others: Any) -> None:
         title, kernel, nodes = defined[int(name.split()[1])]
         read, written = list_buffers(getattr(kernel, "args", kernel))
-        leaves = [leaf for node in nodes if isinstance(node, scheduler.BaseSchedulerNode) for leaf in node.get_nodes()]
-        places = describe(title, kernel, leaves, read, written, found.kernels, reread_bytes(kernel, nodes))
-        self.writeline(f"launch({len(found.kernels) - 1}, {places}, [{', '.join(read.values())}], "
+        made, places = describe(title, kernel, nodes, read, written)
+        self.writeline(f"launch({len(found.kernels)}, {places}, [{', '.join(read.values())}], "
                        f"[{', '.join(written.values())}])")
+        found.kernels.append(made)
 
     def call_metal(self: Any, name: str, node: Any = None, deallocate_ws: bool = True) -> None:
         V.graph.wrapper_code.generate_kernel_call(name, [])
@@ -228,6 +231,15 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
     yield wrapper.PythonWrapperCodegen, "generate_kernel_call", call
     yield scheduler.Scheduler, "codegen_extern_call", call_extern
     yield select_algorithm.AlgorithmSelectorCache, "__call__", _choose
+    # Python's own, in ``free_buffers``: by name buf99 is behind buf100; by number laps that are alike free them alike
+    yield scheduler, "sorted", _sort_by_number
+
+
+_DIGITS = re.compile(r"(\d+)")
+
+
+def _sort_by_number(values: Iterable[Any], **kwargs: Any) -> list[Any]:
+    return sorted(values, **kwargs or {"key": lambda name: [int(p) if p.isdigit() else p for p in _DIGITS.split(name)]})
 
 
 def _is_worth_padding(device: DeviceSpec, match: Any, a: torch.Tensor, b: torch.Tensor, op: Any,

@@ -185,14 +185,14 @@ def _compile(joint: JointGraph, device: DeviceSpec, backend: str) -> CompiledGra
     if backend == "inductor":
         halves = _lower(joint, device)
         return _made_of(joint, [graph for graph, _ in halves], [Program(half) for _, half in halves])
-    with compiling_for(device, LoweredGraph("")):
+    with compiling_for(device):
         plain = [half for half in partition_plainly(joint, backend.endswith("default_partitioner")) if half is not None]
     return _made_of(joint, plain, [OperatorProgram(half) for half in plain])
 
 
 def _lower(joint: JointGraph, device: DeviceSpec) -> list[tuple[fx.GraphModule, LoweredGraph]]:
     """The halves of a joint graph, and what Inductor makes of them."""
-    with compiling_for(device, LoweredGraph("")):
+    with compiling_for(device):
         forward, backward = partition(joint)
     if backward is None:
         return [(forward, lower(forward, joint.fake_mode, device, "inference", joint.results))]
