@@ -8,7 +8,7 @@ from torch import nn
 from torch._inductor.fx_passes import pad_mm
 
 from analyzer import profile
-from analyzer.compiled import lowering, region
+from analyzer.compiled import lowering
 from analyzer.hardware import find_device
 
 ROWS, WIDTH = 64, 32
@@ -23,20 +23,6 @@ class Call(nn.Module):
 
     def forward(self, *args):
         return self.functions[0](*args)
-
-
-@pytest.fixture
-def made(monkeypatch):
-    """All graphs that are lowered in a test."""
-    found, lower = [], region.lower
-
-    def watch(*args, **kwargs):
-        found.append(lower(*args, **kwargs))
-        return found[-1]
-
-    monkeypatch.setattr(region, "lower", watch)
-    monkeypatch.setattr(region, "_made", {})
-    return found
 
 
 def kernels_of(made):
