@@ -12,8 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from analyzer.errors import DuplicateRegistrationError, InputError, UnknownDeviceError
 from analyzer.registry import Registry
+from analyzer.units import parse_bytes
 
-from .device_spec import DeviceSpec, is_device_file, list_shipped, read_device, read_shipped
+from .device_spec import DeviceSpec, PeakRates, is_device_file, list_shipped, read_device, read_shipped, suggest
 
 
 class Named(Protocol):
@@ -130,13 +131,63 @@ def knowing(device: object) -> Iterator[None]:
         yield
 
 
+#: What may follow a device's name, by its key: the figure of `DeviceSpec`, and its unit.
+_BOARD = {"power": ("power_watts", "W"), "bandwidth": ("memory_bandwidth", "B/s"), "memory": ("memory_bytes", "bytes"),
+          "clock": ("clock_hertz", "Hz"), "nvlink": ("nvlink_bandwidth", "B/s"), "pcie": ("pcie_bandwidth", "B/s")}
+
+
+def split_devices(text: str) -> list[str]:
+    """The names in a list between commas, each with what is told of its board.
+
+    >>> split_devices("h100_sxm,power=500,memory=96GB, l4")
+    ['h100_sxm,power=500,memory=96GB', 'l4']
+    """
+    return [name.strip() for name in re.split(r",(?!\s*\w+\s*=)", text) if name.strip()]
+
+
+def _read_board(device: str) -> DeviceSpec:
+    """The board that ``NAME,KEY=VALUE,...`` tells: the device of that name, but for these figures."""
+    name, *words = device.split(",")
+    spec = find_device(name)
+    figures: dict[str, float] = {}
+    for word in words:
+        key, _, value = (part.strip() for part in word.partition("="))
+        if key not in _BOARD:
+            raise InputError(f"device {device!r}: {key!r} is no figure of a board{suggest(key, _BOARD)}; those are "
+                             f"{', '.join(f'{known} ({unit})' for known, (_, unit) in _BOARD.items())}")
+        figure, unit = _BOARD[key]
+        try:
+            figures[figure] = round(float(value)) if key == "memory" else float(value)
+        except (ValueError, OverflowError):
+            if key != "memory":
+                raise InputError(f"device {device!r}: {key}={value} must be a number, in {unit}") from None
+            figures[figure] = parse_bytes(value)
+    rates, clock = dict(vars(spec.flops_per_second)), figures.get("clock_hertz")
+    if clock is not None:
+        if spec.clock_hertz is None:
+            raise InputError(f"device {device!r}: the boost clock of {spec.name!r} is not known, nor then what its "
+                             "rates are at another; describe the device with DeviceSpec")
+        rates = {kind: rate and rate * clock / spec.clock_hertz for kind, rate in rates.items()}
+    told = dict.fromkeys(figures, f"told by {device!r}") | ({} if clock is None else {
+        "flops_per_second": f"those of {spec.name!r} at the clock told by {device!r}"})
+    kept = {figure: source for figure, source in spec.sources.items()
+            if clock is None or not figure.startswith("flops_per_second")}
+    return dataclasses.replace(
+        spec, **figures, name=",".join([spec.name, *(word.strip() for word in words)]), board_of=spec.chip,  # type: ignore[arg-type]
+        flops_per_second=PeakRates(**rates), sources=kept | told)
+
+
 def find_device(device: str | os.PathLike[str] | DeviceSpec) -> DeviceSpec:
     """The spec that ``device`` is or names: a name of the catalogue, an alias, what ``torch.cuda.get_device_name()``
-    returns, or the path of a JSON file as `read_device` reads it. Raises UnknownDeviceError with the nearest names,
-    InputError for something that is not a name and for a file that describes no device.
+    returns, or the path of a JSON file as `read_device` reads it. Figures of a board may follow the name: its power
+    limit in watts, its memory in bytes (``96GB``) and memory bandwidth in bytes/s, the clock at which it runs in hertz
+    (rates are in proportion to it), its links in bytes/s in one direction. Raises UnknownDeviceError with the nearest
+    names, InputError for something that is not a name, a figure that is none, and a file that describes no device.
 
     >>> find_device("H100"), find_device("NVIDIA A100-SXM4-80GB").name
     (DeviceSpec('h100_sxm', cuda, 79.19 GiB), 'a100_80gb')
+    >>> find_device("h100_sxm,power=500,bandwidth=2.4e12,memory=96e9")
+    DeviceSpec('h100_sxm,power=500,bandwidth=2.4e12,memory=96e9', cuda, 89.41 GiB)
     """
     if isinstance(device, DeviceSpec):
         return device
@@ -148,6 +199,8 @@ def find_device(device: str | os.PathLike[str] | DeviceSpec) -> DeviceSpec:
     # what comes with the package is read one by one until a list is asked for
     shipped = None if register_device.is_filled else read_shipped(fold_name(device))
     spec = shipped or register_device.find(device)
+    if spec is None and "=" in device.partition(",")[2]:
+        return _read_board(device)
     if spec is None and is_device_file(device):
         return read_device(device)
     if spec is None and device.partition(":")[0].lower() in ("cuda", "gpu", "mps", "hip", "rocm"):

@@ -211,7 +211,7 @@ _FABRICS = (((10, 3), 100e9, "ConnectX-8 of 800 Gb/s, as in DGX B300"), ((9, 0),
 _SHARP_CAPABILITY = (9, 0)  # NVSwitch of the third generation: NVIDIA Hopper architecture whitepaper, NVLink Network
 _SWITCHED_CAPABILITY = (8, 0)  # before, NVLink ran from device to device (DGX-1), or was rarely switched (DGX-2)
 _RACKS = {"gb200": "gb200_nvl72", "gb300": "gb300_nvl72"}
-_ALONE = frozenset(("gh200_96gb", "gh200_144gb"))  # hosts of one device
+_ALONE = frozenset(("gh200_96gb", ))  # hosts of one device
 
 
 register_cluster = SpecCatalogue(
@@ -251,13 +251,14 @@ def cluster_of(device: str | DeviceSpec) -> ClusterSpec:
     assumed.
     """
     spec = find_device(device)
-    return find_cluster(_RACKS[spec.name]) if spec.name in _RACKS else _usual(spec)
+    rack = _RACKS.get(spec.chip)
+    return _usual(spec) if rack is None else dataclasses.replace(find_cluster(rack), device=spec)
 
 
 @functools.lru_cache(maxsize=64)
 def _usual(device: DeviceSpec) -> ClusterSpec:
     capability = device.compute_capability or (0, 0)
-    per_host = 1 if device.name in _ALONE or device.kind == "cpu" else _PER_HOST
+    per_host = 1 if device.chip in _ALONE or device.kind == "cpu" else _PER_HOST
     rate, design = next((rate, design) for least, rate, design in _FABRICS if capability >= least)
     fabric = LinkSpec("infiniband", rate, sources={"bandwidth": f"assumed: {design}"})
     assumed = f"assumed: hosts of {per_host}"

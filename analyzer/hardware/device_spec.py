@@ -1,7 +1,7 @@
 """What is known of a device, figure by figure, with where each figure comes from; and a device as a file.
 
 A file is a JSON record of what ``DeviceSpec.to_dict`` gives. Those of the catalogue stand in ``devices/``. What a
-record leaves out is unknown. Rates are dense: where a data sheet prints only the figure with sparsity, half of it
+record leaves out is unknown; that of a board which is ``board_of`` another holds what differs. Rates are dense: where a data sheet prints only the figure with sparsity, half of it
 stands there. Memory sizes are what the driver gave a program on one such machine; they differ by some MiB between
 driver versions. No document gives the cost of a kernel launch, so it is unknown throughout. Compute capabilities:
 developer.nvidia.com/cuda-gpus.
@@ -79,6 +79,8 @@ class DeviceSpec:
     - ``sources``: figure name to where it comes from; rates are ``"flops_per_second.bf16"``, or ``"flops_per_second"``
       for all of them that have no entry of their own.
     - ``calibration``: constants of kernel models measured on this device, by family and name (see `kernel_time`).
+    - ``board_of``: the device of the catalogue with the same chip on another board: what was fitted to its kernels
+      holds here.
 
     >>> DeviceSpec("lab_card", memory_bytes=24 * 2**30, sources={"memory_bytes": "what nvidia-smi says"})
     DeviceSpec('lab_card', cuda, 24.00 GiB)
@@ -102,6 +104,12 @@ class DeviceSpec:
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     calibration: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    board_of: str | None = None
+
+    @property
+    def chip(self) -> str:
+        """The device of the catalogue that has this chip; a device that is no board of another names itself."""
+        return self.board_of or self.name
 
     def __hash__(self) -> int:
         return hash(self.name)  # that of all figures is slow, and tables by device are read for each operator
@@ -131,7 +139,7 @@ class DeviceSpec:
         for name, value in {**{name: getattr(self, name) for name in _RATES}, **rates}.items():
             if value is not None and (type(value) not in (int, float) or not math.isfinite(value) or value <= 0):
                 raise self._error(name, value, f"must be a positive number, in {_UNITS[name]}, or None if unknown")
-        for field_name in ("vendor", "architecture"):
+        for field_name in ("vendor", "architecture", "board_of"):
             if not isinstance(getattr(self, field_name), str | None):
                 raise self._error(field_name, getattr(self, field_name), "must be a text, or None if unknown")
         if not is_text_by_name(self.sources):
@@ -241,7 +249,16 @@ def list_shipped(folder: str = "devices") -> list[str]:
 def read_shipped(name: str) -> DeviceSpec | None:
     """The device of that name that comes with the package, or None. The file is read at the first call."""
     file = resources.files(__package__).joinpath(f"devices/{name}.json")
-    return DeviceSpec.from_dict(json.loads(file.read_text("utf-8"))) if name.isidentifier() and file.is_file() else None
+    if not name.isidentifier() or not file.is_file():
+        return None
+    record = json.loads(file.read_text("utf-8"))
+    chip = read_shipped(record["board_of"]) if "board_of" in record else None
+    if chip is None:
+        return DeviceSpec.from_dict(record)
+    known = chip.to_dict() | {"aliases": ()}
+    for table in ("flops_per_second", "sources"):
+        record[table] = known[table] | record.get(table, {})
+    return DeviceSpec.from_dict(known | record)
 
 
 def is_device_file(name: str) -> bool:

@@ -68,7 +68,7 @@ def list_unseen(device: DeviceSpec, world_size: int = 1) -> tuple[UnseenMemory, 
         return ()
     found = _list_contexts(device)
     if world_size > 1:
-        if device.name.startswith("a100"):
+        if device.chip.startswith("a100"):
             nbytes, ranks = (_NCCL_PAIR_BYTES, "2") if world_size == 2 else (_NCCL_GROUP_BYTES, "more than 2")
             found.append(UnseenMemory("NCCL buffers (one communicator)", nbytes, _NCCL_SOURCE.format(f"{ranks} ranks")))
         else:
@@ -83,7 +83,7 @@ def _list_contexts(device: DeviceSpec) -> list[UnseenMemory]:
     if device.vendor == "AMD":
         return [UnseenMemory("HIP context, kernels and library handles", None, "not known for AMD's runtime")]
     what = "CUDA context, kernels, cuBLAS and cuDNN handles"
-    known = _CONTEXTS.get(device.name)
+    known = _CONTEXTS.get(device.chip)
     if known is not None:
         return [UnseenMemory(what, *known)]
     own = device.multiprocessors

@@ -51,7 +51,7 @@ def _merge(family: str, name: str, architecture: str | None) -> Mapping[str, flo
 
 def find_constants(family: str, device: DeviceSpec) -> Mapping[str, float]:
     """The constants of a family of kernels on a device: its own calibration first, then what is fitted."""
-    merged = _merge(family, device.name, device.architecture)
+    merged = _merge(family, device.chip, device.architecture)
     own = device.calibration.get(family)
     return merged if own is None else {**merged, **own}
 

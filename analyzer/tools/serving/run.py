@@ -9,6 +9,7 @@ from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
+from analyzer.hardware.catalogue import split_devices
 from analyzer.report.node_table import FORMATS
 from analyzer.tools.generation.serving import ServingPoint
 from analyzer.zoo.command_option import model_errors, read_recipe
@@ -95,7 +96,7 @@ def time_points(arguments: argparse.Namespace, points: Sequence[ServingPoint]) -
 
 
 def _run_server(arguments: argparse.Namespace) -> tuple[str, int]:
-    devices = [name.strip() for name in arguments.device.split(",") if name.strip()]
+    devices = split_devices(arguments.device)
     for name in devices:  # before any work
         find_device(name)
     if arguments.ttft is not None or arguments.tpot is not None:

@@ -24,6 +24,7 @@ from torch import nn
 from analyzer.api.argument import build_model
 from analyzer.api.profile import ProfileOptions, profile
 from analyzer.errors import InputError, MissingExtraError
+from analyzer.hardware.catalogue import split_devices
 from analyzer.output import print_error
 from analyzer.recipe.recipe import Recipe
 from analyzer.report.node_table import format_quantity, print_rows
@@ -276,7 +277,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
 
 
 def _read_values(axis: str, text: str) -> list[Any]:
-    words = [word.strip() for word in text.split(",")]
+    words = split_devices(text) if axis == "device" else [word.strip() for word in text.split(",")]
     for word in words:
         if axis in _SIZES and not word.isdecimal():
             raise InputError(f"--{axis} {text}: {word!r} is not a whole number")
