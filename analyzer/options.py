@@ -138,7 +138,8 @@ _OF_A_STEP = (
            default="train"),
     Option("--autocast", "run the forward pass under torch.autocast with this dtype: bf16 or fp16", choices=_AUTOCAST,
            metavar="DTYPE"),
-    Option("--device", "whose memory and speed to predict (default h200); `analyzer devices` lists them",
+    Option("--device", "whose memory and speed to predict (default h200); `analyzer devices` lists them; figures of "
+           "a board may follow: h100_sxm,power=500,memory=96GB",
            default="h200"),
     Option("--dtype", "of floating parameters and inputs, e.g. bf16 (default: as the model is built)", metavar="DTYPE"),
     Option("--quantize", "hold the weights of linear layers, all but the output head's, in "

@@ -30,7 +30,6 @@ from benchmarks.truth_table import read_runs
 TABLE = "llm_foundry"
 DEVICES = {"A100 40GB": "a100_40gb", "A100 80GB SXM": "a100_80gb", "H100 80GB SXM": "h100_sxm"}
 FEW, MORE = 2, 4  #: layers that are run
-FLASH_WIDTHS = (2048, 2560, 4096, 8192)  #: of 1b, 3b, 7b and 70b, which sweep.py runs with ``attn_impl`` flash
 
 
 class Run(NamedTuple):
@@ -58,11 +57,6 @@ class Run(NamedTuple):
         return self.gpu.startswith("H100") and self.gpus >= 128
 
     @property
-    def attention(self) -> str:
-        """``attn_impl``: sweep.py names it, sweep.sh leaves it to submit_benchmarks.py's default."""
-        return "flash" if self.is_of_large_sweep and self.hidden in FLASH_WIDTHS else "triton"
-
-    @property
     def step_seconds(self) -> float:
         return self.micro_batch * self.grad_accum * self.seq_len / self.tokens_per_s_per_gpu
 
@@ -85,7 +79,7 @@ class Part(NamedTuple):  # seconds of a step of some layers: of a micro-batch, o
 
 def run_part(run: Run, layers: int) -> Part:  # rank 0 of a run with fewer layers, one micro-batch
     def build() -> torch.nn.Module:
-        model = Mpt(run.hidden, run.heads, layers, run.vocab, run.seq_len, run.attention).cuda()
+        model = Mpt(run.hidden, run.heads, layers, run.vocab, run.seq_len).cuda()
         return shard(model, run.sharding, run.precision == "bf16", run.checkpointing, run.is_of_large_sweep)
 
     with world(run.gpus, cluster=cluster_of_run(run)):

@@ -80,7 +80,8 @@ def cluster() -> ClusterSpec:
     return dataclasses.replace(dgx, name="vtrain", aliases=(), fabric=fabric)
 
 
-def time_stage(shape: StageShape) -> StageTime:  # a stage profiled as one of its tensor-parallel ranks runs it
+def time_stage(shape: StageShape) -> StageTime:
+    """A stage profiled as one of its tensor-parallel ranks runs it, gradients of other micro-batches being there."""
     warnings.filterwarnings("ignore")
     ids = torch.empty(shape.micro_batch, shape.seq_len, dtype=torch.int64, device="meta")
     hidden = torch.empty(shape.seq_len, shape.micro_batch, shape.hidden, dtype=torch.float16, device="meta",
@@ -93,7 +94,7 @@ def time_stage(shape: StageShape) -> StageTime:  # a stage profiled as one of it
 
     with world(shape.tensor_parallel, cluster=cluster()):
         p = profile(build, args, device=DEVICE, optimizer=MixedPrecisionAdam,
-                    options=ProfileOptions(unknown_value="placeholder"))
+                    options=ProfileOptions(unknown_value="placeholder", steps=2))
     assert p.params is not None
     forward, backward, optimizer = (p.phases[name].seconds for name in ("forward", "backward", "optimizer"))
     above, below = find_compute_spreads(p)

@@ -203,6 +203,14 @@ class RowLinear(nn.Module):  # RowParallelLinear, its bias left to the kernel th
         return run(ReduceFromRegion, F.linear(x, self.weight), self.group)
 
 
+def unfused_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    """``FusedScaleMaskSoftmax.forward_torch_softmax``, in float32 as with the default
+    ``apply_query_key_layer_scaling``.
+    """
+    scaled = (scores.float() * 1.0).masked_fill_(mask, -10000.0)
+    return F.softmax(scaled, dim=-1).half()
+
+
 class Attention(nn.Module):
     """ParallelAttention: scores, fused causal softmax, dropout, values; [sequence, batch, hidden]."""
 
@@ -212,6 +220,7 @@ class Attention(nn.Module):
         self.query_key_value = ColumnLinear(shape, group, 3 * shape.hidden, adds_bias=True)
         self.dense = RowLinear(shape, group, shape.hidden)
         self.dropout = nn.Dropout(DROPOUT)
+        self.register_buffer("mask", torch.empty(shape.seq_len, shape.seq_len, dtype=torch.bool), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         seq, batch = x.shape[:2]
@@ -220,7 +229,9 @@ class Attention(nn.Module):
         room = torch.empty(batch * self.heads, seq, seq, dtype=x.dtype, device=x.device)
         scores = torch.baddbmm(room, q.transpose(0, 1), k.transpose(0, 1).transpose(1, 2), beta=0.0,
                                alpha=self.size**-0.5)
-        weights = self.dropout(run(CausalSoftmax, scores, 1.0))
+        # ``FusedScaleMaskSoftmax.is_kernel_available``: the kernel takes matrices by fours
+        is_fused = batch * self.heads % 4 == 0
+        weights = self.dropout(run(CausalSoftmax, scores, 1.0) if is_fused else unfused_softmax(scores, self.mask))
         context = torch.bmm(weights, v.transpose(0, 1))
         context = context.view(batch, self.heads, seq, self.size).permute(2, 0, 1, 3).contiguous()
         out: Tensor = self.dense(context.view(seq, batch, self.heads * self.size))
@@ -347,6 +358,9 @@ class MixedPrecisionAdam(torch.optim.Optimizer):
     def __init__(self, params: Iterable[nn.Parameter]) -> None:
         super().__init__(list(params), {})
         self.mains: list[Tensor] = []
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Leaves gradients: the next step's pass adds to them, as do those of all micro-batches but the first."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

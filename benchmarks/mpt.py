@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime
@@ -27,7 +26,8 @@ METRICS = 2  #: LanguageCrossEntropy and LanguagePerplexity, ``use_train_metrics
 # slightly slower than CUDA forward + backward". So it takes as long as the CUDA kernels of that time, the first
 # FlashAttention, whose rates are printed in FlashAttention-2 (Dao, 2023; figures 4 and 7, the latter for an H100, are
 # ``assets/flash2_a100_fwd_bwd_benchmark.png`` and ``flash2_h100_fwd_bwd_benchmark.png`` of Dao-AILab/flash-attention):
-# forward and backward together, causal, 16,384 tokens. Both passes are taken to run at the one rate; shorter sequences
+# forward and backward together, causal, 16,384 tokens. ``attn_impl: flash``, which sweep.py names for some rows, is that
+# kernel itself: submit_benchmarks.py installs the extra ``gpu``, whose flash-attn is 1.0.9 (setup.py). Both passes are taken to run at the one rate; shorter sequences
 # as those of 512, and longer ones as those of 16,384. The bars named "FlashAttention Triton" there are OpenAI's kernel.
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 #: By size of a head, at each of `LENGTHS`: 10^12 FLOPs a second, half of the square counted.
@@ -100,11 +100,11 @@ class LowPrecisionNorm(nn.LayerNorm):  # LPLayerNorm of layers/norm.py: in the n
 
 
 class Block(nn.Module):
-    """MPTBlock with biases, without dropout; ``attention`` is ``"triton"`` or ``"flash"``, ``attn_impl``."""
+    """MPTBlock with biases, without dropout."""
 
-    def __init__(self, hidden: int, heads: int, attention: str) -> None:
+    def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.attention = heads, attention
+        self.heads = heads
         self.norm_1, self.norm_2 = LowPrecisionNorm(hidden), LowPrecisionNorm(hidden)
         self.wqkv, self.out_proj = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
         self.up_proj, self.down_proj = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
@@ -112,12 +112,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, hidden = x.shape
         q, k, v = self.wqkv(self.norm_1(x)).view(batch, seq, 3, self.heads, -1).unbind(2)
-        if self.attention == "triton":
-            attended = attend(q, k, v)
-        else:
-            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-                attended = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                                          is_causal=True).transpose(1, 2)
+        attended = attend(q, k, v)
         x = x + self.out_proj(attended.reshape(batch, seq, hidden))
         out: Tensor = x + self.down_proj(F.gelu(self.up_proj(self.norm_2(x))))
         return out
@@ -150,10 +145,10 @@ class FusedCrossEntropy(torch.autograd.Function):  # SoftmaxCrossEntropyLossFn
 
 
 class Mpt(nn.Module):  # MPTForCausalLM: learned positions, head tied to the embedding
-    def __init__(self, hidden: int, heads: int, layers: int, vocab: int, seq_len: int, attention: str) -> None:
+    def __init__(self, hidden: int, heads: int, layers: int, vocab: int, seq_len: int) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocab, hidden), nn.Embedding(seq_len, hidden)
-        self.blocks = nn.ModuleList(Block(hidden, heads, attention) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
         self.norm_f = LowPrecisionNorm(hidden)
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -36,8 +36,8 @@ class HostSpec:
       autograd's engine, by the optimizer, without the launch of kernels. ``gradient_seconds``: more while gradients are
       recorded.
     - ``list_tensor_seconds``: a tensor in the lists of an operator (``_foreach_*``, ``_fused_*``).
-    - ``library_seconds``: a convolution more, as cuDNN looks up its plan. ``checkpoint_seconds``: more for each
-      operator of a checkpointed region, both times: the hooks that pack and unpack what it would save.
+    - ``library_seconds``: a convolution more, as cuDNN looks up its plan. ``checkpoint_seconds``: more for each tensor
+      that a checkpointed region would save, both times: the hooks that pack it.
     - ``launch_seconds``: a kernel given to the driver. ``gap_seconds``: between two kernels of a full queue.
     - ``synchronize_seconds``: from a kernel's end to the host's going on after it waited for it.
     - ``spread``: nine in ten measured hosts take at most that part more for all of it, or less by the same factor.

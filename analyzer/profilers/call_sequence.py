@@ -19,7 +19,7 @@ from analyzer.record.log import Log, PhaseRecord, PlacedPart
 from analyzer.record.process_group import communicates
 
 from .host_time import HostTime
-from .kernel_time import COMMUNICATION, find_kind, find_turn, kernel_time
+from .kernel_time import COMMUNICATION, find_kind, find_share, find_turn, kernel_time
 from .schedule import PICOSECONDS, Work
 
 
@@ -28,13 +28,16 @@ class UnknownTimeError(Exception):
 
 
 class TimedCall(NamedTuple):
-    """What a call takes, what its kernels do (see `find_kind`), and which others they take turns with."""
+    """What a call takes, what its kernels do (see `find_kind`), which others they take turns with, and what share of
+    the multiprocessors they hold, as `find_share` tells.
+    """
 
     work: Work
     kernel: KernelTime
     kind: str
     turn: Hashable
     signature: Signature
+    holds: float = 0.0
 
 
 class Pace(NamedTuple):
@@ -99,7 +102,8 @@ class CallTimer:
         kernel = replace(kernel, seconds=round(kernel.seconds * PICOSECONDS) / PICOSECONDS)
         kind = find_kind(call.signature)
         turn = find_turn(call.signature, kind, kernel, self.device, self.log)
-        self.timed.append(TimedCall(work, kernel, kind, turn, call.signature))
+        self.timed.append(TimedCall(work, kernel, kind, turn, call.signature, find_share(
+            call.signature, kind, turn, self.device)))
         number = self._alike[key] = len(self.timed) - 1
         return number
 

@@ -1,6 +1,8 @@
 """Picoseconds of the host for each operator call of a step."""
 from __future__ import annotations
 
+import torch
+
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.cluster_spec import HostSpec, host_of
 from analyzer.hardware.kernel_time.estimate import find_constants
@@ -27,10 +29,11 @@ class HostTime:
         self.host = host = host_of(device)
         self._compiled = find_constants(FAMILY, device)
         steady = [(call, number) for step, call, _, number in log.tallies() if step == log.steps - 1]
+        again = [(call.signature, number) for call, number in steady if call.recomputed]
         self._paces = find_paces(
             host, sum(number for call, number in steady if call.phase == "forward"),
-            sum(number for call, number in steady if call.recomputed), log.count_module_calls(),
-            any(record.phase == "backward" for record in log.phases))
+            sum(number for _, number in again), sum(number for signature, number in again if is_repacked(signature)),
+            log.count_module_calls(), any(record.phase == "backward" for record in log.phases))
         #: how long the host takes to see that what it waited for is done
         self.notice_picoseconds = round(host.synchronize_seconds * PICOSECONDS)
 
@@ -70,12 +73,23 @@ def add_launches(host: HostSpec, seconds: float, kernels: int, convolutions: int
     return seconds + listed * host.list_tensor_seconds
 
 
-def find_paces(host: HostSpec, calls: int, again: int, module_calls: int, trains: bool) -> dict[str, float]:
-    """Seconds of an operator by phase, for so many ``calls`` of operators, ``again`` of which are recomputation."""
+def find_paces(host: HostSpec, calls: int, again: int, packed: int, module_calls: int,
+               trains: bool) -> dict[str, float]:
+    """Seconds of an operator by phase, for so many ``calls`` of operators, and ``again`` in recomputation, which fills
+    the places of ``packed`` tensors.
+    """
     base = host.forward_seconds + (host.gradient_seconds if trains else 0.0)
     base += host.module_seconds * module_calls / max(1, calls + again)
-    return {"forward": base + host.checkpoint_seconds * again / max(1, calls),
-            "recompute": base + host.checkpoint_seconds, "backward": host.backward_seconds}
+    packing = host.checkpoint_seconds * packed
+    return {"forward": base + packing / max(1, calls), "recompute": base + packing / max(1, again),
+            "backward": host.backward_seconds}
+
+
+def is_repacked(signature: Signature) -> bool:
+    """Whether a call of a recomputation is of the hook that keeps a tensor: it detaches it (torch/utils/checkpoint.py,
+    ``_recomputation_hook``). A reentrant checkpoint, without hooks, detaches its inputs alone.
+    """
+    return signature.op is torch.ops.aten.detach.default
 
 
 def count_convolutions(signature: Signature) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of
-from analyzer.hardware.kernel_time.collective import collective_time, find_path
+from analyzer.hardware.kernel_time.collective import CHANNELS, collective_time, find_path
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.hardware.kernel_time.pointwise import stream_time
 from analyzer.hardware.listing import find_peak
@@ -18,6 +18,7 @@ from .collective import POINT_TO_POINT, SILENT, kind_of, message_of
 from .flop_registry import count_call
 from .operator.fused import fused_time
 from .operator.registration import TimeRule, foreach_single, is_inexact, register_time_impl, uses_tf32
+from .schedule import DEALT
 from .traffic import NOTHING, plan_of
 
 
@@ -112,13 +113,30 @@ def find_turn(signature: Signature, kind: str, kernel: KernelTime, device: Devic
     every multiprocessor, and the blocks of a second one are placed when there is room: two kernels that are bound by
     arithmetic or memory take as long beside each other as one after the other (Amert et al., "GPU Scheduling on the
     NVIDIA TX2: Hidden Details Revealed", RTSS 2017, rules X1 and R1 to R3). Those too small to fill the device leave
-    room. Collectives take turns for the links that bound them, and leave the multiprocessors to the others: the few
-    that NCCL takes are not taken off. Copies from and to the host have an engine for each direction (CUDA C++
+    room. Collectives take turns for the links that bound them, and leave the multiprocessors that they do not hold to
+    the others. Copies from and to the host have an engine for each direction (CUDA C++
     Programming Guide, "Concurrent Data Transfers").
     """
     if kernel.bound == "latency" or not kernel.kernels:
         return None
     return kind if kind != COMMUNICATION else find_medium(signature, device, log.group_of(signature), log.world)
+
+
+_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"))
+
+
+def find_share(signature: Signature, kind: str, turn: Hashable, device: DeviceSpec) -> float:
+    """The share of the multiprocessors that the kernels of a call hold: those of a collective that is bound by links
+    what their channels take, one each, others that take turns all of them, and what takes none leaves room. Products on
+    Hopper are dealt out: cuBLAS and CUTLASS start a block on each multiprocessor, which has its tiles beforehand
+    (github.com/pytorch/pytorch/pull/144974; CUTLASS, ``sm90_tile_scheduler.hpp``).
+    """
+    if turn is None or kind in (TO_HOST, FROM_HOST) or device.multiprocessors is None:
+        return 0.0
+    if kind == COMMUNICATION:
+        return min(0.5, CHANNELS.get(str(turn), 0) / device.multiprocessors)
+    is_product = signature.op.__name__.partition(".")[0] in _PRODUCTS
+    return DEALT if is_product and (device.compute_capability or (0, 0))[0] == 9 and device.vendor == "NVIDIA" else 1.0
 
 
 def communication_time(signature: Signature, device: DeviceSpec, group: ProcessGroupSpec | None = None,

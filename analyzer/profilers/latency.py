@@ -33,8 +33,9 @@ def range_at_paces(seconds: float, host_spread: float, compute: ErrorSum, commun
 #: What a step's seconds are spent on: the first is the device's waiting for the host, the others are of kernels.
 BOUND_FIELDS = tuple(f"{bound}_seconds" for bound in ("launch", *BOUNDS))
 
-OVERLAP = ("seconds on several streams: communication runs beside computation, both at full speed, and all ranks come "
-           "at once; kernels that fill the device take turns, and so do collectives over the same links")
+OVERLAP = ("seconds on several streams: communication runs beside computation, which lacks the multiprocessors that it "
+           "holds, and all ranks come at once; kernels that fill the device take turns, and so do collectives over the "
+           "same links")
 
 
 def call_seconds(call: OpCall, device: DeviceSpec) -> float | None:

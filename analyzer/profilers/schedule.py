@@ -52,6 +52,7 @@ class _Launch(NamedTuple):
     launched: int
     length: int
     turn: Hashable
+    holds: float
 
 
 @dataclass(eq=False, slots=True)
@@ -76,10 +77,16 @@ class _Stream:
         return made
 
 
+#: What a kernel holds that starts a block on each multiprocessor and deals out its work to them beforehand.
+DEALT = 2.0
+
+
 class StreamClock:
     """The host, and streams that it launches kernels on. A kernel begins when it is launched, its stream is free, what
     the stream waits for has happened, and it is its turn: kernels that are launched with the same ``turn`` run one at a
-    time, the one that could begin first before the others; with None they wait for no other stream's.
+    time, the one that could begin first before the others; with None they wait for no other stream's. What it ``holds``
+    is a share of the multiprocessors: a kernel that holds all of them (1) runs on what collectives leave beside it, and
+    so much longer; blocks of one that is `DEALT` out wait for a multiprocessor each.
     """
 
     def __init__(self) -> None:
@@ -87,15 +94,18 @@ class StreamClock:
         self.latest = 0  #: end of what is settled
         self.starts: list[int] = []  #: of each launch
         self.ends: list[int] = []
+        self.delays: list[int] = []  #: how much longer each takes for what others hold
+        self._holding: list[tuple[int, float]] = []  # when what holds a share of the multiprocessors ends, and the share
         self._streams: defaultdict[Hashable, _Stream] = defaultdict(_Stream)
         self._turns: dict[Hashable, int] = {}  # when the last one ends
 
-    def launch(self, stream: Hashable, host: int, length: int, turn: Hashable) -> None:
+    def launch(self, stream: Hashable, host: int, length: int, turn: Hashable, holds: float = 0.0) -> None:
         """The host takes its time for a call, then launches kernels that take ``length`` on a stream."""
         self.host += host
-        self._streams[stream].waiting.append(_Launch(len(self.starts), self.host, length, turn))
+        self._streams[stream].waiting.append(_Launch(len(self.starts), self.host, length, turn, holds))
         self.starts.append(-1)
         self.ends.append(-1)
+        self.delays.append(0)
 
     def record(self, stream: Hashable) -> Moment:
         """When the stream has done what it was given until now."""
@@ -129,13 +139,41 @@ class StreamClock:
             if best is None:
                 return
             self.starts[launch.number] = start = best[0]
-            self.ends[launch.number] = chosen.free = start + launch.length
+            end = start + launch.length
+            if launch.holds >= 1:
+                self.delays[launch.number] = (delay := self._find_delay(start, launch))
+                end += delay
+            elif launch.holds:
+                self._holding.append((end, launch.holds))
+            self.ends[launch.number] = chosen.free = end
             self.latest = max(self.latest, chosen.free)
             if launch.turn is not None:
                 turns[launch.turn] = chosen.free
             chosen.waiting.popleft()
             if chosen.waiting and not isinstance(chosen.waiting[0], _Launch):
                 self._pass_moments()
+
+    def _find_delay(self, start: int, launch: _Launch) -> int:
+        """How much longer a kernel takes that would hold all multiprocessors, for what others hold that run when it
+        begins, and those that are next on their streams and begin before its end. Of one that is dealt out, the blocks
+        that find no multiprocessor free begin when the others end, or the collective; one that comes later waits.
+        """
+        length = launch.length
+        self._holding = [held for held in self._holding if held[0] > start]
+        if launch.holds == DEALT:
+            return min(length, max((end - start for end, _ in self._holding), default=0))
+        changes = [(end, -share) for end, share in self._holding]
+        for stream in self._streams.values():
+            if stream.waiting and isinstance(head := stream.waiting[0], _Launch) and 0 < head.holds < 1:
+                begin = max(stream.free, head.launched, self._turns.get(head.turn, 0))
+                changes += [(begin, head.holds), (begin + head.length, -head.holds)]
+        held, now, left = sum(share for _, share in self._holding), start, float(length)
+        for time, change in sorted(changes):
+            if (time - now) * (1 - held) >= left:
+                break
+            left -= (time - now) * (1 - held)
+            now, held = time, held + change
+        return now + round(left / (1 - held)) - start - length
 
     def _pass_moments(self) -> None:
         while any([stream.pass_moments() for stream in self._streams.values()]):

@@ -163,7 +163,7 @@ class StepSchedule:
                 self.clock.wait(self.current, self._results.pop(number))
 
     def _launch(self, index: int, timed: TimedCall, stream: Hashable) -> None:
-        self.clock.launch(stream, timed.work.host, timed.work.device, timed.turn)
+        self.clock.launch(stream, timed.work.host, timed.work.device, timed.turn, timed.holds)
         self.launches.append((index, stream, timed))
 
     def _run_functional(self, call: OpCall, index: int, timed: TimedCall) -> None:
@@ -184,8 +184,8 @@ class StepSchedule:
         """When all ran. The gaps between the kernels of a call are put before them."""
         clock = self.clock
         clock.settle()
-        runs = [KernelRun(index, stream, end - round(timed.kernel.seconds * PICOSECONDS), end, timed.kind)
-                for (index, stream, timed), end in zip(self.launches, clock.ends)]
+        runs = [KernelRun(index, stream, end - delay - round(timed.kernel.seconds * PICOSECONDS), end, timed.kind)
+                for (index, stream, timed), end, delay in zip(self.launches, clock.ends, clock.delays)]
         busy, computing = (Cover((run.start, run.end) for run in chosen) for chosen in (
             runs, [run for run in runs if run.kind == COMPUTE]))
         reached = 0

@@ -25,7 +25,7 @@ import torch
 
 from analyzer.hardware import find_device
 from analyzer.hardware.cluster_spec import HostSpec
-from analyzer.profilers.host_time import add_launches, count_convolutions, count_listed, find_paces, waits_for_device
+from analyzer.profilers.host_time import add_launches, count_convolutions, count_listed, find_paces, is_repacked, waits_for_device
 from analyzer.profilers.kernel_time import kernel_time
 from analyzer.profilers.schedule import PICOSECONDS, Clock, Work
 from analyzer.record.log import Log
@@ -36,7 +36,7 @@ from benchmarks.truth_table import rounded, write_constants
 from .matmul_cases import all_cases
 
 START = {"module_seconds": 20e-6, "forward_seconds": 10e-6, "gradient_seconds": 1e-6, "backward_seconds": 10e-6,
-         "update_seconds": 10e-6, "list_tensor_seconds": 1.5e-6, "library_seconds": 10e-6, "checkpoint_seconds": 10e-6,
+         "update_seconds": 10e-6, "list_tensor_seconds": 1.5e-6, "library_seconds": 10e-6, "checkpoint_seconds": 30e-6,
          "launch_seconds": 8e-6, "gap_seconds": 1e-6}
 NAMES = tuple(START)
 SMALL_SECONDS = 3e-6  # of a product, by the data sheet
@@ -53,6 +53,7 @@ class TracedCall(NamedTuple):
     tensors: int  #: in lists
     seconds: float
     waits: bool
+    packs: bool
 
 
 @dataclass
@@ -64,8 +65,9 @@ class StepTrace:  # the phases of a step, each with its calls, and how many modu
 
     def wall_seconds(self, host: HostSpec) -> dict[str, float]:
         """Wall seconds of each phase at a host's pace, as `analyzer.profilers.latency` has them."""
-        again = sum(call.pace == "recompute" for calls in self.phases.values() for call in calls)
-        paces = find_paces(host, len(self.phases["forward"]), again, self.module_calls, self.trains)
+        again = [call for calls in self.phases.values() for call in calls if call.pace == "recompute"]
+        paces = find_paces(host, len(self.phases["forward"]), len(again), sum(call.packs for call in again),
+                           self.module_calls, self.trains)
         clock = Clock()
         found = {}
         for phase, calls in self.phases.items():
@@ -88,7 +90,8 @@ def trace(step: MeasuredStep) -> StepTrace:  # profile a measured step and keep 
             assert kernel is not None
             phases.setdefault(call.phase, []).append(TracedCall(
                 "recompute" if call.recomputed else call.phase, kernel.kernels, count_convolutions(call.signature),
-                count_listed(call.signature), kernel.seconds, waits_for_device(call.signature)))
+                count_listed(call.signature), kernel.seconds, waits_for_device(call.signature),
+                is_repacked(call.signature)))
     return StepTrace(step, phases, log.count_module_calls(), "backward" in phases)
 
 

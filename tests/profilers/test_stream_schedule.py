@@ -1,4 +1,6 @@
 """A step on several streams, by a device on which each kernel takes as long as the test says."""
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,11 +10,13 @@ from torch import nn
 from torch.distributed import _functional_collectives as collectives
 
 from analyzer import ProfileOptions, profile
+from analyzer.hardware import find_device
 from analyzer.hardware.cluster_spec import HostSpec
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.parallel import world
 from analyzer.profilers import call_sequence, host_time
-from analyzer.profilers.schedule import Clock, StreamClock, Work
+from analyzer.profilers.kernel_time import COMMUNICATION, find_share
+from analyzer.profilers.schedule import DEALT, Clock, StreamClock, Work
 from tests.call import Call
 from tests.profilers.test_lane import replicated, sharded
 
@@ -26,7 +30,9 @@ TIMES = {"sin": (40, "arithmetic"), "cos": (100, "arithmetic"), "tan": (30, "lat
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch):
-    """Kernels take the times above, other calls none; the host launches in no time and sees at once what is done."""
+    """Kernels take the times above, other calls none; the host launches in no time and sees at once what is done.
+    Collectives leave all multiprocessors to others, but where a test says so.
+    """
     def time(call, spec, log):
         name = call.signature.op.__name__.partition(".")[0]
         seconds, bound = TIMES.get(name, (0, ""))
@@ -35,6 +41,7 @@ def device(monkeypatch):
     zero = HostSpec(**{name: 0.0 for name in HostSpec.__dataclass_fields__})
     monkeypatch.setattr(call_sequence, "kernel_time", time)
     monkeypatch.setattr(host_time, "host_of", lambda spec: zero)
+    monkeypatch.setattr(call_sequence, "find_share", lambda *given: 0.0)
 
 
 def run(forward, **settings):
@@ -208,6 +215,34 @@ def test_parameters_are_gathered_a_layer_ahead():
     assert [microseconds(p.phases[phase].seconds) for phase in ("forward", "backward")] == [700, 1800 - 700]
 
 
+def test_a_collective_holds_multiprocessors_that_others_lack(group, monkeypatch):
+    monkeypatch.setattr(call_sequence, "find_share", find_share)
+
+    def forward(x):
+        y = x.sin()                                                  # 0 to 40
+        reduced = collectives.all_reduce(y, "sum", dist.group.WORLD) # 40 to 240: 24 of 132 multiprocessors
+        z = y.cos()                                                  # 40 to 140, were it alone: 100 x 132 / 108
+        return reduced.view(2, 4).tan(), z.neg()                     # 240 to 280
+
+    p = run(forward)
+    phase = p.phases["forward"]
+    assert microseconds(phase.seconds) == 280 and phase.launch_seconds == 0
+    assert microseconds(phase.exposed_comm_seconds) == pytest.approx(200 - 100 * 132 / 108, abs=1e-4)
+
+
+@pytest.mark.parametrize(("operator", "kind", "turn", "name", "share"), [
+    ("sin", COMMUNICATION, "nvlink", "h100_sxm", 24 / 132), ("sin", COMMUNICATION, "infiniband", "a100_80gb", 16 / 108),
+    ("sin", COMMUNICATION, "pcie", "l40s", 2 / 142), ("sin", COMMUNICATION, None, "h100_sxm", 0.0),
+    ("sin", "compute", "compute", "h200", 1.0), ("mm", "compute", "compute", "h100_sxm,power=500", DEALT),
+    ("mm", "compute", "compute", "a100_80gb", 1.0), ("mm", "compute", "compute", "b200", 1.0),
+    ("mm", "compute", None, "h200", 0.0), ("sin", "copy to host", "copy to host", "h200", 0.0),
+    ("mm", "compute", "compute", "cpu", 0.0)])
+def test_what_a_kernel_holds_of_the_device(operator, kind, turn, name, share):
+    """Channels by the links, one multiprocessor each; kernels too small to fill the device, and copies, hold none."""
+    signature = SimpleNamespace(op=getattr(torch.ops.aten, operator).default)
+    assert find_share(signature, kind, turn, find_device(name)) == share
+
+
 # Kernels on several streams begin when they may; expectations are drawn by hand.
 
 works = st.lists(st.builds(Work, st.integers(0, 50), st.integers(0, 50), st.booleans(), st.integers(0, 9)), max_size=20)
@@ -240,6 +275,27 @@ def test_an_event_is_what_its_stream_waited_for_too() -> None:
     clock.wait(3, clock.record(2))        # no kernel of stream 2 is between
     clock.launch(3, 1, 4, None)
     assert spans(clock) == [(1, 31), (31, 35)]
+
+
+@pytest.mark.parametrize(("launches", "spans_"), [
+    # stream, length, turn, holds. A fifth is held all the time: 100 on four fifths
+    ([(1, 500, "links", 0.2), (0, 100, "all", 1)], [(0, 500), (0, 125)]),
+    # until 40: 32 of 100 are done by then, 68 are left
+    ([(1, 40, "links", 0.2), (0, 100, "all", 1)], [(0, 40), (0, 108)]),
+    # a second collective begins when the first ends, at 40: 32 done, then 68 on half of the device
+    ([(1, 40, "links", 0.2), (1, 500, "links", 0.5), (0, 100, "all", 1)], [(0, 40), (40, 540), (0, 176)]),
+    # dealt out, the blocks that find no room run after the others, or when the collective is done; not beside a later one
+    ([(1, 500, "links", 0.2), (0, 100, "all", DEALT)], [(0, 500), (0, 200)]),
+    ([(1, 40, "links", 0.2), (0, 100, "all", DEALT)], [(0, 40), (0, 140)]),
+    ([(0, 100, "all", DEALT), (1, 40, "links", 0.2)], [(0, 100), (0, 40)]),
+    # what holds nothing is as it was, and so is a kernel alone
+    ([(1, 40, "links", 0.2), (2, 30, None, 0.0)], [(0, 40), (0, 30)]), ([(0, 100, "all", 1)], [(0, 100)])])
+def test_a_kernel_that_would_hold_all_runs_on_what_collectives_leave(launches, spans_) -> None:
+    clock = StreamClock()
+    for stream, length, turn, holds in launches:
+        clock.launch(stream, 0, length, turn, holds)
+    assert spans(clock) == spans_
+    assert [end - start - launch[1] for (start, end), launch in zip(spans_, launches)] == clock.delays
 
 
 def test_a_slow_host_leaves_the_device_waiting_and_a_fast_one_runs_ahead() -> None:

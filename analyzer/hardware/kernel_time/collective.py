@@ -17,6 +17,13 @@ _CUBE_MESH_RINGS = {2: 1, 3: 2, 4: 4, 5: 2, 6: 2, 7: 4, 8: 6}
 _CUBE_MESH_LINKS = 6
 
 
+#: By medium, the channels of a large collective, each of which holds a multiprocessor. NCCL tells them with
+#: NCCL_DEBUG=INFO: "24 coll channels" between the GPUs of a DGX A100 and of a DGX H100, "16 coll channels" between
+#: hosts of eight H100, and 2 where no links but PCI Express are there (src/graph/connect.cc doubles those of its search
+#: up to the links' bandwidth).
+CHANNELS = {"nvlink": 24, "infiniband": 16, "ethernet": 16, "pcie": 2, "host": 2, "sockets": 2}
+
+
 class Path(NamedTuple):
     """What bounds a group of ranks.
 
