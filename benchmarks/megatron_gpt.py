@@ -214,6 +214,8 @@ def unfused_softmax(scores: Tensor, mask: Tensor) -> Tensor:
 class Attention(nn.Module):
     """ParallelAttention: scores, fused causal softmax, dropout, values; [sequence, batch, hidden]."""
 
+    mask: Tensor
+
     def __init__(self, shape: StageShape, group: str | None) -> None:
         super().__init__()
         self.heads, self.size = shape.heads // shape.tensor_parallel, shape.hidden // shape.heads

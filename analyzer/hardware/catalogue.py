@@ -168,12 +168,13 @@ def _read_board(device: str) -> DeviceSpec:
             raise InputError(f"device {device!r}: the boost clock of {spec.name!r} is not known, nor then what its "
                              "rates are at another; describe the device with DeviceSpec")
         rates = {kind: rate and rate * clock / spec.clock_hertz for kind, rate in rates.items()}
-    told = dict.fromkeys(figures, f"told by {device!r}") | ({} if clock is None else {
-        "flops_per_second": f"those of {spec.name!r} at the clock told by {device!r}"})
+    board = ",".join([spec.name, *("=".join(part.strip() for part in word.split("=", 1)) for word in words)])
+    told = dict.fromkeys(figures, f"told by {board!r}") | ({} if clock is None else {
+        "flops_per_second": f"those of {spec.name!r} at the clock told by {board!r}"})
     kept = {figure: source for figure, source in spec.sources.items()
             if clock is None or not figure.startswith("flops_per_second")}
     return dataclasses.replace(
-        spec, **figures, name=",".join([spec.name, *(word.strip() for word in words)]), board_of=spec.chip,  # type: ignore[arg-type]
+        spec, **figures, name=board, board_of=spec.chip,  # type: ignore[arg-type]
         flops_per_second=PeakRates(**rates), sources=kept | told)
 
 

@@ -1,10 +1,10 @@
 """What is known of a device, figure by figure, with where each figure comes from; and a device as a file.
 
 A file is a JSON record of what ``DeviceSpec.to_dict`` gives. Those of the catalogue stand in ``devices/``. What a
-record leaves out is unknown; that of a board which is ``board_of`` another holds what differs. Rates are dense: where a data sheet prints only the figure with sparsity, half of it
-stands there. Memory sizes are what the driver gave a program on one such machine; they differ by some MiB between
-driver versions. No document gives the cost of a kernel launch, so it is unknown throughout. Compute capabilities:
-developer.nvidia.com/cuda-gpus.
+record leaves out is unknown; that of a board which is ``board_of`` another holds what differs. Rates are dense: where a
+data sheet prints only the figure with sparsity, half of it stands there. Memory sizes are what the driver gave a
+program on one such machine; they differ by some MiB between driver versions. No document gives the cost of a kernel
+launch, so it is unknown throughout. Compute capabilities: developer.nvidia.com/cuda-gpus.
 """
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class StreamClock:
         self.starts: list[int] = []  #: of each launch
         self.ends: list[int] = []
         self.delays: list[int] = []  #: how much longer each takes for what others hold
-        self._holding: list[tuple[int, float]] = []  # when what holds a share of the multiprocessors ends, and the share
+        self._holding: list[tuple[int, float]] = []  # ends of what holds a share, and the share
         self._streams: defaultdict[Hashable, _Stream] = defaultdict(_Stream)
         self._turns: dict[Hashable, int] = {}  # when the last one ends
 

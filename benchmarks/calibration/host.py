@@ -25,7 +25,14 @@ import torch
 
 from analyzer.hardware import find_device
 from analyzer.hardware.cluster_spec import HostSpec
-from analyzer.profilers.host_time import add_launches, count_convolutions, count_listed, find_paces, is_repacked, waits_for_device
+from analyzer.profilers.host_time import (
+    add_launches,
+    count_convolutions,
+    count_listed,
+    find_paces,
+    is_repacked,
+    waits_for_device,
+)
 from analyzer.profilers.kernel_time import kernel_time
 from analyzer.profilers.schedule import PICOSECONDS, Clock, Work
 from analyzer.record.log import Log

@@ -8,7 +8,8 @@ import torch
 from analyzer import profile
 from analyzer.errors import DuplicateRegistrationError, InputError, UnknownDeviceError
 from analyzer.hardware import DeviceSpec, find_device, register_device
-from analyzer.hardware.catalogue import knowing
+from analyzer.hardware.catalogue import knowing, split_devices
+from analyzer.hardware.kernel_time.estimate import find_constants
 
 NAMES = [spec.name for spec in register_device]
 
@@ -263,3 +264,44 @@ def test_a_device_of_a_file_is_known_by_its_name_for_a_block(tmp_path):
         find_device("bench_card")
     with knowing("h200"), knowing(None):
         assert [device.name for device in register_device] == NAMES
+
+
+@pytest.mark.parametrize(("name", "figures", "chip"), [
+    ("h100_sxm,power=500,bandwidth=2.4e12,memory=96GB",
+     {"power_watts": 500.0, "memory_bandwidth": 2.4e12, "memory_bytes": 96 * 10**9}, "h100_sxm"),
+    ("H100, power = 350", {"power_watts": 350.0}, "h100_sxm"), ("a100,memory=64e9", {"memory_bytes": 64 * 10**9},
+                                                                "a100_80gb"),
+    ("h800,nvlink=1e11,pcie=32e9", {"nvlink_bandwidth": 1e11, "pcie_bandwidth": 32e9, "power_watts": 700.0},
+     "h100_sxm"), ("h100_96gb_hbm2e", {"power_watts": 500.0, "memory_bandwidth": 2.4e12}, "h100_sxm")])
+def test_figures_of_a_board_may_follow_the_name(name: str, figures: dict[str, float], chip: str) -> None:
+    """All else, and what was fitted to kernels, is as on the chip; the board's own name finds it again."""
+    board, of = find_device(name), find_device(chip)
+    assert {figure: getattr(board, figure) for figure in figures} == figures
+    assert board.chip == chip and find_device(board.name) == board
+    assert find_constants("matmul", board) == find_constants("matmul", of)
+    assert board.flops_per_second.bf16 == of.flops_per_second.bf16
+    assert [f.name for f in board.figures() if f.value is not None and not f.source] == []
+
+
+def test_rates_follow_a_clock_that_is_told() -> None:
+    board, chip = find_device("h100_sxm,clock=0.99e9"), find_device("h100_sxm")
+    assert chip.clock_hertz == 1.98e9 and chip.flops_per_second.bf16 is not None
+    assert board.flops_per_second.bf16 == pytest.approx(chip.flops_per_second.bf16 / 2)
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("h100_sxm,powr=500", "device 'h100_sxm,powr=500': 'powr' is no figure of a board, did you mean 'power'?; those are "
+     "power (W), bandwidth (B/s), memory (bytes), clock (Hz), nvlink (B/s), pcie (B/s)"),
+    ("h100_sxm,power=full", "device 'h100_sxm,power=full': power=full must be a number, in W"),
+    ("h100_sxm,memory=many", "parse_bytes('many'): not a size"),
+    ("h100_sxm,power=-1", "power_watts=-1.0): must be a positive number, in W"),
+    ("h20,clock=1e9", "device 'h20,clock=1e9': the boost clock of 'h20' is not known"),
+    ("h1000,power=500", "unknown device 'h1000': did you mean 'h100_sxm'")])
+def test_a_board_that_cannot_be_says_why(name: str, said: str) -> None:
+    with pytest.raises((InputError, UnknownDeviceError)) as error:
+        find_device(name)
+    assert said in str(error.value)
+
+
+def test_a_list_of_devices_keeps_figures_with_their_names() -> None:
+    assert split_devices("h100_sxm,power=500,memory=96GB, l4,") == ["h100_sxm,power=500,memory=96GB", "l4"]
