@@ -269,8 +269,8 @@ def test_a_device_of_a_file_is_known_by_its_name_for_a_block(tmp_path):
 @pytest.mark.parametrize(("name", "figures", "chip"), [
     ("h100_sxm,power=500,bandwidth=2.4e12,memory=96GB",
      {"power_watts": 500.0, "memory_bandwidth": 2.4e12, "memory_bytes": 96 * 10**9}, "h100_sxm"),
-    ("H100, power = 350", {"power_watts": 350.0}, "h100_sxm"), ("a100,memory=64e9", {"memory_bytes": 64 * 10**9},
-                                                                "a100_80gb"),
+    ("H100, power = 350", {"power_watts": 350.0}, "h100_sxm"),
+    ("a100,memory=64e9", {"memory_bytes": 64 * 10**9}, "a100_80gb"),
     ("h800,nvlink=1e11,pcie=32e9", {"nvlink_bandwidth": 1e11, "pcie_bandwidth": 32e9, "power_watts": 700.0},
      "h100_sxm"), ("h100_96gb_hbm2e", {"power_watts": 500.0, "memory_bandwidth": 2.4e12}, "h100_sxm")])
 def test_figures_of_a_board_may_follow_the_name(name: str, figures: dict[str, float], chip: str) -> None:
@@ -290,8 +290,9 @@ def test_rates_follow_a_clock_that_is_told() -> None:
 
 
 @pytest.mark.parametrize(("name", "said"), [
-    ("h100_sxm,powr=500", "device 'h100_sxm,powr=500': 'powr' is no figure of a board, did you mean 'power'?; those are "
-     "power (W), bandwidth (B/s), memory (bytes), clock (Hz), nvlink (B/s), pcie (B/s)"),
+    ("h100_sxm,powr=500",
+     "device 'h100_sxm,powr=500': 'powr' is no figure of a board, did you mean 'power'?; those are power (W), "
+     "bandwidth (B/s), memory (bytes), clock (Hz), nvlink (B/s), pcie (B/s)"),
     ("h100_sxm,power=full", "device 'h100_sxm,power=full': power=full must be a number, in W"),
     ("h100_sxm,memory=many", "parse_bytes('many'): not a size"),
     ("h100_sxm,power=-1", "power_watts=-1.0): must be a positive number, in W"),

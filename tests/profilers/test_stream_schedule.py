@@ -284,7 +284,7 @@ def test_an_event_is_what_its_stream_waited_for_too() -> None:
     ([(1, 40, "links", 0.2), (0, 100, "all", 1)], [(0, 40), (0, 108)]),
     # a second collective begins when the first ends, at 40: 32 done, then 68 on half of the device
     ([(1, 40, "links", 0.2), (1, 500, "links", 0.5), (0, 100, "all", 1)], [(0, 40), (40, 540), (0, 176)]),
-    # dealt out, the blocks that find no room run after the others, or when the collective is done; not beside a later one
+    # dealt out, blocks that find no room run after the others, or when the collective is done; not beside a later one
     ([(1, 500, "links", 0.2), (0, 100, "all", DEALT)], [(0, 500), (0, 200)]),
     ([(1, 40, "links", 0.2), (0, 100, "all", DEALT)], [(0, 40), (0, 140)]),
     ([(0, 100, "all", DEALT), (1, 40, "links", 0.2)], [(0, 100), (0, 40)]),
