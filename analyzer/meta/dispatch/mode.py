@@ -57,7 +57,7 @@ class MetaDispatchMode(DirectDispatchMode):
                                          "wrapped")
                     return answer(func, args, kwargs or {}, self.handle)
                 with self, reopened(), mode_in_force():
-                    return kind.__torch_dispatch__(func, types, args, kwargs or {})
+                    return self._call_around(kind, func, types, args, kwargs or {})
         if func is _ADD and _is_engines_sum(args):
             func = _ADD_IN_PLACE
         with torch._C.DisableTorchFunction():  # backward calls this with the function mode still active
@@ -66,6 +66,18 @@ class MetaDispatchMode(DirectDispatchMode):
         if self.state.tape is not None:
             self.state.tape.dispatched(func, args, kwargs or {}, result)
         return result
+
+    def _call_around(self, kind: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a tensor around tensors does, given the device that its user asked for and not the one of kernels."""
+        assert self.state is not None
+        device = self.state.pending_device
+        if device is None or "device" not in kwargs:
+            return kind.__torch_dispatch__(func, types, args, kwargs)
+        self.state.pending_device = None
+        try:
+            return kind.__torch_dispatch__(func, types, args, {**kwargs, "device": device})
+        finally:
+            self.state.pending_device = device
 
     def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, whole: bool = False) -> Any:
         """The result of an operator; one that is composed of others is taken apart, unless it is to stay ``whole``."""
