@@ -199,8 +199,10 @@ class GraphEnd:
                                             tangents, allow_unused=True)
             for i, gradient in zip(wanted, found):
                 if gradient is not None:
-                    shape.gradients[i] = own[i], rebuild_like(gradient)
-                    for place, part in zip(own[i], parts_of(gradient), strict=True):
+                    parts = parts_of(gradient)  # of a tensor around several, the gradient may be a plain one
+                    places = own[i][:len(parts)]
+                    shape.gradients[i] = places, rebuild_like(gradient)
+                    for place, part in zip(places, parts, strict=True):
                         gradients[place] = tape.value(part)
         for primal, _ in self._copies:
             if id(primal) not in self.stand_ins.replaced:  # it had no history before

@@ -162,6 +162,22 @@ class GraphTape:
             result = run(func, args, kwargs, False)
         finally:
             self.called = None
+        self._tag_since(last, func, args, kwargs, result)
+        return result
+
+    def call_around(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+        """An operator on tensors around others: a checkpoint's policy is asked of it, and of nothing that it runs."""
+        last, region = self.graph._root.prev, self.region
+        self.region = lambda: None
+        try:
+            result = run()
+        finally:
+            self.region = region
+        self._tag_since(last, func, args, kwargs, result)
+        return result
+
+    def _tag_since(self, last: fx.Node, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """``func`` put what is behind ``last`` into the graph."""
         region = self.region()
         if region is not None:
             made = []
@@ -170,7 +186,6 @@ class GraphTape:
                 if last.op != "placeholder":  # a parameter's, which is first read here
                     made.append(last)
             region.tag(made, func, args, kwargs, result)
-        return result
 
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """An operator ran that is one in the graph."""

@@ -68,6 +68,8 @@ def lower(graph: fx.GraphModule, fake_mode: Any, device: DeviceSpec, half: str =
     inputs = [node.meta["val"] for node in placeholders]
     for node in graph.graph.nodes:
         node.meta.setdefault("original_aten", node.target if node.op == "call_function" else None)
+        if torch.Tag.needs_exact_strides in getattr(node.target, "tags", ()):  # as make_fx notes: fx/proxy_tensor.py
+            node.meta.setdefault("eager_input_vals", fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["val"]))
     found = LoweredGraph("")
     with (compiling_for(device), _patched(_replacements(found)), V.set_fake_mode(fake_mode),
           V.set_debug_handler(DebugContext())):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -155,7 +156,8 @@ def _call(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any
             # torch/_library/custom_ops.py
             if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):
                 raise
-            shape_impl = device_shapes.find(func) or torch._decomp.decomposition_table.get(func)
+            shape_impl = (device_shapes.find(func) or torch._decomp.decomposition_table.get(func)
+                          or _written_out(func, kwargs))
             if shape_impl is None:
                 reason = str(error).splitlines()[0].partition(". ")[0]
                 raise UnsupportedOperatorError(
@@ -163,6 +165,21 @@ def _call(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any
                     f"Give it a shape: {registration} on a function of the same arguments that returns empty tensors, "
                     "or `torch.library.register_fake`.") from error
             return shape_impl(*args, **kwargs)
+
+
+def _written_out(func: torch._ops.OpOverload, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
+    """What writes into ``out`` where only the operator that makes its result has a meta kernel: ``_scaled_mm``."""
+    functional = getattr(func.overloadpacket, "default", None)
+    if functional is None or not isinstance(kwargs.get("out"), Tensor) or func is functional:
+        return None
+
+    def write(*args: Any, out: Tensor, **others: Any) -> Tensor:
+        made = functional(*args, **others)
+        if made.shape != out.shape or made.dtype != out.dtype:
+            raise RuntimeError(f"{func}: out is {tuple(out.shape)} of {out.dtype}, and the result {tuple(made.shape)} "
+                               f"of {made.dtype}")
+        return out
+    return write
 
 
 # Torch's meta kernels (``torch/_refs``) find strides from converted arguments: an expanded one is contiguous then. In

@@ -4,6 +4,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,15 +70,17 @@ class MetaDispatchMode(DirectDispatchMode):
 
     def _call_around(self, kind: Any, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a tensor around tensors does, given the device that its user asked for and not the one of kernels."""
-        assert self.state is not None
-        device = self.state.pending_device
-        if device is None or "device" not in kwargs:
-            return kind.__torch_dispatch__(func, types, args, kwargs)
-        self.state.pending_device = None
+        state = self.state
+        assert state is not None
+        device = state.pending_device
+        if device is not None and "device" in kwargs:
+            kwargs = {**kwargs, "device": device}
+            state.pending_device = None
+        run = partial(kind.__torch_dispatch__, func, types, args, kwargs)
         try:
-            return kind.__torch_dispatch__(func, types, args, {**kwargs, "device": device})
+            return run() if state.graph is None else state.graph.call_around(func, args, kwargs, run)
         finally:
-            self.state.pending_device = device
+            state.pending_device = device
 
     def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, whole: bool = False) -> Any:
         """The result of an operator; one that is composed of others is taken apart, unless it is to stay ``whole``."""
