@@ -100,7 +100,8 @@ def family_of(row: Settings) -> Family | None:  # the family of a row; None wher
 
 
 def device_of(row: Settings) -> str:
-    return DEVICES[row["hardware"]["gpu"].split()[0]]
+    gpu = row["hardware"]["gpu"]
+    return "h100_96gb_hbm2e" if gpu.startswith("H100") and "96GB" in gpu else DEVICES[gpu.split()[0]]
 
 
 def predict(row: Settings) -> Prediction:  # the peaks of the rank that was measured, over a first and a steady step

@@ -5,6 +5,7 @@ The package is that of one release; what its code did otherwise at the commit of
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import importlib.util
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 
 Settings = dict[str, Any]
 
@@ -26,17 +28,28 @@ class Code:  # what of torchtitan changed with time
     one_root: bool                                   #: embedding, norm and output in one group; to 2025-07-28 (#1094)
     saves_cudnn: bool                                #: attention by cuDNN is on the list of what is kept, from 2025-12
     compiled_loss: bool                              #: with compile on, from 2025-04-02
+    norm_in_steps: bool                              #: RMSNorm is no kernel of its own; PyTorch's to 2025-07 (2.9)
+    flash: bool                                      #: cuDNN's attention is for Blackwell alone, to 2025-12
 
 
 def code_of(row: Settings) -> Code:  # by the date of the row's commit
     date = row["source"]["date"]
     return Code(keeps_logits=date < "2024-06-12", one_root=date < "2025-07-28", saves_cudnn=date >= "2025-12",
                 compiled_loss=bool(row["training"]["compile"]) and (
-                    date >= "2025-04-02" or "loss" in str(row["training"]["compile"]).replace("loss not", "")))
+                    date >= "2025-04-02" or "loss" in str(row["training"]["compile"]).replace("loss not", "")),
+                norm_in_steps=date < "2025-07-15",
+                flash=date < "2025-12" and "B200" not in row["hardware"]["gpu"])
 
 
 def cross_entropy_loss(logits: Tensor, labels: Tensor) -> Tensor:  # of torchtitan/components/loss.py
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
+
+
+def norm_in_steps(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """What PyTorch's rms_norm was made of before it had a kernel (aten/src/ATen/native/layer_norm.cpp of 2.8)."""
+    wide = x.float()
+    eps = torch.finfo(wide.dtype).eps if norm.eps is None else norm.eps
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).type_as(x) * norm.weight
 
 
 def flavor_of(row: Settings) -> tuple[str, str]:  # torchtitan's names of the row's model
@@ -87,6 +100,12 @@ class Job:  # one rank of a row: its model, and a step of it
         arguments.update_from_config(config)
         with torch.device("meta"), set_default_dtype(torch.float32):
             model = spec.model_cls(arguments)
+        for norm in model.modules() if self.code.norm_in_steps else ():
+            if isinstance(norm, nn.RMSNorm):
+                norm.forward = functools.partial(norm_in_steps, norm)
+        for attention in model.modules() if self.code.flash else ():
+            if hasattr(attention, "sdpa_backends"):
+                attention.sdpa_backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
         module: Any = importlib.import_module(spec.parallelize_fn.__module__)
         shard, kept = module.apply_fsdp, module._op_sac_save_list
         if self.code.one_root:
