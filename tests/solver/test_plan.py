@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from analyzer import profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.tools.solver import InfeasibleBudgetError, Plan, Planner, measure_step, solve
-from analyzer.tools.solver.application import CheckpointedForward, KeepProducts
+from analyzer.tools.solver.application import KeepResults, PlannedForward
 from analyzer.tools.solver.unit import UnitMaker, peak_bytes
 from tests.small_model import Calls
 
@@ -83,7 +83,7 @@ def test_plans_of_modules_wrap_the_user_s_own_model(name):
     assert {path: (type(m), dict(vars(m))) for path, m in model.named_modules()} == before
     calls, first = [], model.get_submodule(plan.regions[0].module_path)
     plan.apply(model)
-    assert isinstance(first.forward, CheckpointedForward)
+    assert isinstance(first.forward, PlannedForward)
     handle = first.register_forward_hook(lambda *_: calls.append(1))
     square(model(**inputs)).backward()
     handle.remove()
@@ -238,8 +238,8 @@ def test_autocast_blocks_are_not_cut():
 def test_a_kept_result_that_is_written_to_afterwards_is_noticed():
     w = torch.randn(4, 4, requires_grad=True)
     x = torch.randn(4, 4, requires_grad=True)
-    y = checkpoint(lambda x: x @ w, x, use_reentrant=False, context_fn=KeepProducts((0,)))
-    z = checkpoint(lambda x: (x.sin() @ w).exp() * 2, x, use_reentrant=False, context_fn=KeepProducts((0,)))
+    y = checkpoint(lambda x: x @ w, x, use_reentrant=False, context_fn=KeepResults(("product#0",)))
+    z = checkpoint(lambda x: (x.sin() @ w).exp() * 2, x, use_reentrant=False, context_fn=KeepResults(("product#0",)))
     (y + z).sum().backward(retain_graph=True)
     first = x.grad.clone()
     x.grad = None
@@ -251,10 +251,10 @@ def test_a_kept_result_that_is_written_to_afterwards_is_noticed():
         kept.append(x @ w)
         return kept[-1].exp()
 
-    y = checkpoint(region, x, use_reentrant=False, context_fn=KeepProducts((0,)))
+    y = checkpoint(region, x, use_reentrant=False, context_fn=KeepResults(("product#0",)))
     with torch.no_grad():
         kept[0].add_(1)
-    with pytest.raises(RuntimeError, match="the result of product 0 that a checkpoint keeps was written to in place"):
+    with pytest.raises(RuntimeError, match="the result product#0 that a checkpoint keeps was written to in place"):
         y.sum().backward()
 
 
@@ -281,7 +281,7 @@ def test_what_follows_a_kept_attention_with_dropout_draws_the_same_again():
                    use_reentrant=False, **options).sum().backward()
         return x.grad
 
-    assert torch.equal(gradient(context_fn=KeepProducts((0,))), gradient())
+    assert torch.equal(gradient(context_fn=KeepResults(("product#0",))), gradient())
 
 
 def test_skipped_products_are_not_run_again_and_leave_nothing():
@@ -301,7 +301,7 @@ def test_skipped_products_are_not_run_again_and_leave_nothing():
         return once, x.grad, w.grad, v.grad, bias.grad, counted.get_total_flops()
 
     found = []
-    for options in ({}, {"context_fn": KeepProducts(skips=(0, 1))}):
+    for options in ({}, {"context_fn": KeepResults(skips=("product#0", "product#1"))}):
         torch.manual_seed(0)
         w, v, bias = (torch.randn(shape, requires_grad=True) for shape in ((4, 4), (3, 4, 1), (3,)))
         found.append(gradients(**options))

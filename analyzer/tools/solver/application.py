@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -21,6 +23,8 @@ from analyzer.fx.fake_tensor import GeneratorState
 from analyzer.fx.graph.offload import StorageTable, alias_with_version
 from analyzer.fx.graph.region_edit import find_nodes, set_region
 from analyzer.fx.graph.statement import CheckpointRegion
+
+from .block_copy import BlockCopies, CopyEngine, OffloadedTensor, can_wait_on_host
 
 _PRODUCTS = frozenset("mm addmm bmm baddbmm addbmm mv addmv dot convolution convolution_overrideable cudnn_convolution "
                       "mkldnn_convolution _scaled_mm _grouped_mm".split())
@@ -36,68 +40,95 @@ def is_product(op: Any) -> bool:
     return name in _PRODUCTS or name.startswith("_scaled_dot_product_")
 
 
-@dataclass(frozen=True)
-class KeepProducts:
-    """The ``context_fn`` of a checkpoint: keeps the results of products with these ordinals and runs the rest again.
+def result_key(op: Any) -> str:
+    """What results of an operator are counted under: ``product`` for those that `is_product` tells, else its name.
 
-    Products at ``skips`` are not run again either, and nothing is kept of them: their results are read outside of the
+    >>> result_key(torch.ops.aten.addmm.default), result_key(torch.ops.aten.silu.default)
+    ('product', 'aten.silu.default')
+    """
+    return "product" if is_product(op) else str(op)
+
+
+@dataclass(frozen=True)
+class KeepResults:
+    """The ``context_fn`` of a checkpoint: keeps some results and runs the rest again.
+
+    A result is named by what `result_key` gives and its place among the region's calls of that key: ``product#0``,
+    ``aten.silu.default#1``. Products count together, so that the same plan holds where attention or convolution run
+    another kernel. Of ``keeps``, those that are in ``offloads`` too wait on the host (`BlockCopies`).
+    Results at ``skips`` are not computed again either, and nothing is kept of them: they are read outside of the
     region alone, and all that a gradient needs of them are their inputs. In place of such a result there are NaNs that
     take no memory.
 
-    Products are counted in the order in which the region calls them (`is_product`), so that the same plan holds where
-    attention or convolution run another kernel. What is written into a result in place right after (a bias, a mask) is
-    kept with it. ``norms`` are normalization layers of the region whose running statistics the forward updates, once.
+    What is written into a result in place right after (a bias, a mask) is kept with it. ``norms`` are normalization
+    layers of the region whose running statistics the forward updates, once.
 
     Raises RuntimeError in backward where a kept result was written to after the region.
     """
 
-    ordinals: tuple[int, ...] = ()
+    keeps: tuple[str, ...] = ()
     norms: tuple[_NormBase, ...] = ()
-    skips: tuple[int, ...] = ()
+    skips: tuple[str, ...] = ()
+    offloads: tuple[str, ...] = ()
+    copies: BlockCopies | None = None
 
-    __name__ = "keep_products"  # in generated code
+    __name__ = "keep_results"  # in generated code
 
     def __call__(self) -> tuple[AbstractContextManager[Any], _Again]:
-        kept = _Keeping(frozenset(self.ordinals), frozenset(self.skips))
-        return kept if kept.ordinals or kept.skips else nullcontext(), _Again(kept, self.norms)
+        kept = _Keeping(frozenset(self.keeps), frozenset(self.skips), frozenset(self.offloads), self.copies)
+        return kept if kept.keeps or kept.skips else nullcontext(), _Again(kept, self.norms)
 
 
 class _Keeping(TorchDispatchMode):
     """Is around the region when it runs, and holds the results that this run keeps."""
 
-    def __init__(self, ordinals: frozenset[int], skips: frozenset[int]) -> None:
+    def __init__(self, keeps: frozenset[str], skips: frozenset[str], offloads: frozenset[str] = frozenset(),
+                 copies: BlockCopies | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ordinals, self.skips, self.met = ordinals, skips, 0
-        self.skipped: dict[int, tuple[torch.Size, torch.dtype]] = {}
-        self.results: dict[int, Any] = {}
-        self.generators: dict[int, GeneratorState | None] = {}
-        self.versions: dict[int, list[int]] = {}  #: when the region has run: what is written later, it did not write
+        self.keeps, self.skips, self.offloads, self.copies = keeps, skips, offloads, copies
+        self.met: Counter[str] = Counter()
+        self.skipped: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        self.results: dict[str, Any] = {}
+        self.generators: dict[str, GeneratorState | None] = {}
+        self.versions: dict[str, list[int]] = {}  #: when the region has run: what is written later, it did not write
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if is_product(func):
-            if self.met in self.ordinals:
-                self.results[self.met] = tree_map_only(torch.Tensor, alias_with_version, result)
-                self.generators[self.met] = GeneratorState.after(func, result)
-            elif self.met in self.skips and isinstance(result, torch.Tensor) and result.is_floating_point():
-                self.skipped[self.met] = result.shape, result.dtype
-            self.met += 1
+        name = take_name(func, self.met)
+        if name in self.keeps:
+            self.results[name] = tree_map_only(torch.Tensor, alias_with_version, result)
+            self.generators[name] = GeneratorState.after(func, result)
+        elif name in self.skips and isinstance(result, torch.Tensor) and result.is_floating_point():
+            self.skipped[name] = result.shape, result.dtype
         return result
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
         self.versions = {i: [t._version for t in _tensors(result)] for i, result in self.results.items()}
+        if self.copies is not None and exc == (None, None, None):
+            send = self.copies.send
+            for name in self.offloads & self.results.keys():  # as the region leaves them
+                self.results[name] = tree_map_only(torch.Tensor, send, self.results[name])
 
-    def give(self, ordinal: int) -> Any:
+    def give(self, name: str) -> Any:
         """A kept result, which is given out once, so that it is freed as early as a saved tensor."""
-        result = self.results.pop(ordinal)
-        if [t._version for t in _tensors(result)] != self.versions[ordinal]:
-            raise RuntimeError(
-                f"the result of product {ordinal} that a checkpoint keeps was written to in place after the "
-                f"checkpointed region ran; make a plan that runs it again, or write to a copy of it")
-        if (generator := self.generators[ordinal]) is not None:  # what draws after it draws the same numbers as before
+        result = self.results.pop(name)
+        if (generator := self.generators[name]) is not None:  # what draws after it draws the same numbers as before
             generator.restore()
+        if name in self.offloads:
+            return tree_map_only(OffloadedTensor, OffloadedTensor.take, result)
+        if [t._version for t in _tensors(result)] != self.versions[name]:
+            raise RuntimeError(
+                f"the result {name} that a checkpoint keeps was written to in place after the checkpointed region ran; "
+                "make a plan that runs it again, or write to a copy of it")
         return tree_map_only(torch.Tensor, torch.Tensor.detach, result)
+
+
+def take_name(op: Any, met: Counter[str]) -> str:
+    """The name of the result of the next call of ``op``, which is counted in ``met``."""
+    key = result_key(op)
+    met[key] += 1
+    return f"{key}#{met[key] - 1}"
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
@@ -114,24 +145,23 @@ def _writes_first(op: Any) -> bool:
 class _Giving(TorchDispatchMode):
     def __init__(self, kept: _Keeping) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.kept, self.met = kept, 0
+        self.kept, self.met = kept, Counter[str]()
         self.given: StorageTable[bool] = StorageTable()  #: where results lie that were given out
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_product(func):
-            self.met += 1
-            if self.met - 1 in self.kept.results:  # not in a second backward pass: then it runs again
-                result = self.kept.give(self.met - 1)
-                for tensor in _tensors(result):
-                    self.given.put(tensor, True)
-                return result
-            if self.met - 1 in self.kept.skipped:
-                shape, dtype = self.kept.skipped[self.met - 1]
-                source = next(t for t in args if isinstance(t, torch.Tensor))
-                nothing = source.new_full((), math.nan, dtype=dtype).expand(shape)
-                self.given.put(nothing, True)
-                return nothing
-        elif args and _writes_first(func) and self.given.find(args[0]):
+        name = take_name(func, self.met)
+        if name in self.kept.results:  # not in a second backward pass: then it runs again
+            result = self.kept.give(name)
+            for tensor in _tensors(result):
+                self.given.put(tensor, True)
+            return result
+        if name in self.kept.skipped:
+            shape, dtype = self.kept.skipped[name]
+            source = next(t for t in args if isinstance(t, torch.Tensor))
+            nothing = source.new_full((), math.nan, dtype=dtype).expand(shape)
+            self.given.put(nothing, True)
+            return nothing
+        if args and _writes_first(func) and self.given.find(args[0]):
             return args[0]  # it was kept as this left it
         return func(*args, **(kwargs or {}))
 
@@ -150,7 +180,7 @@ class _Again:
             if (tracked := m._buffers.get("num_batches_tracked")) is not None:
                 self.undo.callback(m._buffers.__setitem__, "num_batches_tracked", tracked)
                 m._buffers["num_batches_tracked"] = None
-        if self.kept.ordinals or self.kept.skips:
+        if self.kept.keeps or self.kept.skips:
             self.undo.enter_context(_Giving(self.kept))
 
     def __exit__(self, *exc: Any) -> None:
@@ -192,60 +222,120 @@ def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
     return copied
 
 
-def _context(region: PlanRegion, modules: Iterable[nn.Module]) -> KeepProducts | None:
-    norms = tuple(m for m in modules if isinstance(m, _NormBase) and m.track_running_stats)
-    return KeepProducts(region.keeps, norms, region.skips) if region.keeps or norms or region.skips else None
+def _context(region: PlanRegion, modules: Iterable[nn.Module]) -> KeepResults | None:
+    norms = tracked_norms(modules)
+    keeps, skips = name_products(region.keeps), name_products(region.skips)
+    return KeepResults(keeps, norms, skips) if keeps or norms or skips else None
 
 
-class CheckpointedForward:
-    """A module's forward under a checkpoint, in the place of ``forward`` on the module; its class and hooks stay."""
+def name_products(ordinals: Iterable[int]) -> tuple[str, ...]:
+    return tuple(f"product#{ordinal}" for ordinal in ordinals)
 
-    def __init__(self, module: nn.Module, region: PlanRegion) -> None:
-        self.module = module
+
+def tracked_norms(modules: Iterable[nn.Module]) -> tuple[_NormBase, ...]:
+    return tuple(m for m in modules if isinstance(m, _NormBase) and m.track_running_stats)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockChoice:
+    """What becomes of the saved tensors of one block, a module of the model. Where it ``runs_again``, under a
+    checkpoint, all but the results it ``keeps``; without, autograd saves what it saves. Results are named as
+    `KeepResults` says.
+    """
+
+    path: str
+    runs_again: bool = False
+    keeps: tuple[str, ...] = ()         #: results that stay on the device
+    offloads: tuple[str, ...] = ()      #: results that wait on the host
+    offloads_input: bool = False        #: the block's input waits there too
+    skips: tuple[str, ...] = ()         #: results that are not computed again, as others alone read them
+    kept_bytes: int = 0                 #: on the device, its input included
+    offloaded_bytes: int = 0
+    recompute_seconds: float = 0.0      #: of kernels that run again
+    copy_seconds: float = 0.0           #: of copies that nothing hides
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What blocks with the same choice share."""
+        return self.runs_again, self.keeps, self.offloads, self.offloads_input, self.skips
+
+
+class PlannedForward:
+    """A block's forward as a plan has it, in the place of ``forward`` on the module; its class and hooks stay."""
+
+    def __init__(self, module: nn.Module, choice: BlockChoice, engine: CopyEngine,
+                 around: Callable[[str, nn.Module], AbstractContextManager[Any]] | None = None) -> None:
+        self.module, self.choice, self.engine, self.around = module, choice, engine, around
         self.before = vars(module).get("forward")  #: what the user had put there
-        self.region = region
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = self.before or type(self.module).forward.__get__(self.module)
+        choice = self.choice
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        context = _context(self.region, self.module.modules())
-        options: dict[str, Any] = {} if context is None else {"context_fn": context}
-        # whose own keywords may have the same names
-        return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, **options)
+        copies = BlockCopies(self.engine)
+        if not choice.runs_again:
+            with nullcontext() if self.around is None else self.around(choice.path, self.module):
+                output = forward(*args, **kwargs)
+        else:
+            norms = tracked_norms(self.module.modules())
+            context = KeepResults((*choice.keeps, *choice.offloads), norms, choice.skips, choice.offloads, copies)
+            with _sending(args, copies) if choice.offloads_input else nullcontext():
+                # whose own keywords may have the same names
+                output = checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, context_fn=context)
+        copies.end(next((t for t in _tensors(output) if t.requires_grad), None))
+        return output
 
 
-def apply_to_modules(model: nn.Module, regions: Iterable[PlanRegion], plan_name: str) -> nn.Module:
-    call = f"plan.apply({type(model).__name__})"
-    if not isinstance(model, nn.Module):
-        raise InputError(f"{call}: takes a GraphModule or a torch.nn.Module")
-    modules = []
+def _sending(args: tuple[Any, ...], copies: BlockCopies) -> AbstractContextManager[Any]:
+    """Let those of ``args`` wait on the host that a checkpoint saves and that have a gradient."""
+    storages = {t.untyped_storage()._cdata for t in _tensors(args) if t.requires_grad}
+
+    def pack(tensor: torch.Tensor) -> Any:
+        is_input = tensor.untyped_storage()._cdata in storages
+        return copies.send(tensor) if is_input and can_wait_on_host(tensor) else tensor
+
+    return saved_tensors_hooks(pack, lambda saved: saved.take() if isinstance(saved, OffloadedTensor) else saved)
+
+
+def choose_modules(regions: Iterable[PlanRegion], caller: str) -> list[BlockChoice]:
+    """The regions as choices of modules. Raises InputError where one is no whole module."""
+    choices = []
     for region in regions:
         if region.module_path is None:
             raise InputError(
-                f"{call}: the checkpoint of {region.nodes[0]} to {region.nodes[-1]} is no whole module; apply this "
+                f"{caller}: the checkpoint of {region.nodes[0]} to {region.nodes[-1]} is no whole module; apply this "
                 "plan to the traced graph, or solve with granularity='module'")
+        choices.append(BlockChoice(region.module_path, True, name_products(region.keeps),
+                                   skips=name_products(region.skips)))
+    return choices
+
+
+def apply_choices(model: nn.Module, choices: Iterable[BlockChoice], caller: str,
+                  around: Callable[[str, nn.Module], AbstractContextManager[Any]] | None = None) -> None:
+    """Give the blocks of ``model`` a `PlannedForward`. Raises InputError, and changes none, where one is missing."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{caller}: takes a GraphModule or a torch.nn.Module")
+    found, engine = [], CopyEngine()
+    for choice in choices:
         try:
-            module = model.get_submodule(region.module_path)
+            module = model.get_submodule(choice.path)
         except AttributeError:
-            raise InputError(
-                f"{call}: the plan of {plan_name} names module {region.module_path!r}, which this model does not have"
-            ) from None
-        if isinstance(vars(module).get("forward"), CheckpointedForward):
-            raise InputError(f"{call}: {region.module_path} is under a plan already; plan.undo(model) first")
-        modules.append((module, region))
-    for module, region in modules:
-        module.forward = CheckpointedForward(module, region)
-    return model
+            raise InputError(f"{caller}: {type(model).__name__} has no module {choice.path!r}, which the plan is for"
+                             ) from None
+        if isinstance(vars(module).get("forward"), PlannedForward):
+            raise InputError(f"{caller}: {choice.path} is under a plan already; plan.undo(model) first")
+        found.append((module, choice))
+    for module, choice in found:
+        module.forward = PlannedForward(module, choice, engine, around)
 
 
-def undo_modules(model: nn.Module, regions: Iterable[PlanRegion]) -> nn.Module:
-    for region in regions:
-        module = model.get_submodule(region.module_path or "")
-        wrapped = vars(module).get("forward")
-        if not isinstance(wrapped, CheckpointedForward):
-            raise InputError(f"plan.undo({type(model).__name__}): {region.module_path} is not under a plan")
+def undo_choices(model: nn.Module, choices: Iterable[BlockChoice], caller: str) -> None:
+    for choice in choices:
+        module = model.get_submodule(choice.path)
+        planned = vars(module).get("forward")
+        if not isinstance(planned, PlannedForward):
+            raise InputError(f"{caller}: {choice.path} is not under a plan")
         del module.forward
-        if wrapped.before is not None:
-            module.forward = wrapped.before
-    return model
+        if planned.before is not None:
+            module.forward = planned.before

@@ -21,7 +21,7 @@ from analyzer.report.page.picture import draw_curves
 from analyzer.saved_format import Fields, SavedFormat
 from analyzer.units import format_bytes, format_flops, format_seconds
 
-from .application import PlanRegion, apply_to_graph, apply_to_modules, undo_modules
+from .application import PlanRegion, apply_choices, apply_to_graph, choose_modules, undo_choices
 from .recorded_step import FrontierPoint, PartitionedStep, StepInfo, StepMemory
 
 _SHOWN = 20  # checkpoints in a notebook
@@ -117,11 +117,15 @@ class Plan:
         """
         if isinstance(target, fx.GraphModule):
             return apply_to_graph(target, self.regions, self.model)
-        return apply_to_modules(target, self.regions, self.model)
+        caller = f"plan.apply({type(target).__name__})"
+        apply_choices(target, choose_modules(self.regions, caller), caller)
+        return target
 
     def undo(self, model: nn.Module) -> nn.Module:
         """Take the plan away from the modules that `apply` wrapped."""
-        return undo_modules(model, self.regions)
+        caller = f"plan.undo({type(model).__name__})"
+        undo_choices(model, choose_modules(self.regions, caller), caller)
+        return model
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The plan as JSON text, which is also written to ``path`` if one is given."""

@@ -1,0 +1,253 @@
+"""A recorded step by blocks: what each saves, what its results cost, and what else is held while it runs backward."""
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from analyzer.hardware import DeviceSpec
+from analyzer.meta.state import current
+from analyzer.profilers.latency import call_seconds
+from analyzer.record.call_table import OpCall
+from analyzer.record.log import Log
+from analyzer.record.process_group import communicates
+from analyzer.record.storage_lifetime import StorageLifetime
+
+from .application import take_name
+from .block_copy import can_wait_on_host
+from .problem import written
+from .recorded_step import alive_bytes, watched
+
+_CAST = "aten._to_copy.default"
+_LEAST_BYTES = 2**20  # of a result that may wait on the host: less takes the host as long, and spares next to nothing
+
+
+class BlockResult(NamedTuple):
+    """A result that a block may keep in place of computing it again. ``name`` is as of `KeepResults`."""
+
+    name: str
+    bytes: int
+    seconds: float
+    can_wait: bool = True  #: on the host
+
+
+@dataclass(frozen=True)
+class BlockInfo:
+    """What one block takes, in bytes and seconds of kernels on the device."""
+
+    path: str
+    inner_bytes: int              #: that it makes and saves where nothing runs again
+    saved_input_bytes: int        #: that it saves then of what others made for it alone
+    input_bytes: int              #: of all that others made for it alone: a checkpoint saves these
+    input_can_wait: bool          #: on the host: nothing else reads it in the backward pass
+    again_seconds: float          #: of running all of it again, up to where nothing more is saved
+    results: tuple[BlockResult, ...]
+    fwd_seconds: float
+    bwd_seconds: float
+    extra_bytes: int              #: most of what others hold while its backward pass runs, earlier blocks left out
+
+    @property
+    def saved_bytes(self) -> int:
+        return self.inner_bytes + self.saved_input_bytes
+
+    @property
+    def whole_bytes(self) -> int:
+        """All of it that is there while its backward pass runs, whether it was kept or computed again."""
+        return self.inner_bytes + max(self.input_bytes, self.saved_input_bytes)
+
+
+@dataclass(frozen=True)
+class BlockStep:
+    """The blocks of a step in the order of their forward passes."""
+
+    blocks: tuple[BlockInfo, ...]
+    extra_bytes: int              #: most that is held elsewhere in the step besides what blocks save: at the loss
+
+
+class _Note(NamedTuple):
+    name: str
+    first: int                    #: index of its first call in the log
+    end: int
+    can_wait: bool
+
+
+class _Noting(TorchDispatchMode):
+    """Notes which calls of the log each operator of a block is: what the contexts of a checkpoint will see."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.met: Counter[str] = Counter()
+        self.notes: list[_Note] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        state = current()
+        recorder = None if state is None else state.recorder
+        first = 0 if recorder is None else recorder.count_calls()
+        result = func(*args, **(kwargs or {}))
+        if recorder is not None:
+            can_wait = isinstance(result, torch.Tensor) and can_wait_on_host(result)
+            self.notes.append(_Note(take_name(func, self.met), first, recorder.count_calls(), can_wait))
+        return result
+
+
+class StepReader:
+    """Notes the blocks at ``paths`` of a model while it is profiled, and reads the log then."""
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self.paths: tuple[str, ...] = ()
+        self.device = device
+        self.notes: dict[str, list[_Note]] = {}
+        self.step: BlockStep | None = None
+
+    @contextmanager
+    def noting(self, path: str, module: nn.Module) -> Iterator[None]:
+        """The block's forward runs; the last of a run counts."""
+        with (mode := _Noting()):
+            yield
+        self.notes[path] = mode.notes
+
+    def read(self, log: Log) -> None:
+        with log.reading():
+            self.step = _Reading(log, self).read()
+
+
+class _Reading:
+    def __init__(self, log: Log, reader: StepReader) -> None:
+        self.log, self.reader, self.last = log, reader, log.steps - 1
+        self.calls: Sequence[OpCall] = log.calls
+        numbers = {path: i for i, path in enumerate(reader.paths)}
+        #: the block of each module, -1 for none
+        self.block_of = [next((numbers[p] for p in _prefixes(module.path) if p in numbers), -1)
+                         for module in log.modules]
+        in_last = [i for i, call in enumerate(self.calls) if call.step == self.last]
+        self.forward = [i for i in in_last if self.calls[i].phase == "forward"]
+        self.backward = [i for i in in_last if self.calls[i].phase == "backward"]
+        self.begin = in_last[0]
+
+    def read(self) -> BlockStep:
+        owned, inputs, held_elsewhere = self._find_owners()
+        inner, saved_inputs = Counter[int](), Counter[int]()
+        for lifetime, owner, is_input in owned:
+            (saved_inputs if is_input else inner)[owner] += lifetime.block_bytes
+        total = len(self.calls)
+        others = alive_bytes(watched(self.log), total) - alive_bytes([s for s, *_ in owned], total)
+        spans: dict[int, tuple[int, int]] = {}
+        for i in self.backward:
+            if (block := self.block_of[self.calls[i].module]) >= 0:
+                spans[block] = spans.get(block, (i, i))[0], i
+        outside = np.ones(total, dtype=bool)
+        outside[:self.begin] = False
+        seconds = self._sum_seconds()
+        blocks: list[BlockInfo] = []
+        for b, path in enumerate(self.reader.paths):
+            first, end = spans.get(b, (total - 1, total - 1))
+            outside[first:end + 1] = False
+            extra = int(others[first:end + 1].max(initial=0))
+            again, results = self._read_results(path)
+            blocks.append(BlockInfo(path, inner[b], saved_inputs[b], inputs[b], b not in held_elsewhere, again, results,
+                                    seconds["forward", b], seconds["backward", b], extra))
+        order = {self.block_of[self.calls[i].module]: place for place, i in reversed(list(enumerate(self.forward)))}
+        order_of = {path: order.get(b, 0) for b, path in enumerate(self.reader.paths)}
+        blocks.sort(key=lambda block: order_of[block.path])
+        return BlockStep(tuple(self._fill(blocks)), int(others[outside].max(initial=0)))
+
+    def _find_owners(self) -> tuple[list[tuple[StorageLifetime, int, bool]], Counter[int], set[int]]:
+        """The activations that are alive when the backward pass begins, with the block that each is saved for and
+        whether it is its input; bytes of each block's inputs, saved or not; the blocks whose input another part of the
+        step reads backward.
+
+        What one block made and only the next reads is the next one's; what more of them read counts for none.
+        """
+        start = self.backward[0]
+        readers: dict[int, set[int]] = defaultdict(set)
+        backward_readers: dict[int, set[int]] = defaultdict(set)
+        for found, indices in ((readers, self.forward), (backward_readers, self.backward)):
+            for i in indices:
+                for number in self.calls[i].inputs:
+                    found[number].add(self.block_of[self.calls[i].module])
+        owned: list[tuple[StorageLifetime, int, bool]] = []
+        inputs: Counter[int] = Counter()
+        held_elsewhere: set[int] = set()
+        for lifetime in watched(self.log):
+            if (lifetime.step != self.last or lifetime.phase != "forward" or lifetime.born_call > start
+                    or lifetime.category not in ("", "cast copy")):
+                continue
+            is_saved = lifetime.died_call is None or lifetime.died_call > start
+            maker = self.block_of[lifetime.module]
+            others = readers[lifetime.number] - {maker}
+            if not others and maker >= 0 and is_saved:
+                owned.append((lifetime, maker, False))
+            elif len(others) == 1 and (owner := min(others)) >= 0:
+                inputs[owner] += lifetime.block_bytes
+                if is_saved:
+                    owned.append((lifetime, owner, True))
+                if backward_readers[lifetime.number] - {owner}:
+                    held_elsewhere.add(owner)
+        return owned, inputs, held_elsewhere
+
+    def _sum_seconds(self) -> Counter[tuple[str, int]]:
+        seconds: Counter[tuple[str, int]] = Counter()
+        for i in (*self.forward, *self.backward):
+            call = self.calls[i]
+            # collectives run beside it, and take no time of its kernels
+            if (block := self.block_of[call.module]) >= 0 and not communicates(call.signature):
+                seconds[call.phase, block] += call_seconds(call, self.reader.device) or 0.0  # type: ignore[assignment]
+        return seconds
+
+    def _read_results(self, path: str) -> tuple[float, tuple[BlockResult, ...]]:
+        """Seconds of running the block again, and the results that it may keep; none of a block that was not noted."""
+        notes = self.reader.notes.get(path, [])
+        if not notes:
+            return 0.0, ()
+        span = range(notes[0].first, notes[-1].end)
+        saves: dict[int, set[int]] = defaultdict(set)
+        step = self.calls[notes[0].first].step
+        for call in self.calls[notes[-1].end:]:
+            if call.phase == "backward" and call.step == step and call.forward is not None and call.forward in span:
+                saves[call.forward].update(number for number in call.inputs
+                                           if self.log.storages[number].born_call < notes[-1].end)
+        seconds = [sum(call_seconds(call, self.reader.device) or 0.0 for call in self.calls[n.first:n.end])
+                   for n in notes]
+        stop = max((i for i, n in enumerate(notes) if any(saves[k] for k in range(n.first, n.end))), default=-1)
+        if stop < 0:
+            return 0.0, ()
+        made = {number for k in range(notes[stop].first, notes[stop].end) for number in self.calls[k].outputs
+                if self.log.storages[number].born_call == k}
+        executed = stop + any(made & saves[k] for k in range(notes[stop].first, notes[stop].end))
+        casts = any(s.category == "cast copy" for s in watched(self.log) if s.born_call in span)
+        last_write = {number: k for k in span for number in written(self.calls[k])}
+        results = []
+        for note, cost in zip(notes[:executed], seconds):
+            fresh = [self.log.storages[number] for k in range(note.first, note.end)
+                     for number in dict.fromkeys(self.calls[k].outputs)
+                     if number in self.log.storages and self.log.storages[number].born_call == k]
+            fresh = [s for s in fresh if s.died_call is None or s.died_call >= note.end]
+            # what autocast may find in its cache is another call when it runs again
+            if not fresh or not cost or casts and note.name.startswith(_CAST) or any(
+                    s.category != "" or last_write.get(s.number, -1) >= note.first for s in fresh):
+                continue
+            nbytes = sum(s.block_bytes for s in fresh)
+            results.append(BlockResult(note.name, nbytes, cost, note.can_wait and nbytes >= _LEAST_BYTES))
+        return sum(seconds[:executed]), tuple(results)
+
+    def _fill(self, blocks: list[BlockInfo]) -> Iterator[BlockInfo]:
+        """Blocks that a replay stands for have the results of one that saves as much."""
+        alike = {block.inner_bytes: block for block in blocks if block.results}
+        for block in blocks:
+            same = None if block.results else alike.get(block.inner_bytes)
+            yield block if same is None else replace(block, results=same.results, again_seconds=same.again_seconds)
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """The path and those of the modules around it, innermost first."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
