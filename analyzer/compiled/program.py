@@ -1,9 +1,12 @@
 """The programs of a compiled graph, as they run under the mode: kernel by kernel, or as one CUDA graph.
 
 CUDA graphs are as in ``torch/_inductor/cudagraph_trees.py``: graphs of a process have one private pool. What a graph
-allocates, its results among it, lives there, and the pool's memory is kept for later runs. Tensors that a run gives
+allocates, its results among it, lives there, and the pool's memory is kept for later runs. In the step of its first run
+a graph warms up, kernel by kernel; in the next it is captured, and replayed from then on. Tensors that a replay gives
 anew are copied to the addresses that the graph has for them; parameters and buffers, and what an earlier graph left in
-the pool, are read where they are.
+the pool, are read where they are. Workspaces of libraries are given back when a graph has run
+(``clear_cublas_manager``). A replay asks no allocator for memory: what lives in the pool then is reserved, and is not
+allocated.
 """
 from __future__ import annotations
 
@@ -11,10 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
 
+from analyzer.memory.allocator import Block
+from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.spec import Launch, Signature, spec_of
 from analyzer.meta.state import MetaState, active_state
 from analyzer.meta.tensor import device_of
@@ -26,6 +32,8 @@ from .lowering import LoweredGraph, extern_kernels
 Tensor = torch.Tensor
 
 _POOL = "CUDA graphs of torch.compile"
+#: in which step of a run, that has a memory of its own, each program ran first
+_first_steps: WeakKeyDictionary[AddressSpace, dict[Any, int]] = WeakKeyDictionary()
 
 
 class Rows:
@@ -74,7 +82,10 @@ class Program:
         """
         if fresh is None:
             return self._run(args, rows, is_backward, Launch(inputs=len(args)))
-        with capturing(active_state(), args, fresh):
+        state = active_state()
+        step = state.recorder.step
+        is_warm = _first_steps.setdefault(state.space, {}).setdefault(self, step) < step
+        with in_pool(state, args, fresh if is_warm else (), is_warm):
             return self._run(args, rows, is_backward, Launch(True, len(args)))
 
     def _run(self, args: list[Tensor | None], rows: Rows, is_backward: bool,
@@ -179,28 +190,30 @@ class _Extern:
 _EXTERN = _Extern()
 
 
-def find_obstacle(joint: JointGraph) -> str | None:
-    """Why Inductor does not capture a graph, None where it does: ``check_for_mutation`` and
-    ``check_multiple_devices_or_any_cpu_nodes`` of ``torch/_inductor/cudagraph_utils.py``.
+def find_obstacle(joint: JointGraph, is_partitioned: bool) -> str | None:
+    """Why a graph is not captured, None where it is: ``check_for_mutation`` and
+    ``check_multiple_devices_or_any_cpu_nodes`` of ``torch/_inductor/cudagraph_utils.py``. What runs on the CPU lies
+    between captured parts where Inductor's ``graph_partition`` is on.
     """
     given = set(joint.graph.find_nodes(op="placeholder")[:joint.given])
     copies = joint.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     written = sum(node.args[0] in given for node in copies)
     if written:
         return f"it writes to {written} of the tensors that it is given"
-    if any(device_of(primal).type == "cpu" and primal.ndim for primal in joint.primals):
+    if not is_partitioned and any(device_of(primal).type == "cpu" and primal.ndim for primal in joint.primals):
         return "a tensor on the CPU takes part in it"
     return None
 
 
 @contextmanager
-def capturing(state: MetaState, args: list[Any], fresh: Iterable[int]) -> Iterator[None]:
+def in_pool(state: MetaState, args: list[Any], fresh: Iterable[int], is_replay: bool) -> Iterator[None]:
     """A block whose storages are in the pool; tensors in ``args`` at the indices ``fresh`` are copied there first."""
     space = state.space
-    before = space.capture
+    before = space.capture, space.is_replaying, space.library_workspaces
     space.begin_capture(_POOL)
+    space.is_replaying, space.library_workspaces = is_replay, {}
     try:
-        fresh = [i for i in fresh if isinstance(args[i], torch.Tensor)]
+        fresh = [i for i in fresh if isinstance(args[i], Tensor) and _is_outside(args[i], space)]
         given = [args[i] for i in fresh]
         placed = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in given]
         if placed:
@@ -210,10 +223,20 @@ def capturing(state: MetaState, args: list[Any], fresh: Iterable[int]) -> Iterat
         del given, placed
         yield
     finally:
-        space.capture = before
+        for key, region in space.library_workspaces.items():
+            state.recorder.freed_workspace(region)
+            space.give_back(torch.device(f"cuda:{key[1]}"), region)
+        space.capture, space.is_replaying, space.library_workspaces = before
 
 
-def _distinct(tensor: torch.Tensor) -> torch.Tensor:
+def _is_outside(tensor: Tensor, space: AddressSpace) -> bool:
+    """Whether a tensor is on the device, and not in the pool."""
+    assert space.capture is not None
+    region = getattr(tensor.untyped_storage(), "region", None)
+    return isinstance(region, Block) and region.stream not in space.capture.values()
+
+
+def _distinct(tensor: Tensor) -> Tensor:
     """Of a tensor that was expanded, one of the elements that lie in the same place (``index_expanded_dims``)."""
     for dimension, stride in enumerate(tensor.stride()):
         if not stride:

@@ -111,10 +111,14 @@ class _Call:
         """Whether the graph runs as a CUDA graph."""
         if backend != "cudagraphs" and not self.config.get("triton.cudagraphs", inductor_config.triton.cudagraphs):
             return False
-        obstacle = find_obstacle(joint) if self.device.kind == "cuda" else f"{self.device.name} has none"
+        is_partitioned = backend != "cudagraphs" and self.config.get("graph_partition", inductor_config.graph_partition)
+        obstacle: str | None = f"{self.device.name} has none"
+        if self.device.kind == "cuda":
+            obstacle = find_obstacle(joint, is_partitioned)
         active_state().assume(
-            "CUDA graphs: what lives in their pool counts as allocated, which PyTorch's counters leave out"
-            if obstacle is None else f"CUDA graphs: a graph runs kernel by kernel, since {obstacle}")
+            "CUDA graphs: the first step warms them up; in later ones what lives in their pool is reserved, not "
+            "allocated, as in PyTorch's counters" if obstacle is None else
+            f"CUDA graphs: a graph runs kernel by kernel, since {obstacle}")
         self.captured |= obstacle is None
         return obstacle is None
 

@@ -195,6 +195,19 @@ class CachingAllocator(SegmentMemory):
             self.journal.note(JournalAction.ALLOCATE, span.address, nbytes, stream)
         return Block(span.address, nbytes, size_bytes, stream, span)
 
+    def place(self, nbytes: int, stream: int = 0) -> Block:
+        """Memory as `allocate` gives it for what a CUDA graph holds as it is replayed: the block keeps others from its
+        place, and counts as no byte, since PyTorch asks no allocator for it then.
+        """
+        usage, observer = self.usage, self.observer
+        if observer is not None:
+            self.observer = lambda action, *where: None if action == "alloc" else observer(action, *where)
+        try:
+            block = self.allocate(nbytes, stream)
+        finally:
+            self.usage, self.observer = usage, observer
+        return Block(block.address, 0, 0, stream, block._span)
+
     # free_block
     def free(self, block: Block) -> None:
         """Return ``block`` to the cache. Raises InputError if it is free already or came from another allocator."""
@@ -209,7 +222,7 @@ class CachingAllocator(SegmentMemory):
             return
         self.allocated_bytes -= block.bytes
         self.requested_bytes -= block.requested_bytes
-        if self.observer is not None:
+        if self.observer is not None and block.bytes:
             self.observer("free", block.address, block.bytes)
         if self.journal is not None:
             self.journal.note(JournalAction.FREE, block.address)

@@ -106,6 +106,7 @@ class AddressSpace:
         self.stream = 0  #: the number of the current stream
         self.streams_taken: Counter[int] = Counter()  #: how many streams of each priority were made
         self.capture: dict[int, int] | None = None  #: while a CUDA graph is captured: what stands for each stream
+        self.is_replaying = False  #: whether that graph was captured before: what it holds is no allocator's
         self._private: dict[object, tuple[dict[int, int], list[None]]] = {}  # by pool: these, and an entry a graph
         self.host = HostMemory()
         self.nowhere = HostMemory(_META_BASE)  #: of what the program puts on meta, which takes no memory
@@ -131,7 +132,8 @@ class AddressSpace:
         if device.type == "cpu" or device.type == "meta":
             return (self.host if device.type == "cpu" else self.nowhere).allocate(nbytes)
         index = device.index or 0
-        region = self.allocator(index).allocate(nbytes, self._pool_key())
+        allocator = self.allocator(index)
+        region = (allocator.place if self.is_replaying else allocator.allocate)(nbytes, self._pool_key())
         if region.address < index * _DEVICE_SPAN:
             raise InputError(f"{nbytes:,} bytes more at once than a device has addresses for, {_DEVICE_TOP:,}; "
                              "profile fewer layers of the model, or one rank's share of it (--world)")

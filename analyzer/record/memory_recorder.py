@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import count, filterfalse
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from .storage_lifetime import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, Event, St
 from .tensor_walk import describe, tensors_in
 
 BUILT = "held by the model"  #: category of what is there before the first step and no parameter, buffer or input
+_FIRST_WORKSPACE = -2
 ROOT = 0  #: the root's index in `Log.modules`
 
 
@@ -157,12 +159,25 @@ class MemoryRecorder:
         """A library just took a workspace that it keeps for as long as the process lives."""
         log = self.log
         log.events += 1
-        number = -1 - len(self.space.library_workspaces)  # storages count from 0
+        number = next(self._free_numbers())
         lifetime = log.storage_table[number] = StorageLifetime(
             log.lifetime_table, number, nbytes, region.bytes, region.address, str(claim), log.events,
             len(log.call_slots), self.phase, self.step, OUTSIDE, ROOT)
         lifetime.category, lifetime.label = "workspace", label
         self.watch_peak(0)
+
+    def freed_workspace(self, region: Region) -> None:
+        """A library gave back a workspace that it had kept."""
+        log = self.log
+        log.events += 1
+        for number in range(_FIRST_WORKSPACE, next(self._free_numbers()), -1):
+            lifetime = log.storage_table[number]
+            if lifetime.address == region.address and lifetime.died is None:
+                lifetime.died, lifetime.died_call = log.events, len(log.call_slots)
+
+    def _free_numbers(self) -> Iterator[int]:
+        """Numbers for workspaces that are kept, from the first that none has on; storages count from 0."""
+        return filterfalse(self.log.storage_table.__contains__, count(_FIRST_WORKSPACE, -1))
 
     # ---- streams (CallListener)
 

@@ -15,6 +15,7 @@ from analyzer.output import hold_over_forks
 from analyzer.record.reference_count import learn_holdings
 
 _OLDEST = (2, 13)  # with 2.9.1 a random program aborted the process, and no step of a sharded model was replayed
+CAPTURES = "it captures CUDA graphs, and a step that replays them is another than the one before"
 USES_STREAMS = "it uses streams or events, or waits for the device"
 
 

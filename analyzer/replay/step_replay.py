@@ -21,7 +21,7 @@ from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, H
 
 from .block_key import LEAF_TYPES
 from .captured_block import number_of
-from .match import USES_STREAMS
+from .match import CAPTURES, USES_STREAMS
 from .segment import START, EventWriter, Mark, Names, Place, Segment, placed_part, play
 from .state_fingerprint import StateFingerprint
 
@@ -231,7 +231,8 @@ class ReplayedStep(EagerStep):
             recorder.events = None
         replay = StepReplay(recorder, events, first_node=recorder.first_node)
         is_whole = replay.leave(self.parameters)
-        self.step_reason = USES_STREAMS if len(recorder.log.streams) > marks else self._why_run_again(before)
+        self.step_reason = USES_STREAMS if len(recorder.log.streams) > marks else (
+            CAPTURES if any(call.cuda_graphs for call in recorder.log.compiled_calls) else self._why_run_again(before))
         if self.step_reason is None and not is_whole:
             self.step_reason = "something that it makes outlives it, or something older dies in it"
         return replay if self.step_reason is None else None

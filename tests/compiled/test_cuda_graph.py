@@ -39,15 +39,53 @@ def test_each_half_is_launched_as_one_and_says_so() -> None:
     assert p.kernel_seconds == pytest.approx(plain.kernel_seconds, rel=0.1)
 
 
-def test_the_pool_is_reserved_beside_what_is_cached() -> None:
-    plain, captured = profile_net(torch.compile(Net())), profile_net(torch.compile(Net(), mode="reduce-overhead"))
-    assert captured.peak_reserved_bytes is not None and plain.peak_reserved_bytes is not None
-    assert captured.peak_reserved_bytes >= plain.peak_reserved_bytes
-    # an input of the graph is copied into the pool
-    copied = 512 * 256 * 4
-    after = [p.phases["forward"].allocated_bytes for p in (captured, plain)]
-    assert after[0] is not None and after[1] is not None and after[0] - after[1] == copied
-    assert any("pool" in line for line in captured.assumptions) and not plain.assumptions
+PARAMETERS = 4 * (2 * 256 * 1024 + 1024 + 256)
+ROWS = 512 * 256 * 4  #: the bytes of the input, of the result, and of the loss's gradient for it
+
+
+def test_a_replay_reserves_its_pool_and_allocates_nothing() -> None:
+    """What is outside of the graphs alone: parameters, the input, the loss; the gradients of it and of the result."""
+    plain, p = profile_net(torch.compile(Net())), profile_net(torch.compile(Net(), mode="reduce-overhead"))
+    assert p.phases["forward"].allocated_bytes == PARAMETERS + ROWS + 512
+    assert p.phases["backward"].allocated_bytes == PARAMETERS + ROWS + 512
+    assert p.phases["backward"].peak_allocated_bytes == PARAMETERS + 2 * ROWS + 2 * 512
+    assert p.phases["optimizer"].reserved_bytes == p.peak_reserved_bytes  # the pool is kept
+    assert any("is reserved, not allocated" in line for line in p.assumptions) and not plain.assumptions
+
+
+def test_the_first_step_warms_up_with_what_it_allocates_in_the_pool_and_the_peak_adds_up() -> None:
+    plain, p = profile_net(torch.compile(Net())), profile_net(torch.compile(Net(), mode="reduce-overhead"))
+    assert p.first_step["backward"].allocated_bytes == PARAMETERS + ROWS + 512 + PARAMETERS  # gradients
+    assert p.peak_allocated_bytes == p.first_step["backward"].peak_allocated_bytes == sum(p.peak_by_category.values())
+    # when a graph has run, the workspaces of cuBLAS and cuBLASLt, 32 and 1 MiB, are given back
+    assert plain.first_step["forward"].allocated_bytes is not None
+    assert p.first_step["forward"].allocated_bytes == plain.first_step["forward"].allocated_bytes - 33 * 2 ** 20
+
+
+def test_a_replayed_graph_is_run_in_each_step() -> None:
+    p, other = (profile_net(torch.compile(Net(), mode="reduce-overhead"), reuse=reuse) for reuse in (True, False))
+    assert p.phases == other.phases and p.first_step == other.first_step and p.replay is not None
+    assert [row.reason for row in p.replay if row.kind == "step"] == [
+        "it captures CUDA graphs, and a step that replays them is another than the one before"]
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(3))
+        for layer in self.layers:
+            layer.compile(mode="reduce-overhead")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_what_an_earlier_graph_left_in_the_pool_is_read_where_it_is() -> None:
+    """The first layer's input, and the gradient for the last one's result, are copied to where the graphs have them."""
+    p = profile_net(Chain())
+    assert [row.calls for row in p.operators if "foreach_copy" in row.operator] == [1, 1]
 
 
 def test_options_name_it_too_and_the_backend_of_that_name_captures() -> None:

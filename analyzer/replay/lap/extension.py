@@ -17,7 +17,7 @@ from analyzer.record.memory_recorder import MemoryRecorder
 from analyzer.record.recorder import Recorder
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, StorageLifetime
 from analyzer.replay.cache_slot import noting_slots
-from analyzer.replay.match import Mismatch, watch_reads
+from analyzer.replay.match import CAPTURES, Mismatch, watch_reads
 
 from .layout import Layout
 from .replayed_lap import LapSegment, Naming, Regions, ReplayedLap, renamed_node
@@ -250,6 +250,8 @@ def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run:
         raise Mismatch("memory ran out")
     if recorder.log.journal is not None:
         raise Mismatch("its tensors are used on other streams when they die (record_stream)")
+    if any(call.cuda_graphs for call in recorder.log.compiled_calls):
+        raise Mismatch(CAPTURES)
     if recorder.mode.state.asks_memory:
         raise Mismatch("a step asks how much memory is in use, or gives it back")
     try:
