@@ -100,12 +100,12 @@ class Job:  # one rank of a row: its model, and a step of it
         arguments.update_from_config(config)
         with torch.device("meta"), set_default_dtype(torch.float32):
             model = spec.model_cls(arguments)
-        for norm in model.modules() if self.code.norm_in_steps else ():
-            if isinstance(norm, nn.RMSNorm):
-                norm.forward = functools.partial(norm_in_steps, norm)
-        for attention in model.modules() if self.code.flash else ():
-            if hasattr(attention, "sdpa_backends"):
-                attention.sdpa_backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+        part: Any
+        for part in model.modules():
+            if self.code.norm_in_steps and isinstance(part, nn.RMSNorm):
+                part.forward = functools.partial(norm_in_steps, part)
+            if self.code.flash and hasattr(part, "sdpa_backends"):
+                part.sdpa_backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
         module: Any = importlib.import_module(spec.parallelize_fn.__module__)
         shard, kept = module.apply_fsdp, module._op_sac_save_list
         if self.code.one_root:
