@@ -165,7 +165,8 @@ _OF_RANKS = (
     _number("--rank", "which one (default 0; of `dryrun` chosen, as are --ranks)", metavar="R"),
     Option("--ranks", "several, each in a process of its own", type=read_numbers, metavar="R,R"),
     _number("--devices-per-host", "ranks on a host (default: as many as hosts of the cluster have, else 8)"),
-    Option("--cluster", "the hosts and links, e.g. dgx_h100 (default: the usual ones of the device)", metavar="NAME"))
+    Option("--cluster", "the hosts and links, e.g. dgx_h100, or with figures: dgx_h100,fabric=25e9 (default: the "
+           "usual ones of the device)", metavar="NAME"))
 
 _REPORTS = "{analyzer.results.view:register_report}, or one that the TARGET's file registers with register_report"
 

@@ -8,9 +8,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from analyzer import profile
+from analyzer import Profile, profile
 from analyzer.errors import InputError
 from analyzer.parallel import world
+from analyzer.units import format_seconds
 from tests.small_model import Calls
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -111,3 +112,29 @@ def test_what_builds_no_model_is_refused_as_outside_a_world(model, told):
     with pytest.raises(InputError) as outside:
         profile(model, args=(torch.empty(2, 8),))
     assert told in str(inside.value) and str(inside.value) == str(outside.value)
+
+
+@pytest.mark.parametrize(("size", "cluster", "is_told"), [
+    (16, None, True), (8, None, False), (16, "dgx_h100", False), (16, "h100,fabric=50e9", False),
+    (16, "h100,devices_per_host=4", True)])
+def test_a_network_that_nobody_gave_is_told_and_widens_the_range(size: int, cluster: str | None,
+                                                                 is_told: bool) -> None:
+    def build() -> nn.Module:
+        return nn.parallel.DistributedDataParallel(nn.Linear(8192, 8192, bias=False).cuda())
+
+    def run(cluster: str | None) -> Profile:
+        with world(size, cluster=cluster):
+            return profile(build, (torch.rand(64, 8192, device="cuda"), ), optimizer="sgd", device="h100")
+
+    p = run(cluster)
+    said = [line for line in p.assumptions if line.startswith("nobody gave ")]
+    assert bool(said) == is_told and ("nobody gave" in p.report("brief")) == is_told
+    if is_told and cluster is None:
+        half = run("h100,fabric=25e9")
+        assert said == [
+            "nobody gave the network between hosts: 50.00 GB/s of a device is assumed: 400 Gb/s, as in DGX H100; a "
+            f"step takes {format_seconds(p.step_seconds)} with it and {format_seconds(half.step_seconds)} with half of "
+            "it; give yours: --cluster h100_sxm,fabric=50e9, world(cluster='h100_sxm,fabric=50e9')"]
+        same = run("h100,fabric=50e9")
+        assert same.step_seconds == p.step_seconds and same.step_seconds_range and p.step_seconds_range
+        assert p.step_seconds_range[1] > max(same.step_seconds_range[1], half.step_seconds or 0)

@@ -222,14 +222,54 @@ register_cluster = SpecCatalogue(
 """Add a `ClusterSpec` to the catalogue, so that its name is known wherever a cluster is named."""
 
 
+#: What may follow the name of a cluster, by its key, which is the link's.
+_TOLD = {"fabric": "infiniband", "link": "nvswitch", "host_link": "pcie"}
+
+
+def _read_figures(cluster: str) -> ClusterSpec:
+    """The cluster that ``NAME,KEY=VALUE,...`` tells: that of the name but for these figures. The name may be that of a
+    device, with figures of its board: its usual hosts are meant.
+    """
+    name, *words = (word.strip() for word in cluster.split(","))
+    board = [word for word in words if word.partition("=")[0].strip() not in ("devices_per_host", *_TOLD)]
+    known = register_cluster.find(name)
+    device = find_device(",".join([known.device.name if known else name, *board]))
+    spec = dataclasses.replace(known, device=device) if known else cluster_of(device)
+    told: dict[str, Any] = {}
+    for word in words:
+        key, _, text = (part.strip() for part in word.partition("="))
+        if word in board:
+            continue
+        try:
+            value = int(text) if key == "devices_per_host" else float(text)
+        except ValueError:
+            raise InputError(f"cluster {cluster!r}: {key}={text} must be a number"
+                             f"{'' if key == 'devices_per_host' else ', in B/s of one device'}") from None
+        if key in _TOLD:
+            link = getattr(spec, key) or LinkSpec(_TOLD[key], 1.0)
+            told[key] = dataclasses.replace(link, bandwidth=value, sources={
+                **link.sources, "bandwidth": f"told by {cluster!r}"})
+        else:
+            told[key] = value
+    return dataclasses.replace(spec, **told, name=cluster, aliases=())
+
+
 def find_cluster(cluster: str | ClusterSpec) -> ClusterSpec:
-    """The spec that ``cluster`` is or names: a name, an alias, or the path of a JSON file. Raises InputError."""
+    """The spec that ``cluster`` is or names: a name, an alias, or the path of a JSON file. Figures may follow a name,
+    or that of a device, whose usual hosts they are: ``fabric``, ``link``, ``host_link`` (B/s of one device in one
+    direction), ``devices_per_host``. Raises InputError.
+
+    >>> find_cluster("dgx_h100,fabric=25e9").fabric.bandwidth, find_cluster("h100,devices_per_host=4")
+    (25000000000.0, ClusterSpec('h100,devices_per_host=4', hosts of 4 h100_sxm))
+    """
     if isinstance(cluster, ClusterSpec):
         return cluster
     if not isinstance(cluster, str):
         raise InputError(f"find_cluster({cluster!r}): takes a name, for example 'dgx_h100', or a ClusterSpec")
     if not is_device_file(cluster):
         spec = register_cluster.find(cluster)
+        if spec is None and "=" in cluster:
+            return _read_figures(cluster)
         if spec is None:
             raise InputError(
                 f"unknown cluster {cluster!r}: {register_cluster.list_near(cluster, 4)}; cluster_of('h100') gives the "

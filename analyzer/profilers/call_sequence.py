@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from analyzer.hardware import DeviceSpec
+from analyzer.hardware import ClusterSpec, DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.meta.spec import Signature
 from analyzer.meta.state import StreamMark
@@ -19,7 +19,7 @@ from analyzer.record.log import Log, PhaseRecord, PlacedPart
 from analyzer.record.process_group import communicates
 
 from .host_time import HostTime
-from .kernel_time import COMMUNICATION, find_kind, find_share, find_turn, kernel_time
+from .kernel_time import COMMUNICATION, communication_time, find_kind, find_share, find_turn, kernel_time
 from .schedule import PICOSECONDS, Work
 
 
@@ -86,6 +86,17 @@ class CallTimer:
             return Work(round(work.host * pace.host), work.device + more, work.waits, work.notice)
 
         return [timed._replace(work=work_at(timed)) for timed in self.timed]
+
+    def at_fabric(self, cluster: ClusterSpec) -> list[TimedCall]:
+        """`timed` on hosts that another network joins."""
+        log, found = self.log, []
+        world = None if log.world is None else replace(log.world, cluster=cluster)
+        for timed in self.timed:
+            kernel = communication_time(timed.signature, self.device, log.group_of(timed.signature), world) if (
+                timed.kind == COMMUNICATION) else None
+            more = 0 if kernel is None else round((kernel.seconds - timed.kernel.seconds) * PICOSECONDS)
+            found.append(timed._replace(work=timed.work._replace(device=max(0, timed.work.device + more))))
+        return found
 
     def _number(self, call: OpCall) -> int:
         key = call.signature, call.phase, call.recomputed, bool(call.outputs) and set(call.outputs) <= set(call.inputs)

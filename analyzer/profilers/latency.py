@@ -4,29 +4,35 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
-from analyzer.hardware import DeviceSpec
+from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of
 from analyzer.hardware.kernel_time.estimate import BOUNDS, ErrorSum, find_range
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 from analyzer.record.process_group import communicates
+from analyzer.units import format_rate, format_seconds
 
 from .annotation import WAYS, Annotation, operator_key, sum_seconds
-from .call_sequence import CallSequence, CallTimer, Pace, UnknownTimeError
+from .call_sequence import CallSequence, CallTimer, Pace, TimedCall, UnknownTimeError
 from .kernel_time import COMMUNICATION, kernel_time
 from .schedule import PICOSECONDS, Clock, PhaseTime
 from .stream_schedule import KernelRun, find_lanes, schedule_steps, time_phases
 
 
 def range_at_paces(seconds: float, host_spread: float, compute: ErrorSum, communication: ErrorSum,
-                   run: Callable[[Pace], float]) -> tuple[float, float]:
+                   run: Callable[[Pace], float], on_network: Callable[[float], float] | None = None
+                   ) -> tuple[float, float]:
     """Low and high of a step of ``seconds``, as ``run`` tells at a pace: nine in ten measured steps lie between.
     Host, kernels that compute and those that communicate are off each on its own: the step is run with each at both
-    ends of its range, so what hides behind something else does no harm, and what comes to the fore does.
+    ends of its range, so what hides behind something else does no harm, and what comes to the fore does. A network that
+    nobody gave may have half its bandwidth or twice, by which the usual ones of one generation differ (`on_network`).
     """
     spreads = {"host": host_spread, "compute": compute.spread, "communication": communication.spread}
     ends = [(run(Pace(**{name: 1 + spread})), run(Pace(**{name: 1 / (1 + spread)})))
             for name, spread in spreads.items() if spread]
+    if on_network is not None:
+        ends.append((on_network(0.5), on_network(2.0)))
     return find_range(seconds, [slower for slower, _ in ends], [faster for _, faster in ends])
 
 
@@ -36,6 +42,36 @@ BOUND_FIELDS = tuple(f"{bound}_seconds" for bound in ("launch", *BOUNDS))
 OVERLAP = ("seconds on several streams: communication runs beside computation, which lacks the multiprocessors that it "
            "holds, and all ranks come at once; kernels that fill the device take turns, and so do collectives over the "
            "same links")
+
+
+#: How an assumption begins that is a figure which a step depends on, and which nobody gave.
+NOT_GIVEN = "nobody gave "
+
+
+def find_assumed_network(log: Log, device: DeviceSpec) -> ClusterSpec | None:
+    """The usual hosts of a device, where ranks of a job on several of them send each other something and nobody said
+    what joins them.
+    """
+    world = log.world
+    if world is None or world.cluster is not None and not is_assumed(world.cluster):
+        return None
+    cluster = world.cluster or cluster_of(device)
+    groups = {id(group): group for signature in log.signatures() if communicates(signature)
+              if (group := log.group_of(signature)) is not None}
+    per_host = world.devices_per_host or cluster.devices_per_host
+    crosses = any(len({rank // per_host for rank in group.ranks or ()}) > 1 for group in groups.values())
+    return cluster if crosses and is_assumed(cluster) else None
+
+
+def is_assumed(cluster: ClusterSpec) -> bool:
+    """Whether the network between hosts is what hosts of the device usually have, and nobody's figure."""
+    return cluster.fabric is not None and cluster.fabric.sources.get("bandwidth", "").startswith("assumed")
+
+
+def with_network(cluster: ClusterSpec, factor: float) -> ClusterSpec:
+    """A cluster whose hosts are joined by a network of that many times the bandwidth."""
+    assert cluster.fabric is not None
+    return replace(cluster, fabric=replace(cluster.fabric, bandwidth=factor * cluster.fabric.bandwidth))
 
 
 def call_seconds(call: OpCall, device: DeviceSpec) -> float | None:
@@ -91,8 +127,19 @@ class _Latency:
             timed = self.timer.at_pace(pace)
             if in_turn:
                 return sum(time.total for time in time_phases(sequence, timed, last).values()) / PICOSECONDS
+            return run_timed(timed)
+
+        def run_timed(timed: list[TimedCall]) -> float:
             *_, schedule = schedule_steps(sequence, timed, last)
             return schedule.end() / PICOSECONDS
+
+        def run_on(network: float) -> float:
+            assert assumed is not None
+            return run_timed(self.timer.at_fabric(with_network(assumed, network)))
+
+        assumed = None if in_turn else find_assumed_network(log, self.timer.device)
+        if assumed is not None:
+            out.assumptions.append(self._tell_network(assumed, seconds, run_on(0.5)))
 
         def find_step_range() -> tuple[float, float]:
             errors = {True: ErrorSum(), False: ErrorSum()}  # of what communicates, and of the rest
@@ -102,12 +149,21 @@ class _Latency:
                     key = signature.op, tuple(map(id, signature.inputs)), tuple(map(id, signature.outputs))
                     errors[timed.kind == COMMUNICATION].add(key, tally.number, timed.kernel.seconds,
                                                             timed.kernel.spread)
-            return range_at_paces(seconds, self.timer.host.host.spread, errors[False], errors[True], run)
+            return range_at_paces(seconds, self.timer.host.host.spread, errors[False], errors[True], run,
+                                  None if assumed is None else run_on)
 
         out.find_step_range = find_step_range
         out.totals = {**sum_seconds({phase: row["seconds"] for phase, row in steady.items()}),
                       "kernel_seconds": sum(row["kernel_seconds"] for row in steady.values())}
         return out
+
+    def _tell_network(self, cluster: ClusterSpec, seconds: float, at_half: float) -> str:
+        assert cluster.fabric is not None
+        known = None if self.log.world is None else self.log.world.cluster
+        name = f"{(known or self.timer.device).name},fabric={cluster.fabric.bandwidth / 1e9:g}e9"
+        return (f"{NOT_GIVEN}the network between hosts: {format_rate(cluster.fabric.bandwidth)} of a device is "
+                f"{cluster.fabric.sources['bandwidth']}; a step takes {format_seconds(seconds)} with it and "
+                f"{format_seconds(at_half)} with half of it; give yours: --cluster {name}, world(cluster={name!r})")
 
     def _schedule(self, sequence: CallSequence) -> dict[tuple[int, str], PhaseTime]:
         times: dict[tuple[int, str], PhaseTime] = {}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from analyzer.errors import InputError
+from analyzer.profilers.latency import NOT_GIVEN
 from analyzer.results.info import BOUNDS, OutOfMemoryInfo
 from analyzer.results.profile import Profile
 from analyzer.results.run_cost import sum_communication
@@ -58,6 +59,10 @@ def describe_shortly(profile: Profile, has_verdict: bool = True) -> str:
 def describe_for_verdict(profile: Profile) -> str:
     """What stands before a verdict: the same without it, and what memory is taken by where that is too much."""
     text = describe_shortly(profile, has_verdict=False)
+    for line in profile.assumptions:
+        if line.startswith(NOT_GIVEN):
+            text += "\n" + textwrap.fill(line, 118, initial_indent="  ", subsequent_indent="    ",
+                                         break_long_words=False, break_on_hyphens=False)
     if profile.assumptions:
         text += f"\n  assumptions: {len(profile.assumptions)}, which --show summary prints"
     verdict = judge(profile, is_brief=True)

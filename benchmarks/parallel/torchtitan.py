@@ -100,10 +100,9 @@ class Job:  # one rank of a row: its model, and a step of it
         arguments.update_from_config(config)
         with torch.device("meta"), set_default_dtype(torch.float32):
             model = spec.model_cls(arguments)
-        part: Any
         for part in model.modules():
             if self.code.norm_in_steps and isinstance(part, nn.RMSNorm):
-                part.forward = functools.partial(norm_in_steps, part)
+                part.__dict__["forward"] = functools.partial(norm_in_steps, part)
             if self.code.flash and hasattr(part, "sdpa_backends"):
                 part.sdpa_backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
         module: Any = importlib.import_module(spec.parallelize_fn.__module__)

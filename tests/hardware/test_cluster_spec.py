@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzer.errors import DuplicateRegistrationError, InputError
+from analyzer.errors import DuplicateRegistrationError, InputError, UnknownDeviceError
 from analyzer.hardware import ClusterSpec, DeviceSpec, LinkSpec, cluster_of, find_cluster, find_device, register_cluster
 
 CLUSTERS = list(register_cluster)
@@ -116,3 +116,30 @@ def test_a_cluster_of_a_scope_ends_with_it():
         register_cluster(dataclasses.replace(find_cluster("gb200_nvl72"), devices_per_host=2), override=True)
         assert cluster_of("gb200").devices_per_host == 2
     assert cluster_of("gb200") == before
+
+
+@pytest.mark.parametrize(("name", "device", "per_host", "rates"), [
+    ("dgx_h100,fabric=25e9", "h100_sxm", 8, {"fabric": 25e9, "link": 450e9}),
+    ("h100, fabric = 25e9, devices_per_host=4", "h100_sxm", 4, {"fabric": 25e9, "link": 450e9}),
+    ("h100_sxm,power=500,link=200e9", "h100_sxm,power=500", 8, {"link": 200e9, "fabric": 50e9}),
+    ("gb200,fabric=100e9", "gb200", 4, {"fabric": 100e9, "link": 900e9}),
+    ("l40s,link=112e9", "l40s", 8, {"link": 112e9, "host_link": 32e9})])
+def test_figures_may_follow_the_name_of_a_cluster_or_of_a_device(name: str, device: str, per_host: int,
+                                                                 rates: dict[str, float]) -> None:
+    """What is told has the text as its source; the rest is that of the cluster, or of the device's usual hosts."""
+    cluster = find_cluster(name)
+    assert (cluster.name, cluster.device.name, cluster.devices_per_host) == (name, device, per_host)
+    assert {link: getattr(cluster, link).bandwidth for link in rates} == rates
+    told = [link for link in rates if f"{link}=" in name.replace(" ", "")]
+    assert {getattr(cluster, link).sources["bandwidth"] for link in told} == {f"told by {name!r}"}
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("dgx_h100,fabric=fast", "cluster 'dgx_h100,fabric=fast': fabric=fast must be a number, in B/s of one device"),
+    ("h100,devices_per_host=2.5", "cluster 'h100,devices_per_host=2.5': devices_per_host=2.5 must be a number"),
+    ("dgx_h100,fabrik=1e9", "'fabrik' is no figure of a board"), ("h1,fabric=1e9", "unknown device 'h1'"),
+    ("h100,fabric=-1", "LinkSpec(bandwidth=-1.0): must be a positive number, in B/s")])
+def test_a_figure_that_cannot_be_says_why(name: str, said: str) -> None:
+    with pytest.raises((InputError, UnknownDeviceError)) as error:
+        find_cluster(name)
+    assert said in str(error.value)
