@@ -110,8 +110,8 @@ def _explain(called: str, unknown: Sequence[str], words: Sequence[str]) -> str:
 
 @contextmanager
 def _showing_progress(command: str) -> Iterator[None]:
-    """Show on a terminal how far the block has come; a sweep, in many processes, does so itself."""
-    if command == "sweep":
+    """Show on a terminal how far the block has come; what runs in many processes does so itself."""
+    if command in ("sweep", "search"):
         yield
         return
     # a thread that draws would take time of what is measured

@@ -275,6 +275,21 @@ analyzer sweep torchvision:resnet50 --batch 32,64,128 --checkpointing no,yes --h
 analyzer sweep mypackage.models:build --input 'x={batch}x{sequence}x64' --batch 1,2 --sequence 128 --out results.csv
 """, {0: "done", 1: "every configuration failed", 2: _INPUT, 130: "interrupted"}),
 
+    Command("search", "find the fastest ways to train a model on a cluster", "analyzer.tools.search.command:run_search",
+            "target, devices of a job, tokens, price, global-batch, tokens of a sample, count, choose, resume, "
+            "workers, dask, no-advice, json of layouts, html, export of a layout", """\
+Finds the fastest layouts of a training job that fit: data, tensor, sequence, context and pipeline parallelism,
+sharding, micro-batches, checkpoints. Few ranks are profiled, as `analyzer profile --world` does; steps are composed
+of these.
+
+TARGET is as for `analyzer profile`. Tensor parallelism follows a model's tp_plan.
+""", {}, """\
+analyzer search hf:llama-3.1-8b --cluster 64xh100 --global-batch 512 --sequence 8192 --tokens 300e9 --price 2.5
+analyzer search llama_405b --cluster 16384xdgx_h100 --global-batch 2048 --sequence 8192 --choose tensor=8
+analyzer search gpt2 --cluster 8xa100_80gb --sequence 1024 --choose compile=no,yes --export torchtitan=gpt2.toml
+analyzer search hf:qwen3-32b --cluster 256xh100 --resume qwen.jsonl --html qwen.html
+""", {0: "done", 1: _MODEL, 2: _INPUT, 3: "nothing fits", 130: "interrupted"}),
+
     Command("view", "look at saved profiles in a browser", "analyzer.show:run_view", "files, html of view, no-browser",
             """\
 Writes the page of a saved profile and opens it. FILE is what `analyzer profile --json` wrote, or a table of ranks

@@ -317,6 +317,22 @@ _OF_SWEEPS = (
     Option("--dask", "run on the Dask cluster with this scheduler, e.g. tcp://10.0.0.1:8786; its workers with "
            "distributed.worker.profile.enabled: false", metavar="ADDRESS"))
 
+_OF_LAYOUTS = (
+    Option("--cluster", "how many devices of which kind, e.g. 64xh100 or 512xdgx_h100", name="devices of a job",
+           required=True, metavar="NxDEVICE"),
+    _number("--global-batch", "samples of a step (default {analyzer.tools.search.search:GLOBAL_BATCH})"),
+    _number("--sequence", "tokens of a sample (default: the model's longest, at most "
+            "{analyzer.tools.search.search:LONGEST})", name="tokens of a sample"),
+    _number("--count", "how many layouts to rank", 10),
+    Option("--choose", "choices of a field of a layout, e.g. tensor=4,8 or compile=no,yes; may be repeated; fields are "
+           "{analyzer.tools.search.command:CHOICES}", action="append", default=[], metavar="FIELD=VALUES"),
+    _file("--resume", "keep what was profiled in this file, and go on with what it has"),
+    _file("--json", "also save all of it", name="json of layouts"),
+    _switch("--no-advice", "without changes that would help, and other numbers of devices"),
+    Option("--export", "write the best layout for another program: of {analyzer.tools.search.export:FORMATS}, to FILE; "
+           "may be repeated", name="export of a layout", dest="exports", action="append", default=[],
+           metavar="PROGRAM=FILE"))
+
 _OF_THIS_MACHINE = (
     Option("--device", "where to run: cpu (default), cuda, cuda:1, ...", name="place", default="cpu"),
     _number("--steps", "how many steps the times are the mean of", 3, name="measured steps"),
@@ -337,4 +353,4 @@ _OF_THIS_MACHINE = (
 #: By their names.
 OPTIONS = {option.name: option for options in (
     _OF_A_STEP, _OF_RANKS, _OF_OUTPUT, _OF_REPORTS, _OF_SAVED_PROFILES, _OF_GENERATION, _OF_SEARCHES, _OF_SWEEPS,
-    _OF_THIS_MACHINE) for option in options}
+    _OF_LAYOUTS, _OF_THIS_MACHINE) for option in options}

@@ -6,6 +6,7 @@ in Llama 3.1 and later changes only numbers in a table, no cost, and is left out
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -112,7 +113,7 @@ class Decoder(nn.Module):
     def forward(self, input_ids: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         x = self.embed_tokens(input_ids)
         head_dim = self.config.hidden_size // self.config.num_attention_heads
-        angles = rotary_angles(input_ids.shape[1], head_dim, self.config.rope_theta, x.device,
+        angles = rotary_angles(x.shape[1], head_dim, self.config.rope_theta, x.device,
                                0 if cache is None else cache.tokens)
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         for i, layer in enumerate(self.layers):
@@ -122,6 +123,12 @@ class Decoder(nn.Module):
 
 class Llama(nn.Module):
     """input_ids (batch, tokens) int64 to logits (batch, tokens, vocabulary); with labels alike, also the loss."""
+
+    #: how tensor parallel ranks divide each layer, as transformers writes it
+    tp_plan: ClassVar[dict[str, str]] = {
+        **{f"model.layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},
+        **{f"model.layers.*.mlp.{name}_proj": "colwise" for name in ("gate", "up")},
+        "model.layers.*.self_attn.o_proj": "rowwise", "model.layers.*.mlp.down_proj": "rowwise"}
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -107,13 +107,23 @@ def read_figures(found: Profile) -> dict[str, Any]:
 
 Done = tuple[Job, Row]
 
+
+class Runnable(Protocol):
+    """A job of any kind, which makes a row of what went wrong."""
+
+    def make_row(self, *, error: str) -> Row: ...
+
+
+_Any = TypeVar("_Any", bound=Runnable)
+
 _DIED = ("the worker process died: killed, for example for memory; if every row says so, the script that calls sweep() "
          "lacks `if __name__ == '__main__':`")
 
 
-def run_in_executor(jobs: Sequence[Job], executor: Executor) -> Generator[Done, None, None]:
+def run_in_executor(jobs: Sequence[_Any], executor: Executor,
+                    run: Callable[[_Any], Row]) -> Generator[tuple[_Any, Row], None, None]:
     """Rows as they come. What the executor itself raises for a job (a lost worker) becomes its row's error."""
-    futures = {executor.submit(run_job, job): job for job in jobs}
+    futures = {executor.submit(run, job): job for job in jobs}
     try:
         for future in as_completed(futures):
             yield futures[future], _take(future, futures[future])
@@ -122,7 +132,7 @@ def run_in_executor(jobs: Sequence[Job], executor: Executor) -> Generator[Done, 
             future.cancel()
 
 
-def _take(future: Future[Row], job: Job) -> Row:
+def _take(future: Future[Row], job: Runnable) -> Row:
     try:
         return future.result()
     except (Exception, CancelledError) as error:
@@ -149,7 +159,7 @@ def run_in_processes(jobs: Sequence[Job], workers: int) -> Generator[Done, None,
 def _run_until_death(queue: deque[Job], workers: int) -> Generator[Done, None, list[Job]]:
     """Work ``queue`` off, one job a process; the result is the jobs that ran when a process died."""
     # spawn: a fork would copy the threads' locks of torch and of the caller
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_start_worker)
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=start_worker)
     running: dict[Future[Row], Job] = {}
     suspects: list[Job] = []
     try:
@@ -171,7 +181,8 @@ def _run_until_death(queue: deque[Job], workers: int) -> Generator[Done, None, l
     return suspects
 
 
-def _start_worker() -> None:
+def start_worker() -> None:
+    """Prepare a process of which each core has one."""
     torch.set_num_threads(1)  # nothing is computed; the cores belong to the other workers
     # Ctrl-C reaches every process of the terminal: the caller keeps the rows, a worker has nothing to say
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
@@ -214,7 +225,7 @@ def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] 
     rows: dict[Job, Row] = {}
     by_model = sorted(jobs, key=lambda job: str(job.model_key[1:]))
     if executor is not None:
-        ran = run_in_executor(by_model, executor)
+        ran = run_in_executor(by_model, executor, run_job)
     elif workers == 0:
         ran = ((job, run_job(job)) for job in by_model)
     else:
@@ -257,7 +268,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     bar = ProgressBar(among_output=True)
     interruption = ""
     try:
-        with bar, _connect(arguments.dask) as executor:
+        with bar, connect(arguments.dask) as executor:
             found = sweep(arguments.target, grid, inputs=arguments.input, executor=executor, workers=arguments.workers,
                           progress=lambda done, total, row: bar(done / total, f"{done} of {total}"))
     except SweepInterrupted as stop:
@@ -289,7 +300,8 @@ def _read_values(axis: str, text: str) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _connect(address: str | None) -> Iterator[Executor | None]:
+def connect(address: str | None) -> Iterator[Executor | None]:
+    """The executor of the Dask cluster whose scheduler has this address; none without one. Raises InputError."""
     if address is None:
         yield None
         return

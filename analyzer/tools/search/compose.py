@@ -1,0 +1,455 @@
+"""Steps of layouts, composed from the figures of probes: bounds from bare ones, and the step itself.
+
+Everything adds up. A rank's peak is what a shorter pipeline's rank has, and for each further block, micro-batch in
+flight and buffer to receive into what one more of each added there. So are the seconds of its passes.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from analyzer.hardware.cluster_spec import ClusterSpec
+from analyzer.hardware.kernel_time.collective import collective_time
+from analyzer.parallel.pipeline_schedule import ActionLists, list_actions, place_stages
+from analyzer.parallel.pipeline_timeline import PipelineTimeline, join_timeline
+from analyzer.parallel.rank_row import StageCost
+
+from .layout import Layout
+from .probe import LONG, SHORT, Figures, Probe, bare_probe
+from .stage import Part
+
+#: schedules whose ranks hold a stage from each end
+BACKWARDS = ("ZBVZeroBubble", )
+_ADAM = ("adam", "adamw", "adamw_fused")
+#: a rank's blocks of which more are added up from these many and one more
+FEW = 2
+_FLOAT, _HALF, _INT = 4, 2, 8
+_BLOCK = 512  # bytes of the allocator's smallest block
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """What of a model is known without a profile: elements of a block and of what is before and behind the blocks;
+    ``divided``: those of each that tensor parallel ranks divide; channels of the hidden states.
+    """
+
+    blocks: int
+    block: int
+    before: int
+    behind: int
+    divided: tuple[int, int, int]
+    width: int
+    has_ends: bool                  #: whether it can be cut before and behind its blocks
+    sequence: int
+
+    def held(self, part: Part, tensor: int) -> float:
+        """Elements of a part that a rank holds, before they are divided among those that share the data."""
+        whole = part.blocks * self.block + part.first * self.before + part.last * self.behind
+        divided = part.blocks * self.divided[0] + part.first * self.divided[1] + part.last * self.divided[2]
+        return whole - divided + divided / tensor
+
+
+@dataclass(frozen=True)
+class StageFigures:
+    """A stage of a composed step: bytes at the peak of its passes and of the update, seconds of a micro-batch."""
+
+    part: Part
+    rank: int
+    in_flight: int
+    params: int
+    peak_bytes: int
+    update_peak_bytes: int
+    forward_seconds: float
+    backward_seconds: float
+    optimizer_seconds: float
+
+    @property
+    def needed_bytes(self) -> int:
+        return max(self.peak_bytes, self.update_peak_bytes)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a layout: of all its devices, or of one of each stage. ``bounds`` are seconds of one rank by what they
+    are spent on. ``timeline`` is that of a pipeline.
+    """
+
+    layout: Layout
+    step_seconds: float
+    step_seconds_range: tuple[float, float] | None
+    needed_bytes: int              #: of the rank that needs most, with what the allocator does not see
+    peak_bytes: int
+    ideal_seconds: float | None    #: that the products of one rank take at the device's peak
+    bounds: Mapping[str, float]
+    stages: tuple[StageFigures, ...]
+    timeline: PipelineTimeline | None = None
+
+    @property
+    def mfu(self) -> float | None:
+        return None if self.ideal_seconds is None else self.ideal_seconds / self.step_seconds
+
+    @property
+    def bound(self) -> str:
+        """What most of a rank's time is spent on."""
+        return max(self.bounds, key=lambda name: self.bounds[name], default="-")
+
+
+def divide_blocks(blocks: int, stages: int) -> list[int]:
+    """Blocks of each stage; what is left over goes to those in the middle, as the ends hold more besides.
+
+    >>> divide_blocks(126, 16)
+    [7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7]
+    """
+    least, rest = divmod(blocks, stages)
+    order = [*range(1, stages - 1), 0, stages - 1][:rest]
+    return [least + (stage in order) for stage in range(stages)]
+
+
+def list_parts(layout: Layout, blocks: int) -> list[Part]:
+    stages = layout.pipeline * layout.virtual
+    return [Part(n, stage == 0, stage == stages - 1) for stage, n in enumerate(divide_blocks(blocks, stages))]
+
+
+@lru_cache(maxsize=64)
+def find_actions(layout: tuple[str, int, int, int]) -> ActionLists:
+    schedule, ranks, micro_batches, chunks = layout
+    return list_actions(schedule, ranks, micro_batches, chunks)
+
+
+def count_in_flight(lists: ActionLists) -> list[int]:
+    """Of each rank the most micro-batches that a backward pass finds in flight, over all its stages.
+
+    >>> count_in_flight(list_actions("1F1B", 4, 8)), count_in_flight(list_actions("GPipe", 2, 4))
+    ([4, 3, 2, 1], [4, 4])
+    """
+    found = []
+    for actions in lists:
+        now = most = 0
+        for action in actions:
+            now += action.kind == "forward"
+            most = max(most, now)
+            now -= action.kind in ("backward", "backward_weight")
+        found.append(most)
+    return found
+
+
+# Probes of a layout, by what they are for.
+
+def list_bare(layout: Layout, sizes: ModelSizes) -> dict[str, Probe]:
+    """The bare probes from which a layout's bounds follow."""
+    if not sizes.blocks:
+        return {"whole": bare_probe(layout, Part(0))}
+    if not sizes.has_ends:
+        return {"one": bare_probe(layout, Part(1)), "two": bare_probe(layout, Part(2))}
+    return {"one": bare_probe(layout, Part(1, False, False)), "two": bare_probe(layout, Part(2, False, False)),
+            "first": bare_probe(layout, Part(1, True, False)), "last": bare_probe(layout, Part(1, False, True))}
+
+
+def list_probes(layout: Layout, sizes: ModelSizes) -> dict[tuple[str, int, int], Probe]:
+    """The probes from which a layout's step is composed: by kind of rank, its blocks, and ranks of the pipeline."""
+    if layout.pipeline == 1:
+        return {("only", sizes.blocks, n): Probe(replace(layout, micro_batches=n), Part(sizes.blocks))
+                for n in ((1, ) if layout.micro_batches == 1 else (1, 2))}
+    found: dict[tuple[str, int, int], Probe] = {}
+    counts = [part.blocks for part in list_parts(layout, sizes.blocks)]
+    more = (FEW, ) if set(counts) == {FEW} and layout.virtual == 1 else (FEW, FEW + 1)
+    base = replace(layout, virtual=1, schedule="1F1B")
+    for kind, part, place, flies in (("middle", Part(FEW, False, False), 1, 1), ("first", Part(FEW, True, False), 0, 0),
+                                     ("last", Part(FEW, False, True), 1, 0)):
+        for blocks in more if kind == "middle" else (FEW, ):
+            for ranks in (SHORT, LONG):
+                # a middle stage has one before it; the last one is that of two
+                probed = replace(base, pipeline=2 if kind == "last" else ranks + flies, micro_batches=ranks + 1)
+                found[kind, blocks, ranks] = Probe(probed, part._replace(blocks=blocks), place)
+    return found
+
+
+def hidden_bytes(layout: Layout, sizes: ModelSizes) -> int:
+    """What a stage sends of one micro-batch."""
+    tokens = sizes.sequence // layout.context // (layout.tensor if layout.sequence_parallel else 1)
+    return _round(layout.micro_batch * tokens * sizes.width * _HALF)
+
+
+def token_bytes(layout: Layout, sizes: ModelSizes) -> int:
+    return layout.micro_batch * sizes.sequence // layout.context * _INT
+
+
+def _round(nbytes: int) -> int:
+    return -(-nbytes // _BLOCK) * _BLOCK
+
+
+# Bounds: what no step of the layout can be below.
+
+def least_state_bytes(layout: Layout, sizes: ModelSizes, part: Part) -> tuple[float, float]:
+    """Bytes of parameters and states that a rank holds of a part, and of its gradients, all on the device."""
+    if layout.offload:
+        return 0.0, 0.0
+    held = sizes.held(part, layout.tensor)
+    size = _FLOAT if layout.precision == "mixed" else _HALF
+    states: float = 2 * size if layout.optimizer in _ADAM else 0
+    if layout.sharding.startswith("fsdp"):
+        held /= layout.shard * layout.context
+    states /= layout.replicate if layout.sharding == "zero1" else 1
+    return held * (size + states), held * size
+
+
+def least_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures] | None) -> float:
+    """Bytes that the fullest rank needs at least: its states, and gradients or, where bare probes are known, what its
+    micro-batches in flight save, with what the head and the loss take beside that.
+    """
+    parts = list_parts(layout, sizes.blocks)
+    flying = count_in_flight(find_actions((layout.schedule, layout.pipeline, min(layout.micro_batches, _most(layout)),
+                                           layout.virtual))) if layout.pipeline > 1 else [1]
+    most = 0.0
+    for rank in range(layout.pipeline):
+        # zigzag schedules place the second half backwards
+        held = parts[rank::layout.pipeline] if layout.schedule not in BACKWARDS else [parts[rank], parts[-rank - 1]]
+        states, gradients = (sum(values) for values in zip(*[least_state_bytes(layout, sizes, p) for p in held]))
+        saved = 0.0
+        if bare is not None and "two" in bare:
+            block = max(0.0, _grow(bare, "kept_bytes") - _grow(bare, "param_bytes"))
+            saved = flying[rank] * min(part.blocks for part in held) * block
+            if held[-1].last or held[0].last:
+                saved += _least_head_bytes(layout, sizes, bare, block)
+            if layout.sharding == "fsdp_kept":
+                saved += sum(sizes.held(part, layout.tensor) for part in held) * _HALF
+        most = max(most, states + max(gradients, saved))
+    return most
+
+
+def _least_head_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures], block: float) -> float:
+    """What the head and the loss need beside a block's activations, parameters and their gradients."""
+    found = bare["last" if sizes.has_ends else "one"]
+    head = sizes.held(Part(0, not sizes.has_ends, True), layout.tensor) * _HALF
+    return max(0.0, found["pass_peak_bytes"] - found["param_bytes"] - head - block)
+
+
+def _grow(bare: Mapping[str, Figures], name: str) -> float:
+    return bare["two"].get(name, 0.0) - bare["one"].get(name, 0.0)
+
+
+def least_seconds(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures], cluster: ClusterSpec) -> float:
+    """Seconds that a step takes at least: each rank computes all its micro-batches, and in a pipeline waits for the
+    first one to come and the last one to go back.
+    """
+    if "two" not in bare:
+        return layout.micro_batches * bare["whole"]["step_seconds"] if "whole" in bare else 0.0
+    block = max(0.0, _grow(bare, "step_seconds"))
+    one = bare["one"]["step_seconds"]
+    if layout.pipeline == 1:
+        ends = one - block if not sizes.has_ends else (
+            bare["first"]["step_seconds"] + bare["last"]["step_seconds"] - 2 * one)
+        computes = layout.micro_batches * (sizes.blocks * block + max(0.0, ends))
+        return max(computes, _least_comm_seconds(layout, sizes, cluster))
+    ends_of = {True: max(0.0, bare["first"]["step_seconds"] - one), False: 0.0}
+    heads = max(0.0, bare["last"]["step_seconds"] - one)
+    parts = list_parts(layout, sizes.blocks)
+    costs = [part.blocks * block + ends_of[part.first] + part.last * heads for part in parts]
+    ranks = [sum(costs[rank::layout.pipeline]) for rank in range(layout.pipeline)]
+    if layout.schedule in ("1F1B", "GPipe"):
+        fills = [sum(costs[:rank]) for rank in range(layout.pipeline)]
+    elif layout.schedule == "Interleaved1F1B":
+        fills = [sum(costs[:rank]) for rank in range(layout.pipeline)]  # of the first stage of each rank
+    else:
+        share = max(0.0, bare["two"]["forward_seconds"] - bare["one"]["forward_seconds"])
+        fills = [sum(part.blocks for part in parts[:rank]) * share for rank in range(layout.pipeline)]
+    return max(layout.micro_batches * cost + fill for cost, fill in zip(ranks, fills))
+
+
+def _least_comm_seconds(layout: Layout, sizes: ModelSizes, cluster: ClusterSpec) -> float:
+    """Seconds of gathering and reducing the blocks of a sharded model, which take turns on the links."""
+    if not layout.sharding.startswith("fsdp"):
+        return 0.0
+    ranks, held = layout.shard * layout.context, int(sizes.held(Part(1, False, False), layout.tensor))
+    per_host = max(1, min(ranks, cluster.devices_per_host // layout.tensor))
+    total = 0.0
+    for kind, size, number in (
+            ("all_gather", _HALF, sizes.blocks * (layout.micro_batches if layout.sharding == "fsdp" else 1)),
+            ("reduce_scatter", _FLOAT if layout.precision == "mixed" else _HALF, sizes.blocks * layout.micro_batches)):
+        time = collective_time(kind, held * size, ranks, cluster, ranks_per_host=per_host)
+        total += 0.0 if time is None else number * time.seconds
+    return total
+
+
+# The step.
+
+def compose(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, int], Figures]) -> Step:
+    """The step of a layout from the figures of its probes (`list_probes`)."""
+    if layout.pipeline == 1:
+        return _compose_one(layout, sizes, known)
+    return _compose_pipeline(layout, sizes, known)
+
+
+def _compose_one(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, int], Figures]) -> Step:
+    """Of further micro-batches each takes what the second one added; the peak is that of two and their inputs'."""
+    one = known["only", sizes.blocks, 1]
+    found, more = one, 0
+    if layout.micro_batches > 1:
+        found, more = known["only", sizes.blocks, 2], layout.micro_batches - 2
+
+    def total(name: str) -> float:
+        return found.get(name, 0.0) + more * (found.get(name, 0.0) - one.get(name, 0.0))
+
+    inputs = _round(layout.micro_batches * token_bytes(layout, sizes)) - _round(
+        min(2, layout.micro_batches) * token_bytes(layout, sizes))
+    seconds = total("step_seconds")
+    passes = int(found["pass_peak_bytes"]) + inputs
+    update = int(found["update_peak_bytes"]) + inputs
+    stage = StageFigures(Part(sizes.blocks), 0, 1, int(found["params"]), passes, update,
+                         total("forward_seconds") / layout.micro_batches,
+                         total("backward_seconds") / layout.micro_batches, found["optimizer_seconds"])
+    known_range = None
+    if "above" in found and "below" in found:
+        known_range = seconds / (1 + found["below"]), seconds * (1 + found["above"])
+    ideal = total("ideal_seconds") if "ideal_seconds" in found else None
+    bounds = {name.removeprefix("bound_"): total(name) for name in found if name.startswith("bound_")}
+    return Step(layout, seconds, known_range, stage.needed_bytes + int(found["unseen_bytes"]), stage.needed_bytes,
+                ideal, bounds, (stage, ))
+
+
+class _Adder:
+    """Figures of stages with more blocks, micro-batches, and micro-batches in flight than those of probes."""
+
+    def __init__(self, layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, int], Figures]) -> None:
+        self.layout, self.known = layout, known
+        self.hidden, self.tokens = hidden_bytes(layout, sizes), token_bytes(layout, sizes)
+        self.has_more = ("middle", FEW + 1, SHORT) in known
+
+    def per_block(self, name: str, ranks: int = SHORT) -> float:
+        """What a further block adds."""
+        if not self.has_more:
+            return 0.0
+        return self.known["middle", FEW + 1, ranks].get(name, 0.0) - self.known["middle", FEW, ranks].get(name, 0.0)
+
+    def buffers(self, part: Part, micro_batches: int) -> int:
+        """To receive into, one for each micro-batch and way (torch/distributed/pipelining/stage.py,
+        `_prepare_forward_infra` and `_create_grad_recv_info`), and the tokens of all of them.
+        """
+        kept = part.last * _BLOCK  # the loss of each
+        return ((2 - part.first - part.last) * self.hidden + kept) * micro_batches + _round(self.tokens * micro_batches)
+
+    def added(self, kind: str, name: str) -> float:
+        """What a further micro-batch, of a middle or first stage in flight too, adds to a stage of few blocks."""
+        return self.known[kind, FEW, LONG].get(name, 0.0) - self.known[kind, FEW, SHORT].get(name, 0.0)
+
+    def total(self, kind: str, part: Part, name: str) -> tuple[float, float]:
+        """Of a step with ``SHORT + 1`` micro-batches, and of each further one."""
+        more = part.blocks - FEW
+        each = self.added(kind, name) + more * (self.per_block(name, LONG) - self.per_block(name))
+        return self.known[kind, FEW, SHORT].get(name, 0.0) + more * self.per_block(name), each
+
+    def saved(self, kind: str, part: Part) -> float:
+        """What a micro-batch in flight holds of a stage; of the last one, of which one is, a middle one's."""
+        kind = "middle" if kind == "last" else kind
+        first = Part(FEW, kind == "first", False)
+        step = self.buffers(first, LONG + 1) - self.buffers(first, SHORT + 1)
+        return self.added(kind, "pass_peak_bytes") - step + (part.blocks - FEW) * (
+            self.per_block("pass_peak_bytes", LONG) - self.per_block("pass_peak_bytes"))
+
+    def peak(self, kind: str, part: Part, in_flight: int) -> tuple[float, float]:
+        """Of the passes and of the update."""
+        found, more = self.known[kind, FEW, SHORT], part.blocks - FEW
+        buffers = self.buffers(part, self.layout.micro_batches) - self.buffers(
+            part._replace(blocks=FEW), SHORT + 1)
+        probed = 1 if kind == "last" else SHORT
+        static = self.per_block("pass_peak_bytes")
+        if kind == "last":  # which holds a micro-batch less than the middle one
+            static -= self._saved_by_block()
+        passes = found["pass_peak_bytes"] + more * static + (in_flight - probed) * self.saved(kind, part) + buffers
+        return passes, found["update_peak_bytes"] + more * self.per_block("update_peak_bytes") + buffers
+
+    def _saved_by_block(self) -> float:
+        return self.per_block("pass_peak_bytes", LONG) - self.per_block("pass_peak_bytes")
+
+    def kept(self, part: Part) -> float:
+        """What a middle stage holds without any micro-batch, beside another stage of its rank."""
+        by_block = self.per_block("pass_peak_bytes") - SHORT * self._saved_by_block()
+        return part.blocks * by_block + self.buffers(part, self.layout.micro_batches)
+
+    def cost(self, kind: str, part: Part) -> StageCost:
+        """As `analyzer.parallel.profile_ranks` has it: all passes of a step, divided evenly among micro-batches."""
+        count = self.layout.micro_batches
+        (forward, backward, exchange), found = (
+            max(0.0, start + (count - SHORT - 1) * each) for start, each in (
+                self.total(kind, part, f"{name}_seconds") for name in ("forward", "backward", "exchange"))), self.known[
+                    kind, FEW, LONG]
+        optimizer = found["optimizer_seconds"] + (part.blocks - FEW) * self.per_block("optimizer_seconds", LONG)
+        send = found.get("send_seconds", 0.0)
+        return StageCost(forward / count, backward / count, send_forward=send, send_backward=send, reduce_grad=exchange,
+                         optimizer=max(0.0, optimizer), compute_spread=found.get("above"),
+                         compute_spread_below=found.get("below"), transfer_spread=found.get("transfer_spread"),
+                         group_spread=found.get("group_spread"))
+
+
+def _compose_pipeline(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, int], Figures]) -> Step:
+    adder, parts = _Adder(layout, sizes, known), list_parts(layout, sizes.blocks)
+    kinds = ["first" if part.first else "last" if part.last else "middle" for part in parts]
+    costs = [adder.cost(kind, part) for kind, part in zip(kinds, parts)]
+    timeline, seconds, known_range = _time(layout, costs)
+    lists = find_actions((layout.schedule, layout.pipeline, min(layout.micro_batches, _most(layout)), layout.virtual))
+    placed = place_stages(lists)
+    in_flight = count_in_flight(lists)
+    stages, peaks = [], []
+    for rank in range(layout.pipeline):
+        own = [stage for stage in sorted(placed) if placed[stage] == rank]
+        # the stage at an end decides what one more pass needs; the others of the rank hold their states beside it
+        chief = next((s for s in own if kinds[s] != "middle"), own[0])
+        beside = sum(adder.kept(parts[s]) for s in own if s != chief)
+        passes, update = adder.peak(kinds[chief], parts[chief], in_flight[rank])
+        held = sum(parts[s].blocks for s in own)
+        part = Part(held, any(parts[s].first for s in own), any(parts[s].last for s in own))
+        params = sum(_params(adder, kinds[s], parts[s]) for s in own)
+        stages.append(StageFigures(part, rank, in_flight[rank], params, int(passes + beside), int(update + beside),
+                                   sum(costs[s].forward for s in own), sum(costs[s].backward for s in own),
+                                   sum(costs[s].optimizer for s in own)))
+        peaks.append(stages[-1].needed_bytes)
+    ideal = sum(adder.total(kind, part, "ideal_seconds")[1] for kind, part in zip(kinds, parts))
+    unseen = int(known["first", FEW, SHORT]["unseen_bytes"])
+    return Step(layout, seconds, known_range, max(peaks) + unseen, max(peaks),
+                layout.micro_batches * ideal / layout.pipeline or None, _bounds(adder, kinds, parts, timeline, seconds),
+                tuple(stages), timeline)
+
+
+def _params(adder: _Adder, kind: str, part: Part) -> int:
+    return int(adder.known[kind, FEW, SHORT]["params"] + (part.blocks - FEW) * adder.per_block("params"))
+
+
+def _bounds(adder: _Adder, kinds: Sequence[str], parts: Sequence[Part], timeline: PipelineTimeline,
+            seconds: float) -> dict[str, float]:
+    names = [name for name in adder.known["middle", FEW, SHORT] if name.startswith("bound_")]
+    pipeline, count = adder.layout.pipeline, adder.layout.micro_batches
+    found = {name.removeprefix("bound_"): count * sum(
+        adder.total(kind, part, name)[1] for kind, part in zip(kinds, parts)) / pipeline for name in names}
+    return {**found, "bubble": timeline.bubble_share * seconds}
+
+
+def _most(layout: Layout) -> int:
+    return 4 * layout.pipeline
+
+
+def _time(layout: Layout, costs: Sequence[StageCost]) -> tuple[PipelineTimeline, float, tuple[float, float] | None]:
+    """The timeline, and seconds with their range; of a long step the timeline is that of fewer micro-batches, and each
+    round of as many as there are ranks adds what the last round did, once the pipeline is full.
+    """
+    def join(micro_batches: int) -> PipelineTimeline:
+        lists = find_actions((layout.schedule, layout.pipeline, micro_batches, layout.virtual))
+        return join_timeline(lists, costs)
+
+    most = _most(layout)
+    if layout.micro_batches <= most:
+        found = join(layout.micro_batches)
+        return found, found.step_seconds, found.step_seconds_range
+    full, before = join(most), join(most - layout.pipeline)
+    rounds = (layout.micro_batches - most) / layout.pipeline
+
+    def more(long: float, short: float) -> float:
+        return long + rounds * (long - short)
+
+    ends = None
+    if full.step_seconds_range and before.step_seconds_range:
+        low, high = (more(a, b) for a, b in zip(full.step_seconds_range, before.step_seconds_range))
+        ends = low, high
+    return full, more(full.step_seconds, before.step_seconds), ends
+
+

@@ -1,0 +1,235 @@
+"""How a model is laid out over devices: the choices of a search, and all their combinations that can be."""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from analyzer.errors import InputError, is_count
+from analyzer.recipe.optimizer import find_optimizer
+
+#: what is run again in backward: nothing, in each block all but attention and every second product, each block
+CHECKPOINTING = ("none", "selective", "blocks")
+#: ``"ddp"``: copies; ``"zero1"``: copies whose optimizer states are divided; ``"fsdp"``: `fully_shard`, gathered for
+#: each pass; ``"fsdp_kept"``: gathered once for both passes
+SHARDING = ("ddp", "zero1", "fsdp", "fsdp_kept")
+#: ``"mixed"``: parameters, gradients and states in float32, computing in bfloat16; ``"bf16"``: all in bfloat16
+PRECISIONS = ("mixed", "bf16")
+SCHEDULES = ("1F1B", "Interleaved1F1B", "GPipe", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble")
+_TWO_CHUNKS = ("ZBVZeroBubble",)  # which always have two stages a rank
+_ONE_CHUNK = ("1F1B", "GPipe")
+
+
+@dataclass(frozen=True, order=True)
+class Layout:
+    """One way to train: degrees of parallelism (their product is the number of devices), and what each rank does.
+
+    - ``replicate`` copies of ``shard`` ranks divide the samples; ``sharding`` says what the ``shard`` ranks divide
+      besides (`SHARDING`; with context parallel ranks too).
+    - ``virtual``: pipeline stages of a rank. ``micro_batches``: of one rank in a step, of ``micro_batch`` samples each.
+    - ``sequence_parallel``: tensor parallel ranks divide the tokens of norms and residuals too.
+    - ``offload``: parameters, gradients and optimizer states are on the host.
+
+    >>> layout = Layout(shard=8, tensor=4, micro_batches=16)
+    >>> layout.devices, layout.global_batch, str(layout)
+    (32, 128, 'fsdp 8, TP 4, 16 x 1')
+    """
+
+    replicate: int = 1
+    shard: int = 1
+    context: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    virtual: int = 1
+    schedule: str = "1F1B"
+    micro_batch: int = 1
+    micro_batches: int = 1
+    sharding: str = "fsdp"
+    checkpointing: str = "none"
+    sequence_parallel: bool = True
+    precision: str = "mixed"
+    optimizer: str | None = "adamw_fused"
+    offload: bool = False
+    compile: bool = False
+
+    @property
+    def devices(self) -> int:
+        return self.replicate * self.shard * self.context * self.tensor * self.pipeline
+
+    @property
+    def data(self) -> int:
+        """Ranks that have samples of their own."""
+        return self.replicate * self.shard
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step."""
+        return self.data * self.micro_batch * self.micro_batches
+
+    def __str__(self) -> str:
+        data = f"{self.sharding} {self.replicate}x{self.shard}" if self.replicate > 1 and self.shard > 1 else (
+            f"{self.sharding} {self.data}" if self.data * self.context > 1 else "")
+        pipeline = f"PP {self.pipeline}" + (
+            "" if self.schedule == "1F1B" else f" {self.schedule}" + f" x{self.virtual}" * (self.virtual > 1))
+        parts = [data, f"TP {self.tensor}" * (self.tensor > 1) + " no SP" * (
+            self.tensor > 1 and not self.sequence_parallel), f"CP {self.context}" * (self.context > 1),
+            pipeline * (self.pipeline > 1), f"{self.micro_batches} x {self.micro_batch}",
+            f"checkpoint {self.checkpointing}" * (self.checkpointing != "none"), "bf16" * (self.precision == "bf16"),
+            str(self.optimizer) * (self.optimizer not in ("adamw_fused", None)), "offload" * self.offload,
+            "compiled" * self.compile]
+        return ", ".join(filter(None, parts))
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What of a model decides which layouts there are: its alike ``blocks`` (0: it has none that are divided), the
+    degree that tensor parallelism may divide (0: nothing says how), and why there can be no pipeline, if so.
+    """
+
+    blocks: int
+    tensor_limit: int = 0
+    no_pipeline: str = ""
+    takes_tokens: bool = True
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search chooses from: of each field of `Layout` the values, None where they follow from the cluster.
+
+    >>> Space.of({"tensor": 8, "checkpointing": ["none", "blocks"]}).tensor
+    (8,)
+
+    Raises InputError for a choice that does not exist, or has no values.
+    """
+
+    replicate: tuple[int, ...] | None = None
+    shard: tuple[int, ...] | None = None
+    context: tuple[int, ...] | None = None
+    tensor: tuple[int, ...] | None = None
+    pipeline: tuple[int, ...] | None = None
+    virtual: tuple[int, ...] = (1, 2)
+    schedule: tuple[str, ...] = ("1F1B", "Interleaved1F1B")
+    micro_batch: tuple[int, ...] = (1, 2, 4)
+    sharding: tuple[str, ...] = ("ddp", "fsdp", "fsdp_kept")
+    checkpointing: tuple[str, ...] = CHECKPOINTING
+    sequence_parallel: tuple[bool, ...] = (True,)
+    precision: tuple[str, ...] = ("mixed",)
+    optimizer: tuple[str | None, ...] = ("adamw_fused",)
+    offload: tuple[bool, ...] = (False,)
+    compile: tuple[bool, ...] = (False,)
+
+    @classmethod
+    def of(cls, choices: Mapping[str, Any]) -> Space:
+        """The usual choices, with those that are given in their place: a value, or several."""
+        known = {f.name for f in fields(cls)}
+        given = {}
+        for name, value in choices.items():
+            if name not in known:
+                raise InputError(f"search({name}={value!r}): no such choice; there are {', '.join(sorted(known))}")
+            single = isinstance(value, str) or not isinstance(value, Sequence)
+            given[name] = (value,) if single else tuple(value)
+            if not given[name]:
+                raise InputError(f"search({name}={value!r}): holds no values")
+        return cls(**given)
+
+    def __post_init__(self) -> None:
+        for name, known in (("schedule", SCHEDULES), ("sharding", SHARDING), ("checkpointing", CHECKPOINTING),
+                            ("precision", PRECISIONS)):
+            for value in getattr(self, name):
+                if value not in known:
+                    raise InputError(f"search({name}={value!r}): must be of {', '.join(known)}")
+        for name in ("replicate", "shard", "context", "tensor", "pipeline", "virtual", "micro_batch"):
+            for value in getattr(self, name) or ():
+                if not is_count(value, 1):
+                    raise InputError(f"search({name}={value!r}): must be a whole number of at least 1")
+        for optimizer in self.optimizer:
+            find_optimizer(optimizer)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, the smallest first.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: devices, how many of them share a host, samples of a step, tokens of a sample."""
+
+    devices: int
+    devices_per_host: int
+    global_batch: int
+    sequence: int | None
+    space: Space = field(default_factory=Space)
+
+
+#: tokens of a sample up to which context parallelism is no choice unless it is asked for
+SHORT_SEQUENCE = 16384
+
+
+def list_layouts(question: Question, model: ModelFacts) -> Iterator[Layout]:
+    """All layouts on exactly so many devices whose step takes exactly so many samples, in a fixed order."""
+    space, devices = question.space, question.devices
+    tensors = space.tensor or [n for n in divisors(min(question.devices_per_host, devices))
+                               if model.tensor_limit % n == 0] if model.tensor_limit else [1]
+    is_long = (question.sequence or 0) > SHORT_SEQUENCE
+    contexts = space.context or ([n for n in divisors(devices) if n & (n - 1) == 0 and n <= 16] if is_long else [1])
+    pipelines = space.pipeline or [n for n in divisors(devices) if n <= max(1, model.blocks // 2)]
+    for tensor, context, pipeline in itertools.product(tensors, contexts, pipelines):
+        ranks = tensor * context * pipeline
+        if devices % ranks or pipeline > 1 and (model.no_pipeline or pipeline > model.blocks):
+            continue
+        if context > 1 and (not model.takes_tokens or (question.sequence or 1) % (2 * context)):
+            continue  # torch/distributed/tensor/experimental: two parts a rank, for causal masks to be balanced
+        for shard, micro_batch in itertools.product(divisors(devices // ranks), space.micro_batch):
+            data = devices // ranks
+            per_rank, rest = divmod(question.global_batch, data * micro_batch)
+            if rest or not per_rank:
+                continue
+            base = dict(replicate=data // shard, shard=shard, context=context, tensor=tensor, pipeline=pipeline,
+                        micro_batch=micro_batch, micro_batches=per_rank)
+            if _takes(space, base, question):
+                yield from _list_settings(space, base, model)
+
+
+def _takes(space: Space, base: Mapping[str, int], question: Question) -> bool:
+    """Whether a division of the data is one to choose: all shards, none, or shards within a host and copies of them."""
+    if space.replicate is not None and base["replicate"] not in space.replicate:
+        return False
+    if space.shard is not None:
+        return base["shard"] in space.shard
+    inner = base["tensor"] * base["context"] * base["shard"]
+    return 1 in (base["shard"], base["replicate"]) or inner == question.devices_per_host
+
+
+def _list_settings(space: Space, base: Mapping[str, int], model: ModelFacts) -> Iterator[Layout]:
+    pipeline, shards = base["pipeline"], base["shard"] * base["context"]
+    schedules = [("1F1B", 1)]
+    if base["micro_batches"] < pipeline:
+        return  # torch.distributed.pipelining refuses it, and most ranks would idle
+    if pipeline > 1:
+        schedules = [(name, chunks) for name in space.schedule for chunks in sorted(
+            {2} if name in _TWO_CHUNKS else {1} if name in _ONE_CHUNK else set(space.virtual) - {1})
+            if pipeline * chunks <= model.blocks and (chunks == 1 or base["micro_batches"] % pipeline == 0)]
+    is_plain = base["tensor"] == base["context"] == pipeline == 1
+    for (schedule, virtual), sharding, checkpointing, sequence_parallel, precision, optimizer, offload, compiles in (
+            itertools.product(schedules, space.sharding, space.checkpointing, space.sequence_parallel, space.precision,
+                              space.optimizer, space.offload, space.compile)):
+        is_sharded = sharding.startswith("fsdp")
+        if is_sharded and shards == 1 and base["replicate"] > 1 or not is_sharded and shards > 1:
+            continue
+        if not is_sharded and not is_plain and base["replicate"] > 1 or sharding == "zero1" and base["replicate"] == 1:
+            continue  # torch's DDP takes no DTensors, and no stages
+        if is_sharded and shards == 1 or not is_sharded and offload or checkpointing != "none" and not model.blocks:
+            continue
+        if not sequence_parallel and base["tensor"] == 1 and True in space.sequence_parallel:
+            continue
+        if sharding == "fsdp" and pipeline > 1 and "fsdp_kept" in space.sharding:
+            continue  # gathered anew for every micro-batch of a pipeline: torchtitan keeps what it gathered
+        yield Layout(**base, virtual=virtual, schedule=schedule, sharding=sharding, checkpointing=checkpointing,
+                     sequence_parallel=sequence_parallel, precision=precision, optimizer=optimizer, offload=offload,
+                     compile=compiles)

@@ -1,0 +1,213 @@
+"""Probes: profiles of one rank with few blocks and few micro-batches, each made once, from which steps are composed."""
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from analyzer.api.profile import profile
+from analyzer.distributed.world import world
+from analyzer.errors import ProfileFormatError
+from analyzer.hardware import DeviceSpec
+from analyzer.hardware.cluster_spec import ClusterSpec
+from analyzer.hardware.unseen import list_unseen
+from analyzer.output import write_output
+from analyzer.parallel.profile_ranks import SUMS, find_compute_spreads, find_spread
+from analyzer.profilers.collective import POINT_TO_POINT
+from analyzer.record.options import ProfileOptions
+from analyzer.results.info import bound_seconds
+from analyzer.results.profile import Profile
+from analyzer.zoo.target import Target, load_target
+
+from .layout import Layout
+from .rank import RankJob
+from .stage import Part, Template
+
+Figures = dict[str, float]
+
+#: Ranks of the short pipeline in which each kind of stage runs, its place there, how many of its micro-batches are in
+#: flight at once in 1F1B, and how many there are: one more than that.
+SHORT, LONG = 2, 3
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A rank to profile: of a ``layout`` whose pipeline and micro-batches are those that run, the one at ``place``,
+    which holds ``part``. ``bare`` ones compute one micro-batch and no update, without any wrapper.
+    """
+
+    layout: Layout
+    part: Part
+    place: int = 0
+    bare: bool = False
+
+    @property
+    def key(self) -> str:
+        return json.dumps([asdict(self.layout), list(self.part), self.place, self.bare], sort_keys=True)
+
+    @classmethod
+    def of_key(cls, key: str) -> Probe:
+        layout, part, place, bare = json.loads(key)
+        return cls(Layout(**layout), Part(*part), place, bare)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What all probes of a search have in common: the model, its sequence, and where it is trained."""
+
+    target: Any                 #: a text, or a `Target`
+    cluster: ClusterSpec
+    sequence: int | None = None
+    tensor_plan: tuple[tuple[str, str], ...] | None = None
+
+    @property
+    def device(self) -> DeviceSpec:
+        return self.cluster.device
+
+    def find_target(self) -> Target:
+        return load_target(self.target) if isinstance(self.target, str) else self.target
+
+
+@lru_cache(maxsize=2)
+def find_template(subject: Subject) -> Template:
+    """The model of a search, made once in each process."""
+    return Template(subject.find_target(), None if subject.tensor_plan is None else dict(subject.tensor_plan))
+
+
+@dataclass(frozen=True)
+class ProbeJob:
+    """A probe of a subject, to be run in any process."""
+
+    subject: Subject
+    probe: Probe
+
+    def make_row(self, error: str) -> dict[str, Any]:
+        return {"error": error}
+
+
+def run_probe(job: ProbeJob) -> dict[str, Any]:
+    """The figures of a probe, or the ``error`` that its model raised."""
+    warnings.filterwarnings("ignore", module="torch.distributed")
+    try:
+        return dict(measure(job.subject, job.probe))
+    except Exception as error:  # a layout that this model, or torch, does not take
+        return {"error": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"}
+
+
+def profile_probe(subject: Subject, probe: Probe) -> tuple[Profile, RankJob]:
+    """The profile of a probe, as `analyzer.profile` makes it in a `world`."""
+    layout = probe.layout
+    ranks_a_stage = layout.devices // layout.pipeline
+    rank = probe.place * ranks_a_stage
+    with world(layout.devices, rank, cluster=subject.cluster):
+        job = RankJob(find_template(subject), layout, [probe.part], [probe.place], rank, layout.micro_batches,
+                      subject.sequence)
+        found = profile(job.build, job.inputs(), step=job.step, device=subject.device,
+                        optimizer=None if probe.bare else layout.optimizer, options=ProfileOptions(
+                            keep_events=False, steps=1 if probe.bare else 2, unknown_value="placeholder"))
+    return found, job
+
+
+def measure(subject: Subject, probe: Probe) -> Figures:
+    """What a probe's profile says, as numbers that add up: bytes, seconds, and what the seconds are spent on."""
+    found, _ = profile_probe(subject, probe)
+    return read_figures(found, subject.device, probe.layout.devices)
+
+
+def read_figures(p: Profile, device: DeviceSpec, size: int) -> Figures:
+    """The numbers of a profile from which steps are composed."""
+    steps = (p.phases, p.first_step)
+    def peak_in(*names: str) -> int:
+        return max([phases[name].peak_allocated_bytes or 0 for phases in steps for name in names if name in phases],
+                   default=0)
+
+    def seconds_of(name: str) -> float:
+        return (p.phases[name].seconds or 0.0) if name in p.phases else 0.0
+
+    rows = p.comm or ()
+    waits = {phase: sum(row.exposed_seconds or 0.0 for row in rows if row.kind in POINT_TO_POINT
+                        and row.phase == phase) for phase in ("forward", "backward")}
+    used = {row.group for row in rows if row.phase == "forward"}
+    exchange = sum(row.exposed_seconds or 0.0 for row in rows if row.kind in SUMS and row.phase == "backward"
+                   and row.group not in used)
+    sends = [row.seconds or 0.0 for row in rows if row.kind in POINT_TO_POINT]
+    mfu = p.mfu() if p.step_seconds else None
+    above, below = find_compute_spreads(p)
+    forward = p.phases.get("forward")
+    bounds: dict[str, float] = {}
+    for name in ("forward", "backward", "optimizer"):
+        if name in p.phases:
+            for bound, seconds in {**bound_seconds(p.phases[name]), "launch": p.phases[name].launch_seconds or 0.0,
+                                   "exposed": p.phases[name].exposed_comm_seconds or 0.0}.items():
+                bounds[bound] = bounds.get(bound, 0.0) + seconds
+    figures: dict[str, float | None] = {
+        "params": p.params, "param_bytes": p.param_bytes, "optimizer_bytes": p.optimizer_bytes,
+        "peak_bytes": p.peak_allocated_bytes, "reserved_bytes": p.peak_reserved_bytes,
+        "pass_peak_bytes": peak_in("forward", "backward"), "update_peak_bytes": peak_in("optimizer", "zero_grad"),
+        "kept_bytes": None if forward is None else forward.allocated_bytes,
+        "forward_seconds": seconds_of("forward") - waits["forward"],
+        "backward_seconds": seconds_of("backward") - waits["backward"] - exchange,
+        "exchange_seconds": exchange,
+        "optimizer_seconds": seconds_of("optimizer"), "step_seconds": p.step_seconds,
+        "send_seconds": sum(sends) / len(sends) if sends else 0.0,
+        "ideal_seconds": None if mfu is None else mfu * (p.step_seconds or 0.0),
+        "comm_bytes": float(sum(row.bytes or 0 for row in rows)), "above": above, "below": below,
+        "transfer_spread": find_spread(p, [row for row in rows if row.kind in POINT_TO_POINT]),
+        "group_spread": find_spread(p, [row for row in rows if row.kind in SUMS]),
+        "host_bytes": p.host_peak_bytes or 0,
+        "unseen_bytes": float(sum(unseen.bytes or 0 for unseen in list_unseen(device, size))),
+        **{f"bound_{name}": seconds for name, seconds in bounds.items()}}
+    if p.step_seconds is None or p.peak_allocated_bytes is None or p.out_of_memory is not None:
+        raise ProfileFormatError("the time or the peak of a rank is not known")
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+class Journal:
+    """Figures of probes that were made, also kept in a file, so that a search that was stopped goes on."""
+
+    def __init__(self, path: Path | None, head: Mapping[str, Any]) -> None:
+        self.path, self.known = path, dict[str, dict[str, Any]]()
+        self.made = 0
+        first = json.dumps({"format": "analyzer.search", "version": 1, **head}, sort_keys=True)
+        if path is None:
+            return
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            if not lines or lines[0] != first:
+                raise ProfileFormatError(f"{path}: was written by another search or version; give another file, or "
+                                         "remove it")
+            self.known.update(self._read(lines[1:]))
+        else:
+            write_output(path, first + "\n")
+
+    @staticmethod
+    def _read(lines: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        for line in lines:
+            try:
+                key, figures = json.loads(line)
+            except ValueError:  # the line that was being written
+                continue
+            yield key, figures
+
+    def add(self, probe: Probe, figures: dict[str, Any]) -> None:
+        self.made += 1
+        self.known[probe.key] = figures
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([probe.key, figures]) + "\n")
+
+
+def bare_probe(layout: Layout, part: Part) -> Probe:
+    """One micro-batch of a part without wrappers and update: what a rank of the layout computes at least."""
+    return Probe(replace(layout, replicate=1, shard=1, pipeline=1, virtual=1, schedule="1F1B", micro_batches=1,
+                         sharding="ddp", precision="plain", optimizer=None, offload=False), part, 0, True)
+
+
+def torch_versions() -> str:
+    return str(torch.__version__)

@@ -1,0 +1,243 @@
+"""One rank of a layout: its parts divided, checkpointed, compiled and sharded as a script would, and its step."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from analyzer.record.eager import default_loss
+
+from .layout import Layout
+from .stage import Part, Stage, Template
+from .tensor_parallel import divide_stage
+
+
+def causal_loss(logits: Any, labels: Tensor) -> Tensor:
+    """As torchtitan/components/loss.py, `cross_entropy_loss`: in float32, labels already shifted."""
+    return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
+
+
+def make_part(template: Template, part: Part, layout: Layout, mesh: Any) -> Stage:
+    """A part of a model as a rank of a layout holds it: tensor parallel first, then checkpoints, then compiled, then
+    sharded, in the order of torchtitan (torchtitan/models/llama3/infra/parallelize.py).
+    """
+    model = template.cut(part)
+    stage = Stage(model, part, template.path.rpartition(".")[0])
+    if layout.precision == "bf16" or layout.precision == "plain":
+        stage.to(torch.bfloat16)
+    blocks = list(model.get_submodule(template.path).children())[:part.blocks] if template.blocks else []
+    if layout.tensor > 1:
+        divide_stage(template, stage, blocks, mesh["tensor"], layout.sequence_parallel)
+    checkpoint_blocks(blocks, layout.checkpointing)
+    if layout.compile:
+        for block in blocks or [stage]:
+            block.compile()
+    if layout.sharding.startswith("fsdp"):
+        shard_stage(stage, blocks, layout, mesh)
+    stage.to_empty(device="cpu" if layout.offload else "cuda")
+    return stage
+
+
+def shard_stage(stage: nn.Module, blocks: Sequence[nn.Module], layout: Layout, mesh: Any) -> None:
+    """`fully_shard` of each block, and of the rest; the last block is not resharded between its passes."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    names = [name for name in ("replicate", "shard") if layout.context == 1 and name in mesh.mesh_dim_names]
+    if layout.context > 1:  # ranks of one sequence divide parameters too
+        parts = tuple(name for name in ("data", "context") if name in mesh.mesh_dim_names)
+        flat = mesh[parts]._flatten("shard") if len(parts) > 1 else mesh[parts[0]]
+        names = [name for name in ("replicate", ) if name in mesh.mesh_dim_names]
+        options: dict[str, Any] = {"mesh": DeviceMesh._concatenate([mesh["replicate"], flat]) if names else flat}
+    else:
+        options = {"mesh": mesh[tuple(names)] if len(names) > 1 else mesh[names[0]]}
+    if layout.precision == "mixed":
+        options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    if layout.offload:
+        options["offload_policy"] = CPUOffloadPolicy()
+    gathers_twice = layout.sharding == "fsdp"
+    for block in blocks:
+        fully_shard(block, **options, reshard_after_forward=gathers_twice and block is not blocks[-1])
+    fully_shard(stage, **options, reshard_after_forward=False)
+
+
+def checkpoint_blocks(blocks: Sequence[nn.Module], kind: str) -> None:
+    """Run blocks again in backward; of ``"selective"`` ones without attention and every second product."""
+    options: dict[str, Any] = {} if kind == "blocks" else {"context_fn": _selective_contexts}
+    for block in blocks if kind != "none" else ():
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **options)
+
+
+def _selective_contexts() -> Any:
+    """As torchtitan/distributed/activation_checkpoint.py, `_apply_op_sac`: every second `mm` is run again."""
+    counts = {False: 0, True: 0}
+    kept = {torch.ops.aten._scaled_dot_product_efficient_attention.default,
+            torch.ops.aten._scaled_dot_product_flash_attention.default,
+            torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+            torch.ops._c10d_functional.reduce_scatter_tensor.default}
+
+    def choose(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if op is torch.ops.aten.mm.default:
+            counts[ctx.is_recompute] += 1
+            return CheckpointPolicy.PREFER_RECOMPUTE if counts[ctx.is_recompute] % 2 == 0 else (
+                CheckpointPolicy.MUST_SAVE)
+        return CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(choose)
+
+
+class RankJob:
+    """One rank of a layout, as `analyzer.profile` takes it: ``build``, ``step`` and ``inputs`` are called in its world.
+
+    ``pipeline`` ranks run ``micro_batches`` micro-batches; of each stage of this rank ``parts`` says what it holds.
+    """
+
+    def __init__(self, template: Template, layout: Layout, parts: Sequence[Part], stages: Sequence[int], rank: int,
+                 micro_batches: int, sequence: int | None) -> None:
+        self.template, self.layout, self.parts, self.rank = template, layout, list(parts), rank
+        self.stages, self.micro_batches, self.sequence = list(stages), micro_batches, sequence
+        self.schedule: Any = None
+        self.wrapped: Any = None
+
+    @property
+    def size(self) -> int:
+        return self.layout.devices
+
+    def make_mesh(self) -> Any:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        lay = self.layout
+        shards = lay.shard * lay.context
+        sizes = {"pipeline": lay.pipeline, "replicate": lay.replicate, "shard": shards, "tensor": lay.tensor}
+        if lay.context > 1:
+            sizes = {"pipeline": lay.pipeline, "replicate": lay.replicate, "data": lay.shard, "context": lay.context,
+                     "tensor": lay.tensor}
+        kept = {name: n for name, n in sizes.items() if n > 1} or {"shard": 1}
+        mesh = init_device_mesh("cuda", tuple(kept.values()), mesh_dim_names=tuple(kept))
+        return mesh
+
+    def build(self) -> nn.Module:
+        """Make the rank's stages and, in a pipeline, their schedule."""
+        mesh, lay = self.make_mesh(), self.layout
+        self.mesh = mesh
+        made = [make_part(self.template, part, lay, mesh) for part in self.parts]
+        self.model = made[0] if len(made) == 1 else nn.ModuleList(made)
+        if lay.pipeline > 1:
+            self.schedule = self._make_schedule(made, mesh)
+            return nn.ModuleList(made)
+        if not lay.sharding.startswith("fsdp") and lay.replicate > 1:
+            self.wrapped = nn.parallel.DistributedDataParallel(made[0], gradient_as_bucket_view=True)
+            return nn.ModuleList([self.wrapped])
+        return nn.ModuleList(made)  # which takes no arguments: `step` has them
+
+    def _make_schedule(self, made: Sequence[Stage], mesh: Any) -> Any:
+        from torch.distributed.pipelining import PipelineStage
+        from torch.distributed.pipelining.schedules import get_schedule_class
+
+        lay = self.layout
+        group = mesh["pipeline"].get_group()
+        tokens = self._tokens(1)
+        hidden = self._hidden()
+        stages = [PipelineStage(stage, index, lay.pipeline * lay.virtual, torch.device("cuda"), group=group,
+                                input_args=(tokens if stage.part.first else hidden,),
+                                output_args=(self._logits() if stage.part.last else hidden,))
+                  for stage, index in zip(made, self.stages)]
+        cls: Any = get_schedule_class(lay.schedule)
+        options: dict[str, Any] = {"loss_fn": causal_loss}
+        is_single = lay.virtual == 1 and lay.schedule in ("1F1B", "GPipe")
+        return cls(stages[0] if is_single else stages, self.micro_batches, **options)
+
+    def _length(self) -> int:
+        return (self.sequence or self.template.inputs[0].shape[1]) // self.layout.context
+
+    def _tokens(self, micro_batches: int) -> Tensor:
+        return torch.empty(micro_batches * self.layout.micro_batch, self._length(), dtype=torch.int64, device="meta")
+
+    def _hidden(self) -> Tensor:
+        embedding: Any = self.template.model.get_submodule(self.template.before[0])
+        length = self._length() // (self.layout.tensor if self.layout.sequence_parallel else 1)
+        return torch.empty(self.layout.micro_batch, length, embedding.weight.shape[-1], dtype=torch.bfloat16,
+                           device="meta", requires_grad=True)
+
+    def _logits(self) -> Tensor:
+        head: Any = self.template.model.get_submodule(self.template.behind[-1])
+        return torch.empty(self.layout.micro_batch, self._length(), head.weight.shape[0], dtype=torch.bfloat16,
+                           device="meta", requires_grad=True)
+
+    def inputs(self) -> tuple[Any, ...]:
+        """What ``step`` is given."""
+        if self.layout.pipeline == 1 and not self.parts[0].first:
+            return (self._hidden(), )
+        if not self.template.takes_tokens:
+            return tuple([torch.empty(self.layout.micro_batch, *spec.shape[1:], dtype=spec.dtype, device="meta")
+                          for spec in self.template.inputs])
+        return (torch.zeros(self.micro_batches * self.layout.micro_batch, self._length(), dtype=torch.int64), )
+
+    def _computing(self) -> AbstractContextManager[Any]:
+        lay = self.layout
+        if lay.precision == "mixed" and not lay.sharding.startswith("fsdp"):
+            return torch.autocast("cuda", dtype=torch.bfloat16)
+        return nullcontext()
+
+    def _training(self) -> AbstractContextManager[Any]:
+        """What a step runs in: losses of divided logits, attention over the ranks of one sequence."""
+        stack = ExitStack()
+        if self.layout.context > 1:
+            from torch.distributed.tensor.experimental import context_parallel
+            from torch.nn.attention import SDPBackend, sdpa_kernel
+
+            # inputs are of this rank's tokens already; what is divided in the place of them is a list of positions
+            positions = torch.zeros(1, self._length() * self.layout.context, dtype=torch.int64, device="cuda")
+            stack.enter_context(sdpa_kernel([SDPBackend.FLASH_ATTENTION]))
+            stack.enter_context(context_parallel(self.mesh["context"], buffers=[positions], buffer_seq_dims=[1]))
+        if self.layout.tensor > 1 and self.template.takes_tokens and any(part.last for part in self.parts):
+            from torch.distributed.tensor.parallel import loss_parallel
+
+            stack.enter_context(loss_parallel())
+        return stack
+
+    def step(self, _: nn.Module, optimizer: Any, *inputs: Any) -> None:
+        """Passes of all micro-batches, and the update."""
+        with self._training():
+            if self.schedule is not None:
+                given = {"target": inputs[0]} if any(part.last for part in self.parts) else {}
+                self.schedule.step(*([inputs[0]] if self.parts[0].first else []), return_outputs=False,
+                                   **given)
+            else:
+                self._accumulate(inputs)
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def _accumulate(self, inputs: Sequence[Any]) -> None:
+        model = self.model if self.wrapped is None else self.wrapped
+        for i in range(self.micro_batches):
+            here = inputs
+            if self.template.takes_tokens and self.parts[0].first:
+                size = self.layout.micro_batch
+                here = [inputs[0][i * size:(i + 1) * size]]
+            is_last = i == self.micro_batches - 1
+            with nullcontext() if self.wrapped is None or is_last else self.wrapped.no_sync():
+                with self._computing():
+                    out = model(*here)
+                    loss = self._loss(out, here)
+                if loss is None:
+                    out.backward(torch.empty_like(out))
+                else:
+                    del out
+                    loss.backward()
+                del loss
+
+    def _loss(self, out: Any, inputs: Sequence[Any]) -> Tensor | None:
+        if not self.parts[-1].last:
+            return None
+        if not self.template.takes_tokens:
+            return default_loss(out)
+        labels = inputs[0] if self.parts[0].first else torch.zeros(out.shape[:2], dtype=torch.int64, device="cuda")
+        return causal_loss(out, labels)

@@ -1,0 +1,245 @@
+"""What a search found: the ranked table, the Pareto front, the best layout in detail; text, page, JSON, DataFrame."""
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analyzer.errors import MissingExtraError
+from analyzer.output import write_output
+from analyzer.parallel.pipeline_page import pipeline_part
+from analyzer.report.node_table import print_rows
+from analyzer.report.page.document import Headline, Part, Tile, headline_part, summary_part, write_page
+from analyzer.units import format_bytes, format_count, format_ends, format_percent, format_seconds
+
+from .compose import Step
+from .layout import Layout
+
+if TYPE_CHECKING:
+    import pandas
+
+_DAY = 86400.0
+_HOUR = 3600.0
+_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that would help: by what factor tokens a second grow, and the layout then."""
+
+    name: str
+    gain: float
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The ``best`` layouts, the fastest first; where nothing ``fits`` those that lack the least memory. ``composed``
+    are all whose steps are known, ``counts`` how many layouts there were and why others were left out, ``failed`` how
+    many raised which error. ``changes`` would help the best one; ``neighbors`` are the best steps of other numbers of
+    devices. ``profiles`` is how many ranks were profiled.
+    """
+
+    name: str
+    devices: int
+    cluster: str
+    device: str
+    capacity_bytes: int | None
+    global_batch: int
+    sequence: int
+    tokens: int | None
+    price: float | None
+    steps: tuple[Step, ...]
+    composed: tuple[Step, ...]
+    fits: bool
+    changes: tuple[Change, ...]
+    neighbors: tuple[tuple[int, Step | None], ...]
+    counts: Mapping[str, int]
+    failed: Mapping[str, int]
+    profiles: int
+    assumptions: tuple[str, ...]
+
+    @property
+    def best(self) -> Step:
+        """The fastest step that fits; where none does, the one that lacks the least memory."""
+        return self.steps[0]
+
+    def tokens_per_second(self, step: Step, devices: int | None = None) -> float:
+        """Of all devices together."""
+        return step.layout.global_batch * self.sequence / step.step_seconds
+
+    def free_bytes(self, step: Step) -> int | None:
+        """What is left of a device's memory; negative where a step lacks some."""
+        return None if self.capacity_bytes is None else self.capacity_bytes - step.needed_bytes
+
+    def days(self, step: Step) -> float | None:
+        """Of the whole run."""
+        return None if self.tokens is None else self.tokens / self.tokens_per_second(step) / _DAY
+
+    def dollars(self, step: Step) -> float | None:
+        """Of the whole run."""
+        days = self.days(step)
+        return None if days is None or self.price is None else days * _DAY / _HOUR * step.layout.devices * self.price
+
+    @property
+    def pareto(self) -> tuple[Step, ...]:
+        """Of all composed steps those than which none is both faster and smaller, the fastest first."""
+        found: list[Step] = []
+        for step in sorted(self.composed, key=lambda s: (s.step_seconds, s.needed_bytes, s.layout)):
+            if not found or step.needed_bytes < found[-1].needed_bytes:
+                found.append(step)
+        return tuple(found)
+
+    def rows(self, steps: Sequence[Step] | None = None) -> list[dict[str, Any]]:
+        """A row of plain numbers for each of the ranked steps, or of those given."""
+        return [{**asdict(step.layout), "layout": str(step.layout), "devices": step.layout.devices,
+                 "needed_bytes": step.needed_bytes, "free_bytes": self.free_bytes(step),
+                 "fits": None if self.capacity_bytes is None else step.needed_bytes <= self.capacity_bytes,
+                 "peak_allocated_bytes": step.peak_bytes, "step_seconds": step.step_seconds,
+                 "step_seconds_low": None if step.step_seconds_range is None else step.step_seconds_range[0],
+                 "step_seconds_high": None if step.step_seconds_range is None else step.step_seconds_range[1],
+                 "bound": step.bound, "mfu": step.mfu, "tokens_per_second": self.tokens_per_second(step),
+                 "days": self.days(step), "dollars": self.dollars(step)}
+                for step in (self.steps if steps is None else steps)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that ``json.dumps`` takes."""
+        return {"model": self.name, "devices": self.devices, "cluster": self.cluster, "device": self.device,
+                "capacity_bytes": self.capacity_bytes, "global_batch": self.global_batch, "sequence": self.sequence,
+                "tokens": self.tokens, "price": self.price, "fits": self.fits, "layouts": self.rows(),
+                "pareto": self.rows(self.pareto), "stages": [asdict(stage) for stage in self.best.stages],
+                "changes": [asdict(change) for change in self.changes],
+                "neighbors": [{"devices": devices, "best": None if step is None else self.rows([step])[0]}
+                              for devices, step in self.neighbors],
+                "counts": dict(self.counts), "failed": dict(self.failed), "profiles": self.profiles,
+                "assumptions": list(self.assumptions)}
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The result as JSON text, also written to ``path`` if given."""
+        text = json.dumps(self.to_dict(), indent=1)
+        if path is not None:
+            write_output(Path(path), text)
+        return text
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """The rows of all composed steps. Raises MissingExtraError without pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise MissingExtraError("to_dataframe(): pandas is not installed: "
+                                    "pip install 'symbolic-analyzer[dataframe]'") from error
+        return pandas.DataFrame(self.rows(self.composed))
+
+    def table(self, steps: Sequence[Step] | None = None, fmt: str = "text") -> str:
+        """The ranked layouts, a row each."""
+        headers, rows = self._cells(self.steps if steps is None else steps)
+        return print_rows(headers, rows, left=(1, 5), fmt=fmt)
+
+    def _cells(self, steps: Sequence[Step]) -> tuple[list[str], list[list[str]]]:
+        headers = ["", "Layout", "Needed", "Free", "Step", "Bound", "MFU", "Tokens/s"]
+        rows = []
+        for i, step in enumerate(steps, 1):
+            ends = step.step_seconds_range
+            seconds = format_seconds(step.step_seconds)
+            seconds += "" if ends is None else f" ({format_ends(seconds, map(format_seconds, ends))})"
+            speed = format_count(round(self.tokens_per_second(step)))
+            rows.append([str(i), str(step.layout), format_bytes(step.needed_bytes), format_bytes(self.free_bytes(step)),
+                         seconds, step.bound, format_percent(step.mfu), speed])
+        if self.tokens is not None:
+            headers.append("Days")
+            for row, step in zip(rows, steps):
+                row.append(f"{self.days(step):.2f}")
+            if self.price is not None:
+                headers.append("Cost")
+                for row, step in zip(rows, steps):
+                    row.append(f"${self.dollars(step):,.0f}")
+        return headers, rows
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        said = (f"{self.name} on {self.devices:,} {self.device}: steps of {self.global_batch:,} samples of "
+                f"{self.sequence:,} tokens")
+        yield said
+        yield "" if self.fits else "nothing fits; of these layouts the least memory is missing:"
+        yield self.table()
+        counts = dict(self.counts)
+        layouts, composed = counts.pop("layouts"), counts.pop("composed")
+        left = ", ".join(f"of {n:,} {why}" for why, n in counts.items() if n)
+        yield from _wrap(f"{layouts:,} layouts; the steps of {composed:,} were composed of {self.profiles:,} profiled "
+                         f"ranks" + (f"; {left}" if left else ""))
+        for error, number in self.failed.items():
+            yield from _wrap(f"{number:,} layouts failed: {error}")
+        yield ""
+        yield f"best: {self.best.layout}"
+        yield self.stage_table()
+        if self.best.timeline is not None:
+            yield self.best.timeline.render(_WIDTH)
+        yield from self._advice()
+        yield from (line for text in self.assumptions for line in _wrap(f"- {text}"))
+
+    def _advice(self) -> Iterator[str]:
+        if len(self.pareto) > 1:
+            yield "\nless memory for more time (Pareto front of the composed steps):"
+            yield self.table(self.pareto)
+        if self.changes:
+            yield "\nwhat would help most:"
+            for change in self.changes:
+                yield from _wrap(f"- {change.name}: {change.gain:.2f} times the tokens a second ({change.layout})")
+        for devices, step in self.neighbors:
+            if step is None:
+                yield f"on {devices:,} devices nothing fits"
+            else:
+                yield from _wrap(f"on {devices:,} devices: {format_seconds(step.step_seconds)} a step, "
+                                 f"{format_percent(step.mfu)} MFU ({step.layout})")
+
+    def stage_table(self) -> str:
+        """Memory and time of each kind of rank of the best layout."""
+        rows = [[str(stage.rank), str(stage.part.blocks), format_count(stage.params), str(stage.in_flight),
+                 format_bytes(stage.peak_bytes), format_bytes(stage.update_peak_bytes),
+                 format_seconds(stage.forward_seconds), format_seconds(stage.backward_seconds),
+                 format_seconds(stage.optimizer_seconds)] for stage in self.best.stages]
+        headers = ["Rank", "Blocks", "Params", "In flight", "Peak of passes", "Of update", "Forward", "Backward",
+                   "Update"]
+        return print_rows(headers, rows)
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """A page, also written to ``path``: memory and time of all composed layouts, the best one's schedule, all as
+        text. Raises MissingExtraError without plotly.
+        """
+        best = self.best
+        tiles = [Tile("Step", format_seconds(best.step_seconds), str(best.layout)),
+                 Tile("MFU", format_percent(best.mfu), f"bound: {best.bound}"),
+                 Tile("Needed", format_bytes(best.needed_bytes), f"of {format_bytes(self.capacity_bytes)}"),
+                 Tile("Tokens a second", f"{self.tokens_per_second(best):,.0f}", f"{self.devices:,} devices")]
+        said = f"{best.layout} is the fastest that fits" if self.fits else "nothing fits"
+        parts = [headline_part(Headline.of(self.fits, said), tiles), self._sweep_part()]
+        if best.timeline is not None:
+            line = best.timeline
+            parts.append(pipeline_part(line.ranks, line.actions, line.step_seconds))
+        parts.append(summary_part(str(self)))
+        return write_page(f"Layouts of {self.name} on {self.devices:,} {self.device}", parts, path)
+
+    def _sweep_part(self) -> Part:
+        steps = self.composed
+        fields = ("sharding", "tensor", "context", "pipeline", "schedule", "micro_batch", "checkpointing")
+        dimensions = []
+        for name in fields:
+            values = [str(getattr(step.layout, name)) for step in steps]
+            if len(set(values)) > 1:
+                dimensions.append({"title": name, "values": values, "order": sorted(set(values))})
+        quantities = [{"title": "Needed", "unit": "bytes", "more": False, "values": [s.needed_bytes for s in steps]},
+                      {"title": "Step", "unit": "seconds", "more": False, "values": [s.step_seconds for s in steps]},
+                      {"title": "MFU", "unit": "share", "more": True, "values": [s.mfu for s in steps]}]
+        fits = ["unknown" if self.capacity_bytes is None else "yes" if s.needed_bytes <= self.capacity_bytes else "no"
+                for s in steps]
+        return Part("sweep", "Layouts", {"dimensions": dimensions, "fits": fits, "quantities": quantities,
+                                         "x": "Needed", "y": "Step"})
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ")

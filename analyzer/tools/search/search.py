@@ -1,0 +1,335 @@
+"""`search`: the best layouts of a training job, found by profiling as few ranks as the bounds allow."""
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from analyzer.errors import InputError, UnknownDeviceError, is_count
+from analyzer.hardware.cluster_spec import ClusterSpec, cluster_of, find_cluster
+from analyzer.results.build import package_version
+from analyzer.tools.sweep.run import run_in_executor, start_worker
+from analyzer.zoo.target import Target
+
+from .compose import ModelSizes, Step, compose, least_bytes, least_seconds, list_bare, list_parts, list_probes
+from .layout import Layout, Question, Space, list_layouts
+from .probe import Figures, Journal, Probe, ProbeJob, Subject, find_template, run_probe, torch_versions
+from .result import Change, SearchResult
+from .stage import LINEAR_WAYS, Part, Template, find_way
+
+GLOBAL_BATCH = 1024       #: samples of a step where nothing says how many
+LONGEST = 8192            #: tokens of a sample where nothing says how many, if the model takes so many
+_ROUND = 8                #: layouts whose steps are composed before bounds are looked at again, whatever the workers
+Progress = Callable[[float, str], None]
+
+
+def read_cluster(text: str | ClusterSpec) -> tuple[int, ClusterSpec]:
+    """How many devices, and of which cluster: ``"64xh100"``, ``"512xdgx_h100"``. Raises InputError.
+
+    >>> devices, cluster = read_cluster("64xh100")
+    >>> devices, cluster.device.name, cluster.devices_per_host
+    (64, 'h100_sxm', 8)
+    """
+    match = re.fullmatch(r"([1-9][0-9_,]*) ?x ?(.+)", text.strip()) if isinstance(text, str) else None
+    if match is None:
+        raise InputError(f"cluster {text!r}: write how many devices of which kind, as in 64xh100 or 512xdgx_h100")
+    name = match[2]
+    try:
+        found = cluster_of(name)
+    except UnknownDeviceError:
+        found = find_cluster(name)
+    return int(re.sub("[_,]", "", match[1])), found
+
+
+def model_sizes(template: Template, sequence: int) -> ModelSizes:
+    """The sizes of a model that bounds are made of."""
+    def count(modules: Sequence[nn.Module]) -> int:
+        return sum(p.numel() for module in modules for p in module.parameters())
+
+    def find(paths: Sequence[str]) -> list[Any]:
+        return [template.model.get_submodule(path) for path in paths]
+
+    facts = template.facts
+    if not template.blocks:
+        whole = count([template.model])
+        return ModelSizes(0, 0, whole, 0, (0, 0, 0), 0, False, sequence)
+    divided = count([module for path, module in template.blocks[0].named_modules()
+                     if find_way(template.plan, f"{template.path}.0.{path}") in LINEAR_WAYS])
+    before, behind = find(template.before), find(template.behind)
+    ends = count(before), count(behind)
+    width = before[0].weight.shape[-1] if not facts.no_pipeline else 0
+    if facts.no_pipeline:  # what is shared counts once
+        ends = count([template.model]) - count(template.blocks), 0
+        return ModelSizes(facts.blocks, count(template.blocks[:1]), *ends, (divided, ends[0], 0), 0, False, sequence)
+    return ModelSizes(facts.blocks, count(template.blocks[:1]), *ends, (divided, ends[0], count(behind[-1:])),
+                      int(width), True, sequence)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a search; `best` is the best step until then."""
+
+    def __init__(self, best: Step | None, made: int) -> None:
+        super().__init__(f"{made} ranks were profiled" + ("" if best is None else f"; best so far: {best.layout}"))
+        self.best = best
+
+
+@dataclass
+class Candidate:
+    layout: Layout
+    seconds: float = 0.0  #: bound of its step
+
+
+class Searcher:
+    """One search: what is asked, what is known, and who profiles."""
+
+    def __init__(self, subject: Subject, question: Question, journal: Journal, run: Callable[
+            [Sequence[ProbeJob]], Iterator[tuple[ProbeJob, dict[str, Any]]]], progress: Progress | None = None) -> None:
+        self.subject, self.question, self.journal, self._run, self._progress = subject, question, journal, run, progress
+        self.template = find_template(subject)
+        self.facts = self.template.facts
+        self.sizes = model_sizes(self.template, question.sequence or 1)
+        self.capacity = subject.device.memory_bytes
+        self.steps: dict[Layout, Step] = {}
+        self.counts: Counter[str] = Counter()
+        self.failed: dict[str, list[Layout]] = {}
+        self.candidates: list[Candidate] = []
+        self._wanted = self._done = 0
+
+    @property
+    def best(self) -> Step | None:
+        return next(iter(self.ranked), None)
+
+    @property
+    def ranked(self) -> list[Step]:
+        """Steps that fit, the fastest first."""
+        return sorted((step for step in self.steps.values() if self.fits(step)), key=lambda s: (
+            s.step_seconds, s.needed_bytes, s.layout))
+
+    def fits(self, step: Step) -> bool:
+        return self.capacity is None or step.needed_bytes <= self.capacity
+
+    def figures_of(self, probe: Probe) -> dict[str, Any]:
+        return self.journal.known[self._key(probe)]
+
+    def _key(self, probe: Probe) -> str:
+        return probe.key
+
+    def measure(self, probes: Sequence[Probe]) -> None:
+        """Profile those that are not known yet; each is written down as it comes."""
+        new = list({probe.key: probe for probe in probes if probe.key not in self.journal.known}.values())
+        self._wanted += len(new)
+        for job, figures in self._run([ProbeJob(self.subject, probe) for probe in new]):
+            self.journal.add(job.probe, figures)
+            self._done += 1
+            if self._progress is not None:
+                best = self.best
+                self._progress(self._done / (self._wanted or 1) if self.steps else 0.5 * self._done / self._wanted,
+                               "ranks profiled" if best is None else f"best so far: {best.step_seconds:.4g} s, "
+                               f"{best.layout}")
+
+    def _find_error(self, probes: Mapping[Any, Probe]) -> str | None:
+        return next((found["error"] for probe in probes.values() if "error" in (found := self.figures_of(probe))), None)
+
+    def bound(self) -> None:
+        """Bounds of all layouts; those that cannot fit are dropped before and after what they compute is known."""
+        layouts = list(list_layouts(self.question, self.facts))
+        self.counts["layouts"] = len(layouts)
+        room = float("inf") if self.capacity is None else float(self.capacity)
+        left = [layout for layout in layouts if least_bytes(layout, self.sizes, None) <= room]
+        self.counts["states do not fit"] = len(layouts) - len(left)
+        if not left and layouts:  # the least short ones, to say by how much
+            left = sorted(layouts, key=lambda one: (least_bytes(one, self.sizes, None), one))[:_ROUND]
+            room = float("inf")
+        self.measure([probe for layout in left for probe in list_bare(layout, self.sizes).values()])
+        kept: list[tuple[float, Layout, Mapping[str, Figures]]] = []
+        for layout in left:
+            probes = list_bare(layout, self.sizes)
+            if (error := self._find_error(probes)) is not None:
+                self.failed.setdefault(error, []).append(layout)
+                continue
+            bare = {name: self.figures_of(probe) for name, probe in probes.items()}
+            kept.append((least_bytes(layout, self.sizes, bare), layout, bare))
+        inside = [one for one in kept if one[0] <= room]
+        self.counts["activations do not fit"] = len(kept) - len(inside)
+        if not inside:
+            inside = sorted(kept, key=lambda one: one[:2])[:_ROUND]
+        self.candidates = sorted([Candidate(layout, least_seconds(layout, self.sizes, bare, self.subject.cluster))
+                                  for _, layout, bare in inside], key=lambda c: (c.seconds, c.layout))
+
+    def evaluate(self, layouts: Sequence[Layout]) -> None:
+        """Compose the steps of layouts, profiling what is not known."""
+        probes = {layout: list_probes(layout, self.sizes) for layout in layouts}
+        self.measure([probe for found in probes.values() for probe in found.values()])
+        for layout, found in probes.items():
+            if (error := self._find_error(found)) is not None:
+                self.failed.setdefault(error, []).append(layout)
+                continue
+            self.steps[layout] = compose(layout, self.sizes, {
+                key: self.figures_of(probe) for key, probe in found.items()})
+
+    def rank(self, wanted: int) -> None:
+        """Compose steps in the order of their bounds until no other can be among the ``wanted`` best."""
+        left = list(self.candidates)
+        while left:
+            ranked = self.ranked
+            limit = ranked[wanted - 1].step_seconds if len(ranked) >= wanted else float("inf")
+            left = [candidate for candidate in left if candidate.seconds <= limit]
+            here, left = left[:_ROUND], left[_ROUND:]
+            self.evaluate([candidate.layout for candidate in here])
+        self.counts["composed"] = len(self.steps)
+        self.counts["bounds are too slow"] = len(self.candidates) - len(self.steps) - sum(
+            layout in {c.layout for c in self.candidates} for found in self.failed.values() for layout in found)
+
+
+def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float | None = None,
+           global_batch: int | None = None, sequence: int | None = None, price: float | None = None, count: int = 10,
+           advice: bool = True, workers: int | None = 0, executor: Executor | None = None,
+           resume: str | Path | None = None, progress: Progress | None = None,
+           tensor_plan: Mapping[str, str] | None = None, **choices: Any) -> SearchResult:
+    """The ``count`` fastest ways to train ``target`` on a ``cluster`` (``"64xh100"``), that fit, with their reasons.
+
+    A step takes ``global_batch`` samples of ``sequence`` tokens, a run ``tokens`` of them; ``price`` is dollars for an
+    hour of one device. ``choices`` narrow or widen what is chosen from: fields of `Layout` with a value or several
+    (``tensor=8``, ``checkpointing=["none", "blocks"]``, ``compile=[False, True]``). ``tensor_plan`` says how tensor
+    parallel ranks divide modules, as transformers' ``tp_plan`` does, which is the default. With ``advice``, changes
+    that would help are looked for too, and the best layouts of half and of twice as many devices.
+
+    Ranks are profiled by ``executor`` (any of `concurrent.futures`), else by ``workers`` processes (0: this one; None:
+    one a core); who does it changes no answer. ``resume`` is a file of what was profiled, from which a search that was
+    stopped goes on. ``progress`` is called with a share and a text.
+
+    Raises InputError where nothing can be chosen, TargetError, UnknownDeviceError, `Interrupted` on Ctrl-C.
+
+    >>> from analyzer.parallel import search
+    >>> found = search("llama_1b", "8xh100", global_batch=64, sequence=2048, count=1, advice=False,
+    ...                sharding="fsdp", micro_batch=4, checkpointing="none", tensor=1)
+    >>> str(found.best.layout), found.best.layout.global_batch
+    ('fsdp 8, 2 x 4', 64)
+    """
+    devices, spec = read_cluster(cluster)
+    for name, value in (("count", count), ("global_batch", global_batch or 1), ("sequence", sequence or 1)):
+        if not is_count(value, 1):
+            raise InputError(f"search({name}={value!r}): must be a whole number of at least 1")
+    model: Any = target if isinstance(target, str) else Target(getattr(target, "__qualname__", "model"), target)
+    plan = None if tensor_plan is None else tuple(sorted(tensor_plan.items()))
+    subject = Subject(model, spec, sequence, plan)
+    sequence = sequence or _find_length(find_template(subject))
+    subject = replace(subject, sequence=sequence)
+    question = Question(devices, spec.devices_per_host, global_batch or max(GLOBAL_BATCH, devices), sequence,
+                        Space.of(choices))
+    journal = Journal(None if resume is None else Path(resume), {
+        "target": getattr(model, "name", model), "cluster": spec.to_dict(), "sequence": sequence, "plan": plan,
+        "torch": torch_versions(), "analyzer": package_version()})
+    with _running(workers, executor) as run:
+        searcher = Searcher(subject, question, journal, run, progress)
+        try:
+            searcher.bound()
+            if not searcher.counts["layouts"]:
+                raise InputError(_explain_nothing(searcher))
+            searcher.rank(count)
+            changes, neighbors = (_list_changes(searcher), _list_neighbors(searcher)) if advice else ((), ())
+        except KeyboardInterrupt:
+            raise Interrupted(searcher.best, journal.made) from None
+    ranked = searcher.ranked
+    return SearchResult(
+        searcher.template.name, devices, spec.name, spec.device.name, spec.device.memory_bytes, question.global_batch,
+        sequence, None if tokens is None else int(tokens), price, tuple(ranked[:count] or sorted(
+            searcher.steps.values(), key=lambda step: (step.needed_bytes, step.layout))[:count]),
+        tuple(searcher.steps.values()), bool(ranked), changes, neighbors,
+        dict(searcher.counts), {error: len(found) for error, found in searcher.failed.items()}, len(journal.known),
+        _list_assumptions(searcher))
+
+
+def _find_length(template: Template) -> int:
+    longest = getattr(getattr(template.model, "config", None), "max_position_embeddings", None)
+    if isinstance(longest, int) and template.takes_tokens:
+        return min(longest, LONGEST)
+    return template.inputs[0].shape[1] if template.inputs and len(template.inputs[0].shape) > 1 else 1
+
+
+@contextmanager
+def _running(workers: int | None, executor: Executor | None) -> Iterator[Callable[
+        [Sequence[ProbeJob]], Iterator[tuple[ProbeJob, dict[str, Any]]]]]:
+    if workers is not None and workers < 0:
+        raise InputError(f"search(workers={workers!r}): must be 0 (this process) or a number of processes")
+    with ExitStack() as stack:
+        if executor is None and workers != 0:
+            # spawn: a fork would copy the threads' locks of torch and of the caller
+            executor = stack.enter_context(ProcessPoolExecutor(
+                workers or os.cpu_count() or 1, multiprocessing.get_context("spawn"), initializer=start_worker))
+        if executor is None:
+            yield lambda jobs: ((job, run_probe(job)) for job in jobs)
+        else:
+            pool = executor
+            yield lambda jobs: run_in_executor(jobs, pool, run_probe)
+
+
+def _explain_nothing(searcher: Searcher) -> str:
+    asked = searcher.question
+    return (f"search: no layout of {searcher.template.name} on {asked.devices} devices makes a step of "
+            f"{asked.global_batch} samples: give --global-batch a number that the ranks divide, or other choices; "
+            f"choices were {asdict(asked.space)}")
+
+
+def _list_changes(searcher: Searcher) -> tuple[Change, ...]:
+    """What would make the best step faster for each token, the most first."""
+    best = searcher.best
+    if best is None:
+        return ()
+    lay, found = best.layout, []
+    varied = {"compile each block": replace(lay, compile=True),
+              "twice the global batch": replace(lay, micro_batches=2 * lay.micro_batches),
+              "parameters, gradients and states in bfloat16": replace(lay, precision="bf16"),
+              "no tensor parallelism within sequences (no SP)": replace(lay, sequence_parallel=False)}
+    for name, layout in varied.items():
+        if layout == lay or layout in searcher.steps or layout.tensor == 1 and not layout.sequence_parallel:
+            continue
+        searcher_steps = dict(searcher.steps)
+        searcher.evaluate([layout])
+        step = searcher.steps.pop(layout, None)
+        searcher.steps = searcher_steps
+        if step is not None and searcher.fits(step):
+            gain = (best.step_seconds / lay.global_batch) / (step.step_seconds / layout.global_batch)
+            found.append(Change(name, gain, layout))
+    short = [step for step in searcher.steps.values() if not searcher.fits(step)]
+    faster = min(short, key=lambda step: step.step_seconds, default=None)
+    if faster is not None and searcher.capacity is not None and faster.step_seconds < best.step_seconds:
+        more = (faster.needed_bytes - searcher.capacity) / 2**30
+        found.append(Change(f"{more:.1f} GiB more memory", best.step_seconds / faster.step_seconds, faster.layout))
+    return tuple(sorted([change for change in found if change.gain > 1], key=lambda c: -c.gain)[:3])
+
+
+def _list_neighbors(searcher: Searcher) -> tuple[tuple[int, Step | None], ...]:
+    """The best step of half and of twice as many devices, for as many samples; None where none fits."""
+    found = []
+    for devices in (searcher.question.devices // 2, 2 * searcher.question.devices):
+        if devices:
+            other = Searcher(searcher.subject, replace(searcher.question, devices=devices), searcher.journal,
+                             searcher._run, searcher._progress)
+            other.bound()
+            other.rank(1)
+            found.append((devices, other.best))
+    return tuple(found)
+
+
+def _list_assumptions(searcher: Searcher) -> tuple[str, ...]:
+    facts, found = searcher.facts, []
+    if facts.no_pipeline:
+        found.append(f"no pipelines: {facts.no_pipeline}")
+    if not facts.tensor_limit:
+        found.append("no tensor parallelism: the model has no tp_plan; give tensor_plan")
+    if searcher.subject.device.memory_bytes is None:
+        found.append("the memory of the device is not known: every layout is taken to fit")
+    return (*found, "gradients are not clipped; data is there when a step begins; all ranks come at once")
+
+
+__all__ = ["Interrupted", "Part", "list_parts", "model_sizes", "read_cluster", "search"]

@@ -1,0 +1,152 @@
+"""The part of a model that a rank of a layout holds: what is before, in and behind its list of alike blocks."""
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from analyzer.api.argument import build_model
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.recipe.recipe import list_blocks
+from analyzer.zoo.target import Target
+
+from .layout import ModelFacts
+
+LINEAR_WAYS = ("colwise", "rowwise")
+
+
+class Part(NamedTuple):
+    """Which part of a model a rank holds."""
+
+    blocks: int
+    first: bool = True  #: with what comes before the blocks
+    last: bool = True  #: with what comes behind them, and the loss
+
+
+class Template:
+    """A model without data, of which parts are copied: the list of its alike blocks, and what runs before and behind.
+
+    ``tensor_plan`` is by names as transformers writes them (``"model.layers.*.mlp.up_proj": "colwise"``), by default
+    the model's own ``tp_plan``.
+    """
+
+    def __init__(self, target: Target, tensor_plan: dict[str, str] | None = None) -> None:
+        self.name = target.name
+        self.model = build_model(target.build)
+        plan = getattr(self.model, "tp_plan", None) if tensor_plan is None else tensor_plan
+        self.plan: dict[str, str] = {path: str(way) for path, way in (plan or {}).items()}
+        blocks = list(list_blocks(self.model))
+        names = {id(module): path for path, module in self.model.named_modules()}
+        paths = [names[id(block)] for block in blocks]
+        self.path = paths[0].rpartition(".")[0] if paths else ""
+        is_list = bool(paths) and [path.rpartition(".")[0] for path in paths] == [self.path] * len(paths)
+        self.blocks = blocks if is_list and len({_describe(block) for block in blocks}) == 1 else []
+        self.before, self.behind = self._list_outside() if self.blocks else ([], [])
+        specs = target.choose_inputs((), train=False) or ()
+        self.inputs = specs
+        self.takes_tokens = len(specs) == 1 and not specs[0].dtype.is_floating_point and len(specs[0].shape) == 2
+
+    def _list_outside(self) -> tuple[list[str], list[str]]:
+        """Modules with parameters outside of the blocks, before and behind them in the order of registration."""
+        before: list[str] = []
+        behind: list[str] = []
+        is_behind = False
+        for path, module in self.model.named_modules():
+            is_behind = is_behind or path == self.path
+            inside = path == self.path or path.startswith(f"{self.path}.")
+            if not inside and any(True for _ in module.parameters(recurse=False)):
+                (behind if is_behind else before).append(path)
+        return before, behind
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What decides which layouts the model has."""
+        ids = [id(p) for p in self.model.parameters()]
+        outside = [{id(p) for path in paths for p in self.model.get_submodule(path).parameters()}
+                   for paths in (self.before, self.behind)]
+        why = ""
+        if not self.blocks:
+            why = "it has no list of alike blocks"
+        elif not self.takes_tokens:
+            why = "its only input is not a batch of tokens"
+        elif len(self.before) != 1 or not isinstance(self.model.get_submodule(self.before[0]), nn.Embedding):
+            why = "what comes before its blocks is not one embedding"
+        elif outside[0] & outside[1] or len(ids) < sum(1 for _ in self.model.named_parameters(remove_duplicate=False)):
+            why = "its embedding and its head share their weight"
+        return ModelFacts(len(self.blocks), self._find_tensor_limit(), why, self.takes_tokens)
+
+    def _find_tensor_limit(self) -> int:
+        """The largest degree that heads allow: the greatest common divisor of heads, or of what is divided."""
+        if not self.plan or not self.blocks or not self.takes_tokens:
+            return 0
+        config = getattr(self.model, "config", None)
+        heads = [getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")]
+        sizes = [n for n in heads if isinstance(n, int)]
+        for path, module in self.blocks[0].named_modules():
+            if (way := find_way(self.plan, f"{self.path}.0.{path}")) in LINEAR_WAYS and isinstance(module, nn.Linear):
+                sizes.append(module.out_features if way == "colwise" else module.in_features)
+        return math.gcd(*sizes) if sizes else 0
+
+    def cut(self, part: Part) -> nn.Module:
+        """A copy of a part of the model on meta: so many of its blocks, nothing in the place of what others hold."""
+        if self.path:
+            container = self.model.get_submodule(self.path)
+            held = dict(container._modules)
+        left_out = [*([] if part.first else self.before), *([] if part.last else self.behind)]
+        kept = {path: self.model.get_submodule(path) for path in left_out}
+        try:
+            if self.path and part.blocks < len(self.blocks):
+                container._modules.clear()
+                container._modules.update(list(held.items())[:part.blocks])
+            for path in left_out:
+                self.model.set_submodule(path, nn.Identity())
+            memo: dict[int, Any] = {}
+            for tensor in (*self.model.parameters(), *self.model.buffers()):
+                empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+                memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(
+                    tensor, nn.Parameter) else empty
+            with without_modes():
+                return copy.deepcopy(self.model, memo)
+        finally:
+            if self.path:
+                container._modules.clear()
+                container._modules.update(held)
+            for path, module in kept.items():
+                self.model.set_submodule(path, module)
+
+
+def _describe(block: nn.Module) -> tuple[Any, ...]:
+    """What two alike blocks have in common: modules and shapes of parameters."""
+    return tuple([(path, type(m)) for path, m in block.named_modules()]), tuple(
+        [(name, tuple(p.shape), p.dtype) for name, p in block.named_parameters()])
+
+
+def find_way(plan: dict[str, str], path: str) -> str | None:
+    """How a plan divides a module; numbers in its path match ``*``.
+
+    >>> find_way({"layers.*.up": "colwise"}, "layers.7.up")
+    'colwise'
+    """
+    name = ".".join(["*" if word.isdecimal() else word for word in path.split(".")])
+    return plan.get(path, plan.get(name))
+
+
+class Stage(nn.Module):
+    """A part of a model that takes one tensor and gives one: tokens or hidden states to hidden states or logits.
+    ``inner`` is the path of what holds the blocks, which alone runs where there is nothing behind them.
+    """
+
+    def __init__(self, model: nn.Module, part: Part, inner: str = "") -> None:
+        super().__init__()
+        self.model, self.part, self.inner = model, part, "" if part.last else inner
+        config: Any = getattr(model, "config", None)
+        if getattr(config, "use_cache", False):
+            config.use_cache = False
+
+    def forward(self, *args: Any) -> Any:
+        out = self.model.get_submodule(self.inner)(*args)
+        return out if isinstance(out, Tensor) else getattr(
+            out, "logits" if self.part.last else "last_hidden_state", out)

@@ -1,0 +1,107 @@
+"""A stage divided over tensor parallel ranks, by the plan of its model, with or without sequence parallelism.
+
+What is divided is torch's own (`torch.distributed.tensor.parallel`): blocks are as torchtitan divides them
+(torchtitan/models/llama3/infra/parallelize.py, `apply_tp`). Code around the blocks sees whole sequences, as it may make
+positions of their length: in the place of the embedding's part it is shown a view of that size, without memory.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+from .stage import Stage, Template, find_way
+
+_TOKENS = Shard(1)  # (batch, tokens, channels): the dimension that sequence parallelism divides
+
+
+def divide_stage(template: Template, stage: Stage, blocks: Sequence[nn.Module], mesh: Any, by_tokens: bool) -> None:
+    """Divide a stage's blocks, and its embedding and head where it has them."""
+    residual: Any = _TOKENS if by_tokens else Replicate()
+    for i, block in enumerate(blocks):
+        _divide_block(template, f"{template.path}.{i}", block, mesh, residual)
+    entry = _Entry(mesh.size()) if by_tokens and blocks else None
+    if stage.part.first:
+        embedding = stage.model.get_submodule(template.before[0])
+        parallelize_module(embedding, mesh, RowwiseParallel(input_layouts=Replicate(), output_layouts=residual))
+        if entry is not None:
+            embedding.register_forward_hook(lambda _module, _args, out: entry.show(out))
+    elif entry is not None:
+        stage.model.set_submodule(template.before[0], _Shown(entry))
+    if entry is not None:
+        blocks[0].register_forward_pre_hook(entry.give_back, with_kwargs=True)
+    if stage.part.last:
+        *norms, head = [stage.model.get_submodule(path) for path in template.behind]
+        for norm in norms if by_tokens else ():
+            parallelize_module(norm, mesh, SequenceParallel(use_local_output=True))
+        parallelize_module(head, mesh, ColwiseParallel(
+            input_layouts=residual, output_layouts=Shard(-1), use_local_output=False))
+
+
+def _divide_block(template: Template, path: str, block: nn.Module, mesh: Any, residual: Any) -> None:
+    divided: dict[str, Any] = {}
+    for inner, _ in block.named_modules():
+        way = find_way(template.plan, f"{path}.{inner}")
+        if way == "colwise":
+            divided[inner] = ColwiseParallel()
+        elif way == "rowwise":
+            divided[inner] = RowwiseParallel(output_layouts=residual)
+    for name, child in block.named_children():
+        if any(inner == name or inner.startswith(f"{name}.") for inner in divided):
+            child.register_forward_pre_hook(_Gathered(mesh, residual), with_kwargs=True)
+        elif residual == _TOKENS and next(child.parameters(), None) is not None:
+            divided[name] = SequenceParallel(use_local_output=True)
+    parallelize_module(block, mesh, divided)
+
+
+class _Gathered:
+    """A hook before a module: its first floating argument is whole on all ranks, gathered once for all its products."""
+
+    def __init__(self, mesh: Any, layout: Any) -> None:
+        self.mesh, self.layout = mesh, layout
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        values = [*args, *kwargs.values()]
+        place = next(i for i, value in enumerate(values) if isinstance(value, Tensor) and value.is_floating_point())
+        given = DTensor.from_local(values[place], self.mesh, [self.layout], run_check=False)
+        values[place] = given.redistribute(self.mesh, [Replicate()])
+        return tuple(values[:len(args)]), dict(zip(kwargs, values[len(args):]))
+
+
+class _Entry:
+    """Holds a rank's part of the residual between the embedding and the first block."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.held: list[Tensor] = []
+
+    def show(self, part: Tensor) -> Tensor:
+        """A view of the size of the whole, with the memory of one number; the first block is given the part itself."""
+        self.held.append(part)
+        batch, tokens, width = part.shape
+        return part.detach().new_empty(1).expand(batch, tokens * self.ranks, width)
+
+    def give_back(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.held:  # the block is run again
+            return None
+        part = self.held.pop()
+        if args:
+            return (part, *args[1:]), kwargs
+        name = next(name for name, value in kwargs.items() if isinstance(value, Tensor) and value.is_floating_point())
+        return args, {**kwargs, name: part}
+
+
+class _Shown(nn.Module):
+    """In the place of an embedding that another stage holds."""
+
+    def __init__(self, entry: _Entry) -> None:
+        super().__init__()
+        self.entry = entry
+
+    def forward(self, part: Tensor) -> Tensor:
+        return self.entry.show(part)
+
+
