@@ -81,7 +81,7 @@ class LinkSpec:
     - ``latency_seconds``: of one hop; None where the kernels' own constants hold it.
     - ``reduces_in_switch``: whether the switches add up what they pass on (NVLink SHARP, InfiniBand SHARP).
     - ``has_peer_access``: False where devices reach each other through the host's memory only.
-    - ``sources``: figure name to where it comes from.
+    - ``sources``: figure name to where it comes from; also of ``has_peer_access``, which is assumed where none is told.
     """
 
     kind: str
@@ -106,7 +106,7 @@ class LinkSpec:
             if not is_right:
                 raise InputError(f"LinkSpec({name}={getattr(self, name)!r}): {problem}")
         for name in self.sources:
-            if name not in _UNITS:
+            if name not in _UNITS and name != "has_peer_access":
                 raise InputError(f"LinkSpec(sources={name!r}): not a figure{suggest(name, _UNITS)}; the figures are "
                                  f"{', '.join(_UNITS)}")
         object.__setattr__(self, "sources", dict(self.sources))  # a copy: the caller's dict may change

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from analyzer.errors import InputError
-from analyzer.hardware import ClusterSpec, DeviceSpec, LinkSpec, find_cluster, find_device
+from analyzer.hardware import ClusterSpec, DeviceSpec, LinkSpec, cluster_of, find_cluster, find_device
 from analyzer.hardware.kernel_time import NO_TIME
 from analyzer.hardware.kernel_time.collective import COLLECTIVE_KINDS, collective_time, find_path, host_copy_time
 
@@ -146,3 +146,23 @@ def test_the_constants_are_those_of_the_model() -> None:
                                             case.dtype).seconds / case.seconds - 1) for case in read_cases()[::5])
     assert errors[len(errors) // 2] < 0.07
     assert errors[9 * len(errors) // 10] < 0.25
+
+
+@pytest.mark.parametrize(("cluster", "ranks", "slower"), [
+    (find_cluster("a40_pairs"), 4, "sockets"), (cluster_of("l40s"), 4, "host"), (cluster_of("l40s"), 8, "sockets"),
+    (cluster_of("l40s"), 2, None), (find_cluster("a100_pcie_pairs"), 4, None),
+    (find_cluster("l40s_host_memory"), 4, None)])
+def test_cards_that_nobody_said_reach_each_other_may_go_through_the_host(cluster: ClusterSpec, ranks: int,
+                                                                         slower: str | None) -> None:
+    """Downwards the range is that of a machine whose cards do; upwards it holds one whose cards do not."""
+    time = collective_time("all_reduce", 2**28, ranks, cluster)
+    assert time is not None and (time.below is not None) == (slower is not None)
+    if slower is not None:
+        assert cluster.host_link is not None
+        told = dataclasses.replace(cluster.host_link, sources={"has_peer_access": "this test"})
+        other = collective_time("all_reduce", 2**28, ranks, dataclasses.replace(cluster, host_link=told))
+        without = dataclasses.replace(told, has_peer_access=False)
+        slow = collective_time("all_reduce", 2**28, ranks, dataclasses.replace(cluster, host_link=without))
+        assert other is not None and slow is not None
+        assert (time.seconds, time.low) == (other.seconds, other.low) and other.high < slow.seconds
+        assert time.high == pytest.approx(slow.seconds)

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -108,17 +108,19 @@ class KernelTime:
     - ``spread``: nine in ten measured times lie between ``seconds / (1 + spread)`` and ``seconds * (1 + spread)``.
     - ``bound``: one of `BOUNDS`.
     - ``kernels``: how many kernels are launched.
+    - ``below``: the same as ``spread`` downwards, where a cause is known that makes it take longer alone.
     """
 
     seconds: float
     spread: float
     bound: str
     kernels: int = 1
+    below: float | None = field(default=None, repr=False)
 
     @property
     def low(self) -> float:
         """Seconds that one in twenty measured times stays below."""
-        return self.seconds / (1 + self.spread)
+        return self.seconds / (1 + (self.spread if self.below is None else self.below))
 
     @property
     def high(self) -> float:
