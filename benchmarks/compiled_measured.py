@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch
 from torch.nn import functional
 
 from analyzer import MetaTensorMode, Profile, profile
@@ -18,6 +19,7 @@ from analyzer.hardware import find_device
 from analyzer.profilers.call_sequence import CallTimer
 from analyzer.record.log import Log
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
+from benchmarks import titan
 from benchmarks.page import describe_run, is_named, keep, map_apart, markdown, parse_parts, percent
 from benchmarks.truth_table import read_runs
 
@@ -104,13 +106,12 @@ Forward = Callable[..., Tensor]  # of the model, compiled or not, and its inputs
 Built = tuple[nn.Module, tuple[Tensor, ...], Forward]
 
 
-def amp() -> torch.autocast:
-    return torch.autocast("cuda", dtype=torch.bfloat16)
+def build_mlp4(is_half: bool) -> Built:
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=is_half):
+            return model(x).square().mean()  # type: ignore[no-any-return]
 
-
-def build_mlp4() -> Built:
-    return (nn.Sequential(*[Residual(1024) for _ in range(4)]), (torch.randn(4096, 1024), ),
-            lambda model, x: model(x).square().mean())
+    return nn.Sequential(*[Residual(1024) for _ in range(4)]), (torch.randn(4096, 1024), ), forward
 
 
 def build_gpt2(variant: str) -> Built:
@@ -142,29 +143,46 @@ def build_bert() -> Built:
     config._attn_implementation = "sdpa"
 
     def forward(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-        with amp():
+        with torch.autocast("cuda", dtype=torch.bfloat16):
             return model(input_ids=ids, attention_mask=mask, labels=ids).loss  # type: ignore[no-any-return]
 
     ids = torch.randint(config.vocab_size, (32, 512))
     return BertForMaskedLM(config), (ids, torch.ones_like(ids)), forward
 
 
+def build_titan(row: Row) -> Built:
+    """Eight blocks on 4 x 2,048 tokens, or two of the 8B model on 8,192; the weights in bfloat16, the tables are not."""
+    shape = (titan.Shape(4096, 32, 8, 14336, 2, 8192) if row.case == "titan8b" else
+             titan.Shape(2048, 16, 4, 5632, 8, 2048))
+    model = titan.Llama(shape)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    parts = row.variant.split("_")
+    compiles = parts[0] == "compile"
+    titan.parallelize(model, "sac" if "sac" in parts else "full" if "fullac" in parts else "none", compiles,
+                      "rowwise" if "rowwise" in parts else "tensorwise" if "fp8" in parts else "")
+    loss: Any = torch.compile(titan.cross_entropy) if compiles else titan.cross_entropy
+    ids = torch.randint(shape.words, (1 if row.case == "titan8b" else 4, shape.tokens))
+    return model, (ids, ), lambda model, ids: loss(model(ids), ids)
+
+
 def build_image_model(name: str) -> Built:
-    """64 images; ResNet's are NHWC in memory, and so are its weights."""
+    """64 images; ResNet's are NHWC in memory, and so are its weights, but in float32."""
     images, labels = torch.randn(64, 3, 224, 224), torch.randint(1000, (64, ))
-    if name == "resnet50":
+    if name.startswith("resnet50"):
         from torchvision import models
 
         model: nn.Module = models.resnet50(weights=None)
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        images = images.contiguous(memory_format=torch.channels_last)
+        if name == "resnet50":
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            images = images.contiguous(memory_format=torch.channels_last)
     else:
         import timm
 
         model = timm.create_model({"vit": "vit_base_patch16_224", "convnext": "convnext_tiny"}[name], pretrained=False)
 
     def forward(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-        with amp():
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=not name.endswith("fp32")):
             return functional.cross_entropy(model(images), labels)
 
     return model, (images, labels), forward
@@ -185,12 +203,14 @@ class Step(nn.Module):
 def build(row: Row) -> tuple[Step, tuple[Tensor, ...]]:
     define_torchvision_ops()  # transformers and timm import torchvision
     with MetaTensorMode():
-        built = (build_mlp4() if row.case == "mlp4" else build_gpt2(row.variant) if row.case == "gpt2" else
+        built = (build_mlp4(row.case.endswith("bf16")) if row.case.startswith("mlp4") else build_gpt2(row.variant) if row.case == "gpt2" else
                  build_llama_block() if row.case == "llama_block" else build_bert() if row.case == "bert" else
-                 build_image_model(row.case))
+                 build_titan(row) if row.case.startswith("titan") else build_image_model(row.case))
     model, inputs, forward = built
     compiled: Any = model.train()
-    if row.variant == "compile_layers":
+    if row.case.startswith("titan"):
+        pass  # its blocks are compiled
+    elif row.variant == "compile_layers":
         for layer in compiled.model.layers:
             layer.compile()
     elif not row.variant.startswith("eager"):
@@ -211,8 +231,9 @@ def predict(row: Row, logs: list[Log]) -> Profile:
     torch.set_float32_matmul_precision("high" if row.variant.endswith("high") else "highest")
     try:
         step, inputs = build(row)
-        return profile(step, inputs, device=DEVICE, optimizer="adamw_fused", loss_fn=lambda loss: loss,
-                       profilers={"log": keep(logs)})
+        with functorch.patch(activation_memory_budget=0.5 if row.variant.endswith("budget") else 1.0):
+            return profile(step, inputs, device=DEVICE, optimizer="adamw_fused", loss_fn=lambda loss: loss,
+                           profilers={"log": keep(logs)})
     finally:
         torch.set_float32_matmul_precision(before)
 
