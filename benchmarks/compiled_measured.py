@@ -1,5 +1,6 @@
-"""Compiled training steps beside those that were measured on an H200: ``python -m benchmarks.compiled_measured``; with
-names, as ``gpt2/compile``, those cases alone. The eager steps of the same models stand with them.
+"""Compiled training steps beside those that were measured on an H200: ``python -m benchmarks.compiled_measured``
+writes into docs/accuracy.md; with names, as ``gpt2/compile``, those cases alone are printed. The eager steps of the
+same models stand with them.
 """
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -20,11 +22,12 @@ from analyzer.profilers.call_sequence import CallTimer
 from analyzer.record.log import Log
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 from benchmarks import titan
-from benchmarks.page import describe_run, is_named, keep, map_apart, markdown, parse_parts, percent
+from benchmarks.page import describe_run, is_named, keep, map_apart, markdown, parse_parts, percent, publish
 from benchmarks.truth_table import read_runs
 
 DEVICE = "h200"
 MIB = 2**20
+UNITLESS = ("kernels", "kernel ms", "step ms")
 
 
 class Row(NamedTuple):
@@ -151,7 +154,7 @@ def build_bert() -> Built:
 
 
 def build_titan(row: Row) -> Built:
-    """Eight blocks on 4 x 2,048 tokens, or two of the 8B model on 8,192; the weights in bfloat16, the tables are not."""
+    """Eight blocks on 4 x 2,048 tokens, or two of the 8B model on 8,192; weights in bfloat16, tables are not."""
     shape = (titan.Shape(4096, 32, 8, 14336, 2, 8192) if row.case == "titan8b" else
              titan.Shape(2048, 16, 4, 5632, 8, 2048))
     model = titan.Llama(shape)
@@ -203,10 +206,11 @@ class Step(nn.Module):
 def build(row: Row) -> tuple[Step, tuple[Tensor, ...]]:
     define_torchvision_ops()  # transformers and timm import torchvision
     with MetaTensorMode():
-        built = (build_mlp4(row.case.endswith("bf16")) if row.case.startswith("mlp4") else build_gpt2(row.variant) if row.case == "gpt2" else
-                 build_llama_block() if row.case == "llama_block" else build_bert() if row.case == "bert" else
-                 build_titan(row) if row.case.startswith("titan") else build_image_model(row.case))
-    model, inputs, forward = built
+        model, inputs, forward = (
+            build_mlp4(row.case.endswith("bf16")) if row.case.startswith("mlp4") else
+            build_gpt2(row.variant) if row.case == "gpt2" else build_llama_block() if row.case == "llama_block" else
+            build_bert() if row.case == "bert" else build_titan(row) if row.case.startswith("titan") else
+            build_image_model(row.case))
     compiled: Any = model.train()
     if row.case.startswith("titan"):
         pass  # its blocks are compiled
@@ -261,6 +265,8 @@ def judge(row: Row) -> Result:
         "kernels": (count_kernels(logs[-1]), row.kernels),
         "kernel ms": (None if p.kernel_seconds is None else p.kernel_seconds * 1e3, row.kernel_ms),
         "step ms": (None if p.step_seconds is None else p.step_seconds * 1e3, row.step_ms)}
+    if row.variant.startswith("reduce_overhead"):  # CUDA's figures leave out what lives in the pool of a graph
+        figures = {name: pair if name in ("reserved", *UNITLESS) else (None, pair[1]) for name, pair in figures.items()}
     return Result(row, {name: (math.nan if predicted is None else predicted, measured)
                         for name, (predicted, measured) in figures.items()}, seconds)
 
@@ -273,18 +279,32 @@ def section(results: list[Result], seconds: float) -> str:
         for name, (predicted, measured) in result.figures.items():
             scale, digits = (1, 0) if name == "kernels" else (1, 2) if name.endswith("ms") else (MIB, 0)
             error = percent(predicted / measured - 1, signed=True)
-            cells.append(f"{predicted / scale:,.{digits}f} / {measured / scale:,.{digits}f} {error}")
+            cells.append("-" if math.isnan(predicted) else
+                         f"{predicted / scale:,.{digits}f} / {measured / scale:,.{digits}f} {error}")
         rows.append([result.row.id, *cells, f"{result.seconds:.0f} s"])
-    columns = [f"{name}, MiB" if name not in ("kernels", "kernel ms", "step ms") else name
-               for name in results[0].figures]
-    return f"{describe_run(seconds)}; predicted / measured.\n\n" + markdown(["step", *columns, "took"], rows)
+    columns = [name if name in UNITLESS else f"{name}, MiB" for name in results[0].figures]
+    return (f"{describe_run(seconds)}; predicted / measured.\n\n" + markdown(["step", *columns, "took"], rows)
+            + "\n\n" + markdown(["of compiled steps", "median error", "worst"], summarize(results)))
+
+
+def summarize(results: list[Result]) -> list[list[str]]:
+    """Of each figure of compiled steps, the median and the worst of the errors without their signs."""
+    rows = []
+    for name in results[0].figures:
+        errors = [abs(predicted / measured - 1) for predicted, measured in
+                  (result.figures[name] for result in results if not result.row.variant.startswith("eager"))
+                  if not math.isnan(predicted)]
+        if errors:
+            rows.append([name, percent(median(errors), 2), percent(max(errors))])
+    return rows
 
 
 def main() -> int:
     options = parse_parts(__doc__)
     began = time.perf_counter()
     rows = [row for row in read_runs("compiled", Row) if is_named(row.id, options.parts)]
-    print(section(map_apart(judge, rows, options.processes, tasks=1), time.perf_counter() - began))
+    results = map_apart(judge, rows, options.processes, tasks=1)
+    publish("accuracy.md", {"compiled_measured": section(results, time.perf_counter() - began)}, not options.parts)
     return 0
 
 

@@ -113,8 +113,8 @@ def section(peaks: list[Peak], seconds: float) -> str:
              percent(peak.error, 2, signed=True)] for peak in peaks]
     within = sum(abs(peak.error) <= 0.02 for peak in peaks)
     return (f"{describe_run(seconds)}.\n\n"
-            + markdown(["model", "weights and inputs, KiB", "on top at the peak, measured", "predicted", "error of both"],
-                       rows)
+            + markdown(["model", "weights and inputs, KiB", "on top at the peak, measured", "predicted",
+                        "error of the whole"], rows)
             + f"\n\n{within} of {len(peaks)} within 2 %.")
 
 

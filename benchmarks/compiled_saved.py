@@ -10,13 +10,13 @@ tensor).
 """
 from __future__ import annotations
 
-import argparse
 import collections
 import functools
 import math
 import sys
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -35,6 +35,7 @@ from analyzer.compiled.partition import partition
 from analyzer.compiled.trace import FunctionTrace
 from analyzer.hardware import find_device
 from analyzer.meta.state import active_state
+from benchmarks.page import describe_run, is_named, map_apart, markdown, parse_parts, publish
 
 Row = tuple[tuple[int, ...], torch.dtype, bool]  # shape, dtype, whether it is an input of the graph
 Make = Callable[[], Any]
@@ -194,6 +195,7 @@ def list_models() -> dict[str, tuple[Make, Make]]:
     from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
     define_torchvision_ops()
+    import timm
     import torchvision.models as vision
     import transformers as hf
 
@@ -214,6 +216,8 @@ def list_models() -> dict[str, tuple[Make, Make]]:
         "swin": (lambda: vision.SwinTransformer([4, 4], 48, [2, 2], [2, 4], [7, 7], stochastic_depth_prob=0.1),
                  _images(112)),
         "convnext_tiny": (vision.convnext_tiny, _images(64)),
+        **{name: (functools.partial(timm.create_model, name, pretrained=False), _images(64)) for name in (
+            "resnet26d", "efficientnet_b0", "regnety_002", "mobilevit_xxs", "poolformer_s12")},
         "gpt": (GPT, _ids), "gpt-dropout": (lambda: GPT(dropout=0.1), _ids),
         "gpt-checkpoint": (lambda: GPT(checkpoint={"use_reentrant": False}, dropout=0.1), _ids),
         "gpt-checkpoint-reentrant": (lambda: GPT(checkpoint={"use_reentrant": True}), _ids),
@@ -242,24 +246,45 @@ def list_models() -> dict[str, tuple[Make, Make]]:
     return models
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", help="names of models; all without any")
-    chosen, models = parser.parse_args(argv), list_models()
-    print(f"{'model':26} {'graphs':>7} {'bytes saved':>13} {'PyTorch':>13}  equal tensors")
-    exact = 0
-    names = chosen.models or list(models)
-    for name in names:
-        sides = compare(*models[name])
-        rows = [[row for graph in side for row in graph] for side in sides]
-        counts = [collections.Counter(side) for side in rows]
-        equal = sum((counts[0] & counts[1]).values())
-        exact += counts[0] == counts[1]
-        print(f"{name:26} {len(sides[0]):>3}/{len(sides[1]):<3} {count_bytes(rows[0]):>13,} {count_bytes(rows[1]):>13,}"
-              f"  {equal} of {len(rows[1])}" + (f", {len(rows[0]) - equal} more" if len(rows[0]) > equal else ""))
-        sys.stdout.flush()
-    print(f"{exact} of {len(names)} models save the same tensors")
-    return 0 if exact == len(names) else 1
+class Compared(NamedTuple):
+    """What a model's graphs save: how many of ours and PyTorch's, their bytes, and how many tensors are equal."""
+
+    name: str
+    graphs: tuple[int, int]
+    bytes: tuple[int, int]
+    equal: int
+    tensors: tuple[int, int]
+
+    @property
+    def is_exact(self) -> bool:
+        return self.tensors == (self.equal, self.equal)
+
+
+def judge(name: str) -> Compared:
+    torch.set_num_threads(1)
+    sides = compare(*list_models()[name])
+    rows = [[row for graph in side for row in graph] for side in sides]
+    counts = [collections.Counter(side) for side in rows]
+    return Compared(name, (len(sides[0]), len(sides[1])), (count_bytes(rows[0]), count_bytes(rows[1])),
+                    sum((counts[0] & counts[1]).values()), (len(rows[0]), len(rows[1])))
+
+
+def section(found: Sequence[Compared], seconds: float) -> str:
+    rows = [[one.name, "{} / {}".format(*one.graphs), f"{one.bytes[0]:,}", f"{one.bytes[1]:,}",
+             "{} / {}".format(*one.tensors), str(one.equal)] for one in found]
+    exact = sum(one.is_exact for one in found)
+    return (f"{describe_run(seconds)}.\n\n"
+            + markdown(["model", "graphs", "bytes saved", "by PyTorch", "tensors", "equal"], rows)
+            + f"\n\n{exact} of {len(found)} models save the same tensors.")
+
+
+def main() -> int:
+    options = parse_parts(__doc__, "compare the models whose name")
+    began = time.perf_counter()
+    names = [name for name in list_models() if is_named(name, options.parts)]
+    found = map_apart(judge, names, options.processes, tasks=1)
+    publish("accuracy.md", {"compiled_saved": section(found, time.perf_counter() - began)}, not options.parts)
+    return 0 if all(one.is_exact for one in found) else 1
 
 
 if __name__ == "__main__":

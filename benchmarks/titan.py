@@ -1,5 +1,5 @@
-"""torchtitan's Llama 3 (``torchtitan/models/llama3``, shortened), with checkpoints, float8 and compilation as it applies
-them: a block at a time, and the loss.
+"""torchtitan's Llama 3 (``torchtitan/models/llama3``, shortened), with checkpoints, float8 and compilation as it
+applies them: a block at a time, and the loss.
 """
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Attention(nn.Module):
         q, k, v = (layer(x).view(*x.shape[:2], -1, self.size) for layer in (self.wq, self.wk, self.wv))
         q, k = rotate(q, k, turns)
         k, v = repeat_groups(k, self.times), repeat_groups(v, self.times)
-        out = functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+        out = functional.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
         return self.wo(out.transpose(1, 2).contiguous().view(x.shape))  # type: ignore[no-any-return]
 
 
@@ -96,46 +97,41 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 _aten = torch.ops.aten
 KEPT = {_aten.mm.default, _aten._scaled_dot_product_efficient_attention.default, _aten.max.default,
-        _aten._scaled_dot_product_flash_attention.default, torch.ops._c10d_functional.reduce_scatter_tensor.default}
-CUDNN = _aten._scaled_dot_product_cudnn_attention.default
+        _aten._scaled_dot_product_flash_attention.default, _aten._scaled_dot_product_cudnn_attention.default}
 
 
-def keep_every_second_product(kept: set[Any]) -> Any:
-    """The contexts of a selective checkpoint, as ``_apply_op_sac`` of torchtitan gives them: of what is ``kept``, every
+def keep_every_second_product() -> Any:
+    """The contexts of a selective checkpoint, as ``_apply_op_sac`` of torchtitan gives them: of what is `KEPT`, every
     second ``mm`` is run again.
     """
     seen: Counter[bool] = Counter()
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         seen[context.is_recompute] += op == _aten.mm.default
-        saves = op in kept and (op != _aten.mm.default or seen[context.is_recompute] % 2 == 1)
+        saves = op in KEPT and (op != _aten.mm.default or seen[context.is_recompute] % 2 == 1)
         return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
 
 
-def parallelize(model: Llama, checkpoint: str, compiles: bool, float8: str = "", saves_cudnn: bool = True,
-                shard: Any = None) -> None:
-    """``float8`` linear layers, checkpoints ("sac", "full" or "none") and compiled blocks, in torchtitan's order;
-    ``shard`` takes the model at last, where it is sharded.
-    """
+def parallelize(model: Llama, checkpoint: str, compiles: bool, float8: str = "") -> None:
+    """``float8`` linear layers, checkpoints ("sac", "full" or "none") and compiled blocks, in torchtitan's order."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     if float8:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        from torchao.float8 import (  # type: ignore[import-untyped, unused-ignore]
+            Float8LinearConfig,
+            convert_to_float8_training,
+        )
 
         convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(float8),
                                    module_filter_fn=lambda module, path: "output" not in path)
     for name, block in list(model.layers.items()):
         layer: nn.Module = block
         if checkpoint == "sac":
-            kept = KEPT | ({CUDNN} if saves_cudnn else set())
-            layer = checkpoint_wrapper(block, context_fn=lambda: keep_every_second_product(kept),
-                                       preserve_rng_state=False)
+            layer = checkpoint_wrapper(block, context_fn=keep_every_second_product, preserve_rng_state=False)
         elif checkpoint == "full":
             layer = checkpoint_wrapper(block, preserve_rng_state=False)
         if compiles:
             layer.compile(fullgraph=True)
         model.layers[name] = layer
-    if shard is not None:
-        shard(model)
