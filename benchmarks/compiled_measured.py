@@ -265,8 +265,6 @@ def judge(row: Row) -> Result:
         "kernels": (count_kernels(logs[-1]), row.kernels),
         "kernel ms": (None if p.kernel_seconds is None else p.kernel_seconds * 1e3, row.kernel_ms),
         "step ms": (None if p.step_seconds is None else p.step_seconds * 1e3, row.step_ms)}
-    if row.variant.startswith("reduce_overhead"):  # CUDA's figures leave out what lives in the pool of a graph
-        figures = {name: pair if name in ("reserved", *UNITLESS) else (None, pair[1]) for name, pair in figures.items()}
     return Result(row, {name: (math.nan if predicted is None else predicted, measured)
                         for name, (predicted, measured) in figures.items()}, seconds)
 
@@ -279,8 +277,7 @@ def section(results: list[Result], seconds: float) -> str:
         for name, (predicted, measured) in result.figures.items():
             scale, digits = (1, 0) if name == "kernels" else (1, 2) if name.endswith("ms") else (MIB, 0)
             error = percent(predicted / measured - 1, signed=True)
-            cells.append("-" if math.isnan(predicted) else
-                         f"{predicted / scale:,.{digits}f} / {measured / scale:,.{digits}f} {error}")
+            cells.append(f"{predicted / scale:,.{digits}f} / {measured / scale:,.{digits}f} {error}")
         rows.append([result.row.id, *cells, f"{result.seconds:.0f} s"])
     columns = [name if name in UNITLESS else f"{name}, MiB" for name in results[0].figures]
     return (f"{describe_run(seconds)}; predicted / measured.\n\n" + markdown(["step", *columns, "took"], rows)
@@ -292,8 +289,7 @@ def summarize(results: list[Result]) -> list[list[str]]:
     rows = []
     for name in results[0].figures:
         errors = [abs(predicted / measured - 1) for predicted, measured in
-                  (result.figures[name] for result in results if not result.row.variant.startswith("eager"))
-                  if not math.isnan(predicted)]
+                  (result.figures[name] for result in results if not result.row.variant.startswith("eager"))]
         if errors:
             rows.append([name, percent(median(errors), 2), percent(max(errors))])
     return rows

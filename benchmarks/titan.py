@@ -119,13 +119,10 @@ def parallelize(model: Llama, checkpoint: str, compiles: bool, float8: str = "")
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     if float8:
-        from torchao.float8 import (  # type: ignore[import-untyped, unused-ignore]
-            Float8LinearConfig,
-            convert_to_float8_training,
-        )
+        from torchao import float8 as torchao  # type: ignore[import-untyped, unused-ignore]
 
-        convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(float8),
-                                   module_filter_fn=lambda module, path: "output" not in path)
+        torchao.convert_to_float8_training(model, config=torchao.Float8LinearConfig.from_recipe_name(float8),
+                                           module_filter_fn=lambda module, path: "output" not in path)
     for name, block in list(model.layers.items()):
         layer: nn.Module = block
         if checkpoint == "sac":

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer import Profile, profile
+from analyzer import Profile, ProfileOptions, profile
 
 
 class Net(nn.Module):
@@ -86,6 +86,12 @@ def test_what_an_earlier_graph_left_in_the_pool_is_read_where_it_is() -> None:
     """The first layer's input, and the gradient for the last one's result, are copied to where the graphs have them."""
     p = profile_net(Chain())
     assert [row.calls for row in p.operators if "foreach_copy" in row.operator] == [1, 1]
+
+
+def test_later_steps_lie_where_the_first_did() -> None:
+    first, third = [profile_net(torch.compile(Net(), mode="reduce-overhead"), options=ProfileOptions(steps=steps))
+                    for steps in (1, 3)]
+    assert first.peak_reserved_bytes == third.peak_reserved_bytes
 
 
 def test_options_name_it_too_and_the_backend_of_that_name_captures() -> None:

@@ -145,3 +145,13 @@ def test_a_head_of_an_odd_vocabulary_is_padded_in_the_program(made):
             return F.log_softmax(self.head(self.norm(x)), -1)
     profile(torch.compile(Head()), torch.rand(16384, 768), device="h200", mode="infer", autocast=torch.bfloat16)
     assert "(16384, 50264)" in made[0].source
+
+
+def test_operands_keep_the_strides_that_an_operator_demands():
+    """Columns of the second operand of ``_scaled_mm`` lie one behind the other, also of one that a kernel makes."""
+    def multiply(x, weight):
+        one, half = x.new_ones(()), torch.float8_e4m3fn
+        return torch._scaled_mm((x * 2).to(half), (weight.t() * 2).to(half), one, one, out_dtype=torch.bfloat16)
+
+    p = profile(Call(multiply), (X, torch.rand(16, WIDTH)), device="h100", mode="infer")
+    assert (p.compiled[0].fwd_kernels, p.compiled[0].fwd_extern_kernels) == (3, 1)

@@ -93,6 +93,27 @@ def test_transformer(options):
     check(lambda: GPT(blocks=2, width=32, **options), ids)
 
 
+class Checkpointed(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        contexts = partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, save_products)
+        return torch.utils.checkpoint.checkpoint(self.layers, x, use_reentrant=False, context_fn=contexts)
+
+
+def test_selective_checkpoint_of_float8_layers():
+    """The policy is asked about the product of two tensors around others, not about what their class makes of it."""
+    float8 = pytest.importorskip("torchao.float8")
+
+    def make():
+        layers = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.Linear(32, 16))
+        return Checkpointed(float8.convert_to_float8_training(layers, config=float8.Float8LinearConfig(emulate=True)))
+
+    check(make, lambda: (torch.rand(16, 32),))
+
+
 def test_normalized():
     check(Normalized, lambda: (torch.rand(2, 3, 8, 8),))
 
