@@ -200,9 +200,9 @@ class GraphEnd:
             for i, gradient in zip(wanted, found):
                 if gradient is not None:
                     parts = parts_of(gradient)  # of a tensor around several, the gradient may be a plain one
-                    places = own[i][:len(parts)]
-                    shape.gradients[i] = places, rebuild_like(gradient)
-                    for place, part in zip(places, parts, strict=True):
+                    own_places = own[i][:len(parts)]
+                    shape.gradients[i] = own_places, rebuild_like(gradient)
+                    for place, part in zip(own_places, parts, strict=True):
                         gradients[place] = tape.value(part)
         for primal, _ in self._copies:
             if id(primal) not in self.stand_ins.replaced:  # it had no history before
