@@ -28,6 +28,8 @@ class Code:  # what of torchtitan changed with time
     one_root: bool                                   #: embedding, norm and output in one group; to 2025-07-28 (#1094)
     saves_cudnn: bool                                #: attention by cuDNN is on the list of what is kept, from 2025-12
     compiled_loss: bool                              #: with compile on, from 2025-04-02
+    keeps_root: bool                                 #: gathered until backward, whatever is asked; PyTorch to #154704
+    repeats_keys: bool                               #: and values for grouped queries, before attention; to #2259
     norm_in_steps: bool                              #: RMSNorm is no kernel of its own; PyTorch's to 2025-07 (2.9)
     flash: bool                                      #: cuDNN's attention is for Blackwell alone, to 2025-12
 
@@ -35,10 +37,10 @@ class Code:  # what of torchtitan changed with time
 def code_of(row: Settings) -> Code:  # by the date of the row's commit
     date = row["source"]["date"]
     return Code(keeps_logits=date < "2024-06-12", one_root=date < "2025-07-28", saves_cudnn=date >= "2025-12",
+                keeps_root=date < "2025-06-06", repeats_keys=date < "2026-02",
+                norm_in_steps=date < "2025-07-15", flash=date < "2025-12" and "B200" not in row["hardware"]["gpu"],
                 compiled_loss=bool(row["training"]["compile"]) and (
-                    date >= "2025-04-02" or "loss" in str(row["training"]["compile"]).replace("loss not", "")),
-                norm_in_steps=date < "2025-07-15",
-                flash=date < "2025-12" and "B200" not in row["hardware"]["gpu"])
+                    date >= "2025-04-02" or "loss" in str(row["training"]["compile"]).replace("loss not", "")))
 
 
 def cross_entropy_loss(logits: Tensor, labels: Tensor) -> Tensor:  # of torchtitan/components/loss.py
@@ -50,6 +52,25 @@ def norm_in_steps(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     wide = x.float()
     eps = torch.finfo(wide.dtype).eps if norm.eps is None else norm.eps
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).type_as(x) * norm.weight
+
+
+def repeat_keys(module: nn.Module, args: Any, kwargs: Any) -> Any:  # `repeat_kv` of torchtitan's models
+    def repeat(x: Tensor) -> Tensor:
+        x = x.transpose(1, 2)
+        many = x[:, :, :, None].expand(*x.shape[:3], args[0].shape[1] // x.shape[2], x.shape[3])
+        return many.reshape(*x.shape[:2], -1, x.shape[3]).transpose(1, 2)
+
+    return (args[0], *[repeat(x) for x in args[1:3]], *args[3:]), {**kwargs, "enable_gqa": False}
+
+
+def float8_config(told: str) -> Any:  # torchao's of what a row tells of float8
+    from torchao.float8 import Float8LinearConfig  # type: ignore[import-untyped]
+    recipe = next((name for name in ("rowwise_with_gw_hp", "rowwise") if name in told), None)
+    if recipe is not None:
+        return Float8LinearConfig.from_recipe_name(recipe)
+    if "tensorwise" not in told:
+        raise NotImplementedError(f"float8: {told}")
+    return Float8LinearConfig(enable_fsdp_float8_all_gather="all-gather" in told)
 
 
 def flavor_of(row: Settings) -> tuple[str, str]:  # torchtitan's names of the row's model
@@ -103,18 +124,25 @@ class Job:  # one rank of a row: its model, and a step of it
         for part in model.modules():
             if self.code.norm_in_steps and isinstance(part, nn.RMSNorm):
                 part.__dict__["forward"] = functools.partial(norm_in_steps, part)
-            if self.code.flash and hasattr(part, "sdpa_backends"):
-                part.sdpa_backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-        module: Any = importlib.import_module(spec.parallelize_fn.__module__)
-        shard, kept = module.apply_fsdp, module._op_sac_save_list
+            if hasattr(part, "sdpa_backends"):
+                if self.code.flash:
+                    part.sdpa_backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+                if self.code.repeats_keys:
+                    part.register_forward_pre_hook(repeat_keys, with_kwargs=True)
+        if training.get("float8"):
+            from torchao.float8 import convert_to_float8_training
+            convert_to_float8_training(model, config=float8_config(training["float8"]),
+                                       module_filter_fn=lambda module, name: name != "output")
+        parallelize: Any = importlib.import_module(spec.parallelize_fn.__module__)
+        shard, kept = parallelize.apply_fsdp, parallelize._op_sac_save_list
         if self.code.one_root:
-            module.apply_fsdp = shard_with_one_root
+            parallelize.apply_fsdp = functools.partial(shard_with_one_root, self.code.keeps_root)
         if not self.code.saves_cudnn:
-            module._op_sac_save_list = kept - {torch.ops.aten._scaled_dot_product_cudnn_attention.default}
+            parallelize._op_sac_save_list = kept - {torch.ops.aten._scaled_dot_product_cudnn_attention.default}
         try:
             spec.parallelize_fn(model, dims, config)
         finally:
-            module.apply_fsdp, module._op_sac_save_list = shard, kept
+            parallelize.apply_fsdp, parallelize._op_sac_save_list = shard, kept
         model.to_empty(device="cuda")
         with torch.no_grad():
             model.init_weights(buffer_device=None)
@@ -146,8 +174,9 @@ class Job:  # one rank of a row: its model, and a step of it
         self.optimizer.step()
 
 
-def shard_with_one_root(model: Any, mesh: Any, param_dtype: torch.dtype, reduce_dtype: torch.dtype, pp_enabled: bool,
-                        cpu_offload: bool = False, reshard_after_forward_policy: str = "default") -> None:
+def shard_with_one_root(keeps_root: bool, model: Any, mesh: Any, param_dtype: torch.dtype, reduce_dtype: torch.dtype,
+                        pp_enabled: bool, cpu_offload: bool = False,
+                        reshard_after_forward_policy: str = "default") -> None:
     """`apply_fsdp` until #1094: blocks, the last not resharded after its forward pass, and the rest in the root."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
     options: Settings = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype)}
@@ -158,7 +187,7 @@ def shard_with_one_root(model: Any, mesh: Any, param_dtype: torch.dtype, reduce_
     for name, block in model.layers.items():
         reshard = always or reshard_after_forward_policy == "default" and not pp_enabled and int(name) < last
         fully_shard(block, **options, reshard_after_forward=reshard)
-    fully_shard(model, **options, reshard_after_forward=not pp_enabled)
+    fully_shard(model, **options, reshard_after_forward=not (pp_enabled or keeps_root))
 
 
 # what looks for Triton when it is imported, and must see that there is none

@@ -167,3 +167,11 @@ def test_unknown_floating_data_is_taken_to_be_finite_and_that_is_noted():
         assert torch.isfinite(torch.tensor([1.0, float("inf")])).all().item() is False
         with pytest.raises(DataDependentError):
             bool((x == float("-inf")).any())
+
+
+def test_a_number_that_is_copied_onto_itself_stays_unknown():
+    with MetaTensorMode():
+        x = torch.empty((), device="cuda")
+        x.copy_(x)
+        with pytest.raises(DataDependentError, match="needs the contents of a tensor"):
+            float(x)

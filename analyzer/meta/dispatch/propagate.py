@@ -207,8 +207,8 @@ def _written_by_call(state: MetaState, call: OperatorCall) -> Rule:
     expects = expects and any(not isinstance(r.known, Zeros) for r in deferred.reads)
     def contents(position: tuple[int, ...], target: Tensor, storage: MetaStorage) -> Known | None:
         numel = storage_numel(storage, target.dtype)
-        if not worth_following(numel) or any(u is not target for u in unknown):
-            return None
+        if not worth_following(numel) or any(u is not target for u in unknown) or len(unknown) > 1:
+            return None  # what is not known is read, if only from the target itself
         overwritten = call.info.overwrites and covers_storage(target, storage)
         if storage.known is None and not overwritten and not expects:
             return None
