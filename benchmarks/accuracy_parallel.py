@@ -26,14 +26,26 @@ from analyzer.errors import MissingExtraError
 from benchmarks.accuracy_latency import ERRORS, describe_errors, rank_correlation
 from benchmarks.accuracy_latency import Judged as Timed
 from benchmarks.page import describe_run, is_named, map_apart, markdown, parse_parts, percent, publish, quantile
-from benchmarks.parallel.family import APART, NOTES, Note, Prediction, device_of, family_of, note_of, predict
+from benchmarks.parallel.family import (
+    APART,
+    NOTES,
+    Note,
+    Prediction,
+    device_of,
+    family_of,
+    find_lacking,
+    note_of,
+    predict,
+)
+from benchmarks.parallel.megatron import row_of_b200
 from benchmarks.truth_table import read_truth
 
 GIB = 2**30
 NAMED_ABOVE = 0.08
 PACKAGES = {"megatron-core": "0.16", "torchtitan": "0.2"}  #: of the extra, and the releases that the rebuilds are of
-LICENCES = {"NVIDIA/Megatron-LM": "BSD-3-Clause and Apache-2.0", "pytorch/torchtitan": "BSD-3-Clause",
-            "pytorch/ao": "BSD-3-Clause", "foundation-model-stack/fms-acceleration": "Apache-2.0"}
+LICENCES = {"MooreThreads/SimuMax": "Apache-2.0", "NVIDIA/Megatron-LM": "BSD-3-Clause and Apache-2.0",
+            "pytorch/torchtitan": "BSD-3-Clause", "pytorch/ao": "BSD-3-Clause",
+            "foundation-model-stack/fms-acceleration": "Apache-2.0"}
 
 
 class Judged(NamedTuple):  # a row, with what was predicted and measured, in bytes
@@ -47,7 +59,7 @@ class Judged(NamedTuple):  # a row, with what was predicted and measured, in byt
 
 
 def read_rows() -> list[dict[str, Any]]:  # the rows told as exact that have a figure of memory
-    return [row for row in read_truth("parallel")["rows"]
+    return [row for row in (*read_truth("parallel")["rows"], *map(row_of_b200, read_truth("megatron_b200")["rows"]))
             if row["measured"].get("memory_gib") and row.get("confidence", "exact") == "exact"]
 
 
@@ -127,13 +139,20 @@ def summarize(judged: list[Judged]) -> str:
          percent(max(errors)), sum(e > NAMED_ABOVE for e in errors)] for name, errors in groups.items()])
 
 
+def find_reason(row: dict[str, Any]) -> str:  # why a row is not rebuilt; empty where it is
+    note = note_of(row, APART)
+    return note.text if note is not None else find_lacking(row) or ("" if family_of(row) else "not rebuilt")
+
+
 def section(judged: list[Judged], apart: list[dict[str, Any]], seconds: float) -> str:
     off = [one for one in judged if abs(one.error) > NAMED_ABOVE]
     used = [note for note in NOTES if any(note_of(one.row, NOTES) is note for one in off)]
     notes = "\n".join(f"{number}. {note.text}" for number, note in enumerate(used, 1))
-    reasons = [(note, [row for row in apart if note_of(row, APART) is note]) for note in APART]
-    left = "\n".join(f"- {len(rows)} rows ({', '.join(sorted({r['source']['repo'] for r in rows}))}): {note.text}"
-                     for note, rows in reasons if rows)
+    reasons: dict[str, list[dict[str, Any]]] = {}
+    for row in apart:
+        reasons.setdefault(find_reason(row), []).append(row)
+    left = "\n".join(f"- {len(rows)} rows ({', '.join(sorted({r['source']['repo'] for r in rows}))}): {reason}"
+                     for reason, rows in reasons.items())
     sources = "\n".join(f"- {repo} ({LICENCES[repo]}), at {len(commits)} commits" for repo, commits in sorted({
         repo: {one.row["source"]["commit"] for one in judged if one.row["source"]["repo"] == repo}
         for repo in LICENCES}.items()) if commits)
@@ -170,7 +189,7 @@ def time_tables(judged: Sequence[Timed]) -> str:
 def main() -> int:
     options = parse_parts(__doc__)
     rows = [row for row in read_rows() if is_named(row["id"], options.parts)]
-    apart = [row for row in rows if family_of(row) is None or note_of(row, APART) is not None]
+    apart = [row for row in rows if find_reason(row)]
     rows = [row for row in rows if row not in apart]
     require_packages(rows)
     found: dict[str, Prediction] = {}

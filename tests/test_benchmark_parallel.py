@@ -7,9 +7,12 @@ import torch
 
 from analyzer import profile
 from analyzer.parallel import world
-from benchmarks.accuracy_parallel import measured_bytes, read_rows
+from benchmarks.accuracy_parallel import find_reason, measured_bytes, read_rows
+from benchmarks.accuracy_rank import judge
 from benchmarks.parallel import transformer_engine
-from benchmarks.parallel.family import APART, family_of, note_of, predict
+from benchmarks.parallel.family import APART, family_of, find_lacking, note_of, predict
+from benchmarks.parallel.rank import CASES
+from benchmarks.truth_table import read_truth
 
 ROWS = {row["id"]: row for row in read_rows()}
 SAMPLE = {"megatron-golden-gpt-gpt3-mcore-te-tp1-pp1-dist-optimizer-fim-dataset-dev-dgx-h100": 0.001,
@@ -32,8 +35,25 @@ def test_a_small_model_with_adapters_is_rebuilt():
 
 
 def test_each_row_is_rebuilt_or_told_why_not():
-    assert len(ROWS) == 161
+    assert len(ROWS) == 161 + 12  # and the runs on B200
     assert all(family_of(row) is not None or note_of(row, APART) is not None for row in ROWS.values())
+
+
+@pytest.mark.parametrize(("row", "feature"), [
+    ("megatron-golden-gpt-gpt3-mcore-te-tp2-zp-z3-resume-fsdp-dtensor-dev-dgx-gb200", "Megatron-FSDP"),
+    ("megatron-golden-moe-gpt3-moe-mcore-te-ep8-resume-torch-dist-muon-dev-dgx-gb200", "Muon"),
+    ("torchtitan-202604-llama3-debug-flex-4a100-dp4", "FlexAttention"),
+    ("torchao-llama4-16e-2layer-4b200-mxfp8-both", "MXFP8 linears")])
+def test_a_row_with_a_feature_that_the_rebuild_lacks_is_refused_by_name(row, feature):
+    assert feature in find_lacking(ROWS[row]) and find_reason(ROWS[row])
+    with pytest.raises(NotImplementedError, match=f"the rebuild does not do {feature}"):
+        predict(ROWS[row])
+
+
+def test_each_measured_rank_is_a_case_and_one_is_met_to_the_page_of_the_allocator():
+    rows = {row["case"]: row for row in read_truth("rank_memory")["rows"]}
+    assert rows.keys() == CASES.keys()
+    assert judge(rows["FSDP2, 4,096 tokens"]).errors == pytest.approx((0, 0), abs=1e-5)
 
 
 def test_layers_of_the_stand_in_save_what_those_of_transformer_engine_do():

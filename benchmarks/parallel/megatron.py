@@ -19,6 +19,28 @@ VOCABULARY = 50257  # of GPT-2, whose files the tests read
 Settings = dict[str, Any]
 
 
+#: Megatron's arguments of the runs of ``benchmarks/truth/megatron_b200.json``
+_B200 = {"--swiglu": True, "--normalization": "RMSNorm", "--disable-bias-linear": True, "--num-query-groups": "8",
+         "--untie-embeddings-and-output-weights": True, "--position-embedding-type": "rope", "--vocab-size": "128256",
+         "--ffn-hidden-size": "28672", "--hidden-dropout": "0", "--attention-dropout": "0",
+         "--use-distributed-optimizer": True, "--cross-entropy-loss-fusion": True, "--cross-entropy-fusion-impl": "te"}
+
+
+def row_of_b200(told: Settings) -> Settings:
+    """A run on 8 B200 as a row of the table of published runs. Its memory is that of any number of micro-batches from
+    the depth of the pipeline on, as the source's figures show, so four of them run.
+    """
+    tp, pp = map(int, told["parallel"].removeprefix("tp").split("pp"))
+    return {
+        "id": f"b200-{told['case']}", "hardware": {"gpu": "B200 180GB", "gpus": 8, "gpus_per_node": 8},
+        "source": {"repo": "MooreThreads/SimuMax", "commit": "4dcaae5", "date": "2026"},
+        "model": {"family": "gpt", "layers": told["layers"], "hidden": 8192, "heads": 64, "seq_len": told["sequence"]},
+        "training": {"micro_batch": told["micro_batch"], "micro_batches_per_step": min(4, told["micro_batches"]),
+                     "deterministic": False, "transformer_impl": "transformer_engine", "other_args": _B200},
+        "parallel": {"tp": tp, "pp": pp, "cp": 1, "ep": 1, "sp": tp > 1, "fsdp": {"degree": 8 // tp // pp}},
+        "measured": {"memory_gib": told["peak_allocated_gib"]}}
+
+
 def padded_vocabulary(arguments: Settings, tp: int, words: int = VOCABULARY) -> int:
     """Rows of the embedding: a multiple of 128 for every rank (megatron/training/vocab_utils.py)."""
     size = int(arguments.get("--vocab-size", words)) + int(arguments.get("--vocab-extra-ids", 0))
@@ -78,7 +100,8 @@ def transformer_config(row: Settings) -> Any:  # what `core_transformer_config_f
     if "--kv-channels" in given:
         options["kv_channels"] = int(given["--kv-channels"])
     if "--swiglu" in given:
-        options.update(activation_func=functional.silu, gated_linear_unit=True)
+        options.update(activation_func=functional.silu, gated_linear_unit=True,
+                       bias_activation_fusion="--no-bias-swiglu-fusion" not in given)
         if options["ffn_hidden_size"] is None:  # arguments.py: two thirds of four times the width, in 64s
             options["ffn_hidden_size"] = int(4 * model["hidden"] * 2 / 3 / 64) * 64
     if "--squared-relu" in given:

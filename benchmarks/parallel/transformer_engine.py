@@ -26,6 +26,7 @@ from benchmarks.parallel.transformer_engine_layer import (
     Norm,
     RMSNorm,
     Workspace,
+    parallel_cross_entropy,
 )
 
 VERSION = "2.8.0"
@@ -195,6 +196,7 @@ def _modules() -> dict[str, types.ModuleType]:
         ".common": {}, ".common.recipe": {"DelayedScaling": _NAME, "Format": _NAME},
         ".pytorch": {"Linear": Linear, "LayerNormLinear": LayerNormLinear, "LayerNorm": LayerNorm, "RMSNorm": RMSNorm,
                      "GroupedLinear": GroupedLinear, "DotProductAttention": DotProductAttention},
+        ".pytorch.cross_entropy": {"parallel_cross_entropy": parallel_cross_entropy},
         ".pytorch.fp8": {"FP8GlobalStateManager": types.SimpleNamespace(is_fp8_enabled=lambda: False),
                          "fp8_autocast": nullcontext},
         ".pytorch.distributed": {"CudaRNGStatesTracker": _NAME, **dict.fromkeys((

@@ -282,3 +282,29 @@ class GroupedLinear(Base):  # ``transformer_engine.pytorch.GroupedLinear``
         return (out, biases) if self.return_bias else out
 
     def backward_dw(self) -> None: ...
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Of logits split over ranks: in forward the gradient is written over them (common/triton/cross_entropy.py)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, smoothing: float, reduce_loss: bool, group: Any,
+                ignored: int) -> Tensor:
+        rows, ranks = logits.shape[0] * logits.shape[1], 1 if group is None else group.size()
+        loss = torch.zeros(rows, dtype=torch.float32, device=logits.device)
+        largest = torch.zeros(3 * rows, dtype=torch.float32, device=logits.device)  # with its sum and the target's
+        torch.zeros(3 * rows * ranks, dtype=torch.float32, device=logits.device)  # of all ranks
+        del largest
+        ctx.save_for_backward(logits.detach())
+        return loss.view(logits.shape[0], logits.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.saved_tensors[0], None, None, None, None, None
+
+
+def parallel_cross_entropy(logits: Tensor, target: Tensor, smoothing: float = 0.0, reduce_loss: bool = False,
+                           group: Any = None, ignored: int = -100, is_cg_capturable: bool = False) -> Tensor:
+    loss: Tensor = CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        logits, target, smoothing, reduce_loss, group, ignored)
+    return loss
