@@ -24,7 +24,7 @@ import torch.distributed as dist
 from analyzer import ProfileOptions, profile
 from analyzer.hardware import ClusterSpec, find_cluster
 from analyzer.hardware.kernel_time.collective import collective_time
-from analyzer.hardware.kernel_time.estimate import KernelTime
+from analyzer.hardware.kernel_time.estimate import KernelTime, join
 from analyzer.parallel import PipelineTimeline, StageCost, join_timeline, list_actions, world
 from analyzer.parallel.profile_ranks import find_compute_spreads
 from benchmarks.accuracy_latency import Judged, summarize_steps, table_of_parts
@@ -111,14 +111,18 @@ def known(time: KernelTime | None) -> KernelTime:
 def predict(run: Run, times: Mapping[StageShape, StageTime]) -> PipelineTimeline:
     """The step of a run: 1F1B of Megatron, gradients summed in float16 after it, in one call a stage.
 
-    Ranks are numbered by Megatron: tensor-parallel ones first, then data-parallel ones, then stages.
+    Ranks are numbered by Megatron: tensor-parallel ones first, then data-parallel ones, then stages. Each
+    tensor-parallel rank sends its part of what stages exchange, which those that receive gather
+    (``scatter_gather_tensors_in_pipeline`` of megatron/p2p_communication.py, the default).
     """
     per_host = cluster().devices_per_host
     crosses_host = run.tp * run.dp * run.pp > per_host
     pair = 1 if crosses_host else None
     shapes = run.stages()
     activations = run.micro_batch * run.seq_len * run.hidden * FLOAT16
-    send = known(collective_time("send", activations, 2, cluster(), ranks_per_host=pair))
+    sends = [known(collective_time("send", activations // run.tp, 2, cluster(), ranks_per_host=pair)),
+             known(collective_time("all_gather", activations, run.tp, cluster()))]
+    send = join(sends)
     costs = []
     for shape in shapes:
         stage = times[shape]

@@ -17,6 +17,7 @@ from analyzer.hardware.cluster_spec import HostSpec
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, common_share
 from analyzer.parallel import world
 from analyzer.profilers import call_sequence, host_time
+from analyzer.profilers.latency import SLOWEST_RANK
 from tests.call import Call
 
 US = 1e-6
@@ -95,9 +96,11 @@ def test_a_host_that_just_keeps_up_would_not_if_it_were_slower(monkeypatch: pyte
     assert high > 100 * 57 and low > 0.75 * 4038  # kernels are a quarter off, and leave no more to win
 
 
-@pytest.mark.parametrize(("hidden", "expected"), [(True, (480 / 1.25, 480 * 1.25)), (False, (100, 400))])
+@pytest.mark.parametrize(("hidden", "expected"), [
+    (True, (480 / 1.25, 480 * (1 + math.hypot(0.25, SLOWEST_RANK)))), (False, (100, 400))])
 def test_communication_is_off_by_what_is_not_hidden(monkeypatch: pytest.MonkeyPatch, group: None, hidden: bool,
                                                     expected: tuple[float, float]) -> None:
+    """The other rank may be slower at what it computes, and is waited for; that it is faster is no gain."""
     def forward(x: torch.Tensor) -> Any:
         reduced = collectives.all_reduce(x, "sum", dist.group.WORLD)  # 0 to 200, or to 400
         other = [x.sin() for _ in range(12)] if hidden else []        # 0 to 480
