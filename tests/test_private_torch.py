@@ -141,6 +141,10 @@ NAMES = {
         torch._inductor.codegen.common.get_scheduling_for_device
         torch._inductor.select_algorithm.ExternKernelCaller torch._inductor.select_algorithm.extern_kernels
         torch._inductor.virtualized.V.set_graph_handler torch._C._DisableAutocast""",
+    "compiled/frame.py": """
+        torch._dynamo.trace_rules.check torch._dynamo.config.nested_graph_breaks
+        torch._dynamo.symbolic_convert.InstructionTranslatorBase.maybe_has_backedge
+        torch._dynamo.symbolic_convert.InstructionTranslatorBase.should_compile_partial_graph""",
     "compiled/generated_kernel.py": """
         torch._inductor.codegen.simd_kernel_features.EnableReduction torch._inductor.utils.get_fused_kernel_name
         torch._inductor.scheduler.BaseSchedulerNode.get_read_write_buffer_accesses""",

@@ -18,7 +18,7 @@ from analyzer.fx.trace.tracer_impl import is_leaf
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.replacement import InterruptsDeferred
-from analyzer.meta.state import Restart
+from analyzer.meta.state import NewBreaks, Restart
 from analyzer.meta.structure import tensors_of
 from analyzer.record.collector import noting_failures, rare_collections
 from analyzer.record.eager import RUNS_MODEL, EagerStep, GradientFound, OptimizerFactory
@@ -233,10 +233,13 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
             finally:
                 replay.blocks = replay.step = None  # which hold this
 
+    session.restarts = True
     with InterruptsDeferred(), rare_collections():  # also while what a run leaves behind is freed
         while True:
             try:
                 return expect_values(run_once, session.options)
+            except NewBreaks as restart:
+                restart.__traceback__ = None
             except Restart as restart:
                 if restart.module is None:
                     replay.block_refusal = restart.reason

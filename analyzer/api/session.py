@@ -27,6 +27,7 @@ from analyzer.meta.argument import fake_arguments, tell_met
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.state import NewBreaks, active_state
 from analyzer.meta.structure import tensor_paths, tensors_of
 from analyzer.meta.tensor import device_of
 from analyzer.profilers.annotation import Annotation, Profiler
@@ -87,6 +88,8 @@ class Session:
         self.options, remark = limit_memory(options, self.spec)
         self.evaluates, self.remarks = evaluates, (*remarks, *([] if remark is None else [remark]))
         self.profilers = choose_profilers(profilers, self.spec)
+        self.frames: Any = None  #: what is known of frames of compiled functions: `compiled.frame.Frames`
+        self.restarts = False    #: whether a run may begin again, which such knowledge makes right
         self.facts: dict[str, Any] = {
             "mode": mode, "device": None if self.spec is None else self.spec.name,
             "optimizer": optimizer if isinstance(optimizer, str) or optimizer is None else "custom",
@@ -119,9 +122,18 @@ class Session:
             yield mode
 
     def _compile(self, function: Callable[..., Any], args: Any, kwargs: Any, config: dict[str, Any]) -> Any:
-        from analyzer.compiled.region import call_compiled  # which imports TorchInductor
+        from analyzer.compiled.frame import Frames  # which import Dynamo and TorchInductor
+        from analyzer.compiled.region import call_compiled
 
-        return call_compiled(self.spec or simulated_spec(), function, args, kwargs, config)
+        frames = self.frames = self.frames or Frames()
+        result = call_compiled(self.spec or simulated_spec(), function, args, kwargs, config, frames)
+        if frames.are_new:
+            frames.are_new = False
+            if self.restarts:
+                raise NewBreaks("graphs end where a first run could not know")
+            active_state().assume("torch.compile: graphs that break in functions which others call are divided as "
+                                  "Dynamo divides them from the next call on")
+        return result
 
     @contextmanager
     def open(self, module: torch.nn.Module, options: ProfileOptions | None = None, *,

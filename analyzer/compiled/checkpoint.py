@@ -42,6 +42,8 @@ class Region:
 def tagged_checkpoints(trace: Any) -> Iterator[None]:
     """A block in which ``torch.utils.checkpoint`` tags the graphs of a `trace.FunctionTrace` and runs nothing twice."""
     numbers = itertools.count()
+    run_as_written, apply_as_written = (
+        checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction.apply)
 
     @contextmanager
     def region(context: Any = None) -> Iterator[None]:
@@ -55,6 +57,9 @@ def tagged_checkpoints(trace: Any) -> Iterator[None]:
 
     def run(fn: Any, preserve: Any = True, context_fn: Any = checkpoint.noop_context_fn, *rest: Any,
             **kwargs: Any) -> Iterator[None]:
+        if trace.tape is None:  # it runs as it is written
+            yield from run_as_written(fn, preserve, context_fn, *rest, **kwargs)
+            return
         forward, _ = context_fn()
         if not torch.is_grad_enabled():
             yield
@@ -63,6 +68,8 @@ def tagged_checkpoints(trace: Any) -> Iterator[None]:
             yield
 
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        if trace.tape is None:
+            return apply_as_written(function, preserve, *args)  # type: ignore[no-untyped-call]
         with region():
             return function(*args)
 

@@ -24,6 +24,7 @@ from analyzer.meta.spec import TensorSpec, spec_of
 from analyzer.meta.tensor import alias, device_of
 from analyzer.record.reference_count import next_sequence_number
 
+from .frame import is_asserting
 from .functional import functional_of, is_view, view_inverse
 from .traced_tensor import GraphShape
 
@@ -227,9 +228,12 @@ class GraphTape:
         return given
 
     def asked(self, func: Any) -> None:
-        """The contents of a tensor are asked for, or decide a size: torch's compiler breaks the graph there."""
-        if not self.in_backward:
-            raise GraphBreak(f"{func} needs the contents of a tensor")
+        """The contents of a tensor are asked for, or decide a size: torch's compiler breaks the graph there. What is
+        asserted it asserts on the device.
+        """
+        if not self.in_backward and not is_asserting():
+            name = func if isinstance(func, torch._ops.OpOverload) else f"Tensor.{func.__name__}"
+            raise GraphBreak(f"{name} needs the contents of a tensor")
 
     def _write_functionally(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """The result of an operator that writes to its arguments, which the graph has as one that returns them."""

@@ -21,6 +21,7 @@ from analyzer.meta.spec import TensorSpec, spec_of
 from analyzer.meta.state import active_state
 from analyzer.record.log import CompileBreak, CompiledCall, CompiledGraph
 
+from .frame import Frames
 from .functional import is_view
 from .joint_graph import JointGraph
 from .lowering import LoweredGraph, compiling_for, lower
@@ -47,8 +48,10 @@ _made: dict[Any, CompiledGraphs] = {}
 
 
 def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-                  config: dict[str, Any]) -> Any:
-    """What a call of ``function`` gives under torch.compile with its ``config``, on a ``device``."""
+                  config: dict[str, Any], frames: Frames) -> Any:
+    """What a call of ``function`` gives under torch.compile with its ``config``, on a ``device``; what it tells of
+    frames is added to ``frames``.
+    """
     state, backend = active_state(), config.get("backend", "inductor")
     if state.graph is not None or state.recorder is None or backend == "eager":  # or inside another compiled function
         return function(*args, **kwargs)
@@ -60,7 +63,7 @@ def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[
     decompositions = select_decomp_table() if _BACKENDS[backend] else {}
     buckets = BucketEnds.of_running(call.function)
     with state.recorder.tracing():
-        result = FunctionTrace(state, decompositions, call.run_graph, call.note_break, config, buckets).call(
+        result = FunctionTrace(state, decompositions, call.run_graph, call.note_break, config, buckets, frames).call(
             function, args, kwargs)
     call.note(state.recorder, [spec_of(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
     return result

@@ -22,6 +22,7 @@ from analyzer.meta.state import MetaState, mode_in_force
 from analyzer.meta.tensor import device_of
 
 from .checkpoint import tagged_checkpoints
+from .frame import Frames, Root, list_frames
 from .graph_end import GraphEnd, StandIns, is_plain, space_of
 from .joint_graph import GraphBreak, GraphTape, JointGraph
 from .traced_tensor import (
@@ -85,15 +86,19 @@ class FunctionTrace:
     it and runs it for real, and tensors that the code still holds become the graph's results in place: whatever holds
     them, the function's result, lists, attributes of modules, has the real ones.
 
-    ``end`` is told why a graph ends before the function does.
+    ``end`` is told why a graph ends before the function does. What Python runs as it is written between two graphs,
+    some frames among it (`frame.Frames`), has no tape.
     """
 
     def __init__(self, state: MetaState, decompositions: Mapping[Any, Callable[..., Any]],
                  run: Callable[[JointGraph], Sequence[Tensor | None]], end: Callable[[str], None],
-                 config: dict[str, Any], buckets: BucketEnds | None = None) -> None:
+                 config: dict[str, Any], buckets: BucketEnds | None = None, frames: Frames | None = None) -> None:
         self.state, self.decompositions, self._run, self._end = state, decompositions, run, end
         self.config = config  #: of the compiler
         self._buckets, self._depth = buckets, 0  # how many torch functions run that others call
+        self._frames = frames or Frames()
+        self._graph: tuple[Root, int] | str | None = None  # which is made, or why what runs is in none
+        self._told: set[str] = set()
         self.space, self._outside_space = AddressSpace(), state.space
         self.tape: GraphTape | None = None
         self._made: dict[int, weakref.ref[Tensor]] = {}
@@ -105,6 +110,7 @@ class FunctionTrace:
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What ``function`` gives for these arguments."""
+        around = self.state.tracing  # of a function that runs as it is written, and calls this one
         self._begin([t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
         try:
             with tagged_checkpoints(self):
@@ -118,12 +124,17 @@ class FunctionTrace:
             raise
         finally:
             self._leave()
+            self.state.tracing = around
 
     # ---- what the mode tells
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[..., Any]) -> Any:
         """A torch function is called, or a custom function applied; one that needs contents runs between two graphs."""
-        if self.tape is None or self.tape.in_backward or self.tape.called is not None:  # a part of an operator
+        if self.tape is not None and (self.tape.in_backward or self.tape.called is not None):  # a part of an operator
+            return call(func, args, kwargs)
+        if not self._depth and not self._frames.are_plain and type(func) is not MethodWrapperType:
+            self._follow_frames(args)
+        if self.tape is None:
             return call(func, args, kwargs)
         with torch._C.DisableTorchFunction():
             is_counted = self._buckets is not None and not self._depth and type(func) is not MethodWrapperType
@@ -173,8 +184,38 @@ class FunctionTrace:
             yield
             return
         self._end(reason)
+        frames = list_frames(_CALL)
+        is_empty = all(node.op == "placeholder" for node in self.tape.graph.nodes)
+        if frames and not dynamo_config.nested_graph_breaks:
+            self._frames.note_break(frames, reason, is_empty)
+            self._graph = self._frames.find_graph(frames)
+        del frames
         with self.between():
             yield
+
+    def _follow_frames(self, args: tuple[Any, ...]) -> None:
+        """End the graph where what runs belongs to another one, or to none."""
+        frames = list_frames(_CALL)
+        if not frames:  # what is called when the function has ended
+            return
+        graph = self._frames.find_graph(frames)
+        if graph == self._graph and (self.tape is None) == isinstance(graph, str):
+            return
+        is_first, self._graph = self._graph is None, graph
+        if isinstance(graph, str):
+            if self.tape is not None:
+                if graph not in self._told:
+                    self._told.add(graph)
+                    self._end(graph)
+                self.cut()
+                self.state.tracing = self  # to be told where the next one begins
+        elif self.tape is None:
+            with torch._C.DisableTorchFunction():
+                self._begin([t for t in tree_leaves(args)
+                             if isinstance(t, Tensor) and not isinstance(t, torch.nn.Parameter)])
+        elif not is_first:
+            with self.between():
+                pass
 
     @contextmanager
     def between(self) -> Iterator[None]:
@@ -213,9 +254,10 @@ class FunctionTrace:
         self._given = len(self.tape.primals)
 
     def _leave(self) -> None:
-        if self.tape is None:
-            return
         state = self.state
+        if self.tape is None:
+            state.tracing = None
+            return
         with InterruptsHeld():
             state.space, state.graph, state.tracing, self.tape = self._outside_space, None, None, None
             self._stand_ins.put_back()
@@ -248,6 +290,9 @@ class FunctionTrace:
             if tensor is not None and is_held(tensor):
                 found.append(tensor)
         return found
+
+
+_CALL = FunctionTrace.call.__code__
 
 
 def _place_constant(state: MetaState, tensor: Tensor) -> Tensor:

@@ -59,6 +59,10 @@ class Restart(BaseException):
         self.reason, self.module = reason, module
 
 
+class NewBreaks(Restart):
+    """The run begins again, as it was to be, with what it told of where graphs of compiled functions break."""
+
+
 NO_EVENT = 0
 EVERY_STREAM = -1
 

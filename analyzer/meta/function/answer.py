@@ -175,6 +175,8 @@ def _number(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     number = _known_number(args[0])
     if number is None:
         return func(*args, **kwargs)
+    if state.graph is not None:
+        state.graph.asked(func)
     return number if func is Tensor.item else bool(number)
 
 

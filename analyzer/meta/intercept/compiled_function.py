@@ -9,7 +9,9 @@ from __future__ import annotations
 import builtins
 import gc
 import inspect
+import logging
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -38,7 +40,8 @@ def compiler_replacements() -> Iterator[Undo]:
     yield supply(torch._compile, "getattr", _get_without_dynamo)
     yield _run_compiled
     _run_eagerly()
-    yield answer(builtins, "print", _print, passes_original=True, where=lambda: getattr(current(), "tracing", None))
+    for owner, name in _OUTSIDE:
+        yield replace(owner, name, partial(_leaving, owner is logging.Logger))
     yield replace(torch.autograd.Function, "apply", _applying)
     yield answer(torch, "compile", _compile, passes_original=True)
     for name in ("is_compiling", "is_dynamo_compiling"):
@@ -187,9 +190,20 @@ def _break_graph(msg: str = "") -> None:
             pass
 
 
-def _print(original: Any, *args: Any, **kwargs: Any) -> None:
-    with outside_of_graph("print is called"):
-        original(*args, **kwargs)
+#: functions of Python that Dynamo has in no graph
+_OUTSIDE = ((builtins, "print"), (builtins, "open"), (time, "time"), (time, "perf_counter"), *[
+    (logging.Logger, name) for name in ("debug", "info", "warning", "error", "critical")])
+
+
+def _leaving(tells_caller: bool, original: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if tells_caller:
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+        if getattr(current(), "tracing", None) is None or not is_called_by_user():
+            return original(*args, **kwargs)
+        with outside_of_graph(f"{original.__name__} is called"):
+            return original(*args, **kwargs)
+    return call
 
 
 def _applying(original: Any) -> Any:
