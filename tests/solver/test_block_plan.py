@@ -168,7 +168,7 @@ def test_plans_stay_within_their_budgets_and_are_faster_than_running_all_again(p
 
 
 def test_what_is_held_when_the_backward_pass_begins_is_what_the_plan_says(planner):
-    plain, step, whole, recomputed = planner._profile_ends()
+    plain, step, whole, recomputed = planner.profile_ends()
 
     def rest(found, kept_bytes):
         return found.phases["forward"].allocated_bytes - kept_bytes
@@ -257,7 +257,7 @@ def test_a_rank_of_a_sharded_model_has_a_plan():
 
     with world(8):
         planner = BlockPlanner(build, torch.empty(2**14, 256, device="meta"), device="h100", optimizer="adamw_fused")
-        *_, recomputed = planner._profile_ends()
+        *_, recomputed = planner.profile_ends()
         budget = recomputed.peak_reserved_bytes + 64 * MIB
         plan = planner.plan(budget)
         assert plan.planned.peak_reserved_bytes <= budget and plan.planned.step_seconds < recomputed.step_seconds

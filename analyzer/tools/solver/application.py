@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from analyzer.errors import InputError
@@ -274,6 +274,7 @@ class PlannedForward:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         copies = BlockCopies(self.engine)
+        args, kwargs = tree_map(lambda value: value, (args, kwargs))  # lists that others append to, as of DenseNet
         if not choice.runs_again:
             with nullcontext() if self.around is None else self.around(choice.path, self.module):
                 output = forward(*args, **kwargs)

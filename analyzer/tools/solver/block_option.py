@@ -75,8 +75,13 @@ def list_options(block: BlockInfo, rate: CopyRate, following: BlockInfo | None,
     def describe(i: int) -> BlockChoice:
         keeps, offloads = (tuple(result.name for result, way in zip(block.results, picks[i][1:]) if way == taken)
                            for taken in (_KEEP, _OFFLOAD))
+        there = picks[i][1:] != _RECOMPUTE
+        for place in range(len(block.results) - 1, -1, -1):  # and what is computed for these alone
+            there[place] |= block.results[place].reader >= 0 and there[block.results[place].reader]
+        skips = tuple(result.name for result, way, left_out in zip(block.results, picks[i][1:], there)
+                      if left_out and way == _RECOMPUTE)
         return BlockChoice(
-            block.path, True, keeps, offloads, bool(picks[i][0] == _OFFLOAD), kept_bytes=int(held[i]),
+            block.path, True, keeps, offloads, bool(picks[i][0] == _OFFLOAD), skips, kept_bytes=int(held[i]),
             offloaded_bytes=int(sent[i]), recompute_seconds=max(0.0, float(cost[i])),
             copy_seconds=float(np.broadcast_to(exposed, cost.shape)[i]))
 
@@ -93,24 +98,56 @@ def _find_frontier(held: np.ndarray, total: np.ndarray, allowed: np.ndarray, bel
     return found
 
 
-@functools.lru_cache(maxsize=32)
-def _label(block: BlockInfo, window: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Bytes held and sent and seconds of running again of ways to treat the block's input and results, and for each
-    what becomes of the input and of each result; copies have the time for ``window`` bytes, with 0 nothing is sent.
+class _Labels(NamedTuple):
+    """Ways to treat some of a block's results: bytes held and sent, seconds, and what becomes of the input and of each
+    result, in columns.
     """
-    held, sent = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
-    cost, picks = np.full(1, block.again_seconds), np.zeros((1, 0), dtype=np.int8)
-    for name, nbytes, seconds, can_wait in (("", block.input_bytes, 0.0, block.input_can_wait), *block.results):
-        ways = [_RECOMPUTE, _KEEP] if name else [_KEEP]
-        ways += [_OFFLOAD] if window and can_wait and nbytes else []
-        held = np.concatenate([held + nbytes * (way == _KEEP) for way in ways])
-        sent = np.concatenate([sent + nbytes * (way == _OFFLOAD) for way in ways])
-        cost = np.concatenate([cost - seconds * (way != _RECOMPUTE) for way in ways])
-        picks = np.concatenate([np.column_stack([picks, np.full(len(picks), way, dtype=np.int8)]) for way in ways])
-        kept = _keep_labels(held, sent, cost, max(1, block.saved_bytes // _HELD_STEPS),
-                            max(1, int(window) // _SENT_STEPS))
-        held, sent, cost, picks = held[kept], sent[kept], cost[kept], picks[kept]
-    return held, sent, cost, picks
+
+    held: np.ndarray
+    sent: np.ndarray
+    cost: np.ndarray
+    picks: np.ndarray
+
+    def beside(self, other: _Labels) -> _Labels:
+        """Each way with each of other results."""
+        rows, columns = (index.ravel() for index in np.indices((len(self.held), len(other.held))))
+        return _Labels(*(a[rows] + b[columns] for a, b in zip(self, other)))
+
+    def at(self, places: np.ndarray) -> _Labels:
+        return _Labels(*(column[places] for column in self))
+
+
+@functools.lru_cache(maxsize=32)
+def _label(block: BlockInfo, window: float) -> _Labels:
+    """The ways to treat the block's input and results; copies have the time for ``window`` bytes, with 0 nothing is
+    sent. What is computed for one other result alone is left out where that one is kept or sent.
+    """
+    width, steps = 1 + len(block.results), (max(1, block.saved_bytes // _HELD_STEPS),
+                                            max(1, int(window) // _SENT_STEPS))
+
+    def treat(place: int, nbytes: int, can_wait: bool, seconds: float) -> _Labels:
+        ways = [_KEEP, *([_OFFLOAD] if window and can_wait and nbytes else ())]
+        picks = np.zeros((len(ways), width), dtype=np.int8)
+        picks[:, place] = ways
+        at_once = np.array([way == _KEEP for way in ways])
+        return _Labels(nbytes * at_once, nbytes * ~at_once, np.full(len(ways), -seconds), picks)
+
+    nothing = _Labels(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1), np.zeros((1, width), np.int8))
+    below: dict[int, _Labels] = {}                  # of what is computed for each result alone
+    spared = [result.seconds for result in block.results]
+    whole = treat(0, block.input_bytes, block.input_can_wait, 0.0).beside(nothing._replace(
+        cost=np.full(1, block.again_seconds)))
+    for i, result in enumerate(block.results):      # in the order in which they are computed
+        mine = treat(1 + i, result.bytes, result.can_wait, spared[i])
+        mine = _Labels(*(np.concatenate(pair) for pair in zip(below.pop(i, nothing), mine)))
+        if result.reader >= 0:
+            spared[result.reader] += spared[i]
+            joined = below[result.reader].beside(mine) if result.reader in below else mine
+            below[result.reader] = joined.at(_keep_labels(*joined[:3], *steps))
+        else:
+            whole = whole.beside(mine)
+            whole = whole.at(_keep_labels(*whole[:3], *steps))
+    return whole
 
 
 def _keep_labels(held: np.ndarray, sent: np.ndarray, cost: np.ndarray, held_step: int, sent_step: int) -> np.ndarray:
@@ -143,8 +180,8 @@ def make_units(step: BlockStep, rate: CopyRate, share: float = 1.0) -> tuple[lis
             # what it has on the host comes back while the next block runs backward
             work = max(block.whole_bytes + block.extra_bytes,
                        option.kept_bytes + option.offloaded_bytes + after if option.offloaded_bytes else 0)
-            unit = Unit(i, i, option.runs_again, option.recompute_seconds + option.copy_seconds, option.kept_bytes,
-                        work, (n,))
+            seconds = option.recompute_seconds + option.copy_seconds + step.checkpoint_seconds * option.runs_again
+            unit = Unit(i, i, option.runs_again, seconds, option.kept_bytes, work, (n,))
             units.append(unit)
             choice_of[unit] = replace(option, path=block.path)
     units.append(Unit(len(step.blocks), len(step.blocks), False, 0.0, 0, step.extra_bytes))

@@ -25,6 +25,7 @@ from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions, progress_part
 from analyzer.report.export.json_format import encode, read_record
 from analyzer.report.node_table import print_rows
+from analyzer.report.page.document import summary_part, write_page
 from analyzer.results.profile import Profile
 from analyzer.saved_format import SavedFormat
 from analyzer.units import format_bytes, format_seconds, parse_bytes
@@ -32,7 +33,8 @@ from analyzer.units import format_bytes, format_seconds, parse_bytes
 from .application import BlockChoice, apply_choices, take_name, undo_choices
 from .block_option import CopyRate, account, choose, least_bytes
 from .block_step import BlockStep, StepReader
-from .plan import InfeasibleBudgetError
+from .plan import InfeasibleBudgetError, read_share
+from .recorded_step import HELD_BEFORE
 from .solver_registry import register_solver
 
 _ROUNDS = 5       # profiles of plans, of limits that close in on the budget
@@ -71,6 +73,11 @@ class BlockPlan:
     choices: tuple[BlockChoice, ...]
     assumptions: tuple[str, ...] = ()
     profile: Profile | None = None
+
+    @property
+    def overhead(self) -> float:
+        """Seconds more than the step without a plan."""
+        return _seconds(self.planned) - _seconds(self.plain)
 
     @property
     def offloaded_bytes(self) -> int:
@@ -114,6 +121,10 @@ class BlockPlan:
         """The plan in JSON text or in a file. Raises ProfileFormatError for a damaged one, InputError for no file."""
         kind: Any = cls
         return cast(BlockPlan, read_record(kind, source, "BlockPlan.from_json", _FORMAT))
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """A page of the plan as text, also written to ``path`` if one is given."""
+        return write_page(f"Blocks of {self.model}", [summary_part(f"{self}")], path)
 
     def table(self, fmt: str = "text") -> str:
         """One row for neighbours with the same choice; bytes and seconds are those of one block."""
@@ -177,16 +188,18 @@ def _shorten(names: Sequence[str]) -> list[str]:
 
 
 def plan_blocks(model: nn.Module | Callable[[], nn.Module], args: Any = (), kwargs: dict[str, Any] | None = None, *,
-                budget: int | str, device: str | DeviceSpec, host_bytes: int | str | None = None,
+                budget: int | float | str, device: str | DeviceSpec, host_bytes: int | str | None = None,
                 method: str = "auto", **settings: Any) -> BlockPlan:
     """A plan that keeps a training step within ``budget``, and takes as little time as is found.
 
     ``model``, ``args``, ``kwargs``, ``options`` and ``settings`` (``optimizer``, ``loss_fn``, ``autocast``, ``step``)
     are as of `analyzer.profile`; in an `analyzer.parallel.world` the plan is for the rank that it runs. ``budget`` is
-    bytes of the whole step on the device, as an int or as text such as ``"70GiB"``: what the allocator reserves stays
-    within it, or where only its cache would not, a step in so much memory does not run out of it. ``host_bytes`` is as
-    much as one device may send to the host. ``blocks`` are paths of modules, by default those of one class in a
-    ModuleList or Sequential. ``method`` is that of `solve`.
+    bytes of the whole step on the device, as an int or as text such as ``"70GiB"`` (or a share of the activations', as
+    of `solve`): what the allocator reserves stays
+    within it, or where only its cache would not, a step in so much memory does not run out of it; with
+    ``budget_of="allocated"`` what tensors take does. ``host_bytes`` is as much as one device may send to the host.
+    ``blocks`` are paths of modules, by default those of one class in a ModuleList or Sequential. ``method`` is that of
+    `solve`.
 
     For each block, each result of an operator is kept, run again in the backward pass or copied to the host and back.
     The profile of the planned step is what is reported; where it takes more than the budget, or leaves much of it, the
@@ -217,18 +230,31 @@ class BlockPlanner:
 
     def __init__(self, model: nn.Module | Callable[[], nn.Module], args: Any = (),
                  kwargs: dict[str, Any] | None = None, *, device: str | DeviceSpec, blocks: Sequence[str] | None = None,
-                 options: ProfileOptions | None = None, **settings: Any) -> None:
+                 budget_of: str = "reserved", options: ProfileOptions | None = None, **settings: Any) -> None:
+        if budget_of not in ("reserved", "allocated"):
+            raise InputError(f"budget_of={budget_of!r}: must be 'reserved' or 'allocated'")
         self.model, self.arguments, self.device, self.paths = model, (args, kwargs), find_device(device), blocks
+        self.budget_of = budget_of
         self.options, self.settings = options or ProfileOptions(), settings
         self._known: tuple[Profile, BlockStep, list[BlockChoice], Profile] | None = None
 
-    def plan(self, budget: int | str, host_bytes: int | str | None = None, method: str = "auto") -> BlockPlan:
+    def plan(self, budget: int | float | str, host_bytes: int | str | None = None, method: str = "auto") -> BlockPlan:
         """The plan for ``budget``; see `plan_blocks`."""
         register_solver.look_up(method, f"method={method!r}")
-        return self._plan(_read_bytes("budget", budget),
-                          None if host_bytes is None else _read_bytes("host_bytes", host_bytes), method)
+        limit = None if host_bytes is None else _read_bytes("host_bytes", host_bytes)
+        return self._plan(self._read_budget(budget), limit, method)
 
-    def _profile_ends(self) -> tuple[Profile, BlockStep, list[BlockChoice], Profile]:
+    def _read_budget(self, budget: int | float | str) -> int:
+        """In bytes of the whole step; a share is one of what was neither there before it nor is a gradient."""
+        if not isinstance(budget, float) and not str(budget).strip().endswith("%"):
+            return _read_bytes("budget", budget)
+        share = read_share(budget)
+        plain = self.profile_ends()[0]
+        activations = sum(nbytes for name, nbytes in plain.peak_by_category.items()
+                          if name not in (*HELD_BEFORE, "gradient"))
+        return (plain.peak_allocated_bytes or 0) - int((1 - share) * activations)
+
+    def profile_ends(self) -> tuple[Profile, BlockStep, list[BlockChoice], Profile]:
         """The step without a plan, what its blocks take, and the step with every block run again."""
         if self._known is None:
             with progress_part(0.0, 0.2, "the step without a plan"):
@@ -236,11 +262,14 @@ class BlockPlanner:
             whole = [BlockChoice(b.path, True, kept_bytes=b.input_bytes, recompute_seconds=b.again_seconds)
                      for b in step.blocks]
             with progress_part(0.2, 0.3, "every block run again"):
-                self._known = plain, step, whole, self._profile(whole)
+                recomputed = self._profile(whole)
+            again = _seconds(recomputed) - _seconds(plain) - sum(choice.recompute_seconds for choice in whole)
+            step = replace(step, checkpoint_seconds=max(0.0, again) / len(whole))
+            self._known = plain, step, whole, recomputed
         return self._known
 
     def _plan(self, budget: int, host_bytes: int | None, method: str) -> BlockPlan:
-        plain, step, whole, recomputed = self._profile_ends()
+        plain, step, whole, recomputed = self.profile_ends()
 
         def result(choices: list[BlockChoice], found: Profile) -> BlockPlan:
             return BlockPlan(found.name, self.device.name, budget, PlannedStep.of(plain), PlannedStep.of(recomputed),
@@ -251,7 +280,7 @@ class BlockPlanner:
         best: tuple[list[BlockChoice], Profile] | None = None
         if (fitting := self._fit(recomputed, whole, budget)) is not None:
             best = whole, fitting
-        smallest = _peak(recomputed)
+        smallest = self._peak(recomputed)
         rate, fails = CopyRate.of(self.device), None
         # what the account lacks: workspaces inside of calls, and what the allocator keeps in its cache
         limit = budget - max(0, smallest - account(step, whole))
@@ -264,7 +293,7 @@ class BlockPlanner:
                     choices = choose(step, rate, least_bytes(step, rate), "chain", host_bytes) or whole
                 found = self._profile(choices)
                 fitting = self._fit(found, choices, budget)
-            peak = _peak(fitting or found)
+            peak = self._peak(fitting or found)
             smallest = min(smallest, peak)
             if fitting is not None:
                 if best is None or _seconds(fitting) <= _seconds(best[1]):
@@ -288,12 +317,16 @@ class BlockPlanner:
         """The profile of a step that stays within the budget, where ``found`` does; None where it does not. What only
         the allocator's cache takes beyond it, a step with so much memory gives back; of a rank none is run.
         """
-        if _peak(found) <= budget:
+        if self._peak(found) <= budget:
             return found
         if (found.peak_allocated_bytes or 0) > budget or found.world is not None:
             return None
         limited = self._profile(choices, replace(self.options, capacity_bytes=budget, limit_to_device=False))
         return limited if limited.out_of_memory is None else None
+
+    def _peak(self, found: Profile) -> int:
+        reserved = found.peak_reserved_bytes if self.budget_of == "reserved" else None
+        return max(found.peak_allocated_bytes or 0, reserved or 0)
 
     def _read(self) -> tuple[Profile, BlockStep]:
         """The profile of the step without a plan, and what its blocks take."""
@@ -341,11 +374,7 @@ class BlockPlanner:
         return profile(build, args, kwargs, **settings)
 
 
-def _peak(found: Profile) -> int:
-    return max(found.peak_allocated_bytes or 0, found.peak_reserved_bytes or 0)
-
-
-def _seconds(found: Profile) -> float:
+def _seconds(found: Profile | PlannedStep) -> float:
     return float("inf") if found.step_seconds is None else found.step_seconds
 
 

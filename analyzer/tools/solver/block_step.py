@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from analyzer.hardware import DeviceSpec
 from analyzer.meta.state import current
+from analyzer.profilers.kernel_time import is_view
 from analyzer.profilers.latency import call_seconds
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
@@ -36,6 +37,9 @@ class BlockResult(NamedTuple):
     bytes: int
     seconds: float
     can_wait: bool = True  #: on the host
+    #: place among the results of the only one that is computed from it, where no gradient reads it: it need not be
+    #: there where that one is kept; -1 where others need it
+    reader: int = -1
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class BlockStep:
 
     blocks: tuple[BlockInfo, ...]
     extra_bytes: int              #: most that is held elsewhere in the step besides what blocks save: at the loss
+    checkpoint_seconds: float = 0.0  #: that a checkpoint around a block takes besides: the host's that is waited for
 
 
 class _Note(NamedTuple):
@@ -222,20 +227,46 @@ class _Reading:
                 if self.log.storages[number].born_call == k}
         executed = stop + any(made & saves[k] for k in range(notes[stop].first, notes[stop].end))
         casts = any(s.category == "cast copy" for s in watched(self.log) if s.born_call in span)
-        last_write = {number: k for k in span for number in written(self.calls[k])}
-        results = []
+        readers, writers = self._find_users(notes[0].first, step)
+        results: list[BlockResult] = []
+        storages: list[list[int]] = []      # that each is in
+        places: dict[int, int] = {}         # of results, by their calls
         for note, cost in zip(notes[:executed], seconds):
-            fresh = [self.log.storages[number] for k in range(note.first, note.end)
-                     for number in dict.fromkeys(self.calls[k].outputs)
-                     if number in self.log.storages and self.log.storages[number].born_call == k]
-            fresh = [s for s in fresh if s.died_call is None or s.died_call >= note.end]
+            fresh = {number: self.log.storages[number] for k in range(note.first, note.end)
+                     for number in self.calls[k].outputs
+                     if number in self.log.storages and self.log.storages[number].born_call == k}
+            fresh = {n: s for n, s in fresh.items() if s.died_call is None or s.died_call >= note.end}
             # what autocast may find in its cache is another call when it runs again
-            if not fresh or not cost or casts and note.name.startswith(_CAST) or any(
-                    s.category != "" or last_write.get(s.number, -1) >= note.first for s in fresh):
+            if not fresh or not cost or any(s.category for s in fresh.values()) or (
+                    casts and note.name.startswith(_CAST)):
                 continue
-            nbytes = sum(s.block_bytes for s in fresh)
+            later = {n: [k for k in writers[n] if k >= note.end] for n in fresh}
+            if any(later[n] and later[n][-1] > min(readers[n], default=note.end) for n in fresh):
+                continue  # what is left of it in the end is not what was read
+            cost += sum(call_seconds(self.calls[k], self.reader.device) or 0.0 for k in set().union(*later.values()))
+            nbytes = sum(s.block_bytes for s in fresh.values())
+            places.update(dict.fromkeys(range(note.first, note.end), len(results)))
+            storages.append([*fresh])
             results.append(BlockResult(note.name, nbytes, cost, note.can_wait and nbytes >= _LEAST_BYTES))
+        needed = set().union(*saves.values())
+        for i, numbers in enumerate(storages):
+            only = readers[numbers[0]]
+            if len(numbers) == 1 == len(only) and numbers[0] not in needed:
+                results[i] = results[i]._replace(reader=places.get(only[0], -1))
         return sum(seconds[:executed]), tuple(results)
+
+    def _find_users(self, first: int, step: int) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """The forward calls of a step from ``first`` on that read each storage, views left out, and that write it."""
+        readers: dict[int, list[int]] = defaultdict(list)
+        writers: dict[int, list[int]] = defaultdict(list)
+        for k in range(first, len(self.calls)):
+            call = self.calls[k]
+            if call.step == step and call.phase == "forward" and not is_view(call):
+                changed = written(call)
+                for found, numbers in ((writers, changed), (readers, set(call.inputs) - set(changed))):
+                    for number in numbers:
+                        found[number].append(k)
+        return readers, writers
 
     def _fill(self, blocks: list[BlockInfo]) -> Iterator[BlockInfo]:
         """Blocks that a replay stands for have the results of one that saves as much."""

@@ -90,7 +90,7 @@ class FrontierPoint:
 
 # A plan is checked by replaying its program under the recorder, which knows nothing of how the plan was made.
 
-_HELD_BEFORE = ("parameter", "buffer", "input", "workspace", "optimizer state")
+HELD_BEFORE = ("parameter", "buffer", "input", "workspace", "optimizer state")
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def read_step(log: Log) -> RecordedStep:
     """The memory of a one-step log that was kept with its allocator's acts."""
     calls = len(log.calls)
     lifetimes = watched(log)
-    static = [lifetime for lifetime in lifetimes if lifetime.category in _HELD_BEFORE]
+    static = [lifetime for lifetime in lifetimes if lifetime.category in HELD_BEFORE]
     held = alive_bytes(static, calls)
     gradients = alive_bytes([lifetime for lifetime in lifetimes if lifetime.category == "gradient"], calls)
     highest = np.zeros(calls + 1, dtype=np.int64)

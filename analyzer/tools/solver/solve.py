@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from analyzer.api.argument import as_arguments, as_keywords, build_model
 from analyzer.api.profile import profile
@@ -21,18 +21,20 @@ from analyzer.hardware import DeviceSpec, find_device
 from analyzer.output import check_output, print_error
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.latency import call_seconds
+from analyzer.recipe.recipe import list_blocks
 from analyzer.record.call_table import OpCall
 from analyzer.record.eager import casting
 from analyzer.record.options import progress_of, progress_part
 from analyzer.report.page.document import check_page
-from analyzer.units import format_bytes, parse_bytes
+from analyzer.units import format_bytes, format_seconds, parse_bytes
 from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, model_errors, read_recipe
 from analyzer.zoo.target import load_target
 
 from .application import PlanRegion, apply_to_graph, copy_graph_module
+from .block_plan import BlockPlan, BlockPlanner
 from .chain import least_limit
 from .partitioner import find_memory_budget
-from .plan import InfeasibleBudgetError, Plan, format_frontier
+from .plan import InfeasibleBudgetError, Plan, format_frontier, read_share
 from .problem import Problem, read_problem
 from .recorded_step import FrontierPoint, StepInfo, record_step
 from .solver_registry import register_solver, solve_units
@@ -83,14 +85,7 @@ class Planner:
 
     def budget_bytes(self, budget: int | float | str) -> tuple[int, str]:
         if isinstance(budget, float) or isinstance(budget, str) and budget.strip().endswith("%"):
-            try:
-                share = budget if isinstance(budget, float) else float(budget.strip()[:-1]) / 100
-            except ValueError:
-                raise InputError(f"budget={budget!r}: write a share of the activations' memory as '50%'") from None
-            if not 0 < share <= 1:
-                raise InputError(f"budget={budget!r}: a share of the activations' memory is above 0 and at most 1; "
-                                 f"give bytes as an int or as text such as '24GiB'")
-            return int(share * self.unplanned.peak_activation_bytes), "activations"
+            return int(read_share(budget) * self.unplanned.peak_activation_bytes), "activations"
         try:
             return parse_bytes(budget), "step"
         except InputError:
@@ -268,54 +263,103 @@ def module_spans(gm: fx.GraphModule, problem: Problem) -> list[tuple[tuple[int, 
     return sorted(found.items())
 
 
+def run_blocks(model: nn.Module, args: Any, kwargs: dict[str, Any], autocast: torch.dtype | None,
+               arguments: argparse.Namespace) -> BlockPlan | str | None:
+    """The plan of the model's blocks, or why there is none; None where the command line asks for none."""
+    if arguments.granularity == "auto" and (arguments.device is None or arguments.frontier or not any(
+            list_blocks(model))) or arguments.granularity not in ("auto", "block"):
+        return None
+    blocks = BlockPlanner(model, args, kwargs, device=arguments.device, optimizer=arguments.optimizer,
+                          autocast=autocast, budget_of="allocated")
+    try:
+        with progress_part(0.0, 0.5, "blocks"):
+            return blocks.plan(arguments.budget, method=arguments.method)
+    except InfeasibleBudgetError as error:
+        return str(error)
+
+
+def print_plan(plan: Plan | BlockPlan, other: Plan | None, arguments: argparse.Namespace) -> None:
+    """Print and save the plan; ``other`` is one of the graph's operators that takes longer."""
+    if arguments.html is not None:  # before anything is printed, for a reader that goes
+        plan.to_html(arguments.html)
+    if arguments.json is not None:
+        plan.to_json(arguments.json)
+    print(plan)
+    if other is not None:
+        print(f"\n--granularity operator: {format_seconds(other.overhead)} more than without a plan; this one: "
+              f"{format_seconds(plan.overhead)}")
+    if isinstance(plan, BlockPlan):
+        print("\nto apply it: --json FILE, then BlockPlan.from_json(FILE).apply(model): docs/plans.md")
+    elif plan.frontier:
+        print("\n" + format_frontier(plan))
+    else:
+        print("\nto apply it: --json FILE, then Plan.from_json(FILE).apply(graph), or (model) of --granularity module: "
+              "docs/plans.md")
+
+
 def run_plan(arguments: argparse.Namespace) -> int:
     check_output(arguments.json)
     check_page(arguments.html)
     target = load_target(arguments.target)
     register_solver.look_up(arguments.method, f"--method {arguments.method}")  # which the target's file may add
     recipe = read_recipe(arguments)
+    if arguments.granularity == "block" and arguments.device is None:
+        raise InputError("--granularity block: for what device? add --device, e.g. --device h200")
+    if recipe.compile is not None and arguments.granularity == "auto":
+        arguments.granularity = "operator"  # whose memory a partitioner's budget is sought for
     if recipe.compile is not None and arguments.device is None:
         raise InputError(f"--compile {recipe.compile}: for what device? add --device, e.g. --device h200")
     args, kwargs = make_inputs(choose_inputs(target, arguments.input, True, recipe.dtype))
     autocast = find_autocast(arguments)
     with model_errors(arguments.target):
         model = build_model(partial(replace(recipe, compile=None).build, target.build)).train()
-        names = [name for name, _ in zip(inspect.signature(model.forward).parameters, args)]
-        place = "cpu" if arguments.device is None else find_device(arguments.device).kind
-        with progress_part(0.0, 0.2, "tracing"), casting(place, autocast):
-            gm = symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs})
-        held = update = 0
-        if arguments.optimizer is not None:
-            with progress_part(0.2, 0.3, "the step with its optimizer"):
-                step = profile(model, args, kwargs, optimizer=arguments.optimizer, autocast=autocast,
-                               device=arguments.device or "cpu")
-            held = step.optimizer_bytes or 0
-            update = max([phases["optimizer"].peak_allocated_bytes or 0 for phases in (step.first_step, step.phases)
-                          if "optimizer" in phases], default=0)
-        with progress_part(0.3, 0.4, "the step without a plan"):
-            planner = Planner(gm, args, kwargs, autocast=autocast, device=arguments.device,
-                              granularity=arguments.granularity, held_bytes=held, update_bytes=update)
-        try:
-            with progress_part(0.4, 0.5 if arguments.frontier else 1.0, "planning"):
-                plan = planner.solve(arguments.budget, arguments.method)
-        except InfeasibleBudgetError as error:
-            print_error(str(error))
+        blocks = run_blocks(model, args, kwargs, autocast, arguments)
+        if arguments.granularity == "block" and isinstance(blocks, str):
+            print_error(blocks)
             return 3
-        if recipe.compile is not None:
+        found = blocks if isinstance(blocks, BlockPlan) else None
+        plan = None
+        if found is None or arguments.granularity != "block":
+            try:
+                plan = plan_graph(model, args, kwargs, autocast, arguments)
+            except InfeasibleBudgetError as error:
+                if found is None:
+                    print_error(str(error))
+                    return 3
+        if plan is not None and recipe.compile is not None:
             compiled = build_model(partial(recipe.build, target.build)).train()
             plan = find_memory_budget(plan, compiled, args, kwargs, autocast=autocast)
-        if arguments.frontier:
-            with progress_part(0.5, 1.0, "frontier"):
-                points = planner.frontier(arguments.frontier.split(","), arguments.method)
-            plan = replace(plan, frontier=points)
-    if arguments.html is not None:  # before anything is printed, for a reader that goes
-        plan.to_html(arguments.html)
-    if arguments.json is not None:
-        plan.to_json(arguments.json)
-    print(plan)
-    if plan.frontier:
-        print("\n" + format_frontier(plan))
+    if found is not None and (plan is None or plan.overhead is None or found.overhead < plan.overhead):
+        print_plan(found, plan, arguments)
     else:
-        print("\nto apply it: --json FILE, then Plan.from_json(FILE).apply(graph), or (model) of --granularity module: "
-              "docs/plans.md")
+        assert plan is not None
+        print_plan(plan, None, arguments)
     return 0
+
+
+def plan_graph(model: nn.Module, args: Any, kwargs: dict[str, Any], autocast: torch.dtype | None,
+               arguments: argparse.Namespace) -> Plan:
+    """The plan of the model's traced graph. Raises InfeasibleBudgetError."""
+    names = [name for name, _ in zip(inspect.signature(model.forward).parameters, args)]
+    place = "cpu" if arguments.device is None else find_device(arguments.device).kind
+    with progress_part(0.0, 0.2, "tracing"), casting(place, autocast):
+        gm = symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs})
+    held = update = 0
+    if arguments.optimizer is not None:
+        with progress_part(0.2, 0.3, "the step with its optimizer"):
+            step = profile(model, args, kwargs, optimizer=arguments.optimizer, autocast=autocast,
+                           device=arguments.device or "cpu")
+        held = step.optimizer_bytes or 0
+        update = max([phases["optimizer"].peak_allocated_bytes or 0 for phases in (step.first_step, step.phases)
+                      if "optimizer" in phases], default=0)
+    with progress_part(0.3, 0.4, "the step without a plan"):
+        planner = Planner(gm, args, kwargs, autocast=autocast, device=arguments.device, held_bytes=held,
+                          update_bytes=update,
+                          granularity="module" if arguments.granularity == "module" else "operator")
+    with progress_part(0.4, 0.5 if arguments.frontier else 1.0, "planning"):
+        plan = planner.solve(arguments.budget, arguments.method)
+    if arguments.frontier:
+        with progress_part(0.5, 1.0, "frontier"):
+            points = planner.frontier(arguments.frontier.split(","), arguments.method)
+        plan = replace(plan, frontier=points)
+    return plan
