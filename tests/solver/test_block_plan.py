@@ -222,6 +222,35 @@ def test_gradients_and_random_numbers_are_those_without_a_plan(keeps, offloads, 
     undo_choices(model, choices, "test")
 
 
+def test_what_a_kept_result_alone_reads_is_not_computed_again():
+    class Turn(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Linear(64, 64)
+
+        def forward(self, x):
+            left, right = self.project(x).chunk(2, -1)
+            return x + F.gelu(torch.cat([-right, left], -1) + x * 2)
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64), *(Turn() for _ in range(4))), torch.randn(32, 64)
+    expected = take_step(model, x)
+    planner = BlockPlanner(model, torch.empty(2**16, 64, device="meta"), device="h100")
+    _, step, *_ = planner.profile_ends()
+    names = [r.name for r in step.blocks[1].results]
+    # the sum is all that GELU's gradient reads: what it is made of is computed for it alone, but for the chunks
+    assert {r.name: names[r.reader] for r in step.blocks[1].results if r.reader >= 0} == {
+        "aten.cat.default#0": "aten.add.Tensor#0", "aten.neg.default#0": "aten.cat.default#0",
+        "aten.mul.Tensor#0": "aten.add.Tensor#0"}
+    rate = CopyRate.of(planner.device)
+    option = next(o for o in list_options(step.blocks[1], rate, step.blocks[2]) if o.keeps == ("aten.add.Tensor#0",))
+    assert set(option.skips) == {"aten.cat.default#0", "aten.neg.default#0", "aten.mul.Tensor#0"}
+    choices = [replace(option, path=str(i)) for i in range(1, 5)]
+    apply_choices(model, choices, "test")
+    assert_equal(take_step(model, x), expected)
+    undo_choices(model, choices, "test")
+
+
 def test_running_statistics_are_updated_once():
     torch.manual_seed(0)
     model, x = ResNet().train(), torch.randn(4, 3, 16, 16)

@@ -157,7 +157,7 @@ class _Giving(TorchDispatchMode):
             return result
         if name in self.kept.skipped:
             shape, dtype = self.kept.skipped[name]
-            source = next(t for t in args if isinstance(t, torch.Tensor))
+            source = _tensors((args, kwargs))[0]
             nothing = source.new_full((), math.nan, dtype=dtype).expand(shape)
             self.given.put(nothing, True)
             return nothing
