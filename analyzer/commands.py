@@ -226,16 +226,16 @@ analyzer advise hf:qwen2.5-7b --input input_ids=int64:8x4096 --mode infer --devi
     Command("plan", "plan activation checkpointing for a budget of memory", "analyzer.tools.solver.solve:run_plan",
             "target, input, batch-size, budget, device of plan, method, granularity, autocast, frontier, html, "
             "json of plan", """\
-Finds what to run again in the backward pass (activation checkpointing) so that a training step stays within a budget of
-memory, and runs as little as possible again. The plan is replayed before it is printed: the peak and the overhead are
-those of the planned program.
+Finds what to run again in the backward pass (activation checkpointing), and for a --device what to send to the host
+meanwhile, so that a training step stays within a budget of memory and takes as little longer as possible. The plan is
+replayed before it is printed: the peak and the overhead are those of the planned program.
 
 TARGET and --input are those of `analyzer profile`.
 """, {"recipe": "dtype, quantize, lora, attention, loss-chunks, compile, optimizer"}, """\
 analyzer plan vit_b_16 --budget 50%
 analyzer plan gpt2 --budget 50% --device h100 --compile     # the partitioner's budget for the same memory too
 analyzer plan torchvision:resnet152 --input 64x3x224x224 --device a100 --optimizer adamw --budget 20GiB
-analyzer plan gpt2 --budget 40% --granularity module --json plan.json
+analyzer plan gpt2 --budget 90% --device h100 --granularity block --json plan.json
 analyzer plan llama_1b --budget 60% --frontier 90%,75%,50%,40% --html plan.html
 
 A budget with a unit is of the whole step (parameters, gradients, optimizer states); a percentage is of the

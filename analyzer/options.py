@@ -294,10 +294,9 @@ _OF_SEARCHES = (
            name="device of plan"),
     Option("--method", "one of {analyzer.tools.solver.solver_registry:register_solver} (default auto; exact needs "
            "scipy), or what the TARGET's file registers with register_solver", default="auto", metavar="NAME"),
-    Option("--granularity", "checkpoints around any operators of the traced graph, or around whole modules, which the "
-           "model's own code can take, or what each repeated block keeps, runs again and sends to the host (for a "
-           "--device); by default operators, or blocks where these take less time on the --device",
-           choices=("auto", "operator", "module", "block"), default="auto"),
+    Option("--granularity", "checkpoints around any operators of the traced graph, or what each repeated block of the "
+           "model keeps, runs again and sends to the host (for a --device); by default what takes less time there",
+           choices=("auto", "operator", "block"), default="auto"),
     Option("--frontier", "also the overhead at these budgets (default {analyzer.tools.solver.solve:SHARES})",
            nargs="?", const="analyzer.tools.solver.solve:SHARES", metavar="BUDGETS"),
     _file("--json", "save the plan (read it with analyzer.tools.solver.Plan.from_json)", name="json of plan"))

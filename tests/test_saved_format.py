@@ -18,10 +18,11 @@ from analyzer.parallel.rank_table import RankTable
 from analyzer.report.export import json_format
 from analyzer.saved_format import SavedFormat
 from analyzer.tools.generation import GenerationProfile, generation_profile
-from analyzer.tools.solver import Plan, plan
+from analyzer.tools.solver import Plan, block_plan, plan
 
 SAVED = Path(__file__).parent / "saved"
-FORMATS = [json_format.FORMAT, plan._FORMAT, generation_profile.FORMAT, rank_table.FORMAT, device_spec.FORMAT]
+FORMATS = [json_format.FORMAT, plan._FORMAT, block_plan._FORMAT, generation_profile.FORMAT, rank_table.FORMAT,
+           device_spec.FORMAT]
 
 
 def fields_of(name: str) -> dict[str, Any]:
@@ -123,9 +124,9 @@ def test_a_device_s_file_says_its_format_and_one_by_hand_need_not(tmp_path: Path
      "10 of a saved profile: read it with the analyzer that wrote it, or profile the model again"),
     (Profile.from_json, '{"format": "analyzer.profile"}', "format version None, and this analyzer reads version 7"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": 1}',
-     "Plan.from_json(text): format version 1, and this analyzer reads version 2 and 3 and 4 and 5 of a saved plan: "
-     "read it with the analyzer that wrote it, or solve again"),
-    (Plan.from_json, '{"format": "analyzer.plan", "version": 6}', "or a newer one than this, or solve again"),
+     "Plan.from_json(text): format version 1, and this analyzer reads version 2 and 3 and 4 and 5 and 6 of a saved "
+     "plan: read it with the analyzer that wrote it, or solve again"),
+    (Plan.from_json, '{"format": "analyzer.plan", "version": 7}', "or a newer one than this, or solve again"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": true}', "format version True, and"),
     (GenerationProfile.from_json, '{"format": "analyzer.generation", "version": 1}',
      "GenerationProfile.from_json(text): format version 1, and this analyzer reads version 2 and 3 of a saved "

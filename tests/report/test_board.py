@@ -195,7 +195,7 @@ def test_a_plan_by_hand():
     assert (frontier["peak"], frontier["overhead"], frontier["whole"]) == ([60, 44], [0, 50], 200)
     assert frontier["own"] == {"peak": 44, "overhead": 50}
     assert facts(page, "plan_regions") == {
-        "unit": "flops", "first": ["blocks_1_up"], "last": ["blocks_1_act"], "module": [""],
+        "unit": "flops", "first": ["blocks_1_up"], "last": ["blocks_1_act"],
         "nodes": [["blocks_1_up", "blocks_1_act"]], "kept": [1], "products": [1], "cost": [50.0]}
 
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from analyzer import profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.tools.solver import InfeasibleBudgetError, Plan, Planner, measure_step, solve
-from analyzer.tools.solver.application import KeepResults, PlannedForward
+from analyzer.tools.solver.application import KeepResults
 from analyzer.tools.solver.unit import UnitMaker, peak_bytes
 from tests.small_model import Calls
 
@@ -62,34 +62,6 @@ def test_plans_of_operators_meet_their_budgets_and_change_no_result(name):
         assert plan.cost == pytest.approx(checked.recompute_flops, rel=1e-3, abs=1e-4 * whole.fwd_flops)
         costs.append(checked.recompute_flops)
     assert costs and costs == sorted(costs) and costs[0] < 0.2 * whole.fwd_flops
-
-
-@pytest.mark.parametrize("name", ["resnet", "encoder"])
-def test_plans_of_modules_wrap_the_user_s_own_model(name):
-    model, inputs, gm, planner = planner_of(name, granularity="module")
-    expected = take_step(model, model, inputs)
-    before = {path: (type(m), dict(vars(m))) for path, m in model.named_modules()}
-    plan = planner.solve(0.7)
-    assert plan.regions and all(r.module_path for r in plan.regions)
-    eager = measure_step(model, (), inputs, loss_fn=square)
-    assert plan.apply(model) is model
-    assert_same(take_step(model, model, inputs), expected)
-    planned = measure_step(model, (), inputs, loss_fn=square)
-    assert planned.recompute_flops == plan.planned.recompute_flops
-    assert planned.peak_activation_bytes <= 0.75 * eager.peak_activation_bytes
-    with pytest.raises(InputError, match=r"is under a plan already; plan\.undo\(model\) first"):
-        plan.apply(model)
-    plan.undo(model)
-    assert {path: (type(m), dict(vars(m))) for path, m in model.named_modules()} == before
-    calls, first = [], model.get_submodule(plan.regions[0].module_path)
-    plan.apply(model)
-    assert isinstance(first.forward, PlannedForward)
-    handle = first.register_forward_hook(lambda *_: calls.append(1))
-    square(model(**inputs)).backward()
-    handle.remove()
-    plan.undo(model)
-    assert calls == [1]
-    assert {path: (type(m), dict(vars(m))) for path, m in model.named_modules()} == before
 
 
 def test_planned_graphs_can_be_copied():
@@ -353,9 +325,7 @@ def test_plans_are_plain_data(tmp_path):
 def test_error_texts():
     model, inputs, gm, planner = planner_of("dense")
     plan = planner.solve(0.6)
-    with pytest.raises(
-            InputError,
-            match=r"is no whole module; apply this plan to the traced graph, or solve with granularity='module'"):
+    with pytest.raises(InputError, match=r"plan\.apply\(Dense\): takes a GraphModule of symbolic_trace; plan_blocks"):
         plan.apply(model)
     with pytest.raises(InputError, match="is no node of this graph"):
         plan.apply(symbolic_trace(nn.Linear(2, 2), meta_args={"input": torch.empty(1, 2)}))
@@ -365,8 +335,6 @@ def test_error_texts():
         planner.solve(1.5)
     with pytest.raises(InputError, match=r"budget='150%': a share of the activations' memory is above 0 and at most 1"):
         planner.solve("150%")
-    with pytest.raises(InputError, match=r"granularity='layer': must be 'operator' or 'module'"):
-        Planner(gm, (), inputs, granularity="layer")
     with pytest.raises(InputError, match=r"give what it is called with: args="):
         solve(gm, 0.5)
     with pytest.raises(InputError, match="takes a GraphModule"):
@@ -381,34 +349,6 @@ def test_a_profiled_graph_needs_no_arguments():
     assert solve(gm, 0.7, device="h200").device == "h200"
     symbolic_profile(gm, kwargs=inputs, mode="infer")
     assert solve(gm, 0.7).objective == "flops"
-
-
-def test_names_that_the_program_and_a_checkpoint_both_know():
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
-
-        def forward(self, x, debug=0.0):
-            return self.down(nn.functional.gelu(self.up(x))) + debug
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList(Block() for _ in range(6))
-
-        def forward(self, x, *, shift):
-            for block in self.blocks:
-                x = block(x, debug=shift)
-            return x
-
-    torch.manual_seed(0)
-    model, x, shift = Model(), torch.randn(64, 16), torch.ones(16)
-    gm = symbolic_profile(symbolic_trace(model, meta_args={"x": x, "shift": shift}), x, kwargs={"shift": shift},
-                          loss_fn=square)
-    plan = solve(gm, 0.7, granularity="module")
-    expected = model(x, shift=shift)
-    assert torch.equal(plan.apply(model)(x, shift=shift), expected)
 
 
 def test_a_value_that_nothing_saves_is_held_by_the_first_checkpoint_after_its_maker_s():

@@ -117,8 +117,8 @@ class _Search:
             self.skipped.append((PLANNED, _describe(error)))
             return
         for plan in plans:
-            change = change_variant(PLANNED, "checkpointing", "(analyzer plan --granularity "
-                                    f"{plan.granularity} --budget {plan.budget_bytes})", plan=plan)
+            change = change_variant(PLANNED, "checkpointing", "(analyzer plan --granularity operator "
+                                    f"--budget {plan.budget_bytes})", plan=plan)
             option = self._try((change,))
             if option is not None and (option.fits or plan is plans[-1]):
                 self.alone[change] = option

@@ -21,7 +21,7 @@ from analyzer.record.eager import casting
 from analyzer.report.verdict import judge
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Option
-from analyzer.tools.solver.plan import InfeasibleBudgetError, Plan
+from analyzer.tools.solver.plan import Plan
 from analyzer.tools.solver.solve import Planner
 from analyzer.zoo.input_spec import InputSpec
 
@@ -196,21 +196,15 @@ class Trial:
             return symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs}), args, kwargs
 
     def make_plans(self, variant: Variant, found: Profile, budgets: Iterable[int]) -> list[Plan]:
-        """Plans for the step of the profile ``found``: of whole modules, or of operators where these fail."""
+        """Plans for the step of the profile ``found``."""
         gm, args, kwargs = self._trace(variant)
         update = [phases["optimizer"].peak_allocated_bytes or 0 for phases in (found.first_step, found.phases)
                   if "optimizer" in phases]
 
-        def solve(granularity: str) -> list[Plan]:
-            planner = Planner(gm, args, kwargs, autocast=variant.autocast, device=self.spec, granularity=granularity,
-                              loss_fn=self.options.get("loss_fn"), held_bytes=found.optimizer_bytes or 0,
-                              update_bytes=max(update, default=0))
-            return [planner.solve(budget) for budget in budgets]
-
-        try:
-            return solve("module")
-        except InfeasibleBudgetError:
-            return solve("operator")
+        planner = Planner(gm, args, kwargs, autocast=variant.autocast, device=self.spec,
+                          loss_fn=self.options.get("loss_fn"), held_bytes=found.optimizer_bytes or 0,
+                          update_bytes=max(update, default=0))
+        return [planner.solve(budget) for budget in budgets]
 
     @property
     def capacity_bytes(self) -> int:
@@ -229,7 +223,7 @@ class Trial:
             step["optimizer"] = step["optimizer"] or self.optimizer
         model = self.build(recipe)
         if (plan := variant.plan) is not None:
-            model = plan.apply(model if plan.granularity == "module" else self._trace(variant)[0])
+            model = plan.apply(self._trace(variant)[0])
         return profile(model, args, kwargs, device=self.spec, autocast=variant.autocast,
                        **{**self.options, **step})
 

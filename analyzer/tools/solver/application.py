@@ -192,7 +192,6 @@ class PlanRegion:
     """Nodes that run under one checkpoint."""
 
     nodes: tuple[str, ...]
-    module_path: str | None = None      #: the module whose whole forward this is
     #: ordinals of the products (matrix products, convolutions, fused attention) whose results are kept
     keeps: tuple[int, ...] = ()
     products: int = 0                   #: that it calls
@@ -299,24 +298,11 @@ def _sending(args: tuple[Any, ...], copies: BlockCopies) -> AbstractContextManag
     return saved_tensors_hooks(pack, lambda saved: saved.take() if isinstance(saved, OffloadedTensor) else saved)
 
 
-def choose_modules(regions: Iterable[PlanRegion], caller: str) -> list[BlockChoice]:
-    """The regions as choices of modules. Raises InputError where one is no whole module."""
-    choices = []
-    for region in regions:
-        if region.module_path is None:
-            raise InputError(
-                f"{caller}: the checkpoint of {region.nodes[0]} to {region.nodes[-1]} is no whole module; apply this "
-                "plan to the traced graph, or solve with granularity='module'")
-        choices.append(BlockChoice(region.module_path, True, name_products(region.keeps),
-                                   skips=name_products(region.skips)))
-    return choices
-
-
 def apply_choices(model: nn.Module, choices: Iterable[BlockChoice], caller: str,
                   around: Callable[[str, nn.Module], AbstractContextManager[Any]] | None = None) -> None:
     """Give the blocks of ``model`` a `PlannedForward`. Raises InputError, and changes none, where one is missing."""
     if not isinstance(model, nn.Module):
-        raise InputError(f"{caller}: takes a GraphModule or a torch.nn.Module")
+        raise InputError(f"{caller}: takes a torch.nn.Module")
     found, engine = [], CopyEngine()
     for choice in choices:
         try:

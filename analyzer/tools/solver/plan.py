@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from torch import fx, nn
+from torch import fx
 
 from analyzer.errors import InputError
 from analyzer.output import write_output
@@ -21,7 +21,7 @@ from analyzer.report.page.picture import draw_curves
 from analyzer.saved_format import Fields, SavedFormat
 from analyzer.units import format_bytes, format_flops, format_seconds
 
-from .application import PlanRegion, apply_choices, apply_to_graph, choose_modules, undo_choices
+from .application import PlanRegion, apply_to_graph
 from .recorded_step import FrontierPoint, PartitionedStep, StepInfo, StepMemory
 
 _SHOWN = 20  # checkpoints in a notebook
@@ -56,7 +56,7 @@ class Plan:
     True
     """
 
-    format_version: ClassVar[int] = 5  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 6  #: of the JSON text; a change of any field below raises it
 
     model: str
     budget_bytes: int
@@ -64,7 +64,6 @@ class Plan:
     planned: StepInfo | None = None
     regions: tuple[PlanRegion, ...] = ()
     budget_of: str = "activations"      #: or "step": what ``budget_bytes`` limits
-    granularity: str = "operator"       #: or "module"
     method: str = "chain"
     objective: str = "flops"            #: or "seconds"
     device: str | None = None
@@ -121,27 +120,14 @@ class Plan:
         """The peak of ``step`` that the budget limits: of its activations, or of the whole step."""
         return self.whole_step_bytes(step) if self.budget_of == "step" else step.peak_activation_bytes
 
-    def apply(self, target: nn.Module) -> nn.Module:
-        """``target`` with the plan in it.
-
-        A `GraphModule` (the traced one, or one with the same node names) gives a new one that shares its parameters. Of
-        any other module, the modules that the plan names are wrapped where they are, until `undo`; the plan must be one
-        of whole modules (``solve(..., granularity="module")``).
-
-        Raises InputError where nodes or modules of the plan are not there, and for a plan of operators on a module that
-        is no graph.
+    def apply(self, target: fx.GraphModule) -> fx.GraphModule:
+        """``target``, the traced graph or one with the same node names, with the plan in it: a new one that shares its
+        parameters. Raises InputError where nodes of the plan are not there, and for what is no graph.
         """
-        if isinstance(target, fx.GraphModule):
-            return apply_to_graph(target, self.regions, self.model)
-        caller = f"plan.apply({type(target).__name__})"
-        apply_choices(target, choose_modules(self.regions, caller), caller)
-        return target
-
-    def undo(self, model: nn.Module) -> nn.Module:
-        """Take the plan away from the modules that `apply` wrapped."""
-        caller = f"plan.undo({type(model).__name__})"
-        undo_choices(model, choose_modules(self.regions, caller), caller)
-        return model
+        if not isinstance(target, fx.GraphModule):
+            raise InputError(f"plan.apply({type(target).__name__}): takes a GraphModule of symbolic_trace; plan_blocks "
+                             "plans a model as it is")
+        return apply_to_graph(target, self.regions, self.model)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The plan as JSON text, which is also written to ``path`` if one is given."""
@@ -158,19 +144,19 @@ class Plan:
 
     def table(self, fmt: str = "text") -> str:
         """One row a checkpoint: its nodes, what it keeps, what running it again costs."""
-        rows = [(r.nodes[0], r.nodes[-1], r.module_path or "", str(len(r.nodes)), f"{len(r.keeps)} of {r.products}",
+        rows = [(r.nodes[0], r.nodes[-1], str(len(r.nodes)), f"{len(r.keeps)} of {r.products}",
                  self.format_cost(r.cost)) for r in self.regions]
         node_count = sum(len(r.nodes) for r in self.regions)
-        return print_rows(("First node", "Last node", "Module", "Nodes", "Products kept", "Run again"), rows,
-                          left=(0, 1, 2), fmt=fmt,
-                          total=("total", "", "", str(node_count), "", self.format_cost(self.cost)))
+        return print_rows(("First node", "Last node", "Nodes", "Products kept", "Run again"), rows,
+                          left=(0, 1), fmt=fmt,
+                          total=("total", "", str(node_count), "", self.format_cost(self.cost)))
 
     def summary(self) -> str:
         """What the plan gives: peaks before and after, overhead, how good it is."""
         before, after = self.unplanned, self.planned
         limited = "activations" if self.budget_of == "activations" else "the whole step"
         return "\n".join([
-            f"{self.model}: {len(self.regions)} checkpoints of {self.granularity}s, by method {self.method}",
+            f"{self.model}: {len(self.regions)} checkpoints of operators, by method {self.method}",
             f"budget for {limited}: {format_bytes(self.budget_bytes)}",
             f"activations at their peak: {format_bytes(before.peak_activation_bytes)} without the plan" +
             ("" if after is None else f", {format_bytes(after.peak_activation_bytes)} with it "
@@ -213,7 +199,7 @@ class Plan:
         dearest = sorted(self.regions, key=lambda region: -region.cost)[:_SHOWN]
         named = "" if len(dearest) == len(self.regions) else f", the {_SHOWN} dearest"
         return write_fragment(
-            f"Plan of {self.model}: checkpoints of {self.granularity}s, by method {self.method}",
+            f"Plan of {self.model}: checkpoints of operators, by method {self.method}",
             write_answer(self._judge(), self._list_tiles()),
             "" if after is None else write_picture(
                 lambda: self._draw(before, after), f"Memory over the step. {self._judge().title}"),
@@ -280,11 +266,18 @@ def _without_memory(plan: Fields) -> Fields:
     return {**plan, **{name: {**step, "memory": None} for name, step in steps.items()}}
 
 
+def _without_modules(plan: Fields) -> Fields:
+    """Of version 5, whose checkpoints could be whole modules; their nodes are told too."""
+    regions = [{name: value for name, value in region.items() if name != "module_path"}
+               for region in plan["regions"]]
+    return {**{name: value for name, value in plan.items() if name != "granularity"}, "regions": regions}
+
+
 _FORMAT = SavedFormat("analyzer.plan", Plan.format_version, "plan", "solve again",
                       # in version 3 results could wait on the host
                       {2: _without_memory, 3: lambda plan: {name: value for name, value in plan.items()
                                                             if name not in ("offloads", "offload_seconds")},
-                       4: lambda plan: {**plan, "partitioned": []}})
+                       4: lambda plan: {**plan, "partitioned": []}, 5: _without_modules})
 
 
 def _percent(part: float, whole: float | None) -> str:
@@ -344,7 +337,7 @@ def _describe_regions(plan: Plan) -> dict[str, Any] | None:
     if not regions:
         return None
     return {"unit": plan.objective, "first": [r.nodes[0] for r in regions], "last": [r.nodes[-1] for r in regions],
-            "module": [r.module_path or "" for r in regions], "nodes": [list(r.nodes) for r in regions],
+            "nodes": [list(r.nodes) for r in regions],
             "kept": [len(r.keeps) for r in regions], "products": [r.products for r in regions],
             "cost": [r.cost for r in regions]}
 

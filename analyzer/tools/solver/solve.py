@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -51,8 +50,7 @@ class Planner:
 
     ``args`` and ``kwargs`` are what the graph ``gm`` is called with; without them it is called as by its last
     `symbolic_profile`: with the same arguments, and unless given here the same ``loss_fn``, ``autocast`` and
-    ``device``. With a ``device`` the objective is seconds, else FLOPs. ``granularity`` is ``"operator"``, or
-    ``"module"`` for plans that the user's own eager model can take. ``held_bytes`` are held besides all along
+    ``device``. With a ``device`` the objective is seconds, else FLOPs. ``held_bytes`` are held besides all along
     (optimizer states, other models) and ``update_bytes`` is everything at the peak of the optimizer's update, both for
     the whole step.
     """
@@ -60,11 +58,9 @@ class Planner:
     def __init__(self, gm: fx.GraphModule, args: tuple[Any, ...] | None = None,
                  kwargs: dict[str, Any] | None = None, *, loss_fn: Callable[[Any], torch.Tensor] | None = None,
                  autocast: torch.dtype | None = None, device: str | DeviceSpec | None = None,
-                 granularity: str = "operator", held_bytes: int = 0, update_bytes: int = 0) -> None:
+                 held_bytes: int = 0, update_bytes: int = 0) -> None:
         if not isinstance(gm, fx.GraphModule):
             raise InputError(f"solve({type(gm).__name__}): takes a GraphModule of symbolic_trace")
-        if granularity not in ("operator", "module"):
-            raise InputError(f"granularity={granularity!r}: must be 'operator' or 'module'")
         if args is None and kwargs is None:
             known = last_runs.get(gm)
             if known is None:
@@ -74,7 +70,7 @@ class Planner:
             loss_fn, autocast = loss_fn or known.loss_fn, autocast or known.session.autocast
             device = device or known.session.spec
         self.gm, self.name = gm, type(gm).__name__
-        self.granularity, self.held_bytes, self.update_bytes = granularity, held_bytes, update_bytes
+        self.held_bytes, self.update_bytes = held_bytes, update_bytes
         self.device = None if device is None else find_device(device)
         self.run: dict[str, Any] = {"loss_fn": loss_fn, "autocast": autocast, "device": self.device}
         self.arguments = as_arguments(() if args is None else args), as_keywords(kwargs)
@@ -178,9 +174,7 @@ class Planner:
 
     def units(self, whole: bool) -> list[Unit]:
         if whole not in self._units:
-            spans = None if self.granularity == "operator" else [
-                span for span, _ in module_spans(self.gm, self.problem(whole))]
-            self._units[whole] = make_units(self.problem(whole), self.unplanned.peak_bytes, spans)
+            self._units[whole] = make_units(self.problem(whole), self.unplanned.peak_bytes)
         return self._units[whole]
 
     def _cost(self, call: OpCall) -> float | None:
@@ -195,19 +189,18 @@ class Planner:
 
     def _plan(self, units: list[Unit], budget: int, of: str, method: str, bound: float | None) -> Plan:
         problem = self.problem(of == "step")
-        paths = {} if self.granularity == "operator" else dict(module_spans(self.gm, problem))
 
         def describe(unit: Unit) -> PlanRegion:
             nodes = tuple(name for atom in problem.atoms[unit.first:unit.last + 1] for name in atom)
             products = sum(call.is_product for atom in problem.calls[unit.first:unit.last + 1] for call in atom)
-            return PlanRegion(nodes, paths.get((unit.first, unit.last)), unit.keeps, products, unit.skips, unit.cost)
+            return PlanRegion(nodes, unit.keeps, products, unit.skips, unit.cost)
 
         regions = tuple(describe(unit) for unit in units if unit.is_region)
         assumed = [f"the cost of {op} is not known and taken as 0" for op in problem.uncounted] if regions else []
         if regions not in self._replays:
             self._replays[regions] = record_step(apply_to_graph(self.gm, regions, self.name), *self.arguments,
                                                  **self.run)[1]
-        return Plan(self.name, budget, self.unplanned, self._replays[regions], regions, of, self.granularity, method,
+        return Plan(self.name, budget, self.unplanned, self._replays[regions], regions, of, method,
                     "flops" if self.device is None else "seconds",
                     None if self.device is None else self.device.name, problem.fwd_cost, total_cost(units), bound,
                     (*self.profile.assumptions, *assumed), held_bytes=self.held_bytes, update_bytes=self.update_bytes)
@@ -240,29 +233,6 @@ def solve(gm: fx.GraphModule, budget: int | float | str, method: str = "auto", *
     return Planner(gm, **options).solve(budget, method)
 
 
-def module_spans(gm: fx.GraphModule, problem: Problem) -> list[tuple[tuple[int, int], str]]:
-    """First and last atom, and path, of each module that is a run of whole atoms; the outermost of equal ones."""
-    path_of = {n.name: n.meta.get("module_path", "") for n in gm.graph.nodes}
-    # each node's module and those around it
-    prefixes = [[set(accumulate(path_of[name].split("."), "{}.{}".format)) - {""} for name in atom]
-                for atom in problem.atoms]
-    spans: dict[str, list[int]] = {}
-    split: set[str] = set()
-    for i, atom in enumerate(prefixes):
-        whole = set.intersection(*atom)
-        split |= set.union(*atom) - whole
-        for path in whole:
-            span = spans.setdefault(path, [i, i])
-            if i > span[1] + 1:
-                split.add(path)
-            span[1] = i
-    found: dict[tuple[int, int], str] = {}
-    for path in sorted(spans, key=lambda p: p.count(".")):
-        if path not in split:
-            found.setdefault((spans[path][0], spans[path][1]), path)
-    return sorted(found.items())
-
-
 def run_blocks(model: nn.Module, args: Any, kwargs: dict[str, Any], autocast: torch.dtype | None,
                arguments: argparse.Namespace) -> BlockPlan | str | None:
     """The plan of the model's blocks, or why there is none; None where the command line asks for none."""
@@ -293,8 +263,7 @@ def print_plan(plan: Plan | BlockPlan, other: Plan | None, arguments: argparse.N
     elif plan.frontier:
         print("\n" + format_frontier(plan))
     else:
-        print("\nto apply it: --json FILE, then Plan.from_json(FILE).apply(graph), or (model) of --granularity module: "
-              "docs/plans.md")
+        print("\nto apply it: --json FILE, then Plan.from_json(FILE).apply(graph): docs/plans.md")
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
@@ -354,8 +323,7 @@ def plan_graph(model: nn.Module, args: Any, kwargs: dict[str, Any], autocast: to
                       if "optimizer" in phases], default=0)
     with progress_part(0.3, 0.4, "the step without a plan"):
         planner = Planner(gm, args, kwargs, autocast=autocast, device=arguments.device, held_bytes=held,
-                          update_bytes=update,
-                          granularity="module" if arguments.granularity == "module" else "operator")
+                          update_bytes=update)
     with progress_part(0.4, 0.5 if arguments.frontier else 1.0, "planning"):
         plan = planner.solve(arguments.budget, arguments.method)
     if arguments.frontier:

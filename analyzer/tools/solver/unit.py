@@ -230,22 +230,16 @@ class UnitMaker:
         return units
 
 
-def make_units(problem: Problem, limit_bytes: int, spans: Sequence[tuple[int, int]] | None = None) -> list[Unit]:
-    """All units that a plan within ``limit_bytes`` may use, the loss last; ``spans``: checkpoints around these."""
+def make_units(problem: Problem, limit_bytes: int) -> list[Unit]:
+    """All units that a plan within ``limit_bytes`` may use, the loss last."""
     count = len(problem)
     boundaries = choose_boundaries(problem)
     make = UnitMaker(_held_for_many(problem, boundaries))
-    if spans is not None:
-        ends = np.unique(np.concatenate([[count - 1], *([s - 1, e] for s, e in spans)]))
-        ends = ends[ends >= 0]
-        pairs = list(spans)
-    else:
-        pairs = _pair(boundaries, passing_bytes(problem))
-        ends = boundaries
-        if count <= _MOST_PLACES:  # what is cheap to keep, as a norm's deviations, need not be run again with the rest
-            ends = np.arange(count)
-            following = np.searchsorted(boundaries, ends)
-            pairs = sorted({*pairs, *((a, int(b)) for a, i in enumerate(following) for b in boundaries[i:i + _NEARER])})
+    pairs, ends = _pair(boundaries, passing_bytes(problem)), boundaries
+    if count <= _MOST_PLACES:  # what is cheap to keep, as a norm's deviations, need not be run again with the rest
+        ends = np.arange(count)
+        following = np.searchsorted(boundaries, ends)
+        pairs = sorted({*pairs, *((a, int(b)) for a, i in enumerate(following) for b in boundaries[i:i + _NEARER])})
     starts = np.concatenate([[0], ends[:-1] + 1])
     units = [make.plain(int(a), int(b)) for a, b in zip(starts, ends)]
     plain_held = np.concatenate([[0], np.cumsum([u.held_bytes for u in units])])
