@@ -61,6 +61,8 @@ def find_lacking(row: Settings) -> str | None:
     training = row["training"]
     given, compiled = training.get("other_args") or {}, str(training.get("compile"))
     found = next((text for flag, text in _LACKING.items() if flag in given), None)
+    if found is None and any(word in row["id"] for word in ("gptq", "qlora", "bnb")):
+        found = "weights of four bits"
     if found is None and given.get("--optimizer") == "muon":
         found = "Muon, which has other states than Adam"
     if found is None and "lex" in str(training.get("attention_kernel")):

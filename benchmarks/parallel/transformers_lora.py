@@ -1,4 +1,4 @@
-"""Rows of fms-acceleration: LoRA of transformers' models under FSDP1, as accelerate wraps them.
+"""Rows of fms-acceleration: transformers' models trained whole or by LoRA under FSDP1, as accelerate wraps them.
 
 accelerate wraps decoder layers, and for adapters each trainable leaf by itself (peft, `fsdp_auto_wrap_policy`);
 parameters are 16-bit throughout, layers are checkpointed, the loss is on a shifted float32 copy of the logits
@@ -43,7 +43,9 @@ class Job:  # one rank of a row: its model, and a step of it
         from torch.distributed.fsdp.wrap import _or_policy, lambda_auto_wrap_policy, transformer_auto_wrap_policy
         from transformers import AutoModelForCausalLM
 
-        lora = LoraSpec(r=16, dropout=0.1, dtype="bf16", targets=("q_proj", "k_proj", "v_proj", "o_proj"))
+        lora = None  # all parameters are trained
+        if "lora" in self.row["id"]:
+            lora = LoraSpec(r=16, dropout=0.1, dtype="bf16", targets=("q_proj", "k_proj", "v_proj", "o_proj"))
         recipe = Recipe(dtype=torch.bfloat16, lora=lora, checkpointing=True)
         config = self.config()
         config.use_cache = False
@@ -54,9 +56,10 @@ class Job:  # one rank of a row: its model, and a step of it
             weight = getattr(module, "weight", None)
             return not list(module.named_children()) and weight is not None and weight.requires_grad
 
-        policy = functools.partial(_or_policy, policies=[
-            functools.partial(lambda_auto_wrap_policy, lambda_fn=trainable),
-            functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={layer})])
+        policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={layer})
+        if lora is not None:
+            policy = functools.partial(_or_policy, policies=[
+                functools.partial(lambda_auto_wrap_policy, lambda_fn=trainable), policy])
         self.model: Any = FullyShardedDataParallel(
             model, sharding_strategy=ShardingStrategy.FULL_SHARD, auto_wrap_policy=policy,
             backward_prefetch=BackwardPrefetch.BACKWARD_PRE, use_orig_params=False, limit_all_gathers=True,
