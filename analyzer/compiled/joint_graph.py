@@ -61,9 +61,6 @@ class JointGraph:
             for node in self.graph.nodes:
                 if "spec" in node.meta:
                     node.meta["val"] = fakes_of(node.meta["spec"], self.fake_mode)
-                if torch.Tag.needs_exact_strides in getattr(node.target, "tags", ()):  # as `proxy_tensor.py` keeps them
-                    node.meta["eager_input_vals"] = fx.node.map_arg(
-                        (node.args, node.kwargs), lambda given: given.meta["val"])
         return fx.GraphModule(nn.Module(), self.graph)
 
 

@@ -23,13 +23,6 @@ from analyzer.meta.tensor import device_of, sparse_like, sparse_tensor
 Tensor = torch.Tensor
 
 
-@device_shape("_scaled_mm.out")
-def scaled_mm_out(self: Tensor, mat2: Tensor, *scales: Any, out: Tensor, **kwargs: Any) -> Tensor:
-    """Generated programs call it; torch's meta kernel is of the one that makes its result."""
-    assert out.shape == torch.ops.aten._scaled_mm.default(self, mat2, *scales, **kwargs).shape
-    return out
-
-
 @device_shape("_grouped_mm", on_any_device=True)
 def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
                out_dtype: torch.dtype | None = None) -> Tensor:
