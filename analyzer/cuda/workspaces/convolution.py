@@ -24,8 +24,14 @@ _aten = torch.ops.aten
 
 # In no source: chosen within what the measured cases of `benchmarks/truth` leave open, which `BRACKETED` tells.
 _WORTH_COPYING = 25.0           # FLOPs per byte read and written by the copies, from which on they are made
-_PRODUCT_WORTH_COPYING = 46.0   # the same of a 1x1 convolution of stride 1 in float32, a plain matrix product without
+_PRODUCT_WORTH_COPYING = 46.0   # the same of a 1x1 convolution of stride 1 in float32, a plain matrix product without,
+# where an image's places are not whole 16 bytes, which a product must load at once
 _RAGGED_PRODUCT_WORTH_COPYING = 97.0  # and where a count of channels is no multiple of 32
+_WHOLE_PRODUCT_WORTH_COPYING = 150.0  # and where they are
+_STRIDED_PRODUCT_WORTH_COPYING = 9.0  # the same of one of a greater stride
+_STRIDED_GRADIENT_CHANNELS = 192  # channels of the input of such a one from which on its gradient is copied
+_FEW_CHANNELS = 16              # up to which the gradient of an input is not copied
+_SMALL_WEIGHT = 32              # places of a weight up to which an image of few channels in 16 bits is read as it lies
 _VECTOR_CHANNELS = 8            # 16-bit channels in the 16 bytes that a thread loads at once
 _TILE = 128                     # rows and columns of an output tile of the weight gradient's product
 _TILE_BYTES = 4 * _TILE * _TILE
@@ -51,6 +57,14 @@ BRACKETED = (
               "it is) and efficientnet_b0 (62.6, copied) in float32"),
     Bracketed("_RAGGED_PRODUCT_WORTH_COPYING", 84.7, 111.0, "bracketed by measured peaks of squeezenet1_1 (84.7, as it "
               "is) and regnet_y_1_6gf (111.0, copied) in float32"),
+    Bracketed("_WHOLE_PRODUCT_WORTH_COPYING", 128.0, 170.7, "1,024 channels at 14x14 (128.0) measured on an H200 as "
+              "they are; bracketed by the measured peak of deeplabv3_resnet50, which copies 1,024 to 2,048 (170.7)"),
+    Bracketed("_STRIDED_PRODUCT_WORTH_COPYING", 8.0, 10.7, "measured on an H200: 64 to 256 channels at 112x112 (8.0) "
+              "run as they are, 128 to 256 at 56x56 (10.7) are copied"),
+    Bracketed("_STRIDED_GRADIENT_CHANNELS", 128, 256, "measured on an H200, at 14x14 to 56x56 and 16 to 128 images"),
+    Bracketed("_FEW_CHANNELS", 3, 64, "measured on an H200: first layers of 3x3 to 16x16 weights are not copied"),
+    Bracketed("_SMALL_WEIGHT", 16, 49, "measured on an H200: weights of 3x3 and 4x4 of stride 2 and 4 read images as "
+              "they lie, 7x7, 11x11 and 16x16 padded ones"),
     Bracketed("_VECTOR_CHANNELS", 4, 16, "3 channels become 8 by measured peaks of vit_b_16 and vit_hf in bfloat16"),
     Bracketed("_TILE", 64, 256, "by measured peaks of weight gradients in float32; 128 is a usual tile"),
     Bracketed("_GOOD_WAVE", 0.55, 0.97, "bracketed by measured peaks of weight gradients of convolutions in float32: a "
@@ -120,7 +134,9 @@ class _Convolution:
         self.is_depthwise = is_one_each and not transposed and not self.channels_last
         self.is_last_depthwise = (is_one_each and w[0] == x[1] and not transposed and self.channels_last and len(w) == 4
                                   and x.dtype.itemsize == 2 and torch.backends.cudnn.enabled)
-        self.is_product = groups == 1 and math.prod(w[2:]) == 1 and set(stride) == {1}
+        is_point = groups == 1 and math.prod(w[2:]) == 1
+        self.is_product, self.is_strided = is_point and set(stride) == {1}, set(stride) != {1}
+        self.is_strided_product = is_point and self.is_strided and x.dtype == torch.float32
         self.uses_copies = self._are_copies_worth()
 
     def contiguous_copies(self, *tensors: TensorSpec) -> tuple[int, ...]:
@@ -139,8 +155,12 @@ class _Convolution:
             return True  # without tensor cores there is no other kernel for groups that is not far slower
         flops = 2 * self.y.numel * self.w.numel // self.w[0]
         copied = 2 * (self.x.nbytes + self.y.nbytes)
+        if self.is_strided_product:
+            return flops >= _STRIDED_PRODUCT_WORTH_COPYING * copied
         if not self.is_product or self.x.dtype != torch.float32:
             return flops >= _WORTH_COPYING * copied
+        if math.prod(self.x[2:]) % 4 == 0:
+            return flops >= _WHOLE_PRODUCT_WORTH_COPYING * copied
         return flops >= (_RAGGED_PRODUCT_WORTH_COPYING if self._is_ragged else _PRODUCT_WORTH_COPYING) * copied
 
     @property
@@ -154,9 +174,23 @@ class _Convolution:
         return _copy_bytes(self.x) + _copy_bytes(self.y) + weight_bytes
 
     @property
-    def layout_bytes(self) -> int:
-        """The workspace of the output, and of the input's gradient."""
-        return self.copy_bytes if self.uses_copies else self.padded_bytes
+    def forward_bytes(self) -> int:
+        """The workspace of the output."""
+        if self.is_strided_product and self.uses_copies:  # measured: the largest write their output as it is asked for,
+            return _copy_bytes(self.x)                    # some smaller ones copy it too
+        if self.uses_copies:
+            return self.copy_bytes
+        reads_small = self.x[1] < _VECTOR_CHANNELS and self.is_strided and math.prod(self.w[2:]) <= _SMALL_WEIGHT
+        return 0 if reads_small else self.padded_bytes
+
+    @property
+    def input_gradient_bytes(self) -> int:
+        return self.copy_bytes if self._copies_for_input_gradient() else self.padded_bytes
+
+    def _copies_for_input_gradient(self) -> bool:
+        if self.is_strided_product and self._has_choice():
+            return self.x[1] >= _STRIDED_GRADIENT_CHANNELS
+        return self.uses_copies and (self.groups > 1 or self.x[1] > _FEW_CHANNELS)
 
     @property
     def padded_bytes(self) -> int:
@@ -169,9 +203,8 @@ class _Convolution:
             return 0
         return sum(_copy_bytes(t) for t in (self.x, self.y, self.w) if t[1] % _VECTOR_CHANNELS)
 
-    def infer(self, of_weight: bool = False) -> Inferred:
-        """The workspace of one direction: the most is with copies, and a partial tile on each multiprocessor."""
-        nbytes = self.weight_gradient_bytes if of_weight else self.layout_bytes
+    def infer(self, nbytes: int, of_weight: bool = False) -> Inferred:
+        """A workspace of one direction: the most is with copies, and a partial tile on each multiprocessor."""
         if not self._has_choice():
             return Inferred(nbytes, nbytes)
         partial_bytes = _TILE_BYTES * (simulated_spec().multiprocessors or 0) if of_weight else 0
@@ -197,6 +230,8 @@ class _Convolution:
         """
         if self.uses_copies or self.groups > 1 or not self._has_choice():
             return self.uses_copies
+        if self.is_strided_product:
+            return self._copies_for_input_gradient()
         if self.x.dtype != torch.float32:
             return not self.is_product
         multiprocessors = simulated_spec().multiprocessors
@@ -233,11 +268,13 @@ def list_inferred(signature: Signature) -> tuple[Inferred, ...]:
     """
     packet = getattr(signature.op, "overloadpacket", None)
     if packet is _aten.convolution:
-        return (_convolution_of(signature).infer(),)
+        c = _convolution_of(signature)
+        return (c.infer(c.forward_bytes),)
     if packet is not _aten.convolution_backward:
         return ()
     c, (wants_input, wants_weight, _) = _convolution_of(signature), signature.args[10]
-    return (c.infer(),) * bool(wants_input) + ((c.infer(of_weight=True),) if wants_weight else ())
+    return (((c.infer(c.input_gradient_bytes),) if wants_input else ())
+            + ((c.infer(c.weight_gradient_bytes, of_weight=True),) if wants_weight else ()))
 
 
 def _convolution_of(signature: Signature) -> _Convolution:
@@ -253,7 +290,7 @@ def _forward(signature: Signature) -> tuple[Stage, ...]:
     x, w = signature.args[:2]
     c = _convolution_of(signature)
     # Convolution.cpp makes the input contiguous before the output is allocated, ConvShared.cpp the weight afterwards
-    workspace = (c.layout_bytes,) if c.layout_bytes else ()
+    workspace = (c.forward_bytes,) if c.forward_bytes else ()
     return _filled(Stage(c.contiguous_copies(x), 0, kept=True), Stage(c.contiguous_copies(w) + workspace))
 
 
@@ -274,7 +311,8 @@ def _backward(signature: Signature) -> tuple[Stage, ...]:
     copied = () if is_converted else copied
     stages = [Stage(kept, 0 if wants_input else 1 if wants_weight else 2, kept=True)]
     if wants_input:  # the two gradients run one after the other, each with its own workspace
-        blocks = c.contiguous_copies(w) + copied + ((c.layout_bytes,) if c.layout_bytes else ())
+        nbytes = c.input_gradient_bytes
+        blocks = c.contiguous_copies(w) + copied + ((nbytes,) if nbytes else ())
         stages.append(Stage(blocks, 1 if wants_weight else 2 if wants_bias else None))
     if wants_weight:
         nbytes = c.weight_gradient_bytes
