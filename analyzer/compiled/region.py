@@ -137,7 +137,10 @@ class _Call:
         owner, name = getattr(self.function, "__self__", None), getattr(self.function, "__qualname__", "")
         code = getattr(self.function, "__code__", type(self.function))
         known = recorder.compiled_graphs.setdefault((code, id(owner)), _Known())
-        recompiled = known.compare(tuple(self.keys), given, self.config.get("dynamic"))
+        modes = {"gradients are": ("not recorded", "recorded")[torch.is_grad_enabled()]}
+        if isinstance(owner, torch.nn.Module):
+            modes["its module is in mode"] = ("eval", "train")[owner.training]
+        recompiled = known.compare(tuple(self.keys), given, self.config.get("dynamic"), modes)
         if recompiled is not None and "size" in recompiled:
             active_state().assume("torch.compile: graphs for sizes that change are taken to be those of the sizes that "
                                   "they run with")
@@ -152,13 +155,15 @@ class _Known:
     def __init__(self) -> None:
         self.keys: set[Any] = set()
         self.given: list[TensorSpec] = []
+        self.modes: dict[str, str] = {}  #: in which they were called
         self.dynamic: set[tuple[int, int]] = set()  #: (tensor, dimension) of sizes that a graph takes as they come
 
-    def compare(self, keys: Any, given: list[TensorSpec], dynamic: bool | None) -> str | None:
+    def compare(self, keys: Any, given: list[TensorSpec], dynamic: bool | None, modes: dict[str, str]) -> str | None:
         """Why a call with these graphs compiles again; None where it does not, or is the first. Source: a size that is
         another than before makes a graph for any (``automatic_dynamic_shapes`` of ``torch/_dynamo/config.py``).
         """
         before, self.given, is_first = self.given, given, not self.keys
+        modes_before, self.modes = self.modes, modes
         is_known = keys in self.keys
         self.keys.add(keys)
         if is_known or is_first:
@@ -169,7 +174,9 @@ class _Known:
         changed = {(i, d) for i, (a, b) in enumerate(zip(before, given)) for d in range(len(a.shape))
                    if a.shape[d] != b.shape[d]}
         if not changed:
-            return "its code takes another path, or another constant"
+            turned = [f"{what} {now}, before {modes_before[what]}" for what, now in modes.items()
+                      if now != modes_before.get(what, now)]
+            return " and ".join(turned) or "its code takes another path, or another constant"
         adapts = dynamic is None and dynamo_config.automatic_dynamic_shapes
         new = sorted(changed - self.dynamic)
         is_special = any(given[i].shape[d] < 2 for i, d in changed)

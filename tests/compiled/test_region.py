@@ -407,6 +407,17 @@ def test_blocks_with_a_compiled_part_are_run(way):
     assert sum(row.calls for row in runs[0].compiled) == 6
 
 
+def test_a_function_that_was_compiled_before_the_garbage_collector_froze_all_objects():
+    apply = torch.compile(lambda x, weight: F.gelu(x @ weight))
+    gc.collect()
+    gc.freeze()
+    try:
+        p = profile(Around(apply), torch.rand(ROWS, WIDTH), device="h100")
+        assert [row.graphs for row in p.compiled] == [1] and gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+
+
 def test_a_step_compiled_whole_breaks_at_its_backward_pass():
     def step(model, optimizer, x):
         model(x).backward()
@@ -445,6 +456,27 @@ def test_a_size_that_changes_compiles_once_more():
         p = profile(Sizes(**settings), args=(X,), device="h100")
         assert [r for call in p.compiled for r in call.recompilations] == [
             f"size 0 of tensor 0 is {now}, it was {before}" for now, before in sizes]
+
+
+@pytest.mark.parametrize("turn, reason", [
+    (lambda part: torch.no_grad(), "gradients are not recorded, before recorded"),
+    (lambda part: part.eval() and torch.enable_grad(), "its module is in mode eval, before train"),
+    (lambda part: part.eval() and torch.no_grad(),
+     "gradients are not recorded, before recorded and its module is in mode eval, before train")])
+def test_a_mode_that_changes_is_why_it_compiles_again(turn, reason):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
+            self.part.compile()
+
+        def forward(self, x):
+            first = self.part.train()(x)
+            with turn(self.part):
+                second = self.part(x)
+            return first + second
+    p = profile(Twice(), args=(X,), device="h100")
+    assert [r for row in p.compiled for r in row.recompilations][:1] == [reason]
 
 
 def test_compiled_optimizers_have_states_as_dynamo_makes_them():

@@ -91,12 +91,25 @@ def _redirect(frame: Any) -> None:
     is_disabled = frame.f_code.co_name == "_fn"
     if is_disabled and (getattr(function, "__module__", None) or "").startswith("torch."):  # torch's own
         return
-    for wrapper in gc.get_referrers(frame.f_code):  # a frame does not tell its function
+    for wrapper in _find_functions(frame.f_code):
         if getattr(wrapper, "_torchdynamo_orig_callable", None) is function and wrapper.__code__ is frame.f_code:
             cell = wrapper.__closure__[frame.f_code.co_freevars.index("fn")]
             _compiled.append(partial(setattr, cell, "cell_contents", function))
             settings = compiler_settings(frame.f_locals["self"])
             cell.cell_contents = _DisabledCall(function) if settings is None else _CompiledCall(function, settings)
+
+
+def _find_functions(code: Any) -> list[Any]:
+    """The functions that have this code, which a frame does not tell. Objects from before ``gc.freeze()`` are among
+    those that are searched, and are frozen again.
+    """
+    if not gc.get_freeze_count():
+        return gc.get_referrers(code)
+    gc.unfreeze()
+    try:
+        return gc.get_referrers(code)
+    finally:
+        gc.freeze()
 
 
 def compiler_settings(context: Any) -> dict[str, Any] | None:
