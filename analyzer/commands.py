@@ -94,7 +94,7 @@ analyzer profile llama_1b --device h100 --export roofline=llama.csv --export mod
 Prints reports of a profile that a command saved with --json: of `analyzer profile` or `measure`, and of the prefill and
 the last token that `analyzer generate` saved. An option that no report asked for has is refused.
 """, {"layout": "depth, sort, columns, module-depth, top-modules, no-detail, ignore-modules, format of reports, raw",
-      "cost of a run": "tokens, samples, price, gpus, power"}, """\
+      "cost of a run": "tokens, samples, price, gpus, power, carbon"}, """\
 analyzer show net.json --report tree --depth 2 --sort fwd_flops --columns fwd_flops_share,saved_bytes
 analyzer show net.json --report torchinfo --columns output_size,num_params,mult_adds
 analyzer show net.json --report deepspeed --top-modules 3
@@ -179,9 +179,13 @@ while the key-value cache grows. TARGET is that of `analyzer profile`, a model t
 graph with the kernels of vLLM, SGLang or TensorRT-LLM, reads prompts in chunks beside requests that decode, and tells
 what requests see at a --concurrency or --rate. With --ttft, --tpot and --rate: the smallest fleets, and how to start
 them.
+
+diffusers:CONFIG is a pipeline of images or videos: a folder with model_index.json and configs, the same as one JSON
+file, or a name such as FLUX.1-dev. --batch of them, --attention flash (default) or sdpa.
 """, {"serving (decoders of transformers)": "cache, cache-dtype, block-size, max-sequences, memory-share, batches, "
       "prefill-chunk", "server": "engine, server, concurrency, rate, weights, experts, skew, draft, acceptance, "
       "prices, carbon", "ranks of a server": "tp, pp, dp, ep, cluster", "fleets": "ttft, tpot, percentile",
+      "pipelines of diffusers": "height, width, frames, denoising steps, guidance, ring, ulysses",
       "recipe": "dtype, quantize, lora, attention, compile"}, """\
 analyzer generate gpt2 --prompt 512 --new-tokens 128
 analyzer generate hf:LlamaConfig:LlamaForCausalLM --prompt 2048 --batch 8 --dtype bfloat16 --cache static
@@ -191,6 +195,7 @@ analyzer generate hf:llama-3.1-70b --weights fp8 --tp 4 --rate 2 --prompt 2048 -
 analyzer generate hf:llama-3.1-8b --ttft 300ms --tpot 15ms --rate 20 --prompt 2048 --new-tokens 256 --device h100,l40s
 analyzer generate hf:llama-3.1-8b --prompt 8192 --max-sequences --device h100_sxm
 analyzer generate hf:mistral-7b-v0.3 --prompt 4096 --batches 1,2,4,8,16,32 --device l4
+analyzer generate diffusers:stable-diffusion-xl-base-1.0 --batch 4 --height 768 --width 768 --steps 30 --device h100
 analyzer generate hf:T5Config:T5ForConditionalGeneration --json t5.json && analyzer show t5.json --report tree
 """, {0: "done", 1: _MODEL, 2: _INPUT, 3: "the generation does not fit on the device"}),
 

@@ -204,7 +204,7 @@ _OF_REPORTS = (
            type=read_amount, metavar="N"),
     Option("--price", "of an hour of one device", type=float, metavar="DOLLARS"),
     _number("--gpus", "how many devices share the run, each copy of the model as fast as one alone (default 1)"),
-    Option("--power", "what one device takes (default: its power limit, the most that it may)", type=float,
+    Option("--power", "what one device takes (default: by what bounds its kernels, else its power limit)", type=float,
            metavar="WATTS"))
 
 _OF_SAVED_PROFILES = (
@@ -275,7 +275,14 @@ _OF_GENERATION = (
            metavar="P"),
     Option("--price", "dollars of a GPU and hour, e.g. 2.5 or h100=2.5,h200=3.6", name="prices", dest="prices",
            metavar="DOLLARS"),
-    Option("--carbon", "grams of carbon dioxide of a kWh", type=float, metavar="GRAMS"))
+    Option("--carbon", "grams of carbon dioxide of a kWh", type=float, metavar="GRAMS"),
+    *(_number(f"--{name}", f"{text} (default: the pipeline's own)") for name, text in (
+        ("height", "pixels of an image"), ("width", "pixels of an image"), ("frames", "of a video"))),
+    _number("--steps", "of the denoiser (default: the pipeline's own)", name="denoising steps", dest="denoising_steps"),
+    Option("--guidance", "scale of classifier-free guidance, 1 for none (default: the pipeline's own)", type=float,
+           metavar="S"),
+    _number("--ring", "devices that pass keys of a denoiser's tokens around", 1),
+    _number("--ulysses", "devices that share the heads of a denoiser", 1))
 
 _OF_SEARCHES = (
     _switch("--batch", "seek the largest batch (default)", name="of batch"),

@@ -65,7 +65,7 @@ def _run_models(arguments: argparse.Namespace) -> int:
 
 
 _LAYOUT = ("depth", "sort", "columns", "module_depth", "top_modules", "detailed", "ignore_modules", "fmt", "as_string")
-_COST = ("tokens", "samples", "price", "gpus", "power")
+_COST = ("tokens", "samples", "price", "gpus", "power", "carbon")
 _FLAGS = {"col_names": "columns", "detailed": "no-detail", "fmt": "format", "as_string": "raw"}
 
 

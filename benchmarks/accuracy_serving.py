@@ -17,13 +17,14 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from analyzer.errors import UnknownDeviceError
 from analyzer.hardware import DeviceSpec, cluster_of, find_device
+from analyzer.hardware.power import watts_of
 from analyzer.tools.serving.deployment import ENGINES, Deployment, Engine, Layout
 from analyzer.tools.serving.pass_time import Batch, Chunk, PassTimer
-from analyzer.tools.serving.power import watts_of
 from analyzer.tools.serving.read_model import read_served_model
 from analyzer.tools.serving.served_model import ServedModel
 from analyzer.tools.serving.simulation import Timeline, Traffic, simulate
@@ -33,6 +34,7 @@ from benchmarks.page import correlate_ranks, describe_run, markdown, percent, pu
 from benchmarks.truth_table import TRUTH, read_rows
 
 LEFT_OUT = TRUTH / "serving" / "left_out.json"  # written by the calibration
+POWER_LEFT_OUT = TRUTH / "diffusion" / "power_left_out.json"  # watts of servers and of pipelines are fitted together
 KINDS = ("model", "device")  # what is left out
 MOST_SLOTS = 16              # requests at once, of cases whose time to the first token is judged: few wait for others
 #: What the source calls formats.
@@ -160,13 +162,22 @@ def left_out(kind: str, model: str, device: str, engine: str = "vllm") -> Mappin
     products is of the other engine's cases: all served models with experts are of one release, on one device.
     """
     name = model if kind == "device" else "gpt-oss" if model.startswith("gpt-oss") else model
-    found: dict[str, dict[str, float]] = _read_left_out()
+    found: dict[str, dict[str, float]] = _read_json(LEFT_OUT)
     return found[f"model: {name}" if kind == "model" else f"device: {device}"] | found.get(f"engine: {engine}", {})
 
 
+def power_left_out(kind: str, model: str, device: str) -> Mapping[str, float]:
+    """Constants of watts (``benchmarks/calibration/diffusion.py``) that this model, or this device, did not help to
+    fit.
+    """
+    name = "gpt-oss" if model.startswith("gpt-oss") else model
+    found: dict[str, float] = _read_json(POWER_LEFT_OUT)[f"model: {name}" if kind == "model" else f"device: {device}"]
+    return found
+
+
 @functools.cache
-def _read_left_out() -> Any:
-    return json.loads(LEFT_OUT.read_text())
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
 
 
 class Judged(NamedTuple):
@@ -214,7 +225,7 @@ def judge_case(case: Case, kind: str) -> Judged:
 def judge_power(itl: Itl, kind: str) -> Power:
     device = itl.deployment.device
     timer = PassTimer(itl.deployment, left_out(kind, itl.model, device.name))
-    watts = watts_of(timer.spent(itl.batch), device, timer.constants)
+    watts = watts_of(timer.spent(itl.batch), device, power_left_out(kind, itl.model, device.name))
     assert watts is not None
     seconds = timer.time(itl.batch).seconds
     mixed = replace(itl.batch, chunks=(Chunk(itl.prompt, itl.prompt),))

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1] / "analyzer"
 ORDER = [{"units", "errors", "registry", "output", "saved_format", "hardware", "memory"}, {"meta"}, {"cuda"},
          {"distributed"}, {"record"}, {"replay", "compiled"}, {"fx"}, {"profilers"}, {"recipe"}, {"results"},
          {"report", "zoo"}, {"api"},
-         {"parallel", "search", "solver", "generation", "serving", "sweep", "dryrun", "runtime", "calibration"},
+         {"parallel", "search", "solver", "generation", "serving", "diffusion", "sweep", "dryrun", "runtime",
+          "calibration"},
          {"dropins", "advice"}, {"show"}, {"options"}, {"commands"}, {"cli"}, {"__main__", "__init__"}]
 RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
 FILES = {

@@ -17,12 +17,14 @@ from analyzer.parallel import rank_table
 from analyzer.parallel.rank_table import RankTable
 from analyzer.report.export import json_format
 from analyzer.saved_format import SavedFormat
+from analyzer.tools.diffusion import diffusion_profile
 from analyzer.tools.generation import GenerationProfile, generation_profile
+from analyzer.tools.serving import served_profile
 from analyzer.tools.solver import Plan, block_plan, plan
 
 SAVED = Path(__file__).parent / "saved"
-FORMATS = [json_format.FORMAT, plan._FORMAT, block_plan._FORMAT, generation_profile.FORMAT, rank_table.FORMAT,
-           device_spec.FORMAT]
+FORMATS = [json_format.FORMAT, plan._FORMAT, block_plan._FORMAT, generation_profile.FORMAT, served_profile.FORMAT,
+           diffusion_profile.FORMAT, rank_table.FORMAT, device_spec.FORMAT]
 
 
 def fields_of(name: str) -> dict[str, Any]:

@@ -3,10 +3,15 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 
 from analyzer.errors import InputError, UnknownDeviceError, is_count
+from analyzer.hardware import DeviceSpec
+from analyzer.hardware.kernel_time.estimate import find_constants
+from analyzer.hardware.power import joules_range, watts_of
+from analyzer.results.info import bound_seconds
 from analyzer.results.profile import Profile
-from analyzer.results.run_cost import Range, RunCost
+from analyzer.results.run_cost import Range, RunCost, StepEnergy
 from analyzer.results.view import register_report, register_view
 from analyzer.units import UNKNOWN, format_seconds
 
@@ -18,9 +23,9 @@ PERFECT = "every step takes as long as this one: no evaluation, checkpoints, fai
 
 @register_view.shipped("cost_of")
 def find_cost(profile: Profile, tokens: float | None = None, samples: float | None = None, price: float | None = None,
-              gpus: int | None = None, power: float | None = None) -> RunCost:
+              gpus: int | None = None, power: float | None = None, carbon: float | None = None) -> RunCost:
     """What `Profile.cost_of` answers."""
-    check_run(tokens, samples, price, gpus, power)
+    check_run(tokens, samples, price, gpus, power, carbon)
     devices = gpus or profile.world_size or 1
     kind, amount, each = ("samples", samples, profile.batch_size) if tokens is None else (
         "tokens", tokens, profile.tokens)
@@ -43,17 +48,19 @@ def find_cost(profile: Profile, tokens: float | None = None, samples: float | No
     return RunCost(steps=steps, devices=devices, tokens=None if tokens is None else int(tokens),
                    samples=None if samples is None else int(samples), step_seconds=profile.step_seconds,
                    step_seconds_range=profile.step_seconds_range, price=price, watts=watts,
-                   assumptions=(*remarks, source))
+                   carbon=carbon, assumptions=(*remarks, source))
 
 
-def check_run(tokens: object, samples: object, price: object, gpus: object, power: object) -> None:
+def check_run(tokens: object, samples: object, price: object, gpus: object, power: object,
+              carbon: object = None) -> None:
     """Raise InputError for amounts that cannot be, whatever the profile."""
     if (tokens is None) == (samples is None):
         raise InputError(f"cost_of(tokens={tokens!r}, samples={samples!r}): give one of them, how much is trained on")
     for name, value in (("tokens", tokens), ("samples", samples)):
         if value is not None and not (_is_number(value) and value >= 1 and value == int(value)):  # type: ignore
             raise InputError(f"cost_of({name}={value!r}): must be a whole number above 0, such as 2e12")
-    for name, value, unit in (("price", price, "dollars for an hour of one device"), ("power", power, "watts")):
+    for name, value, unit in (("price", price, "dollars for an hour of one device"), ("power", power, "watts"),
+                              ("carbon", carbon, "grams of carbon dioxide of a kWh")):
         if value is not None and not (_is_number(value) and value >= 0):  # type: ignore[operator]
             raise InputError(f"cost_of({name}={value!r}): must be {unit}, not negative")
     if gpus is not None and not is_count(gpus, 1):
@@ -91,15 +98,38 @@ def _find_power(profile: Profile, given: float | None) -> tuple[float | None, st
     bounds = "of the devices alone, without hosts, network and cooling"
     if given is not None:
         return float(given), f"kWh are {given:g} W for each device-hour, as given, {bounds}"
-    try:
-        watts = None if profile.device is None else profile.find_device(profile.device).power_watts
-    except UnknownDeviceError:
-        watts = None
-    if watts is None:
+    energy = profile.energy
+    if energy is not None:
+        low_to_high = "" if energy.joules_range is None else " ({:.3g} to {:.3g})".format(*energy.joules_range)
+        return energy.watts, (f"kWh are {energy.watts:.0f} W for each device-hour, by what bounds kernels on "
+                              f"{profile.device}: {energy.joules:.3g} J a step{low_to_high}, {bounds}")
+    spec = _find_spec(profile)
+    if spec is None or spec.power_watts is None:
         return None, (f"kWh are not known: the power of {profile.device or 'the device'} is not; give it (power=, "
                       "--power WATTS)")
-    return watts, (f"kWh are {profile.device}'s power limit of {watts:g} W for each device-hour: the most that it may "
-                   f"take, {bounds}")
+    return spec.power_watts, (f"kWh are {profile.device}'s power limit of {spec.power_watts:g} W for each device-hour: "
+                              f"the most that it may take, {bounds}")
+
+
+def _find_spec(profile: Profile) -> DeviceSpec | None:
+    try:
+        return None if profile.device is None else profile.find_device(profile.device)
+    except UnknownDeviceError:
+        return None
+
+
+@register_view.shipped("energy")
+def find_energy(profile: Profile) -> StepEnergy | None:
+    """What `Profile.energy` answers."""
+    spec, seconds, spent = _find_spec(profile), profile.step_seconds, Counter[str]()
+    for phase in profile.step_phases.values():
+        spent.update(bound_seconds(phase))
+    if spec is None or not seconds:
+        return None
+    constants, ends = find_constants("power", spec), profile.step_seconds_range
+    watts = watts_of(spent, spec, constants)
+    return None if watts is None else StepEnergy(watts, watts * seconds, None if ends is None else joules_range(
+        watts * seconds, constants, (seconds, *ends)))
 
 
 @register_view.shipped("run_cost")
@@ -111,7 +141,8 @@ def describe_cost(cost: RunCost) -> str:
     amounts: tuple[tuple[str, float | None, Range | None], ...] = (
         ("hours", cost.hours, cost.hours_range), ("device-hours", cost.device_hours, cost.device_hours_range),
         *((("dollars", cost.dollars, cost.dollars_range),) if cost.price is not None else ()),
-        ("kWh", cost.kwh, cost.kwh_range))
+        ("kWh", cost.kwh, cost.kwh_range),
+        *((("g of CO2", cost.grams, None),) if cost.carbon is not None else ()))
     for name, value, ends in amounts:
         rows.append([name, _format(value), *(map(_format, ends or (None, None)) if ranged else ())])
     table = print_rows(("", "Estimate", *(("Low", "High") if ranged else ())), rows)
@@ -128,9 +159,10 @@ def _format(value: float | None) -> str:
 
 @register_report.shipped("cost")
 def report_cost(profile: Profile, *, tokens: float | None = None, samples: float | None = None,
-                price: float | None = None, gpus: int | None = None, power: float | None = None) -> str:
+                price: float | None = None, gpus: int | None = None, power: float | None = None,
+                carbon: float | None = None) -> str:
     """What a run costs, under its title; the options are those of `Profile.cost_of`."""
-    cost = profile.cost_of(tokens=tokens, samples=samples, price=price, gpus=gpus, power=power)
+    cost = profile.cost_of(tokens=tokens, samples=samples, price=price, gpus=gpus, power=power, carbon=carbon)
     amount = f"{cost.samples:,} samples" if cost.tokens is None else f"{cost.tokens:,} tokens"
     title = f"Cost of {amount} on {cost.devices:,} device{'s' if cost.devices > 1 else ''}"
     return "\n".join([title, *(f"  {line}" for line in str(cost).splitlines())])

@@ -26,7 +26,7 @@ from .info import (
 )
 from .lane import SpanInfo
 from .node_info import NodeInfo, TensorInfo
-from .run_cost import CommInfo, Roofline, RunCost
+from .run_cost import CommInfo, Roofline, RunCost, StepEnergy
 from .verdict import Advice, FitInfo, Verdict
 from .view import register_exporter, register_report, register_view
 from .world import CommandInfo, DeviceRecord, WorldInfo
@@ -167,6 +167,13 @@ class Profile(DeviceRecord):
         """How many kernels the device runs in a step, those of CUDA graphs too; None where a part is unknown."""
         return add_quantities([phase.kernels for phase in self.step_phases.values()]) if self.phases else None
 
+    @property
+    def energy(self) -> StepEnergy | None:
+        """Watts and joules of one device in a step, by what bounds its kernels and how long it waits for the host, see
+        `analyzer.hardware.power`. None where the time of a step, its bounds or the device's power limit is unknown.
+        """
+        return register_view.look_up("energy", "energy")(self)
+
     def mfu(self, seconds: float | None = None, device: str | DeviceSpec | None = None,
             dtype: str | None = None) -> float | None:
         """Model FLOPs utilization of a step that takes ``seconds``, by default `step_seconds`: 2 FLOPs a multiply-add
@@ -192,20 +199,20 @@ class Profile(DeviceRecord):
         return register_view.look_up("utilization", "mfu")(self, "hfu", seconds, device, dtype)
 
     def cost_of(self, tokens: float | None = None, samples: float | None = None, price: float | None = None,
-                gpus: int | None = None, power: float | None = None) -> RunCost:
+                gpus: int | None = None, power: float | None = None, carbon: float | None = None) -> RunCost:
         """What a run over so many ``tokens`` or ``samples`` costs: as many steps like this one as it takes.
 
         ``price`` is dollars for an hour of one device; ``gpus`` how many devices there are, by default the profile's
-        processes, each further copy of the model as fast as this one; ``power`` watts of one device, by default its
-        power limit. `RunCost.assumptions` says what was taken so. Raises InputError for amounts that cannot be, and
-        for tokens of a model that is given none.
+        processes, each further copy of the model as fast as this one; ``power`` watts of one device, by default those
+        of `energy`, else its power limit; ``carbon`` grams of carbon dioxide of a kWh. `RunCost.assumptions` says what
+        was taken so. Raises InputError for amounts that cannot be, and for tokens of a model that is given none.
 
         >>> p = Profile(name="demo", mode="train", device="h100", batch_size=8, tokens=8 * 2048, step_seconds=0.1)
         >>> cost = p.cost_of(tokens=2e9, price=2.5, gpus=8)
         >>> cost.steps, round(cost.hours, 3), round(cost.dollars, 2)  # 2e9 / (8 * 16,384), * 0.1 s, * 8 * $2.50
         (15259, 0.424, 8.48)
         """
-        return register_view.look_up("cost_of", "cost_of")(self, tokens, samples, price, gpus, power)
+        return register_view.look_up("cost_of", "cost_of")(self, tokens, samples, price, gpus, power, carbon)
 
     def roofline(self) -> Roofline:
         """Where operators and modules stand under the device's roofline. Raises InputError without a known device."""

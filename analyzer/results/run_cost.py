@@ -112,6 +112,15 @@ SECONDS_PER_HOUR = 3600.0
 Range = tuple[float, float]
 
 
+@dataclass(frozen=True, slots=True)
+class StepEnergy:
+    """What one device takes in a step, without its host, network and cooling."""
+
+    watts: float                             #: in the mean
+    joules: float
+    joules_range: Range | None = None        #: nine in ten measured steps lie between
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCost:
     """Steps, hours, dollars and kilowatt-hours of a run of many alike steps; `Profile.cost_of` makes it. None is
@@ -130,6 +139,7 @@ class RunCost:
     step_seconds_range: Range | None = None
     price: float | None = None               #: dollars for one device for one hour
     watts: float | None = None               #: of one device
+    carbon: float | None = None              #: grams of carbon dioxide of a kWh
     assumptions: tuple[str, ...] = ()        #: what the figures rest on
 
     @property
@@ -151,6 +161,11 @@ class RunCost:
     def kwh(self) -> float | None:
         """Kilowatt-hours of the devices."""
         return self._scale(self.step_seconds, self.devices, self._kilowatts)
+
+    @property
+    def grams(self) -> float | None:
+        """Of carbon dioxide, by the caller's factor."""
+        return None if self.kwh is None or self.carbon is None else self.kwh * self.carbon
 
     @property
     def hours_range(self) -> Range | None:

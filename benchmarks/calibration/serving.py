@@ -24,7 +24,6 @@ from datetime import date
 from typing import NamedTuple
 
 from analyzer.tools.serving.pass_time import Batch, PassTimer
-from analyzer.tools.serving.power import watts_of
 from benchmarks.accuracy_serving import (
     KINDS,
     LEFT_OUT,
@@ -191,35 +190,14 @@ def fit_grouped(cases: Sequence[Case], constants: Mapping[str, float]) -> dict[s
     return best
 
 
-#: ``idle_share`` is held: Patel et al., "Characterizing Power Management Opportunities for LLMs in the Cloud" (ASPLOS
-#: 2024, Flan-T5 between iterations): a device that waits takes a fifth of its limit. No server of the data waits long.
-POWER = {"power.idle_share": 0.2, "power.byte_joules": 1.6e-10, "power.latency_share": 0.4}
-POWER_STEPS = {"power.byte_joules": 2e-11, "power.latency_share": 0.1}
-
-
-def fit_power(itls: Sequence[Itl], constants: Mapping[str, float]) -> dict[str, float]:
-    """Of watts, with the time of passes as predicted: least absolute logarithms."""
-    spent = []
-    for itl in itls:
-        spent.append(PassTimer(itl.deployment, constants).spent(itl.batch))
-
-    def loss(tried: Mapping[str, float]) -> float:
-        return sum(abs(math.log((watts_of(seconds, itl.deployment.device, tried) or 1.0) / itl.watts))
-                   for seconds, itl in zip(spent, itls))
-
-    return minimize(list(POWER_STEPS), POWER, loss, POWER_STEPS)
-
-
-def leave_out(points: Sequence[Point], excesses: Sequence[Excess], itls: Sequence[Itl],
-              share: float) -> dict[str, dict[str, float]]:
+def leave_out(points: Sequence[Point], excesses: Sequence[Excess], share: float) -> dict[str, dict[str, float]]:
     """Constants by what is left out: ``model: NAME`` or ``device: NAME``."""
     found = {}
     for kind, of in (("model", lambda item: family(item.model)), ("device", lambda item: item.device)):
         for name in sorted({of(point) for point in points}):
             constants = fit(point for point in points if of(point) != name) | request_constants(
                 excess for excess in excesses if of(excess) != name) | {"grouped_share": share}
-            rest = [itl for itl in itls if name not in (family(itl.model), itl.deployment.device.name)]
-            found[f"{kind}: {name}"] = constants | fit_power(rest, constants)
+            found[f"{kind}: {name}"] = constants
     return found
 
 
@@ -227,14 +205,17 @@ def find_spreads() -> dict[str, float]:
     """The factors less 1 by which nine in ten predictions are off at most, of which the model was left out, or the
     device: the larger of the two.
     """
-    errors: dict[str, list[list[float]]] = {"token_spread": [], "first_spread": [], "power.spread": []}
+    errors: dict[str, list[list[float]]] = {"token_spread": [], "first_spread": []}
     for judgement in map(judge, KINDS):
         errors["token_spread"].append([judged.token_error for judged in judgement.cases])
         errors["first_spread"].append([judged.first_error for judged in judgement.cases
                                        if judged.first_error is not None])
-        errors["power.spread"].append([power.joules_error for power in judgement.power])
-    return {name: max(quantile([max(1 + error, 1 / (1 + error)) - 1 for error in found], 0.9) for found in both)
-            for name, both in errors.items()}
+    return {name: max(map(find_spread, both)) for name, both in errors.items()}
+
+
+def find_spread(errors: Iterable[float]) -> float:
+    """The factor less 1 that nine in ten are within; an error is predicted over measured less 1."""
+    return quantile([max(1 + error, 1 / (1 + error)) - 1 for error in errors], 0.9)
 
 
 def main() -> None:
@@ -248,15 +229,14 @@ def main() -> None:
     constants = fit(points) | {"grouped_share": share}
     excesses = find_excesses(cases, constants)
     constants |= request_constants(excesses)
-    constants |= fit_power(itls, constants)
     others = {f"engine: {engine}": {"grouped_share": statistics.mean(
         share for other, share in shares.items() if other != engine)} for engine in shares}
-    LEFT_OUT.write_text(json.dumps(leave_out(points, excesses, itls, share) | others, indent=1) + "\n")
+    LEFT_OUT.write_text(json.dumps(leave_out(points, excesses, share) | others, indent=1) + "\n")
     write_constants("serving", {
         "data": "benchmarks/truth/serving (github.com/ai-dynamo/aiconfigurator, github.com/ml-energy/leaderboard)",
         "licence": "Apache-2.0", "date": date.today().isoformat()[:7],
         "note": "seconds of the host, TensorRT-LLM's for SGLang, and of a server's own all-reduce; spreads hold nine "
-                "in ten cases, the model or the device left out; power.idle_share is Patel et al.'s"},
+                "in ten cases, the model or the device left out"},
         rounded(constants | find_spreads()))
 
 

@@ -35,8 +35,9 @@ def read_fitted(family: str) -> Mapping[str, Any]:
 
 
 #: Architectures without data, and that whose multiprocessors are most like theirs: 128 lanes of float32, four tensor
-#: cores that a warp feeds from registers, GDDR memory (CUDA C++ Programming Guide, Compute Capabilities 8.x and 12.0).
-_ALIKE = {"Ampere GA10x": "Ada Lovelace", "RTX Blackwell": "Ada Lovelace"}
+#: cores that a warp feeds from registers, GDDR memory (CUDA C++ Programming Guide, Compute Capabilities 8.x and 12.0);
+#: 64 warps, 228 KiB of shared memory, copies beside the threads, HBM (9.0 and 10.0).
+_ALIKE = {"Ampere GA10x": "Ada Lovelace", "RTX Blackwell": "Ada Lovelace", "Blackwell": "Hopper"}
 
 
 @functools.lru_cache(maxsize=256)

@@ -279,6 +279,12 @@ def _add_verdict(text: str, verdict: Verdict | None) -> tuple[str, int]:
 
 def run_generate(arguments: argparse.Namespace) -> int:
     check_output(arguments.json)
+    if arguments.target.startswith("diffusers:"):
+        from analyzer.tools.diffusion.run import run_diffusion
+
+        text, code = run_diffusion(arguments)
+        print(text)
+        return code
     if asks_for_server(arguments):
         from analyzer.tools.serving.run import run_server
 

@@ -7,11 +7,12 @@ from torch import nn
 
 from analyzer.errors import InputError, UnknownSpeedError
 from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of, find_cluster, find_device
+from analyzer.hardware.kernel_time.estimate import find_constants
+from analyzer.hardware.power import joules_range, watts_of
 from analyzer.tools.generation.stored_cache import BLOCK_SIZE
 
 from .deployment import CACHE_BYTES, ENGINES, WEIGHT_FORMATS, Deployment, Layout
 from .pass_time import Batch, Chunk, PassTimer
-from .power import joules_range, watts_of
 from .read_model import read_served_model
 from .served_model import RULES, ServedModel
 from .served_profile import PassPart, PassRow, Seconds, ServedProfile
@@ -79,19 +80,21 @@ def _describe(deployment: Deployment, timer: PassTimer, traffic: Traffic, line: 
     watts = find_watts(deployment, timer, line, decode, mixed)
     joules = None if watts is None or not throughput else watts * layout.gpus / throughput
     whole = traffic.prompt_tokens + traffic.new_tokens
+    each = _summarize(line, "token_seconds", constants["token_spread"])
     return ServedProfile(
         name=deployment.model.name, device=deployment.device.name, engine=deployment.engine.name, tp=layout.tp,
         pp=layout.pp, dp=layout.dp, ep=layout.ep, weights=deployment.weights, experts=deployment.experts,
         cache=deployment.cache, prompt_tokens=traffic.prompt_tokens, new_tokens=traffic.new_tokens,
         concurrency=traffic.concurrency, rate=traffic.rate,
         first_token=_summarize(line, "first_seconds", constants["first_spread"]),
-        each_token=_summarize(line, "token_seconds", constants["token_spread"]),
+        each_token=each,
         tokens_per_second=throughput, running=line.running * copies, is_full=line.is_full,
         is_stable=line.is_stable, decode=_row(timer, decode), prefill=_row(timer, mixed),
         weight_bytes=deployment.weight_bytes(), cache_token_bytes=deployment.cache_token_bytes(),
         sequence_bytes=deployment.cache_bytes(whole), room_bytes=deployment.room_bytes(),
         most_sequences=deployment.most_sequences(whole), watts=watts, joules_per_token=joules,
-        joules_range=None if joules is None else joules_range(joules, constants),
+        joules_range=None if joules is None else joules_range(
+            joules, find_constants("power", deployment.device), (each.mean, each.low, each.high)),
         grams_per_million=None if joules is None or carbon is None else 1e6 * joules / _JOULES_OF_KWH * carbon,
         dollars_per_million=None if price is None or not throughput else (
             1e6 / throughput * layout.gpus * price / 3600),
@@ -105,7 +108,7 @@ def find_watts(deployment: Deployment, timer: PassTimer, line: Timeline, decode:
     for part, batch in ((1 - share, decode), (share, mixed)):
         for bound, seconds in timer.spent(batch).items():
             spent[bound] = spent.get(bound, 0.0) + part * seconds
-    return watts_of(spent, deployment.device, timer.constants)
+    return watts_of(spent, deployment.device, find_constants("power", deployment.device))
 
 
 def _summarize(line: Timeline, name: str, spread: float) -> Seconds:

@@ -1,0 +1,361 @@
+"""A pipeline of diffusers from its configs: which modules it calls, how often, and with what. No weights are read.
+
+What a pipeline calls its denoiser with is read off its own code: the names of the arguments, whether guidance doubles
+the batch or calls twice, and the shape of its latents (``prepare_latents``). Its loop is not run.
+"""
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import math
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from analyzer.errors import InputError, TargetError
+from analyzer.zoo.input_spec import find_close, import_extra
+
+PREFIX = "diffusers:"
+_DENOISERS = ("transformer", "unet")
+_BUNDLED = Path(__file__).parents[2] / "zoo" / "published" / "pipelines" / "diffusion.json"
+#: Fields of a denoiser's config that say how wide the hidden states of the text are.
+_WIDTHS = ("caption_channels", "joint_attention_dim", "text_embed_dim", "text_dim", "cap_feat_dim",
+           "cross_attention_dim")
+_CLIP_TOKENS = 77
+#: Pipelines that put the tokens of CLIP before those of T5 (pipeline_stable_diffusion_3.py, ``encode_prompt``).
+_JOINED = ("StableDiffusion3Pipeline",)
+
+
+@dataclass(frozen=True)
+class Component:
+    """A module that a pipeline calls ``calls`` times with these arguments, on the meta device."""
+
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    calls: int = 1
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What a batch runs. ``tokens``: of the latents, as the denoiser sees them; None where it has several sizes."""
+
+    name: str
+    text: tuple[Component, ...]
+    denoiser: Component
+    decoder: Component | None
+    batch: int
+    height: int
+    width: int
+    frames: int | None
+    steps: int
+    tokens: int | None = None
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        return (*self.text, self.denoiser, *([] if self.decoder is None else [self.decoder]))
+
+
+def read_pipeline(config: str | Path | Mapping[str, Any], batch: int = 1, *, height: int | None = None,
+                  width: int | None = None, frames: int | None = None, steps: int | None = None,
+                  guidance: float | None = None, dtype: torch.dtype = torch.bfloat16) -> Pipeline:
+    """The components of a pipeline and what they are called with; sizes, steps and guidance are by default its own.
+
+    ``config`` is a folder with ``model_index.json`` and a ``config.json`` for each component, the same as one JSON file
+    or mapping (``_class_name``, and a config with its ``_class_name`` for each component), or the name of a pipeline
+    whose configs this package has. Raises MissingExtraError without diffusers, TargetError for what is no pipeline,
+    InputError for sizes that cannot be.
+    """
+    for name, value in (("batch", batch), ("height", height), ("width", width), ("frames", frames), ("steps", steps)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise InputError(f"read_pipeline({name}={value!r}): must be 1 or more")
+    said = "the pipeline" if isinstance(config, Mapping) else str(config).removeprefix(PREFIX)
+    diffusers = import_extra("diffusers", f"{PREFIX}{said}", "diffusion")
+    fields = config if isinstance(config, Mapping) else _read_config(said)
+    return _Reader(diffusers, said, dict(fields), batch, dtype).read(height, width, frames, steps, guidance)
+
+
+@cache
+def bundled() -> dict[str, dict[str, Any]]:
+    """Configs of well-known pipelines, by their names on the hub."""
+    found: dict[str, dict[str, Any]] = json.loads(_BUNDLED.read_text())
+    shared = found.pop("shared")
+    return {name: {key: shared[value] if isinstance(value, str) and value in shared else value
+                   for key, value in fields.items()} for name, fields in found.items()}
+
+
+def _read_config(text: str) -> Mapping[str, Any]:
+    path = Path(text)
+    try:
+        if path.is_file():
+            found = json.loads(path.read_text())
+        elif (path / "model_index.json").is_file():
+            found = json.loads((path / "model_index.json").read_text())
+            for name, value in found.items():
+                if isinstance(value, list) and (path / name / "config.json").is_file():
+                    found[name] = {**json.loads((path / name / "config.json").read_text()), "_class_name": value[1]}
+        else:
+            short = {name.rpartition("/")[2].lower(): name for name in bundled()}
+            name = short.get(text.rpartition("/")[2].lower())
+            if name is None:
+                raise TargetError(f"{PREFIX}{text}: no folder with model_index.json, no JSON file, and none of "
+                                  f"{', '.join(bundled())}{find_close(text, list(bundled()))}")
+            found = bundled()[name]
+    except (OSError, ValueError) as error:
+        raise TargetError(f"{PREFIX}{text}: {error}") from error
+    if not isinstance(found, dict) or "_class_name" not in found:
+        raise TargetError(f"{PREFIX}{text}: no pipeline: _class_name says of which class of diffusers it is")
+    return found
+
+
+class _Decoder(nn.Module):
+    """The decoder of an autoencoder, as a pipeline calls it."""
+
+    def __init__(self, vae: Any) -> None:
+        super().__init__()
+        vae.encoder = None
+        self.vae = vae
+
+    def forward(self, latents: Tensor) -> Any:
+        return self.vae.decode(latents, return_dict=False)[0]
+
+
+class _Reader:
+    """Reads one pipeline's components."""
+
+    def __init__(self, diffusers: Any, said: str, fields: dict[str, Any], batch: int, dtype: torch.dtype) -> None:
+        self.diffusers, self.said, self.fields, self.batch, self.dtype = diffusers, said, fields, batch, dtype
+        name = str(fields["_class_name"])
+        if not hasattr(diffusers, name):
+            raise TargetError(f"{PREFIX}{said}: diffusers has no pipeline {name!r}")
+        self.kind: Any = getattr(diffusers, name)
+        self.main = next((name for name in _DENOISERS if isinstance(fields.get(name), dict)), "")
+        if not self.main:
+            raise TargetError(f"{PREFIX}{said}: has no config of a {' or '.join(_DENOISERS)}")
+        self.denoiser = self._build(self.main)
+        self.vae = self._build("vae") if isinstance(fields.get("vae"), dict) else None
+        self.defaults = {name: parameter.default for name, parameter in inspect.signature(
+            self.kind.__call__).parameters.items() if parameter.default is not inspect.Parameter.empty}
+        self.shell = self._make_shell()
+        self.assumptions: list[str] = []
+
+    def read(self, height: int | None, width: int | None, frames: int | None, steps: int | None,
+             guidance: float | None) -> Pipeline:
+        height, width, frames = self._find_sizes(height, width, frames)
+        calls, doubles, negates = _read_loop(self.kind, self.main)
+        guidance = self.defaults.get("guidance_scale") if guidance is None else guidance
+        guided = negates and guidance is not None and guidance > 1
+        rows = self.batch * (2 if guided and doubles else 1)
+        if "true_cfg_scale" in self.defaults:
+            self.assumptions.append("no negative prompt is given, so the denoiser runs once a step")
+        text, tokens, width_of_pooled = self._read_text(2 if guided else 1)
+        latents = self._prepare_latents(rows, height, width, frames)
+        sizes = _Sizes(rows, tokens, width_of_pooled, height, width, frames)
+        kwargs = self._fill(calls[0], latents, sizes)
+        steps = steps or self.defaults.get("num_inference_steps") or 50
+        return Pipeline(
+            self.said, text, Component("denoiser", self.denoiser, (), kwargs,
+                                       steps * (2 if guided and not doubles and len(calls) > 1 else 1)),
+            self._read_decoder(height, width, frames), self.batch, height, width, frames, steps,
+            self._count_tokens(latents[0]), tuple(self.assumptions))
+
+    # --- modules ---
+
+    def _class(self, name: str) -> Any:
+        kind = str(self.fields[name].get("_class_name") or (self.fields[name].get("architectures") or [""])[0])
+        found = getattr(self.diffusers, kind, None)
+        if found is None:
+            found = getattr(import_extra("transformers", f"{PREFIX}{self.said}"), kind, None)
+        if found is None:
+            raise TargetError(f"{PREFIX}{self.said}: {name}: neither diffusers nor transformers has a class {kind!r}")
+        return found
+
+    def _build(self, name: str) -> Any:
+        config = {key: value for key, value in self.fields[name].items() if key != "torch_dtype"}
+        kind = self._class(name)
+        with torch.device("meta"):
+            of = getattr(kind, "config_class", None)
+            model: Any = kind.from_config(config) if of is None else kind(of.from_dict(config))
+        return nn.Module.to(model, self.dtype).eval()  # that of diffusers warns of what its own from_pretrained does
+
+    def _make_shell(self) -> Any:
+        """The pipeline without text encoders, of which only what it says about sizes is asked."""
+        held, logging = {self.main: self.denoiser, "vae": self.vae}, self.diffusers.utils.logging
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()  # it would warn of parts that are left out
+        try:
+            shell = self.kind(**{name: held.get(name) for name, parameter in inspect.signature(
+                self.kind.__init__).parameters.items() if name != "self" and parameter.default is parameter.empty})
+        finally:
+            logging.set_verbosity(verbosity)
+        shell.scheduler = SimpleNamespace(init_noise_sigma=1.0, order=1)
+        return shell
+
+    def _read_text(self, calls: int) -> tuple[tuple[Component, ...], int, int]:
+        """The text encoders, the tokens that the denoiser sees of them, and the width of a pooled text."""
+        longest, found, tokens, pooled = self.defaults.get("max_sequence_length"), [], {}, 0
+        for name in sorted(key for key, value in self.fields.items() if key.startswith("text_encoder")
+                           and isinstance(value, dict)):
+            module = self._build(name)
+            config = getattr(module.config, "text_config", module.config)
+            is_clip = type(module).__name__.startswith("CLIP")
+            count = _CLIP_TOKENS if is_clip or not longest else int(longest)
+            ids = torch.ones((self.batch, count), dtype=torch.int64, device="meta")
+            found.append(Component(name, module, (ids,), {} if is_clip else {"attention_mask": torch.ones_like(ids)},
+                                   calls))
+            tokens[is_clip] = count
+            if is_clip:
+                pooled = getattr(config, "projection_dim", None) or config.hidden_size
+        seen = sum(tokens.values()) if self.kind.__name__ in _JOINED else tokens.get(False, tokens.get(True, 0))
+        return tuple(found), seen or int(longest or _CLIP_TOKENS), pooled
+
+    def _read_decoder(self, height: int, width: int, frames: int | None) -> Component | None:
+        if self.vae is None:
+            return None
+        config = self.vae.config
+        channels = getattr(config, "latent_channels", None) or getattr(config, "z_dim", None)
+        if channels is None:
+            raise InputError(f"{PREFIX}{self.said}: vae: its config has neither latent_channels nor z_dim")
+        space, time = self._scales()
+        deep = () if not any(isinstance(part, nn.Conv3d) for part in self.vae.modules()) else (
+            ((frames or 1) - 1) // time + 1,)
+        batch, calls = (self.batch, 1) if frames is None else (1, self.batch)
+        if calls > 1:
+            self.assumptions.append("videos are decoded one after the other (enable_slicing)")
+        latents = torch.empty((batch, channels, *deep, height // space, width // space), dtype=self.dtype,
+                              device="meta")
+        return Component("decoder", _Decoder(self.vae), (latents,), {}, calls)
+
+    # --- sizes ---
+
+    def _scales(self) -> tuple[int, int]:
+        """Pixels of a latent, and frames of one."""
+        def first(*names: str) -> int:
+            values = [getattr(self.shell, name, None) for name in names]
+            return next((value for value in values if isinstance(value, int)), 1)
+
+        return (first("vae_scale_factor_spatial", "vae_spatial_scale_factor", "vae_spatial_compression_ratio",
+                      "vae_scale_factor"),
+                first("vae_scale_factor_temporal", "vae_temporal_scale_factor", "vae_temporal_compression_ratio"))
+
+    def _find_sizes(self, height: int | None, width: int | None, frames: int | None) -> tuple[int, int, int | None]:
+        """Those that are given, else what the pipeline's call, the pipeline or the denoiser's config says."""
+        config, (space, _) = self.denoiser.config, self._scales()
+        usual = getattr(config, "sample_size", None) or getattr(self.shell, "default_sample_size", None) or 128
+        tall, wide = (usual, usual) if isinstance(usual, int) else usual
+
+        def own(name: str, latents: int) -> int:
+            return int(self.defaults.get(name) or getattr(self.shell, f"default_{name}", None) or space * (
+                getattr(config, f"sample_{name}", None) or latents))
+
+        is_video = "num_frames" in self.defaults
+        if frames is not None and not is_video:
+            raise InputError(f"{PREFIX}{self.said}: frames={frames}: {self.kind.__name__} makes images; leave it out")
+        usual = self.defaults.get("num_frames") or getattr(config, "sample_frames", None) or 1
+        return height or own("height", tall), width or own("width", wide), (frames or usual) if is_video else None
+
+    def _prepare_latents(self, rows: int, height: int, width: int, frames: int | None) -> tuple[Any, ...]:
+        """The latents, and whatever else the pipeline makes with them."""
+        channels = self.denoiser.config.in_channels
+        if "img_ids" in _names(self.denoiser.forward) or "img_shapes" in _names(self.denoiser.forward):
+            channels //= 4  # two by two latents are one token (_pack_latents)
+        given = {"batch_size": rows, "num_channels_latents": channels, "height": height, "width": width,
+                 "num_frames": frames, "dtype": self.dtype, "device": torch.device("meta"), "generator": None,
+                 "latents": None}
+        names = _names(self.shell.prepare_latents)
+        found = self.shell.prepare_latents(**{name: value for name, value in given.items() if name in names})
+        return found if isinstance(found, tuple) else (found,)
+
+    def _count_tokens(self, latents: Tensor) -> int | None:
+        if self.main == "unet":
+            return None
+        if latents.dim() == 3:
+            return int(latents.shape[1])
+        config = self.denoiser.config
+        patch, deep = getattr(config, "patch_size", 1), getattr(config, "patch_size_t", None) or 1
+        area = patch**2 * deep if isinstance(patch, int) else math.prod(patch)
+        return int(math.prod(latents.shape[1:]) // config.in_channels // area)
+
+    def _fill(self, call: ast.Call, latents: tuple[Any, ...], sizes: _Sizes) -> dict[str, Any]:
+        """What the loop calls the denoiser with, by the names of its arguments; of others its own defaults."""
+        names = _names(self.denoiser.forward)
+        wanted = [*names[:len(call.args)], *(word.arg for word in call.keywords if word.arg)]
+        space, time = self._scales()
+        made = {**_text_inputs(self.denoiser.config, sizes, self.dtype),
+                "hidden_states": latents[0], "sample": latents[0], "return_dict": False,
+                "img_ids": latents[1] if len(latents) > 1 else None,
+                "img_shapes": [[(1, sizes.height // space // 2, sizes.width // space // 2)]] * sizes.rows,
+                "num_frames": ((sizes.frames or 1) - 1) // time + 1, "height": sizes.height // space,
+                "width": sizes.width // space, "rope_interpolation_scale": (time / 25, space, space)}
+        rotary = getattr(self.shell, "_prepare_rotary_positional_embeddings", None)
+        if rotary is not None and getattr(self.denoiser.config, "use_rotary_positional_embeddings", False):
+            made["image_rotary_emb"] = rotary(sizes.height, sizes.width, latents[0].shape[1], torch.device("meta"))
+        required = [name for name, parameter in inspect.signature(self.denoiser.forward).parameters.items()
+                    if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        missing = [name for name in required if name not in made]
+        if missing:
+            raise InputError(f"{PREFIX}{self.said}: {type(self.denoiser).__name__} takes {', '.join(missing)}, unknown "
+                             "here; call profile_diffusion from Python with a Pipeline of its Components")
+        return {name: made[name] for name in dict.fromkeys([*wanted, *required]) if made.get(name) is not None}
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Of a call: rows, tokens and width of the pooled text, pixels, frames."""
+
+    rows: int
+    tokens: int
+    pooled: int
+    height: int
+    width: int
+    frames: int | None
+
+
+def _text_inputs(config: Any, sizes: _Sizes, dtype: torch.dtype) -> dict[str, Any]:
+    """What a denoiser reads of texts and times, by the names of its arguments."""
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    rows = sizes.rows
+    wide = next((value for name in _WIDTHS if (value := getattr(config, name, None))), sizes.pooled)
+    mask = torch.ones((rows, sizes.tokens), dtype=torch.int64, device="meta")
+    pooled = getattr(config, "pooled_projection_dim", None) or sizes.pooled
+    found: dict[str, Any] = {
+        "timestep": empty(rows, dtype=torch.float32), "encoder_hidden_states": empty(rows, sizes.tokens, wide),
+        "encoder_attention_mask": mask, "encoder_hidden_states_mask": mask, "pooled_projections": empty(rows, pooled),
+        "guidance": empty(rows) if getattr(config, "guidance_embeds", False) else None,
+        "txt_ids": empty(sizes.tokens, 3)}
+    if getattr(config, "addition_embed_type", None) == "text_time":
+        found["added_cond_kwargs"] = {"text_embeds": empty(rows, sizes.pooled), "time_ids": empty(rows, 6)}
+    elif hasattr(config, "use_additional_conditions"):
+        found["added_cond_kwargs"] = {"resolution": None, "aspect_ratio": None}
+    return found
+
+
+def _names(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def _read_loop(kind: Any, main: str) -> tuple[list[ast.Call], bool, bool]:
+    """The calls of the denoiser in the pipeline's loop, whether guidance doubles the batch, and whether it is guided
+    by a second prediction at all.
+    """
+    source = textwrap.dedent(inspect.getsource(kind.__call__))
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)
+             and isinstance(node.func, ast.Attribute) and node.func.attr == main]
+    if not calls:  # held in a variable of another name
+        calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)
+                 and isinstance(node.func, ast.Name) and node.func.id in ("current_model", "model")]
+    if not calls:
+        raise InputError(f"{PREFIX}{kind.__name__}: its loop does not call self.{main}")
+    return calls, "[latents] * 2" in source, "do_classifier_free_guidance" in source

@@ -1,0 +1,208 @@
+"""Pipelines of images: calls of their modules, tokens shared by devices, watts, and what is read off configs."""
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer.cli import main
+from analyzer.errors import InputError, MissingExtraError, TargetError
+from analyzer.hardware import find_device
+from analyzer.hardware.power import joules_range, watts_of
+from analyzer.results.info import OperatorInfo
+from analyzer.tools.diffusion import Component, Degrees, DiffusionPart, DiffusionProfile, Pipeline, profile_diffusion
+from analyzer.tools.diffusion.pipeline import bundled, read_pipeline
+from analyzer.tools.diffusion.run import Runs, compose
+from analyzer.zoo import input_spec
+
+CONSTANTS = {"host_share": 1.0, "ring_seconds": 1e-3, "exchange_share": 1.0, "idle_share": 0.2, "byte_joules": 1e-10,
+             "arithmetic_share": 0.9, "spread": 0.25}
+
+
+@pytest.mark.parametrize(("spent", "watts"), [
+    ({"arithmetic": 3.0}, 0.9 * 700), ({"launch": 1.0}, 0.2 * 700), ({"host": 1.0}, 0.2 * 700),
+    ({"arithmetic": 1.0, "launch": 1.0}, (0.9 + 0.2) * 350),
+    ({"memory": 1.0}, 140 + 1e-10 * 0.85 * 3.352e12), ({"latency": 2.0}, 0.2 * 700)])
+def test_watts_are_of_the_mix(spent, watts):
+    """An H100: 700 W, 3.352 TB/s, of which kernels reach 85 %."""
+    assert watts_of(spent, find_device("h100"), CONSTANTS) == pytest.approx(watts)
+
+
+def test_watts_have_an_end():
+    device = find_device("h100")
+    assert watts_of({"memory": 1.0}, device, {**CONSTANTS, "byte_joules": 1e-9}) == 700
+    assert watts_of({"memory": 1.0}, replace(device, power_watts=None), CONSTANTS) is None
+    assert watts_of({}, device, CONSTANTS) is None
+    assert joules_range(100.0, CONSTANTS, (2.0, 2.0, 2.0)) == pytest.approx((80.0, 125.0))
+    sure = {**CONSTANTS, "spread": 0.0}
+    assert joules_range(100.0, sure, (2.0, 1.6, 3.0)) == pytest.approx((80.0, 150.0))
+
+
+class Attends(nn.Module):
+    """A denoiser of 2 heads, of whatever kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+
+    def forward(self, latents, text):
+        q, k, v = (part.unflatten(-1, (2, 32)).transpose(1, 2) for part in self.qkv(latents).chunk(3, -1))
+        out = nn.functional.scaled_dot_product_attention(q, k, v)
+        return out.transpose(1, 2).flatten(2) + text
+
+
+@pytest.fixture
+def pipeline():
+    with torch.device("meta"):
+        denoiser, text, decoder = Attends().to(torch.bfloat16), nn.Linear(32, 64), nn.Conv2d(4, 3, 3)
+        latents, hidden = torch.ones(2, 256, 64, dtype=torch.bfloat16), torch.ones(2, 256, 64, dtype=torch.bfloat16)
+        return Pipeline("mine", (Component("text", text, (torch.ones(2, 7, 32),), {}, 2),),
+                        Component("denoiser", denoiser, (latents,), {"text": hidden}, 20),
+                        Component("decoder", decoder, (torch.ones(2, 4, 16, 16),)), 2, 128, 128, None, 20, 256)
+
+
+def test_any_modules(pipeline):
+    """Two texts, 20 steps, a decoder; weights of all are there, and what one call takes beside them."""
+    found = profile_diffusion(pipeline, device="h100", carbon=400.0)
+    assert [(part.name, part.calls) for part in found.parts] == [("text", 2), ("denoiser", 20), ("decoder", 1)]
+    assert found.seconds == pytest.approx(sum(part.calls * part.seconds for part in found.parts))
+    weights = [part.param_bytes for part in found.parts]
+    assert weights == [(32 + 1) * 64 * 4, (64 + 1) * 192 * 2, (4 * 9 + 1) * 3 * 4]
+    assert found.peak_allocated_bytes == sum(weights) + max(
+        part.peak_allocated_bytes - part.param_bytes for part in found.parts)
+    assert found.joules == pytest.approx(found.watts * found.seconds / 2)
+    assert found.grams == pytest.approx(found.joules / 3.6e6 * 400)
+    assert DiffusionProfile.from_json(found.to_json()) == found
+    assert "2 images of 128 x 128, 20 steps" in found.summary() and "g of CO2 for one image" in found.summary()
+
+
+def test_attention_is_chosen(pipeline):
+    """FlashAttention where it is asked for; what was allowed before is allowed afterwards."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    said = [profile_diffusion(pipeline, device="h100", attention=name).assumptions[0] for name in ("flash", "sdpa")]
+    assert ["FlashAttention 2" in text for text in said] == [True, False] and "PyTorch chooses" in said[1]
+    assert torch.backends.cuda.cudnn_sdp_enabled() is before
+    with pytest.raises(InputError, match=r"attention='eager'\): must be flash or sdpa"):
+        profile_diffusion(pipeline, attention="eager")
+
+
+def part(**fields):
+    return DiffusionPart(**{"name": "denoiser", "calls": 10, "seconds": 0.1, "bounds": {
+        "launch": 0.02, "arithmetic": 0.07, "memory": 0.01, "latency": 0.0, "communication": 0.0}, **fields})
+
+
+def test_tokens_are_shared():
+    """On 4 devices the kernels of 80 ms take 20, the host, of 5 ms, is never waited for. 2 layers of attention of
+    4 * 16 * 1000**2 * 512 FLOPs: q, k, v and the output of 16 * 1000 * 512 elements of 2 bytes.
+    """
+    flops = 2 * 4 * 16 * 1000**2 * 512
+    attention = OperatorInfo("aten._scaled_dot_product_flash_attention.default", 2, flops, seconds=0.03)
+    pipeline = Pipeline("mine", (), Component("denoiser", nn.Identity()), None, 8, 1, 1, None, 10, 1000)
+    runs, device = Runs((part(),), "flash", attention, 0.005), find_device("h100")
+    alone = compose(pipeline, runs, device, Degrees(), constants=CONSTANTS)
+    assert alone.seconds == pytest.approx(10 * 0.1)
+    spread = compose(pipeline, runs, device, Degrees(ulysses=4), constants=CONSTANTS).parts[0].bounds
+    assert spread["arithmetic"] == pytest.approx(0.07 / 4) and spread["launch"] == 0
+    each = 16 * 1000 * 512 * 2 / 4
+    sent = 2 * 4 * each * 3 / 4  # bytes that leave a device: 3 of 4 parts of q, k, v and the output, in 2 layers
+    assert sent / 450e9 < spread["communication"] < 3 * sent / 450e9 + 2 * 4 * 5e-5
+    moved = 2 * 4 * 4 * each     # read and written, before and after
+    assert moved / 3.352e12 < spread["memory"] - 0.01 / 4 < 1.5 * moved / 3.352e12 + 2 * 4 * 2 * 5e-6
+    ring = compose(pipeline, runs, device, Degrees(ring=4), constants=CONSTANTS).parts[0]
+    assert ring.seconds == pytest.approx(sum(ring.bounds.values()))
+    slow = compose(pipeline, runs._replace(host_seconds=0.5), device, Degrees(ring=4), constants=CONSTANTS).parts[0]
+    assert slow.seconds == pytest.approx(0.5 + 2 * 4 * 1e-3)  # the host's, and of two layers of four blocks
+
+
+def test_what_has_no_tokens_is_not_shared():
+    pipeline = Pipeline("mine", (), Component("denoiser", nn.Identity()), None, 1, 1, 1, None, 10)
+    with pytest.raises(InputError, match="this denoiser is none, leave out --ring and --ulysses"):
+        compose(pipeline, Runs((part(),), "flash"), find_device("h100"), Degrees(2, 1), constants=CONSTANTS)
+    with pytest.raises(InputError, match="each must be 1 or more"):
+        profile_diffusion(pipeline, degrees=Degrees(0, 1))
+
+
+def test_configs_are_whole():
+    """One denoiser, a decoder and text encoders, each with its class."""
+    for fields in bundled().values():
+        parts = {name: value["_class_name"] for name, value in fields.items() if isinstance(value, dict)}
+        assert len({"unet", "transformer"} & set(parts)) == 1 and {"vae", "text_encoder"} <= set(parts)
+
+
+def test_without_diffusers(monkeypatch):
+    monkeypatch.setattr(input_spec.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"diffusers is not installed; pip install 'symbolic-analyzer\[diffu"):
+        read_pipeline("FLUX.1-dev")
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--tp", "2"], "--tp: of models that generate text"), (["--cache", "paged"], "--cache: of models that generate"),
+    (["--concurrency", "2", "--engine", "server"], "--concurrency, --engine: of models that generate text")])
+def test_options_of_text_are_refused(options, said, capsys):
+    assert main(["generate", "diffusers:FLUX.1-dev", *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- with diffusers
+
+
+SMALL = {
+    "_class_name": "PixArtSigmaPipeline",
+    "transformer": {"_class_name": "PixArtTransformer2DModel", "num_attention_heads": 2, "attention_head_dim": 8,
+                    "num_layers": 1, "cross_attention_dim": 16, "caption_channels": 24, "sample_size": 32,
+                    "use_additional_conditions": False},
+    "text_encoder": {"_class_name": "T5EncoderModel", "d_model": 24, "d_kv": 8, "d_ff": 32, "num_layers": 1,
+                     "num_heads": 2, "vocab_size": 64},
+    "vae": {"_class_name": "AutoencoderKL", "latent_channels": 4, "block_out_channels": [32, 32, 32, 32],
+            "down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}}
+
+
+def test_a_folder_is_read(tmp_path):
+    """Guidance doubles the batch and encodes two texts; 300 tokens of text and 20 steps are the pipeline's own."""
+    pytest.importorskip("diffusers")
+    index = {name: ["diffusers", value["_class_name"]] if isinstance(value, dict) else value
+             for name, value in SMALL.items()}
+    (tmp_path / "model_index.json").write_text(json.dumps({**index, "tokenizer": ["transformers", "T5Tokenizer"]}))
+    for name, value in SMALL.items():
+        if isinstance(value, dict):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "config.json").write_text(json.dumps(value))
+    found = read_pipeline(tmp_path, 3)
+    assert (found.height, found.width, found.frames, found.steps, found.tokens) == (256, 256, None, 20, 256)
+    assert found.denoiser.kwargs["hidden_states"].shape == (6, 4, 32, 32) and found.denoiser.calls == 20
+    assert found.denoiser.kwargs["encoder_hidden_states"].shape == (6, 300, 24)
+    assert [(part.calls, part.args[0].shape) for part in found.text] == [(2, (3, 300))]
+    assert found.decoder.args[0].shape == (3, 4, 32, 32)
+    plain = read_pipeline(tmp_path, 3, guidance=1, height=128, width=64, steps=4)
+    assert plain.denoiser.kwargs["hidden_states"].shape == (3, 4, 16, 8) and plain.denoiser.calls == 4
+    assert plain.text[0].calls == 1
+    assert profile_diffusion(found, device="h100").seconds > 0
+
+
+@pytest.mark.parametrize(("name", "tokens", "billions"), [
+    ("PixArt-Sigma-XL-2-1024-MS", 4096, 0.611), ("stable-diffusion-3.5-medium", 4096, 2.24),
+    ("stable-diffusion-xl-base-1.0", None, 2.57), ("FLUX.1-dev", 4096, 11.9), ("CogVideoX-2b", 13 * 30 * 45, 1.69)])
+def test_known_pipelines(name, tokens, billions):
+    """Parameters as the model cards round them."""
+    pytest.importorskip("diffusers")
+    found = read_pipeline(name)
+    count = sum(p.numel() for p in found.denoiser.module.parameters())
+    assert found.tokens == tokens and count == pytest.approx(billions * 1e9, rel=4e-3)
+
+
+@pytest.mark.parametrize(("config", "said"), [
+    ("none-such", "no folder with model_index.json, no JSON file"), ({"_class_name": "Nope"}, "no pipeline 'Nope'"),
+    ({"_class_name": "FluxPipeline"}, "has no config of a transformer or unet")])
+def test_what_is_no_pipeline(config, said):
+    pytest.importorskip("diffusers")
+    with pytest.raises(TargetError, match=said):
+        read_pipeline(config)
+
+
+def test_sizes_that_cannot_be():
+    pytest.importorskip("diffusers")
+    with pytest.raises(InputError, match=r"read_pipeline\(batch=0\): must be 1 or more"):
+        read_pipeline(SMALL, 0)
+    with pytest.raises(InputError, match="frames=9: PixArtSigmaPipeline makes images"):
+        read_pipeline(SMALL, frames=9)
