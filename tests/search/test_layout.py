@@ -3,7 +3,7 @@ import pytest
 
 from analyzer.errors import InputError
 from analyzer.parallel import list_actions
-from analyzer.tools.search.compose import count_in_flight, divide_blocks
+from analyzer.tools.search.compose import divide_blocks, most_in_flight
 from analyzer.tools.search.layout import Layout, ModelFacts, Question, Space, list_layouts
 from analyzer.tools.search.search import read_cluster
 
@@ -61,6 +61,6 @@ def test_a_cluster_without_a_number(text: str) -> None:
 def test_blocks_and_micro_batches_of_stages() -> None:
     assert divide_blocks(10, 4) == [2, 3, 3, 2]  # the ends hold the embedding and the head besides
     assert divide_blocks(11, 4) == [3, 3, 3, 2]
-    assert count_in_flight(list_actions("1F1B", 4, 5)) == [4, 3, 2, 1]
+    assert most_in_flight(list_actions("1F1B", 4, 5)) == [4, 3, 2, 1]
     # Megatron-LM: (ranks - rank - 1) * 2 + (chunks - 1) * ranks warm-up passes, and one more
-    assert count_in_flight(list_actions("Interleaved1F1B", 2, 4, 2)) == [5, 3]
+    assert most_in_flight(list_actions("Interleaved1F1B", 2, 4, 2)) == [5, 3]

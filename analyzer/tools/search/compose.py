@@ -23,7 +23,7 @@ from .stage import Part
 BACKWARDS = ("ZBVZeroBubble", )
 _ADAM = ("adam", "adamw", "adamw_fused")
 #: a rank's blocks of which more are added up from these many and one more
-FEW = 2
+FEW = 1
 _FLOAT, _HALF, _INT = 4, 2, 8
 _BLOCK = 512  # bytes of the allocator's smallest block
 
@@ -117,19 +117,20 @@ def find_actions(layout: tuple[str, int, int, int]) -> ActionLists:
     return list_actions(schedule, ranks, micro_batches, chunks)
 
 
-def count_in_flight(lists: ActionLists) -> list[int]:
-    """Of each rank the most micro-batches that a backward pass finds in flight, over all its stages.
+def most_in_flight(lists: ActionLists, saved: Mapping[int, float] | None = None) -> list[float]:
+    """Of each rank the most that its micro-batches in flight hold, of each stage what is ``saved`` of one there;
+    without that, how many they are.
 
-    >>> count_in_flight(list_actions("1F1B", 4, 8)), count_in_flight(list_actions("GPipe", 2, 4))
-    ([4, 3, 2, 1], [4, 4])
+    >>> most_in_flight(list_actions("1F1B", 4, 8)), most_in_flight(list_actions("GPipe", 2, 4))
+    ([4.0, 3.0, 2.0, 1.0], [4.0, 4.0])
     """
     found = []
     for actions in lists:
-        now = most = 0
+        now = most = 0.0
         for action in actions:
-            now += action.kind == "forward"
+            size = 1.0 if saved is None else saved[action.stage]
+            now += size * ((action.kind == "forward") - (action.kind in ("backward", "backward_weight")))
             most = max(most, now)
-            now -= action.kind in ("backward", "backward_weight")
         found.append(most)
     return found
 
@@ -142,8 +143,10 @@ def list_bare(layout: Layout, sizes: ModelSizes) -> dict[str, Probe]:
         return {"whole": bare_probe(layout, Part(0))}
     if not sizes.has_ends:
         return {"one": bare_probe(layout, Part(1)), "two": bare_probe(layout, Part(2))}
+    plain = replace(layout, checkpointing="none")  # the ends have no part in it
     return {"one": bare_probe(layout, Part(1, False, False)), "two": bare_probe(layout, Part(2, False, False)),
-            "first": bare_probe(layout, Part(1, True, False)), "last": bare_probe(layout, Part(1, False, True))}
+            "plain": bare_probe(plain, Part(1, False, False)), "first": bare_probe(plain, Part(1, True, False)),
+            "last": bare_probe(plain, Part(1, False, True))}
 
 
 def list_probes(layout: Layout, sizes: ModelSizes) -> dict[tuple[str, int, int], Probe]:
@@ -199,8 +202,8 @@ def least_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures] |
     micro-batches in flight save, with what the head and the loss take beside that.
     """
     parts = list_parts(layout, sizes.blocks)
-    flying = count_in_flight(find_actions((layout.schedule, layout.pipeline, min(layout.micro_batches, _most(layout)),
-                                           layout.virtual))) if layout.pipeline > 1 else [1]
+    flying = most_in_flight(find_actions((layout.schedule, layout.pipeline, min(layout.micro_batches, _most(layout)),
+                                          layout.virtual))) if layout.pipeline > 1 else [1.0]
     most = 0.0
     for rank in range(layout.pipeline):
         # zigzag schedules place the second half backwards
@@ -211,18 +214,19 @@ def least_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures] |
             block = max(0.0, _grow(bare, "kept_bytes") - _grow(bare, "param_bytes"))
             saved = flying[rank] * min(part.blocks for part in held) * block
             if held[-1].last or held[0].last:
-                saved += _least_head_bytes(layout, sizes, bare, block)
+                saved += _least_head_bytes(layout, sizes, bare)
             if layout.sharding == "fsdp_kept":
                 saved += sum(sizes.held(part, layout.tensor) for part in held) * _HALF
         most = max(most, states + max(gradients, saved))
     return most
 
 
-def _least_head_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures], block: float) -> float:
-    """What the head and the loss need beside a block's activations, parameters and their gradients."""
-    found = bare["last" if sizes.has_ends else "one"]
-    head = sizes.held(Part(0, not sizes.has_ends, True), layout.tensor) * _HALF
-    return max(0.0, found["pass_peak_bytes"] - found["param_bytes"] - head - block)
+def _least_head_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures]) -> float:
+    """What the head and the loss need beside a block, their parameters and the gradients of these."""
+    head = 2 * sizes.held(Part(0, not sizes.has_ends, True), layout.tensor) * _HALF
+    if sizes.has_ends:
+        return max(0.0, bare["last"]["pass_peak_bytes"] - bare["plain"]["kept_bytes"] - head)
+    return max(0.0, bare["one"]["pass_peak_bytes"] - _grow(bare, "kept_bytes") - head)
 
 
 def _grow(bare: Mapping[str, Figures], name: str) -> float:
@@ -236,20 +240,18 @@ def least_seconds(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures]
     if "two" not in bare:
         return layout.micro_batches * bare["whole"]["step_seconds"] if "whole" in bare else 0.0
     block = max(0.0, _grow(bare, "step_seconds"))
-    one = bare["one"]["step_seconds"]
+    first, last = max(0.0, bare["one"]["step_seconds"] - block), 0.0
+    if sizes.has_ends:
+        first, last = (max(0.0, bare[end]["step_seconds"] - bare["plain"]["step_seconds"]) for end in ("first", "last"))
     if layout.pipeline == 1:
-        ends = one - block if not sizes.has_ends else (
-            bare["first"]["step_seconds"] + bare["last"]["step_seconds"] - 2 * one)
-        computes = layout.micro_batches * (sizes.blocks * block + max(0.0, ends))
+        computes = layout.micro_batches * (sizes.blocks * block + first + last)
         return max(computes, _least_comm_seconds(layout, sizes, cluster))
-    ends_of = {True: max(0.0, bare["first"]["step_seconds"] - one), False: 0.0}
-    heads = max(0.0, bare["last"]["step_seconds"] - one)
     parts = list_parts(layout, sizes.blocks)
-    costs = [part.blocks * block + ends_of[part.first] + part.last * heads for part in parts]
+    costs = [part.blocks * block + part.first * first + part.last * last for part in parts]
     ranks = [sum(costs[rank::layout.pipeline]) for rank in range(layout.pipeline)]
-    if layout.schedule in ("1F1B", "GPipe"):
-        fills = [sum(costs[:rank]) for rank in range(layout.pipeline)]
-    elif layout.schedule == "Interleaved1F1B":
+    if layout.schedule in BACKWARDS:
+        ranks = [costs[rank] + costs[-rank - 1] for rank in range(layout.pipeline)]
+    if layout.schedule in ("1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS"):
         fills = [sum(costs[:rank]) for rank in range(layout.pipeline)]  # of the first stage of each rank
     else:
         share = max(0.0, bare["two"]["forward_seconds"] - bare["one"]["forward_seconds"])
@@ -347,8 +349,8 @@ class _Adder:
         return self.added(kind, "pass_peak_bytes") - step + (part.blocks - FEW) * (
             self.per_block("pass_peak_bytes", LONG) - self.per_block("pass_peak_bytes"))
 
-    def peak(self, kind: str, part: Part, in_flight: int) -> tuple[float, float]:
-        """Of the passes and of the update."""
+    def peak(self, kind: str, part: Part, held: float) -> tuple[float, float]:
+        """Of the passes and of the update, where micro-batches in flight hold so many bytes."""
         found, more = self.known[kind, FEW, SHORT], part.blocks - FEW
         buffers = self.buffers(part, self.layout.micro_batches) - self.buffers(
             part._replace(blocks=FEW), SHORT + 1)
@@ -356,7 +358,7 @@ class _Adder:
         static = self.per_block("pass_peak_bytes")
         if kind == "last":  # which holds a micro-batch less than the middle one
             static -= self._saved_by_block()
-        passes = found["pass_peak_bytes"] + more * static + (in_flight - probed) * self.saved(kind, part) + buffers
+        passes = found["pass_peak_bytes"] + more * static + held - probed * self.saved(kind, part) + buffers
         return passes, found["update_peak_bytes"] + more * self.per_block("update_peak_bytes") + buffers
 
     def _saved_by_block(self) -> float:
@@ -389,18 +391,19 @@ def _compose_pipeline(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[st
     timeline, seconds, known_range = _time(layout, costs)
     lists = find_actions((layout.schedule, layout.pipeline, min(layout.micro_batches, _most(layout)), layout.virtual))
     placed = place_stages(lists)
-    in_flight = count_in_flight(lists)
+    saved = {stage: adder.saved(kind, part) for stage, (kind, part) in enumerate(zip(kinds, parts))}
+    in_flight, in_use = most_in_flight(lists), most_in_flight(lists, saved)
     stages, peaks = [], []
     for rank in range(layout.pipeline):
         own = [stage for stage in sorted(placed) if placed[stage] == rank]
         # the stage at an end decides what one more pass needs; the others of the rank hold their states beside it
         chief = next((s for s in own if kinds[s] != "middle"), own[0])
         beside = sum(adder.kept(parts[s]) for s in own if s != chief)
-        passes, update = adder.peak(kinds[chief], parts[chief], in_flight[rank])
+        passes, update = adder.peak(kinds[chief], parts[chief], in_use[rank])
         held = sum(parts[s].blocks for s in own)
         part = Part(held, any(parts[s].first for s in own), any(parts[s].last for s in own))
         params = sum(_params(adder, kinds[s], parts[s]) for s in own)
-        stages.append(StageFigures(part, rank, in_flight[rank], params, int(passes + beside), int(update + beside),
+        stages.append(StageFigures(part, rank, int(in_flight[rank]), params, int(passes + beside), int(update + beside),
                                    sum(costs[s].forward for s in own), sum(costs[s].backward for s in own),
                                    sum(costs[s].optimizer for s in own)))
         peaks.append(stages[-1].needed_bytes)

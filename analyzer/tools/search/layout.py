@@ -108,7 +108,7 @@ class Space:
     context: tuple[int, ...] | None = None
     tensor: tuple[int, ...] | None = None
     pipeline: tuple[int, ...] | None = None
-    virtual: tuple[int, ...] = (1, 2)
+    virtual: tuple[int, ...] = (1, 2, 4)
     schedule: tuple[str, ...] = ("1F1B", "Interleaved1F1B")
     micro_batch: tuple[int, ...] = (1, 2, 4)
     sharding: tuple[str, ...] = ("ddp", "fsdp", "fsdp_kept")

@@ -178,11 +178,15 @@ class Journal:
         if path is None:
             return
         if path.is_file():
-            lines = path.read_text(encoding="utf-8").splitlines()
+            text = path.read_text(encoding="utf-8")
+            lines = text.splitlines()
             if not lines or lines[0] != first:
                 raise ProfileFormatError(f"{path}: was written by another search or version; give another file, or "
                                          "remove it")
             self.known.update(self._read(lines[1:]))
+            if not text.endswith("\n"):
+                with path.open("a", encoding="utf-8") as file:
+                    file.write("\n")
         else:
             write_output(path, first + "\n")
 

@@ -28,7 +28,7 @@ from .stage import LINEAR_WAYS, Part, Template, find_way
 
 GLOBAL_BATCH = 1024       #: samples of a step where nothing says how many
 LONGEST = 8192            #: tokens of a sample where nothing says how many, if the model takes so many
-_ROUND = 8                #: layouts whose steps are composed before bounds are looked at again, whatever the workers
+_ROUND = 4                #: layouts whose steps are composed before bounds are looked at again, whatever the workers
 Progress = Callable[[float, str], None]
 
 
@@ -236,6 +236,9 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
             if not searcher.counts["layouts"]:
                 raise InputError(_explain_nothing(searcher))
             searcher.rank(count)
+            if not searcher.steps:
+                raise InputError(f"search: no layout of {searcher.template.name} can be run: "
+                                 + "; ".join(searcher.failed))
             changes, neighbors = (_list_changes(searcher), _list_neighbors(searcher)) if advice else ((), ())
         except KeyboardInterrupt:
             raise Interrupted(searcher.best, journal.made) from None

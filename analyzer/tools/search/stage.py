@@ -47,7 +47,10 @@ class Template:
         self.before, self.behind = self._list_outside() if self.blocks else ([], [])
         specs = target.choose_inputs((), train=False) or ()
         self.inputs = specs
-        self.takes_tokens = len(specs) == 1 and not specs[0].dtype.is_floating_point and len(specs[0].shape) == 2
+        # a model whose inputs are not told is taken for one of tokens where an embedding comes first
+        self.takes_tokens = (len(specs) == 1 and not specs[0].dtype.is_floating_point and len(specs[0].shape) == 2
+                             if specs else bool(self.before) and isinstance(
+                                 self.model.get_submodule(self.before[0]), nn.Embedding))
 
     def _list_outside(self) -> tuple[list[str], list[str]]:
         """Modules with parameters outside of the blocks, before and behind them in the order of registration."""

@@ -1,0 +1,86 @@
+"""The search: who profiles changes nothing, an interruption neither; what the result says and writes."""
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from analyzer.errors import InputError, ProfileFormatError
+from analyzer.parallel import search
+from analyzer.tools.search.export import export
+from analyzer.tools.search.result import SearchResult
+from analyzer.tools.search.search import Interrupted
+from analyzer.zoo.llama import Llama, LlamaConfig
+
+OPTIONS = {"global_batch": 8, "sequence": 64, "count": 2, "advice": False, "tensor": 1, "pipeline": [1, 2],
+           "micro_batch": 1, "checkpointing": "none", "sharding": "fsdp_kept", "schedule": "1F1B"}
+
+
+def small() -> Llama:
+    return Llama(LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
+                             num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False))
+
+
+@pytest.fixture(scope="module")
+def found() -> SearchResult:
+    return search(small, "4xh100", tokens=1e6, price=2.0, **OPTIONS)
+
+
+def test_an_interrupted_search_goes_on_to_the_same_answer(found: SearchResult, tmp_path: Path) -> None:
+    journal = tmp_path / "search.jsonl"
+    made: list[str] = []
+
+    def stop(share: float, text: str) -> None:
+        made.append(text)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="^3 ranks were profiled"):
+        search(small, "4xh100", resume=journal, progress=stop, **OPTIONS)
+    with journal.open("a") as file:
+        file.write('["a line that was being wri')
+    with ThreadPoolExecutor(1) as pool:  # as of Dask: any executor
+        again = search(small, "4xh100", tokens=1e6, price=2.0, resume=journal, executor=pool, **OPTIONS)
+    assert again.steps == found.steps
+    assert again.counts == found.counts
+    assert len(journal.read_text().splitlines()) == 2 + found.profiles  # a head, each rank once, and half a line
+
+
+def test_a_journal_of_another_search_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"format": "another"}\n')
+    with pytest.raises(ProfileFormatError, match="was written by another search or version; give another file"):
+        search(small, "4xh100", resume=path, **OPTIONS)
+
+
+def test_no_layout_takes_the_batch() -> None:
+    with pytest.raises(InputError, match="no layout of small on 4 devices makes a step of 7 samples"):
+        search(small, "4xh100", **{**OPTIONS, "global_batch": 7, "tensor": 1, "pipeline": 1})
+
+
+def test_what_a_result_says(found: SearchResult) -> None:
+    best = found.best
+    seconds = best.step_seconds
+    assert found.tokens_per_second(best) == 8 * 64 / seconds
+    assert found.days(best) == pytest.approx(1e6 / (8 * 64) * seconds / 86400)
+    assert found.dollars(best) == pytest.approx(1e6 / (8 * 64) * seconds / 3600 * 4 * 2.0)
+    assert [row["layout"] for row in json.loads(found.to_json())["layouts"]] == [str(s.layout) for s in found.steps]
+    lines = str(found).splitlines()
+    assert lines[0] == "small on 4 h100_sxm: steps of 8 samples of 64 tokens"
+    assert f"best: {best.layout}" in lines and max(map(len, lines)) <= 120
+
+
+def test_files_for_other_programs(found: SearchResult) -> None:
+    step = next(step for step in found.composed if step.layout.tensor == 1 and step.layout.pipeline == 1)
+    assert str(step.layout) == "fsdp_kept 4, 2 x 1"
+    toml = export(found, "torchtitan", step=step)
+    assert "data_parallel_shard_degree = 4\n" in toml and 'fsdp_reshard_after_forward = "never"\n' in toml
+    assert json.loads(export(found, "deepspeed", step=step))["zero_optimization"]["stage"] == 2
+    assert "--micro-batch-size 1 \\\n--global-batch-size 8 \\\n" in export(found, "megatron", step=step)
+    assert "  fsdp_reshard_after_forward: false\n" in export(found, "accelerate", step=step)
+    pipeline = next((step for step in found.composed if step.layout.pipeline == 2), None)
+    if pipeline is not None:
+        with pytest.raises(InputError, match="deepspeed has them in the model's code; export another layout"):
+            export(found, "deepspeed", step=pipeline)
+    with pytest.raises(InputError, match="must be of torchtitan, megatron, deepspeed, accelerate"):
+        export(found, "nemo")
