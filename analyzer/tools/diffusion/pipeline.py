@@ -119,11 +119,10 @@ def _read_config(text: str) -> Mapping[str, Any]:
 
 
 class _Decoder(nn.Module):
-    """The decoder of an autoencoder, as a pipeline calls it."""
+    """An autoencoder of which a pipeline calls the decoder; its encoder lies on the device too."""
 
     def __init__(self, vae: Any) -> None:
         super().__init__()
-        vae.encoder = None
         self.vae = vae
 
     def forward(self, latents: Tensor) -> Any:
