@@ -139,6 +139,8 @@ class Job:  # one rank of a row: its model, and a step of it
             parallelize.apply_fsdp = functools.partial(shard_with_one_root, self.code.keeps_root)
         if not self.code.saves_cudnn:
             parallelize._op_sac_save_list = kept - {torch.ops.aten._scaled_dot_product_cudnn_attention.default}
+        if "aten.abs" in kind:
+            parallelize._op_sac_save_list = parallelize._op_sac_save_list | {torch.ops.aten.abs.default}
         try:
             spec.parallelize_fn(model, dims, config)
         finally:
