@@ -43,7 +43,7 @@ def test_a_model_that_cannot_be_divided() -> None:
 
 @pytest.mark.parametrize(("choices", "said"), [
     ({"tenser": 2}, "search(tenser=2): no such choice; there are checkpointing, compile, context"),
-    ({"sharding": "zero9"}, "search(sharding='zero9'): must be of ddp, zero1, fsdp, fsdp_kept"),
+    ({"sharding": "zero9"}, "search(sharding='zero9'): must be of ddp, fsdp, fsdp_kept"),
     ({"tensor": []}, "search(tensor=[]): holds no values"),
     ({"micro_batch": 0}, "search(micro_batch=0): must be a whole number of at least 1")])
 def test_choices_that_cannot_be(choices: dict[str, object], said: str) -> None:

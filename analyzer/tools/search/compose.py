@@ -193,7 +193,6 @@ def least_state_bytes(layout: Layout, sizes: ModelSizes, part: Part) -> tuple[fl
     states: float = 2 * size if layout.optimizer in _ADAM else 0
     if layout.sharding.startswith("fsdp"):
         held /= layout.shard * layout.context
-    states /= layout.replicate if layout.sharding == "zero1" else 1
     return held * (size + states), held * size
 
 

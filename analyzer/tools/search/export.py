@@ -28,7 +28,6 @@ def export(found: SearchResult, program: str, path: str | Path | None = None, st
 
 def write_torchtitan(found: SearchResult, lay: Layout) -> str:
     """A TOML file by the names of torchtitan/config/job_config.py (0.2), without the model's and the data's part."""
-    _refuse(lay, "torchtitan", lay.sharding in ("ddp", "fsdp", "fsdp_kept"), "does not divide optimizer states alone")
     schedules = {"1F1B": "1F1B", "GPipe": "GPipe"}
     tables: dict[str, dict[str, Any]] = {
         "training": {"local_batch_size": lay.micro_batch * (lay.micro_batches if lay.pipeline > 1 else 1),
@@ -78,7 +77,7 @@ def write_megatron(found: SearchResult, lay: Layout) -> str:
 def write_deepspeed(found: SearchResult, lay: Layout) -> str:
     """DeepSpeed's JSON (deepspeed.ai/docs/config-json). Tensor, context and pipeline parallelism are not in it."""
     _refuse(lay, "deepspeed", lay.pipeline == lay.context == lay.tensor == 1, "has them in the model's code")
-    stage = {"ddp": 0, "zero1": 1, "fsdp_kept": 2, "fsdp": 3}[lay.sharding]
+    stage = {"ddp": 0, "fsdp_kept": 2, "fsdp": 3}[lay.sharding]
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": True}
     if lay.offload:
         zero.update(offload_optimizer={"device": "cpu", "pin_memory": True},

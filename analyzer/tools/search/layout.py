@@ -11,9 +11,8 @@ from analyzer.recipe.optimizer import find_optimizer
 
 #: what is run again in backward: nothing, in each block all but attention and every second product, each block
 CHECKPOINTING = ("none", "selective", "blocks")
-#: ``"ddp"``: copies; ``"zero1"``: copies whose optimizer states are divided; ``"fsdp"``: `fully_shard`, gathered for
-#: each pass; ``"fsdp_kept"``: gathered once for both passes
-SHARDING = ("ddp", "zero1", "fsdp", "fsdp_kept")
+#: ``"ddp"``: copies; ``"fsdp"``: `fully_shard`, gathered for each pass; ``"fsdp_kept"``: gathered once for both passes
+SHARDING = ("ddp", "fsdp", "fsdp_kept")
 #: ``"mixed"``: parameters, gradients and states in float32, computing in bfloat16; ``"bf16"``: all in bfloat16
 PRECISIONS = ("mixed", "bf16")
 SCHEDULES = ("1F1B", "Interleaved1F1B", "GPipe", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble")
@@ -222,7 +221,7 @@ def _list_settings(space: Space, base: Mapping[str, int], model: ModelFacts) -> 
         is_sharded = sharding.startswith("fsdp")
         if is_sharded and shards == 1 and base["replicate"] > 1 or not is_sharded and shards > 1:
             continue
-        if not is_sharded and not is_plain and base["replicate"] > 1 or sharding == "zero1" and base["replicate"] == 1:
+        if not is_sharded and not is_plain and base["replicate"] > 1:
             continue  # torch's DDP takes no DTensors, and no stages
         if is_sharded and shards == 1 or not is_sharded and offload or checkpointing != "none" and not model.blocks:
             continue
