@@ -407,6 +407,16 @@ def test_blocks_with_a_compiled_part_are_run(way):
     assert sum(row.calls for row in runs[0].compiled) == 6
 
 
+def test_compiled_autograd_is_told_not_to_be_followed():
+    def step(model, optimizer, x):
+        with torch._dynamo.compiled_autograd._enable(torch.compile()):
+            model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    p = profile(nn.Sequential(Block()), args=(X,), device="h100", optimizer="sgd", step=step)
+    assert "compiled autograd is not followed: each backward graph runs by itself, as without it" in p.assumptions
+
+
 def test_a_function_that_was_compiled_before_the_garbage_collector_froze_all_objects():
     apply = torch.compile(lambda x, weight: F.gelu(x @ weight))
     gc.collect()
