@@ -115,10 +115,11 @@ def _patched(places: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 _QUIET = {"size_asserts": False, "nan_asserts": False, "alignment_asserts": False, "scalar_asserts": False,
           "compile_threads": 1, "fx_graph_cache": False, "triton.multi_kernel": 0, "cpp_wrapper": False,
           "benchmark_fusion": False, "benchmark_combo_kernel": False, "benchmark_kernel": False,
+          "_micro_pipeline_tp": False,
           "max_autotune_gemm_backends": "ATEN", "max_autotune_conv_backends": "ATEN"}
-"""What Inductor must not do here: run or time a kernel, and checks that cost a step nothing. A kernel that it would
-generate in several versions, to take the fastest, is taken in the first; of products and convolutions that it would
-time to choose, the library's kernels."""
+"""What Inductor must not do here: run or time a kernel, pipeline products with collectives, and checks that cost a step
+nothing. A kernel that it would generate in several versions, to take the fastest, is taken in the first; of products
+and convolutions that it would time to choose, the library's kernels."""
 
 
 def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:

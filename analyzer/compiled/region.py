@@ -94,6 +94,9 @@ class _Call:
             if inductor_config.max_autotune or inductor_config.max_autotune_gemm:
                 active_state().assume("torch.compile, max-autotune: where it times kernels to choose one, the "
                                       "library's is taken")
+            if inductor_config._micro_pipeline_tp:
+                active_state().assume("torch.compile, asynchronous tensor parallelism (_micro_pipeline_tp): products "
+                                      "and collectives are not taken apart, each runs whole")
             key = (_key_of(joint.graph, joint.results), joint.given, self.device, backend,
                    inductor_config.get_hash(), functorch_config.get_hash(), torch.backends.cuda.matmul.fp32_precision)
             graphs = _made.get(key)

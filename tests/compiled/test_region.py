@@ -407,6 +407,11 @@ def test_blocks_with_a_compiled_part_are_run(way):
     assert sum(row.calls for row in runs[0].compiled) == 6
 
 
+def test_asynchronous_tensor_parallelism_is_told_not_to_be_followed():
+    p = profile(torch.compile(Block(), options={"_micro_pipeline_tp": True}), args=(X,), device="h100", mode="infer")
+    assert any("asynchronous tensor parallelism" in line for line in p.assumptions)
+
+
 def test_compiled_autograd_is_told_not_to_be_followed():
     def step(model, optimizer, x):
         with torch._dynamo.compiled_autograd._enable(torch.compile()):

@@ -76,3 +76,22 @@ def test_keys_and_values_go_round(kernel, rank, rotation):
     gathered = {("all_gather", "cp", phase): [1, RANKS * own] for phase in ("forward", "backward")}
     assert totals == (gathered | {("all_to_all", "cp", "backward"): [8, 8 * 2 * own]} if rotation == "allgather" else {
         ("all_to_all", "cp", "forward"): [7, 7 * own], ("all_to_all", "cp", "backward"): [15, (7 + 8 * 2) * own]})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_step_has_the_same_kernels_and_saves_what_it_gathered():
+    """The gather that backward would repeat is a common subexpression of the joint graph."""
+    names = []
+
+    def read(log):
+        names.extend(str(call.signature.op) for call in log.calls if call.step == 1)
+        return Annotation()
+
+    with world(RANKS, 0):
+        p = profile(lambda: torch.compile(Attention().cuda().to(torch.bfloat16)), optimizer="adamw", profilers=[read],
+                    args=(torch.zeros(BATCH, SEQUENCE, HIDDEN, dtype=torch.bfloat16),),
+                    step=context_parallel_step("flash", "allgather"))
+    assert names.count("aten._scaled_dot_product_flash_attention.default") == RANKS
+    assert names.count("aten._scaled_dot_product_flash_attention_backward.default") == RANKS
+    assert [row.phase for row in p.comm if row.kind == "all_gather"] == ["forward"]
+    assert [row.graphs for row in p.compiled] == [1]
