@@ -113,7 +113,7 @@ class Decoder(nn.Module):
     def forward(self, input_ids: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         x = self.embed_tokens(input_ids)
         head_dim = self.config.hidden_size // self.config.num_attention_heads
-        angles = rotary_angles(x.shape[1], head_dim, self.config.rope_theta, x.device,
+        angles = rotary_angles(input_ids.shape[1], head_dim, self.config.rope_theta, x.device,
                                0 if cache is None else cache.tokens)
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         for i, layer in enumerate(self.layers):

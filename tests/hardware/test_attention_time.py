@@ -95,4 +95,4 @@ def test_every_device_of_the_catalogue_has_a_time_or_none():
         if time is not None:
             least = 4 * 8 * 16 * 1024**2 * 128 / 2 / (device.flops_per_second.fp16 or device.flops_per_second.fp32)
             assert least < time.seconds < 8 * least, device
-            assert time.spread > 0.2 or device.name in ("a100_80gb", "l40s")
+            assert time.spread > 0.2 or device.chip in ("a100_80gb", "l40s")

@@ -6,7 +6,7 @@ positions of their length: in the place of the embedding's part it is shown a vi
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,7 +30,8 @@ def divide_stage(template: Template, stage: Stage, blocks: Sequence[nn.Module], 
         if entry is not None:
             embedding.register_forward_hook(lambda _module, _args, out: entry.show(out))
     elif entry is not None:
-        stage.model.set_submodule(template.before[0], _Shown(entry))
+        owner = stage.model.get_submodule(template.before[0].rpartition(".")[0])
+        owner.register_forward_pre_hook(entry.show_given, with_kwargs=True)
     if entry is not None:
         blocks[0].register_forward_pre_hook(entry.give_back, with_kwargs=True)
     if stage.part.last:
@@ -57,6 +58,14 @@ def _divide_block(template: Template, path: str, block: nn.Module, mesh: Any, re
     parallelize_module(block, mesh, divided)
 
 
+def _put(change: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Arguments of a module, of which the first floating tensor is changed."""
+    values = [*args, *kwargs.values()]
+    place = next(i for i, value in enumerate(values) if isinstance(value, Tensor) and value.is_floating_point())
+    values[place] = change(values[place])
+    return tuple(values[:len(args)]), dict(zip(kwargs, values[len(args):]))
+
+
 class _Gathered:
     """A hook before a module: its first floating argument is whole on all ranks, gathered once for all its products."""
 
@@ -64,11 +73,11 @@ class _Gathered:
         self.mesh, self.layout = mesh, layout
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values = [*args, *kwargs.values()]
-        place = next(i for i, value in enumerate(values) if isinstance(value, Tensor) and value.is_floating_point())
-        given = DTensor.from_local(values[place], self.mesh, [self.layout], run_check=False)
-        values[place] = given.redistribute(self.mesh, [Replicate()])
-        return tuple(values[:len(args)]), dict(zip(kwargs, values[len(args):]))
+        return _put(self._gather, args, kwargs)
+
+    def _gather(self, part: Tensor) -> Tensor:
+        given = DTensor.from_local(part, self.mesh, [self.layout], run_check=False)
+        return given.redistribute(self.mesh, [Replicate()])
 
 
 class _Entry:
@@ -84,24 +93,11 @@ class _Entry:
         batch, tokens, width = part.shape
         return part.detach().new_empty(1).expand(batch, tokens * self.ranks, width)
 
+    def show_given(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before the module whose embedding another stage holds."""
+        return _put(self.show, args, kwargs)
+
     def give_back(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.held:  # the block is run again
             return None
-        part = self.held.pop()
-        if args:
-            return (part, *args[1:]), kwargs
-        name = next(name for name, value in kwargs.items() if isinstance(value, Tensor) and value.is_floating_point())
-        return args, {**kwargs, name: part}
-
-
-class _Shown(nn.Module):
-    """In the place of an embedding that another stage holds."""
-
-    def __init__(self, entry: _Entry) -> None:
-        super().__init__()
-        self.entry = entry
-
-    def forward(self, part: Tensor) -> Tensor:
-        return self.entry.show(part)
-
-
+        return _put(lambda _: self.held.pop(), args, kwargs)
