@@ -8,6 +8,7 @@ from .device_spec import DeviceSpec
 
 #: Part of the memory's rate that kernels bound by it reach (``fitted/matmul.json``, Hopper's ``half.bandwidth_share``).
 STREAM_SHARE = 0.85
+JOULES_OF_KWH = 3.6e6
 
 
 def watts_of(seconds: Mapping[str, float], device: DeviceSpec, constants: Mapping[str, float]) -> float | None:
@@ -15,8 +16,9 @@ def watts_of(seconds: Mapping[str, float], device: DeviceSpec, constants: Mappin
     waits; None where the device's limit is unknown. ``constants`` are those of the family ``power``.
 
     Kernels bound by arithmetic take a part of the limit, which their clock comes down to. A byte of memory takes
-    joules, in memory, on the way and where it is used. Small kernels and collectives leave most of the device idle: in
-    no measurement do they take more than a device that waits, at its clocks with nothing to do.
+    joules, in memory, on the way and where it is used. Small kernels and collectives are taken to leave the device as
+    idle as one that waits, at its clocks with nothing to do. An H200 with a limit of 700 W takes 134 W where it waits,
+    139 W where kernels of 1,024 elements follow one another, but 303 W where they are of 16 MiB.
     """
     limit, total = device.power_watts, sum(seconds.values())
     if limit is None or not total:

@@ -10,8 +10,9 @@ Data: ``benchmarks/truth/diffusion`` and ``benchmarks/truth/serving`` (github.co
 
 Watts, of the mix of what bounds kernels: the part of the limit that arithmetic takes (``arithmetic_share``) and joules
 of a byte of memory; what small kernels and collectives take beyond a device that waits came out as 0 and is left out.
-``idle_share`` is held: a device that waits takes a fifth of its limit (Patel et al., "Characterizing Power Management
-Opportunities for LLMs in the Cloud", ASPLOS 2024; Flan-T5 between iterations). Least absolute logarithms of predicted
+``idle_share`` is held: a device that waits takes a fifth of its limit (Patel et al., "POLCA: Power Oversubscription in
+LLM Cloud Providers", arXiv 2308.12908v1: A100s that train Flan-T5 come down to 20 % between iterations, which is their
+power where they wait; an H200 takes 134 to 136 W of 700, ``truth/energy.json``). Least absolute logarithms of predicted
 over measured.
 """
 from __future__ import annotations
@@ -112,8 +113,8 @@ def main() -> None:
                                   }, rounded(constants))
     write_constants("power", {
         "command": "python -m benchmarks.calibration.diffusion", **said,
-        "note": "parts of the power limit, and joules; idle_share is Patel et al.'s; spread holds nine in ten watts, "
-                "the model or the device left out"},
+        "note": "parts of the power limit, and joules; idle_share is of arXiv 2308.12908; spread holds nine in ten "
+                "watts, the model or the device left out"},
         rounded(fit_power(list_power(rows, "model")) | {"spread": max(spreads)}))
 
 

@@ -29,7 +29,7 @@ _BUNDLED = Path(__file__).parents[2] / "zoo" / "published" / "pipelines" / "diff
 #: Fields of a denoiser's config that say how wide the hidden states of the text are.
 _WIDTHS = ("caption_channels", "joint_attention_dim", "text_embed_dim", "text_dim", "cap_feat_dim",
            "cross_attention_dim")
-_CLIP_TOKENS = 77
+_CLIP_TOKENS = 77  # CLIPTextConfig.max_position_embeddings of transformers
 #: Pipelines that put the tokens of CLIP before those of T5 (pipeline_stable_diffusion_3.py, ``encode_prompt``).
 _JOINED = ("StableDiffusion3Pipeline",)
 
@@ -260,8 +260,8 @@ class _Reader:
         is_video = "num_frames" in self.defaults
         if frames is not None and not is_video:
             raise InputError(f"{PREFIX}{self.said}: frames={frames}: {self.kind.__name__} makes images; leave it out")
-        usual = self.defaults.get("num_frames") or getattr(config, "sample_frames", None) or 1
-        return height or own("height", tall), width or own("width", wide), (frames or usual) if is_video else None
+        many = self.defaults.get("num_frames") or getattr(config, "sample_frames", None) or 1
+        return height or own("height", tall), width or own("width", wide), (frames or many) if is_video else None
 
     def _prepare_latents(self, rows: int, height: int, width: int, frames: int | None) -> tuple[Any, ...]:
         """The latents, and whatever else the pipeline makes with them."""
@@ -289,13 +289,13 @@ class _Reader:
         """What the loop calls the denoiser with, by the names of its arguments; of others its own defaults."""
         names = _names(self.denoiser.forward)
         wanted = [*names[:len(call.args)], *(word.arg for word in call.keywords if word.arg)]
-        space, time = self._scales()
+        (space, time), rate = self._scales(), self.defaults.get("frame_rate") or 1
         made = {**_text_inputs(self.denoiser.config, sizes, self.dtype),
                 "hidden_states": latents[0], "sample": latents[0], "return_dict": False,
                 "img_ids": latents[1] if len(latents) > 1 else None,
                 "img_shapes": [[(1, sizes.height // space // 2, sizes.width // space // 2)]] * sizes.rows,
                 "num_frames": ((sizes.frames or 1) - 1) // time + 1, "height": sizes.height // space,
-                "width": sizes.width // space, "rope_interpolation_scale": (time / 25, space, space)}
+                "width": sizes.width // space, "rope_interpolation_scale": (time / rate, space, space)}
         rotary = getattr(self.shell, "_prepare_rotary_positional_embeddings", None)
         if rotary is not None and getattr(self.denoiser.config, "use_rotary_positional_embeddings", False):
             made["image_rotary_emb"] = rotary(sizes.height, sizes.width, latents[0].shape[1], torch.device("meta"))

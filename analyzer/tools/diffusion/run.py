@@ -19,7 +19,7 @@ from analyzer.hardware.device_spec import PeakRates
 from analyzer.hardware.kernel_time.collective import collective_time
 from analyzer.hardware.kernel_time.estimate import find_constants
 from analyzer.hardware.kernel_time.pointwise import stream_time
-from analyzer.hardware.power import joules_range, watts_of
+from analyzer.hardware.power import JOULES_OF_KWH, joules_range, watts_of
 from analyzer.report.node_table import FORMATS, format_quantity
 from analyzer.results.info import OperatorInfo, bound_seconds
 from analyzer.results.profile import Profile
@@ -30,7 +30,6 @@ from analyzer.zoo.command_option import model_errors, read_recipe
 from .diffusion_profile import DiffusionPart, DiffusionProfile
 from .pipeline import Component, Pipeline, read_pipeline
 
-_JOULES_OF_KWH = 3.6e6
 _FASTER = 1e4  # than the device: its kernels then end before the host has launched the next one
 _ATTENTION = "aten._scaled_dot_product_"
 #: Of an element of a block's output, which joins those before it in float32: ring_flash_attn/utils.py (out - sigmoid(
@@ -212,7 +211,7 @@ def _add_power(found: DiffusionProfile, device: DeviceSpec, carbon: float | None
     joules, ends = watts * found.gpus * found.seconds / found.batch_size, found.seconds_range or (found.seconds,) * 2
     return replace(found, watts=watts * found.gpus, joules=joules,
                    joules_range=joules_range(joules, constants, (found.seconds, *ends)),
-                   grams=None if carbon is None else joules / _JOULES_OF_KWH * carbon)
+                   grams=None if carbon is None else joules / JOULES_OF_KWH * carbon)
 
 
 #: Options of `analyzer generate` that pipelines do not have.

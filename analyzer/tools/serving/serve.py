@@ -8,7 +8,7 @@ from torch import nn
 from analyzer.errors import InputError, UnknownSpeedError
 from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of, find_cluster, find_device
 from analyzer.hardware.kernel_time.estimate import find_constants
-from analyzer.hardware.power import joules_range, watts_of
+from analyzer.hardware.power import JOULES_OF_KWH, joules_range, watts_of
 from analyzer.tools.generation.stored_cache import BLOCK_SIZE
 
 from .deployment import CACHE_BYTES, ENGINES, WEIGHT_FORMATS, Deployment, Layout
@@ -17,8 +17,6 @@ from .read_model import read_served_model
 from .served_model import RULES, ServedModel
 from .served_profile import PassPart, PassRow, Seconds, ServedProfile
 from .simulation import Timeline, Traffic, simulate
-
-_JOULES_OF_KWH = 3.6e6
 
 
 def make_deployment(model: ServedModel, *, device: str | DeviceSpec = "h200", cluster: str | ClusterSpec | None = None,
@@ -95,7 +93,7 @@ def _describe(deployment: Deployment, timer: PassTimer, traffic: Traffic, line: 
         most_sequences=deployment.most_sequences(whole), watts=watts, joules_per_token=joules,
         joules_range=None if joules is None else joules_range(
             joules, find_constants("power", deployment.device), (each.mean, each.low, each.high)),
-        grams_per_million=None if joules is None or carbon is None else 1e6 * joules / _JOULES_OF_KWH * carbon,
+        grams_per_million=None if joules is None or carbon is None else 1e6 * joules / JOULES_OF_KWH * carbon,
         dollars_per_million=None if price is None or not throughput else (
             1e6 / throughput * layout.gpus * price / 3600),
         rules=RULES, assumptions=tuple(_list_assumptions(deployment, traffic)))
