@@ -1,6 +1,6 @@
 """Compiled training steps beside those that were measured on an H200: ``python -m benchmarks.compiled_measured``
 writes into docs/accuracy.md; with names, as ``gpt2/compile``, those cases alone are printed. The eager steps of the
-same models stand with them.
+same models stand with them, and watts and joules of the steps whose energy was measured.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from analyzer.record.log import Log
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 from benchmarks import titan
 from benchmarks.page import describe_run, is_named, keep, map_apart, markdown, parse_parts, percent, publish
-from benchmarks.truth_table import read_runs
+from benchmarks.truth_table import read_runs, read_truth
 
 DEVICE = "h200"
 MIB = 2**20
@@ -227,6 +227,8 @@ class Result(NamedTuple):
     row: Row
     figures: dict[str, tuple[float, float]]  #: predicted and measured
     seconds: float                           #: of the profile itself
+    energy: dict[str, tuple[float, float]]   #: as ``figures``, of a step among others; empty where not measured
+    joules_range: tuple[float, float]        #: of `Profile.energy`
 
 
 def predict(row: Row, logs: list[Log]) -> Profile:
@@ -266,7 +268,19 @@ def judge(row: Row) -> Result:
         "kernel ms": (None if p.kernel_seconds is None else p.kernel_seconds * 1e3, row.kernel_ms),
         "step ms": (None if p.step_seconds is None else p.step_seconds * 1e3, row.step_ms)}
     return Result(row, {name: (math.nan if predicted is None else predicted, measured)
-                        for name, (predicted, measured) in figures.items()}, seconds)
+                        for name, (predicted, measured) in figures.items()}, seconds, *compare_energy(row, p))
+
+
+def compare_energy(row: Row, p: Profile) -> tuple[dict[str, tuple[float, float]], tuple[float, float]]:
+    """Watts, joules and seconds of a step beside those of ``truth/energy.json``, and the range of its joules."""
+    energy = p.energy
+    assert energy is not None and energy.joules_range is not None and p.step_seconds is not None
+    measured = {case: (seconds, watts) for case, seconds, watts, *_ in read_truth("energy")["rows"]}
+    if row.id not in measured:
+        return {}, energy.joules_range
+    seconds, watts = measured[row.id]
+    return {"watts": (energy.watts, watts), "joules a step": (energy.joules, watts * seconds),
+            "step ms": (p.step_seconds * 1e3, seconds * 1e3)}, energy.joules_range
 
 
 def section(results: list[Result], seconds: float) -> str:
@@ -295,12 +309,36 @@ def summarize(results: list[Result]) -> list[list[str]]:
     return rows
 
 
+def energy_section(results: list[Result], seconds: float) -> str:
+    """Predicted, measured and error of watts, joules and seconds, a row a step, and how many joules are in their range.
+    """
+    measured = [result for result in results if result.energy]
+    if not measured:
+        return "No energy was measured of these steps."
+    names = list(measured[0].energy)
+    cells, rows = [[result.row.id] for result in measured], []
+    for name in names:
+        pairs, digits = [result.energy[name] for result in measured], 0 if name == "watts" else 2
+        errors = [predicted / true - 1 for predicted, true in pairs]
+        for cell, (predicted, true), error in zip(cells, pairs, errors, strict=True):
+            cell.append(f"{predicted:,.{digits}f} / {true:,.{digits}f} {percent(error, signed=True)}")
+        rows.append([name, percent(median(map(abs, errors))), percent(max(map(abs, errors))),
+                     percent(median(errors), signed=True)])
+    inside = sum(result.joules_range[0] <= result.energy["joules a step"][1] <= result.joules_range[1]
+                 for result in measured)
+    return (f"{describe_run(seconds)}; predicted / measured.\n\n" + markdown(["step", *names], cells)
+            + "\n\n" + markdown([f"of {len(measured)} steps", "median error", "worst", "median with its sign"], rows)
+            + f"\n\nMeasured joules are in the range that the profile tells in {inside} of {len(measured)} steps.")
+
+
 def main() -> int:
     options = parse_parts(__doc__)
     began = time.perf_counter()
     rows = [row for row in read_runs("compiled", Row) if is_named(row.id, options.parts)]
     results = map_apart(judge, rows, options.processes, tasks=1)
-    publish("accuracy.md", {"compiled_measured": section(results, time.perf_counter() - began)}, not options.parts)
+    took = time.perf_counter() - began
+    publish("accuracy.md", {"compiled_measured": section(results, took), "compiled_measured energy": energy_section(
+        results, took)}, not options.parts)
     return 0
 
 
