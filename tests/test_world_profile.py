@@ -117,8 +117,8 @@ def test_what_builds_no_model_is_refused_as_outside_a_world(model, told):
 @pytest.mark.parametrize(("size", "cluster", "is_told"), [
     (16, None, True), (8, None, False), (16, "dgx_h100", False), (16, "h100,fabric=50e9", False),
     (16, "h100,devices_per_host=4", True)])
-def test_a_network_that_nobody_gave_is_told_and_widens_the_range(size: int, cluster: str | None,
-                                                                 is_told: bool) -> None:
+def test_a_network_that_was_not_given_is_told_and_widens_the_range(size: int, cluster: str | None,
+                                                                   is_told: bool) -> None:
     def build() -> nn.Module:
         return nn.parallel.DistributedDataParallel(nn.Linear(8192, 8192, bias=False).cuda())
 
@@ -127,12 +127,12 @@ def test_a_network_that_nobody_gave_is_told_and_widens_the_range(size: int, clus
             return profile(build, (torch.rand(64, 8192, device="cuda"), ), optimizer="sgd", device="h100")
 
     p = run(cluster)
-    said = [line for line in p.assumptions if line.startswith("nobody gave ")]
-    assert bool(said) == is_told and ("nobody gave" in p.report("brief")) == is_told
+    said = [line for line in p.assumptions if line.startswith("not given: ")]
+    assert bool(said) == is_told and ("not given: " in p.report("brief")) == is_told
     if is_told and cluster is None:
         half = run("h100,fabric=25e9")
         assert said == [
-            "nobody gave the network between hosts: 50.00 GB/s of a device is assumed: 400 Gb/s, as in DGX H100; a "
+            "not given: the network between hosts; 50.00 GB/s of a device is assumed: 400 Gb/s, as in DGX H100; a "
             f"step takes {format_seconds(p.step_seconds)} with it and {format_seconds(half.step_seconds)} with half of "
             "it; give yours: --cluster h100_sxm,fabric=50e9, world(cluster='h100_sxm,fabric=50e9')"]
         same = run("h100,fabric=50e9")

@@ -26,7 +26,7 @@ def range_at_paces(seconds: float, host_spread: float, compute: ErrorSum, commun
     """Low and high of a step of ``seconds``, as ``run`` tells at a pace: nine in ten measured steps lie between.
     Host, kernels that compute and those that communicate are off each on its own: the step is run with each at both
     ends of its range, so what hides behind something else does no harm, and what comes to the fore does. A network that
-    nobody gave may have half its bandwidth or twice, by which the usual ones of one generation differ (`on_network`).
+    is assumed may have half its bandwidth or twice, by which the usual ones of one generation differ (`on_network`).
     One rank of ``ranks`` may be slower than all others, which wait for it: `SLOWEST_RANK`.
     """
     spreads = {"host": host_spread, "compute": compute.spread, "communication": communication.spread}
@@ -52,13 +52,13 @@ OVERLAP = ("seconds on several streams: communication runs beside computation, w
            "same links")
 
 
-#: How an assumption begins that is a figure which a step depends on, and which nobody gave.
-NOT_GIVEN = "nobody gave "
+#: How an assumption begins that is a figure which a step depends on, and which was not given.
+NOT_GIVEN = "not given: "
 
 
 def find_assumed_network(log: Log, device: DeviceSpec) -> ClusterSpec | None:
-    """The usual hosts of a device, where ranks of a job on several of them send each other something and nobody said
-    what joins them.
+    """The usual hosts of a device, where ranks of a job on several of them send each other something and it was not
+    said what joins them.
     """
     world = log.world
     if world is None or world.cluster is not None and not is_assumed(world.cluster):
@@ -72,7 +72,7 @@ def find_assumed_network(log: Log, device: DeviceSpec) -> ClusterSpec | None:
 
 
 def is_assumed(cluster: ClusterSpec) -> bool:
-    """Whether the network between hosts is what hosts of the device usually have, and nobody's figure."""
+    """Whether the network between hosts is what hosts of the device usually have, and was not given."""
     return cluster.fabric is not None and cluster.fabric.sources.get("bandwidth", "").startswith("assumed")
 
 
@@ -172,7 +172,7 @@ class _Latency:
         assert cluster.fabric is not None
         known = None if self.log.world is None else self.log.world.cluster
         name = f"{(known or self.timer.device).name},fabric={cluster.fabric.bandwidth / 1e9:g}e9"
-        return (f"{NOT_GIVEN}the network between hosts: {format_rate(cluster.fabric.bandwidth)} of a device is "
+        return (f"{NOT_GIVEN}the network between hosts; {format_rate(cluster.fabric.bandwidth)} of a device is "
                 f"{cluster.fabric.sources['bandwidth']}; a step takes {format_seconds(seconds)} with it and "
                 f"{format_seconds(at_half)} with half of it; give yours: --cluster {name}, world(cluster={name!r})")
 

@@ -125,8 +125,9 @@ def collective_time(kind: str, nbytes: int, ranks: int, cluster: ClusterSpec, *,
     one of `COLLECTIVE_KINDS`, ``nbytes`` its whole buffer: the gathered output of an all-gather or gather, the
     unscattered input of a reduce-scatter, all-to-all or scatter, the reduced or sent buffer of the others.
     ``ranks_per_host``: how many ranks of the group share a host; by default as many as fit. ``dtype`` is a torch dtype
-    or its name: switches add up no 8-bit numbers. All ranks come at once. Where nobody said that more than two cards
-    reach each other over PCI Express, the spread holds that they do not. Raises InputError for values that cannot be.
+    or its name: switches add up no 8-bit numbers. All ranks come at once. Where it is not told that more than two
+    cards reach each other over PCI Express, the spread holds that they do not. Raises InputError for values that cannot
+    be.
     """
     _check(kind, nbytes, ranks, cluster, ranks_per_host)
     if ranks == 1 or nbytes == 0 and kind != "barrier":
@@ -147,8 +148,8 @@ def collective_time(kind: str, nbytes: int, ranks: int, cluster: ClusterSpec, *,
 
 
 def _peers_are_assumed(cluster: ClusterSpec) -> bool:
-    """Whether nobody said that cards reach each other over their bus. Two mostly do; of more, some machines' do, and
-    on others all go through the host's memory: of the L40S that were measured, two did and four did not.
+    """Whether it is not told that cards reach each other over their bus. Two mostly do; of more, some machines' do,
+    and on others all go through the host's memory: of the L40S that were measured, two did and four did not.
     """
     return cluster.host_link is not None and "has_peer_access" not in cluster.host_link.sources
 

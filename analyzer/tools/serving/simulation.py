@@ -91,7 +91,7 @@ class _Request:
     order: int = field(default=0)
 
 
-_MOST_STEPS = 64  # passes that are taken to be alike while nobody comes or goes
+_MOST_STEPS = 64  # passes that are taken to be alike while no request comes or goes
 _SEED = 17
 _ENOUGH = 16      # requests that tell how long those take that are answered
 
@@ -222,7 +222,7 @@ class Scheduler:
         self._make_room()
 
     def _admit(self) -> list[Chunk]:
-        """Chunks of the next pass: those under way first, then whoever waits and has room."""
+        """Chunks of the next pass: those under way first, then those that wait and have room."""
         budget = self.engine.chunk - len(self.running)
         chunks: list[Chunk] = []
         for request in self.reading:
