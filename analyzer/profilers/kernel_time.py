@@ -133,7 +133,7 @@ def find_share(signature: Signature, kind: str, turn: Hashable, device: DeviceSp
     """
     if turn is None or kind in (TO_HOST, FROM_HOST) or device.multiprocessors is None:
         return 0.0
-    if kind == COMMUNICATION:
+    if kind == COMMUNICATION:  # of small devices at most half, which is in no source
         return min(0.5, CHANNELS.get(str(turn), 0) / device.multiprocessors)
     is_product = signature.op.__name__.partition(".")[0] in _PRODUCTS
     return DEALT if is_product and (device.compute_capability or (0, 0))[0] == 9 and device.vendor == "NVIDIA" else 1.0

@@ -79,6 +79,8 @@ class _Stream:
 
 #: What a kernel holds that starts a block on each multiprocessor and deals out its work to them beforehand.
 DEALT = 2.0
+#: The most that collectives hold together. In no source: it is reached where they would leave other kernels nothing.
+_MOST_HELD = 0.9
 
 
 class StreamClock:
@@ -169,11 +171,12 @@ class StreamClock:
                 changes += [(begin, head.holds), (begin + head.length, -head.holds)]
         held, now, left = sum(share for _, share in self._holding), start, float(length)
         for time, change in sorted(changes):
-            if (time - now) * (1 - held) >= left:
+            free = 1 - min(held, _MOST_HELD)
+            if (time - now) * free >= left:
                 break
-            left -= (time - now) * (1 - held)
+            left -= (time - now) * free
             now, held = time, held + change
-        return now + round(left / (1 - held)) - start - length
+        return now + round(left / (1 - min(held, _MOST_HELD))) - start - length
 
     def _pass_moments(self) -> None:
         while any([stream.pass_moments() for stream in self._streams.values()]):

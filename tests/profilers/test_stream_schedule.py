@@ -284,6 +284,8 @@ def test_an_event_is_what_its_stream_waited_for_too() -> None:
     ([(1, 40, "links", 0.2), (0, 100, "all", 1)], [(0, 40), (0, 108)]),
     # a second collective begins when the first ends, at 40: 32 done, then 68 on half of the device
     ([(1, 40, "links", 0.2), (1, 500, "links", 0.5), (0, 100, "all", 1)], [(0, 40), (40, 540), (0, 176)]),
+    # collectives over several kinds of links that would hold all of it leave a tenth
+    ([(1, 5000, "links", 0.5), (2, 5000, "network", 0.5), (0, 100, "all", 1)], [(0, 5000), (0, 5000), (0, 1000)]),
     # dealt out, blocks that find no room run after the others, or when the collective is done; not beside a later one
     ([(1, 500, "links", 0.2), (0, 100, "all", DEALT)], [(0, 500), (0, 200)]),
     ([(1, 40, "links", 0.2), (0, 100, "all", DEALT)], [(0, 40), (0, 140)]),
