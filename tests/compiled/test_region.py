@@ -433,6 +433,14 @@ def test_a_function_that_was_compiled_before_the_garbage_collector_froze_all_obj
         gc.unfreeze()
 
 
+def test_a_function_that_is_compiled_twice_keeps_the_settings_of_each():
+    def apply(x, weight):
+        return F.gelu(x @ weight)
+    first, second = torch.compile(apply), torch.compile(apply, backend="eager")  # which is no compiled call
+    p = profile(Around(lambda x, weight: second(first(x, weight), weight)), X, device="h100")
+    assert [row.calls for row in p.compiled] == [1]
+
+
 def test_a_step_compiled_whole_breaks_at_its_backward_pass():
     def step(model, optimizer, x):
         model(x).backward()

@@ -11,6 +11,7 @@ import gc
 import inspect
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,6 +23,7 @@ import torch._compile
 
 from analyzer.meta.source_line import is_called_by_user
 from analyzer.meta.state import MetaState, active_state, current
+from analyzer.output import hold_over_forks
 
 from .replacement import Undo, answer, replace, supply
 
@@ -91,25 +93,36 @@ def _redirect(frame: Any) -> None:
     is_disabled = frame.f_code.co_name == "_fn"
     if is_disabled and (getattr(function, "__module__", None) or "").startswith("torch."):  # torch's own
         return
-    for wrapper in _find_functions(frame.f_code):
-        if getattr(wrapper, "_torchdynamo_orig_callable", None) is function and wrapper.__code__ is frame.f_code:
-            cell = wrapper.__closure__[frame.f_code.co_freevars.index("fn")]
-            _compiled.append(partial(setattr, cell, "cell_contents", function))
-            settings = compiler_settings(frame.f_locals["self"])
-            cell.cell_contents = _DisabledCall(function) if settings is None else _CompiledCall(function, settings)
+    context = frame.f_locals["self"]
+    settings = compiler_settings(context)
+    for wrapper in _find_functions(frame.f_code, function, context):
+        cell = wrapper.__closure__[frame.f_code.co_freevars.index("fn")]
+        _compiled.append(partial(setattr, cell, "cell_contents", function))
+        cell.cell_contents = _DisabledCall(function) if settings is None else _CompiledCall(function, settings)
 
 
-def _find_functions(code: Any) -> list[Any]:
-    """The functions that have this code, which a frame does not tell. Objects from before ``gc.freeze()`` are among
-    those that are searched, and are frozen again.
+_searching = threading.RLock()  #: a thread that searches finds what another one has unfrozen
+hold_over_forks(_searching)
+
+
+def _find_functions(code: Any, function: Any, context: Any) -> list[Any]:
+    """What Dynamo's ``context`` made of ``function``, which a frame of this code does not tell. Where it is among the
+    objects from before ``gc.freeze()``, all are searched, and are frozen again with those that came since.
     """
-    if not gc.get_freeze_count():
-        return gc.get_referrers(code)
-    gc.unfreeze()
-    try:
-        return gc.get_referrers(code)
-    finally:
-        gc.freeze()
+    def search() -> list[Any]:
+        return [found for found in gc.get_referrers(code)
+                if getattr(found, "_torchdynamo_orig_callable", None) is function and found.__code__ is code
+                and found.__closure__[code.co_freevars.index("self")].cell_contents is context]
+
+    with _searching:
+        wrappers = search()
+        if not wrappers and gc.get_freeze_count():
+            gc.unfreeze()
+            try:
+                wrappers = search()
+            finally:
+                gc.freeze()
+    return wrappers
 
 
 def compiler_settings(context: Any) -> dict[str, Any] | None:
