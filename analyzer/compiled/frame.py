@@ -105,7 +105,10 @@ class Frames:
         if isinstance(frame.f_trace, Root):
             return frame.f_trace
         if frame.f_trace is not None:
-            return self._beside.setdefault(id(frame), Root(frame.f_code))
+            found = self._beside.get(id(frame))
+            if found is None or found.code is not frame.f_code or frame.f_lasti < found.begin:  # of one that is gone
+                found = self._beside[id(frame)] = Root(frame.f_code)
+            return found
         root = Root(frame.f_code)
         frame.f_trace = root
         return root

@@ -76,9 +76,11 @@ class MetaDispatchMode(DirectDispatchMode):
         if device is not None and "device" in kwargs:
             kwargs = {**kwargs, "device": device}
             state.pending_device = None
-        run = partial(kind.__torch_dispatch__, func, types, args, kwargs)
         try:
-            return run() if state.graph is None else state.graph.call_around(func, args, kwargs, run)
+            if state.graph is None:
+                return kind.__torch_dispatch__(func, types, args, kwargs)
+            run = partial(kind.__torch_dispatch__, func, types, args, kwargs)
+            return state.graph.call_around(func, args, kwargs, run)
         finally:
             state.pending_device = device
 
