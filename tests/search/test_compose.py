@@ -10,17 +10,8 @@ from analyzer import ProfileOptions
 from analyzer.hardware import find_cluster
 from analyzer.parallel import RankTable, profile_ranks
 from analyzer.parallel.pipeline_schedule import place_stages
-from analyzer.tools.search.compose import (
-    ModelSizes,
-    Step,
-    compose,
-    find_actions,
-    least_bytes,
-    least_seconds,
-    list_bare,
-    list_parts,
-    list_probes,
-)
+from analyzer.tools.search.bound import least_bytes, least_seconds, list_bare
+from analyzer.tools.search.compose import ModelSizes, Step, compose, find_actions, list_parts, list_probes
 from analyzer.tools.search.layout import Layout
 from analyzer.tools.search.probe import Figures, Probe, ProbeJob, Subject, find_template, run_probe
 from analyzer.tools.search.rank import RankJob

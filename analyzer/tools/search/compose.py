@@ -1,4 +1,4 @@
-"""Steps of layouts, composed from the figures of probes: bounds from bare ones, and the step itself.
+"""Steps of layouts, composed from the figures of probes.
 
 Everything adds up. A rank's peak is what a shorter pipeline's rank has, and for each further block, micro-batch in
 flight and buffer to receive into what one more of each added there. So are the seconds of its passes.
@@ -9,22 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from analyzer.hardware.cluster_spec import ClusterSpec
-from analyzer.hardware.kernel_time.collective import collective_time
 from analyzer.parallel.pipeline_schedule import ActionLists, list_actions, place_stages
 from analyzer.parallel.pipeline_timeline import PipelineTimeline, join_timeline
 from analyzer.parallel.rank_row import StageCost
 
 from .layout import Layout
-from .probe import LONG, SHORT, Figures, Probe, bare_probe
+from .probe import LONG, SHORT, Figures, Probe
 from .stage import Part
 
-#: schedules whose ranks hold a stage from each end
-BACKWARDS = ("ZBVZeroBubble", )
-_ADAM = ("adam", "adamw", "adamw_fused")
 #: a rank's blocks of which more are added up from these many and one more
 FEW = 1
-_FLOAT, _HALF, _INT = 4, 2, 8
+HALF, _INT = 2, 8  # bytes of a bfloat16 element, and of a token
 _BLOCK = 512  # bytes of the allocator's smallest block
 
 
@@ -117,6 +112,11 @@ def find_actions(layout: tuple[str, int, int, int]) -> ActionLists:
     return list_actions(schedule, ranks, micro_batches, chunks)
 
 
+def timed_actions(layout: Layout) -> ActionLists:
+    """What the ranks of a layout do; of a long step, what they do with as many micro-batches as are timed."""
+    return find_actions((layout.schedule, layout.pipeline, min(layout.micro_batches, _most(layout)), layout.virtual))
+
+
 def most_in_flight(lists: ActionLists, saved: Mapping[int, float] | None = None) -> list[float]:
     """Of each rank the most that its micro-batches in flight hold, of each stage what is ``saved`` of one there;
     without that, how many they are.
@@ -136,18 +136,6 @@ def most_in_flight(lists: ActionLists, saved: Mapping[int, float] | None = None)
 
 
 # Probes of a layout, by what they are for.
-
-def list_bare(layout: Layout, sizes: ModelSizes) -> dict[str, Probe]:
-    """The bare probes from which a layout's bounds follow."""
-    if not sizes.blocks:
-        return {"whole": bare_probe(layout, Part(0))}
-    if not sizes.has_ends:
-        return {"one": bare_probe(layout, Part(1)), "two": bare_probe(layout, Part(2))}
-    plain = replace(layout, checkpointing="none")  # the ends have no part in it
-    return {"one": bare_probe(layout, Part(1, False, False)), "two": bare_probe(layout, Part(2, False, False)),
-            "plain": bare_probe(plain, Part(1, False, False)), "first": bare_probe(plain, Part(1, True, False)),
-            "last": bare_probe(plain, Part(1, False, True))}
-
 
 def list_probes(layout: Layout, sizes: ModelSizes) -> dict[tuple[str, int, int], Probe]:
     """The probes from which a layout's step is composed: by kind of rank, its blocks, and ranks of the pipeline."""
@@ -171,7 +159,7 @@ def list_probes(layout: Layout, sizes: ModelSizes) -> dict[tuple[str, int, int],
 def hidden_bytes(layout: Layout, sizes: ModelSizes) -> int:
     """What a stage sends of one micro-batch."""
     tokens = sizes.sequence // layout.context // (layout.tensor if layout.sequence_parallel else 1)
-    return _round(layout.micro_batch * tokens * sizes.width * _HALF)
+    return _round(layout.micro_batch * tokens * sizes.width * HALF)
 
 
 def token_bytes(layout: Layout, sizes: ModelSizes) -> int:
@@ -180,97 +168,6 @@ def token_bytes(layout: Layout, sizes: ModelSizes) -> int:
 
 def _round(nbytes: int) -> int:
     return -(-nbytes // _BLOCK) * _BLOCK
-
-
-# Bounds: what no step of the layout can be below.
-
-def least_state_bytes(layout: Layout, sizes: ModelSizes, part: Part) -> tuple[float, float]:
-    """Bytes of parameters and states that a rank holds of a part, and of its gradients, all on the device."""
-    if layout.offload:
-        return 0.0, 0.0
-    held = sizes.held(part, layout.tensor)
-    size = _FLOAT if layout.precision == "mixed" else _HALF
-    states: float = 2 * size if layout.optimizer in _ADAM else 0
-    if layout.sharding.startswith("fsdp"):
-        held /= layout.shard * layout.context
-    return held * (size + states), held * size
-
-
-def least_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures] | None) -> float:
-    """Bytes that the fullest rank needs at least: its states, and gradients or, where bare probes are known, what its
-    micro-batches in flight save, with what the head and the loss take beside that.
-    """
-    parts = list_parts(layout, sizes.blocks)
-    flying = most_in_flight(find_actions((layout.schedule, layout.pipeline, min(layout.micro_batches, _most(layout)),
-                                          layout.virtual))) if layout.pipeline > 1 else [1.0]
-    most = 0.0
-    for rank in range(layout.pipeline):
-        # zigzag schedules place the second half backwards
-        held = parts[rank::layout.pipeline] if layout.schedule not in BACKWARDS else [parts[rank], parts[-rank - 1]]
-        states, gradients = (sum(values) for values in zip(*[least_state_bytes(layout, sizes, p) for p in held]))
-        saved = 0.0
-        if bare is not None and "two" in bare:
-            block = max(0.0, _grow(bare, "kept_bytes") - _grow(bare, "param_bytes"))
-            saved = flying[rank] * min(part.blocks for part in held) * block
-            if held[-1].last or held[0].last:
-                saved += _least_head_bytes(layout, sizes, bare)
-            if layout.sharding == "fsdp_kept":
-                saved += sum(sizes.held(part, layout.tensor) for part in held) * _HALF
-        most = max(most, states + max(gradients, saved))
-    return most
-
-
-def _least_head_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures]) -> float:
-    """What the head and the loss need beside a block, their parameters and the gradients of these."""
-    head = 2 * sizes.held(Part(0, not sizes.has_ends, True), layout.tensor) * _HALF
-    if sizes.has_ends:
-        return max(0.0, bare["last"]["pass_peak_bytes"] - bare["plain"]["kept_bytes"] - head)
-    return max(0.0, bare["one"]["pass_peak_bytes"] - _grow(bare, "kept_bytes") - head)
-
-
-def _grow(bare: Mapping[str, Figures], name: str) -> float:
-    return bare["two"].get(name, 0.0) - bare["one"].get(name, 0.0)
-
-
-def least_seconds(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures], cluster: ClusterSpec) -> float:
-    """Seconds that a step takes at least: each rank computes all its micro-batches, and in a pipeline waits for the
-    first one to come and the last one to go back.
-    """
-    if "two" not in bare:
-        return layout.micro_batches * bare["whole"]["step_seconds"] if "whole" in bare else 0.0
-    block = max(0.0, _grow(bare, "step_seconds"))
-    first, last = max(0.0, bare["one"]["step_seconds"] - block), 0.0
-    if sizes.has_ends:
-        first, last = (max(0.0, bare[end]["step_seconds"] - bare["plain"]["step_seconds"]) for end in ("first", "last"))
-    if layout.pipeline == 1:
-        computes = layout.micro_batches * (sizes.blocks * block + first + last)
-        return max(computes, _least_comm_seconds(layout, sizes, cluster))
-    parts = list_parts(layout, sizes.blocks)
-    costs = [part.blocks * block + part.first * first + part.last * last for part in parts]
-    ranks = [sum(costs[rank::layout.pipeline]) for rank in range(layout.pipeline)]
-    if layout.schedule in BACKWARDS:
-        ranks = [costs[rank] + costs[-rank - 1] for rank in range(layout.pipeline)]
-    if layout.schedule in ("1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS"):
-        fills = [sum(costs[:rank]) for rank in range(layout.pipeline)]  # of the first stage of each rank
-    else:
-        share = max(0.0, bare["two"]["forward_seconds"] - bare["one"]["forward_seconds"])
-        fills = [sum(part.blocks for part in parts[:rank]) * share for rank in range(layout.pipeline)]
-    return max(layout.micro_batches * cost + fill for cost, fill in zip(ranks, fills))
-
-
-def _least_comm_seconds(layout: Layout, sizes: ModelSizes, cluster: ClusterSpec) -> float:
-    """Seconds of gathering and reducing the blocks of a sharded model, which take turns on the links."""
-    if not layout.sharding.startswith("fsdp"):
-        return 0.0
-    ranks, held = layout.shard * layout.context, int(sizes.held(Part(1, False, False), layout.tensor))
-    per_host = max(1, min(ranks, cluster.devices_per_host // layout.tensor))
-    total = 0.0
-    for kind, size, number in (
-            ("all_gather", _HALF, sizes.blocks * (layout.micro_batches if layout.sharding == "fsdp" else 1)),
-            ("reduce_scatter", _FLOAT if layout.precision == "mixed" else _HALF, sizes.blocks * layout.micro_batches)):
-        time = collective_time(kind, held * size, ranks, cluster, ranks_per_host=per_host)
-        total += 0.0 if time is None else number * time.seconds
-    return total
 
 
 # The step.
@@ -388,7 +285,7 @@ def _compose_pipeline(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[st
     kinds = ["first" if part.first else "last" if part.last else "middle" for part in parts]
     costs = [adder.cost(kind, part) for kind, part in zip(kinds, parts)]
     timeline, seconds, known_range = _time(layout, costs)
-    lists = find_actions((layout.schedule, layout.pipeline, min(layout.micro_batches, _most(layout)), layout.virtual))
+    lists = timed_actions(layout)
     placed = place_stages(lists)
     saved = {stage: adder.saved(kind, part) for stage, (kind, part) in enumerate(zip(kinds, parts))}
     in_flight, in_use = most_in_flight(lists), most_in_flight(lists, saved)

@@ -20,7 +20,8 @@ from analyzer.results.build import package_version
 from analyzer.tools.sweep.run import run_in_executor, start_worker
 from analyzer.zoo.target import Target
 
-from .compose import ModelSizes, Step, compose, least_bytes, least_seconds, list_bare, list_parts, list_probes
+from .bound import least_bytes, least_seconds, list_bare
+from .compose import ModelSizes, Step, compose, list_parts, list_probes
 from .layout import Layout, Question, Space, list_layouts
 from .probe import Figures, Journal, Probe, ProbeJob, Subject, find_template, run_probe, torch_versions
 from .result import Change, SearchResult
