@@ -9,6 +9,7 @@ from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import current
+from analyzer.parallel import world
 
 MIB = 2**20
 
@@ -41,6 +42,13 @@ def test_where_the_first_step_ends(capacity_mib, operator, phase, step, node, mo
     assert short.short_bytes == short_mib * MIB
     assert short.capacity_bytes == capacity_mib * MIB
     assert short.reserved_bytes + short.requested_bytes - short.short_bytes <= short.capacity_bytes
+
+
+def test_a_rank_ends_where_its_memory_does():
+    with world(2, 0, cluster="dgx_h100"):
+        short = run(143, device="h100_sxm").out_of_memory
+    assert (short.operator, short.phase, short.step, short.module_path) == ("aten.sigmoid.default", "forward", 0, "0.1")
+    assert short.short_bytes == MIB  # as of a model outside of a world
 
 
 def test_what_is_not_finished_is_unknown():

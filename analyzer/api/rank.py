@@ -195,6 +195,9 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
         before = ModuleShape.of(module) if session.mode == "infer" else None  # FSDP2 keeps the root gathered then
     recorder = Recorder(mode, module, device, is_leaf, find_leaf_impl)
     run = Run(session, recorder, module)
+    # where memory runs out, which ends the recording early, nothing of it is replayed
+    replay = ReplayReport((ReplayInfo("", "step", type(module).__name__, False, reason or STEPS_RUN),))
+    whole: tuple[Log, AddressSpace] | None = None
     names = argument_names(module, args, dict(kwargs), session.step)
     with run.recording():
         run_args, run_kwargs = run.fake_inputs(args, kwargs, device)
