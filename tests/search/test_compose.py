@@ -20,7 +20,7 @@ from analyzer.zoo.input_spec import InputSpec
 from analyzer.zoo.llama import Llama, LlamaConfig
 from analyzer.zoo.target import Target
 
-CONFIG = LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4,
+CONFIG = LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=5, num_attention_heads=4,
                      num_key_value_heads=2, tie_word_embeddings=False)
 SUBJECT = Subject(Target("small", lambda: Llama(CONFIG), (InputSpec("input_ids", torch.int64, (1, 64)), )),
                   find_cluster("dgx_h100"), 64)
@@ -45,17 +45,16 @@ def step_of(layout: Layout) -> Step:
 
 def profile_directly(layout: Layout) -> RankTable:
     """Every kind of rank of a layout as torch's own wrappers and schedules run it, all blocks and micro-batches."""
-    parts = list_parts(layout, 6)
+    parts = list_parts(layout, CONFIG.num_hidden_layers)
     placed = {0: 0}
     if layout.pipeline > 1:
-        placed = place_stages(find_actions((layout.schedule, layout.pipeline, layout.micro_batches, layout.virtual)))
+        placed = place_stages(find_actions(layout.schedule, layout.pipeline, layout.micro_batches, layout.virtual))
     jobs: list[RankJob] = []
 
     def build() -> torch.nn.Module:
         rank = distributed.get_rank()
         own = [stage for stage in sorted(placed) if placed[stage] == rank // (layout.devices // layout.pipeline)]
-        jobs.append(RankJob(find_template(SUBJECT), layout, [parts[stage] for stage in own], own, rank,
-                            layout.micro_batches, 64))
+        jobs.append(RankJob(find_template(SUBJECT), layout, [parts[stage] for stage in own], own, 64))
         return jobs[-1].build()
 
     def inputs() -> tuple[torch.Tensor]:

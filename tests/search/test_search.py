@@ -1,6 +1,7 @@
 """The search: who profiles changes nothing, an interruption neither; what the result says and writes."""
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ OPTIONS = {"global_batch": 8, "sequence": 64, "count": 2, "advice": False, "tens
 
 
 def small() -> Llama:
-    return Llama(LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
+    return Llama(LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
                              num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False))
 
 
@@ -58,6 +59,17 @@ def test_no_layout_takes_the_batch() -> None:
         search(small, "4xh100", **{**OPTIONS, "global_batch": 7, "tensor": 1, "pipeline": 1})
 
 
+@pytest.mark.parametrize(("asked", "said"), [
+    ({"global_batch": 0}, "search(global_batch=0): must be a whole number of at least 1"),
+    ({"sequence": -1}, "search(sequence=-1): must be a whole number of at least 1"),
+    ({"tokens": -5.0}, "search(tokens=-5.0): must be a positive number"),
+    ({"price": 0}, "search(price=0): must be a positive number")])
+def test_what_cannot_be_asked(asked: dict[str, float], said: str) -> None:
+    with pytest.raises(InputError) as error:
+        search(small, "4xh100", **{**OPTIONS, **asked})
+    assert str(error.value) == said
+
+
 def test_what_a_result_says(found: SearchResult) -> None:
     best = found.best
     seconds = best.step_seconds
@@ -68,6 +80,8 @@ def test_what_a_result_says(found: SearchResult) -> None:
     lines = str(found).splitlines()
     assert lines[0] == "small on 4 h100_sxm: steps of 8 samples of 64 tokens"
     assert f"best: {best.layout}" in lines and max(map(len, lines)) <= 120
+    assert "fsdp_kept 4, 2 x 1" in found.table()  # 8 samples of 4 ranks
+    assert lines.count("N x M in a layout: of each rank N micro-batches a step, of M samples each") == 1
 
 
 def test_files_for_other_programs(found: SearchResult) -> None:
@@ -78,9 +92,12 @@ def test_files_for_other_programs(found: SearchResult) -> None:
     assert json.loads(export(found, "deepspeed", step=step))["zero_optimization"]["stage"] == 2
     assert "--micro-batch-size 1 \\\n--global-batch-size 8 \\\n" in export(found, "megatron", step=step)
     assert "  fsdp_reshard_after_forward: false\n" in export(found, "accelerate", step=step)
-    pipeline = next((step for step in found.composed if step.layout.pipeline == 2), None)
-    if pipeline is not None:
-        with pytest.raises(InputError, match="deepspeed has them in the model's code; export another layout"):
-            export(found, "deepspeed", step=pipeline)
+    pipeline = next(step for step in found.composed if step.layout.pipeline == 2)
+    with pytest.raises(InputError, match="deepspeed has them in the model's code; export another layout"):
+        export(found, "deepspeed", step=pipeline)
+    other = replace(step, layout=replace(step.layout, optimizer="sgd"))
+    for program in ("torchtitan", "deepspeed"):
+        with pytest.raises(InputError, match=f"{program} is given AdamW alone, this layout has another optimizer"):
+            export(found, program, step=other)
     with pytest.raises(InputError, match="must be of torchtitan, megatron, deepspeed, accelerate"):
         export(found, "nemo")

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from analyzer.memory.allocator_options import MIN_BLOCK_BYTES
 from analyzer.parallel.pipeline_schedule import ActionLists, list_actions, place_stages
 from analyzer.parallel.pipeline_timeline import PipelineTimeline, join_timeline
 from analyzer.parallel.rank_row import StageCost
@@ -20,7 +21,6 @@ from .stage import Part
 #: a rank's blocks of which more are added up from these many and one more
 FEW = 1
 HALF, _INT = 2, 8  # bytes of a bfloat16 element, and of a token
-_BLOCK = 512  # bytes of the allocator's smallest block
 
 
 @dataclass(frozen=True)
@@ -102,19 +102,20 @@ def divide_blocks(blocks: int, stages: int) -> list[int]:
 
 
 def list_parts(layout: Layout, blocks: int) -> list[Part]:
+    """What each stage of the pipeline holds of a model with so many blocks."""
     stages = layout.pipeline * layout.virtual
     return [Part(n, stage == 0, stage == stages - 1) for stage, n in enumerate(divide_blocks(blocks, stages))]
 
 
 @lru_cache(maxsize=64)
-def find_actions(layout: tuple[str, int, int, int]) -> ActionLists:
-    schedule, ranks, micro_batches, chunks = layout
+def find_actions(schedule: str, ranks: int, micro_batches: int, chunks: int) -> ActionLists:
+    """As `list_actions`, kept for other layouts."""
     return list_actions(schedule, ranks, micro_batches, chunks)
 
 
 def timed_actions(layout: Layout) -> ActionLists:
     """What the ranks of a layout do; of a long step, what they do with as many micro-batches as are timed."""
-    return find_actions((layout.schedule, layout.pipeline, min(layout.micro_batches, _most(layout)), layout.virtual))
+    return find_actions(layout.schedule, layout.pipeline, min(layout.micro_batches, _most(layout)), layout.virtual)
 
 
 def most_in_flight(lists: ActionLists, saved: Mapping[int, float] | None = None) -> list[float]:
@@ -163,11 +164,13 @@ def hidden_bytes(layout: Layout, sizes: ModelSizes) -> int:
 
 
 def token_bytes(layout: Layout, sizes: ModelSizes) -> int:
+    """Of the tokens of one micro-batch."""
     return layout.micro_batch * sizes.sequence // layout.context * _INT
 
 
 def _round(nbytes: int) -> int:
-    return -(-nbytes // _BLOCK) * _BLOCK
+    """Bytes of the allocator's block for so many."""
+    return -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
 
 # The step.
@@ -224,7 +227,7 @@ class _Adder:
         """To receive into, one for each micro-batch and way (torch/distributed/pipelining/stage.py,
         `_prepare_forward_infra` and `_create_grad_recv_info`), and the tokens of all of them.
         """
-        kept = part.last * _BLOCK  # the loss of each
+        kept = part.last * MIN_BLOCK_BYTES  # the loss of each
         return ((2 - part.first - part.last) * self.hidden + kept) * micro_batches + _round(self.tokens * micro_batches)
 
     def added(self, kind: str, name: str) -> float:
@@ -324,6 +327,7 @@ def _bounds(adder: _Adder, kinds: Sequence[str], parts: Sequence[Part], timeline
 
 
 def _most(layout: Layout) -> int:
+    """Micro-batches of which the timeline is joined; rounds of further ones are alike."""
     return 4 * layout.pipeline
 
 
@@ -332,7 +336,7 @@ def _time(layout: Layout, costs: Sequence[StageCost]) -> tuple[PipelineTimeline,
     round of as many as there are ranks adds what the last round did, once the pipeline is full.
     """
     def join(micro_batches: int) -> PipelineTimeline:
-        lists = find_actions((layout.schedule, layout.pipeline, micro_batches, layout.virtual))
+        lists = find_actions(layout.schedule, layout.pipeline, micro_batches, layout.virtual)
         return join_timeline(lists, costs)
 
     most = _most(layout)
@@ -350,5 +354,3 @@ def _time(layout: Layout, costs: Sequence[StageCost]) -> tuple[PipelineTimeline,
         low, high = (more(a, b) for a, b in zip(full.step_seconds_range, before.step_seconds_range))
         ends = low, high
     return full, more(full.step_seconds, before.step_seconds), ends
-
-

@@ -13,6 +13,9 @@ from .compose import Step
 from .layout import Layout
 from .result import SearchResult
 
+_ADAMW = ("adamw", "adamw_fused")
+_NO_OTHER = "is given AdamW alone, this layout has another optimizer"
+
 
 def export(found: SearchResult, program: str, path: str | Path | None = None, step: Step | None = None) -> str:
     """A layout of a search, by default the best, as the text of a file that ``program`` takes, also written to
@@ -28,7 +31,7 @@ def export(found: SearchResult, program: str, path: str | Path | None = None, st
 
 def write_torchtitan(found: SearchResult, lay: Layout) -> str:
     """A TOML file by the names of torchtitan/config/job_config.py (0.2), without the model's and the data's part."""
-    schedules = {"1F1B": "1F1B", "GPipe": "GPipe"}
+    _refuse(lay, "torchtitan", lay.optimizer in _ADAMW, _NO_OTHER)
     tables: dict[str, dict[str, Any]] = {
         "training": {"local_batch_size": lay.micro_batch * (lay.micro_batches if lay.pipeline > 1 else 1),
                      "global_batch_size": lay.global_batch, "seq_len": found.sequence,
@@ -45,7 +48,7 @@ def write_torchtitan(found: SearchResult, lay: Layout) -> str:
     if lay.checkpointing == "selective":
         tables["activation_checkpoint"]["selective_ac_option"] = "op"
     if lay.pipeline > 1:
-        tables["parallelism"].update(pipeline_parallel_schedule=schedules.get(lay.schedule, lay.schedule),
+        tables["parallelism"].update(pipeline_parallel_schedule=lay.schedule,
                                      pipeline_parallel_microbatch_size=lay.micro_batch)
     return "\n".join(f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
                      for name, table in tables.items())
@@ -77,6 +80,7 @@ def write_megatron(found: SearchResult, lay: Layout) -> str:
 def write_deepspeed(found: SearchResult, lay: Layout) -> str:
     """DeepSpeed's JSON (deepspeed.ai/docs/config-json). Tensor, context and pipeline parallelism are not in it."""
     _refuse(lay, "deepspeed", lay.pipeline == lay.context == lay.tensor == 1, "has them in the model's code")
+    _refuse(lay, "deepspeed", lay.optimizer in _ADAMW, _NO_OTHER)
     stage = {"ddp": 0, "fsdp_kept": 2, "fsdp": 3}[lay.sharding]
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": True}
     if lay.offload:
@@ -86,7 +90,7 @@ def write_deepspeed(found: SearchResult, lay: Layout) -> str:
         zero["zero_hpz_partition_size"] = lay.shard
     data = {"train_batch_size": lay.global_batch, "train_micro_batch_size_per_gpu": lay.micro_batch,
             "gradient_accumulation_steps": lay.micro_batches, "bf16": {"enabled": True}, "zero_optimization": zero,
-            "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}}}
+            "optimizer": {"type": "AdamW", "params": {}}}
     if lay.checkpointing != "none":
         data["activation_checkpointing"] = {"partition_activations": False}
     return json.dumps(data, indent=2) + "\n"

@@ -9,8 +9,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from analyzer.api.profile import profile
 from analyzer.distributed.world import world
 from analyzer.errors import ProfileFormatError
@@ -51,11 +49,6 @@ class Probe:
     def key(self) -> str:
         return json.dumps([asdict(self.layout), list(self.part), self.place, self.bare], sort_keys=True)
 
-    @classmethod
-    def of_key(cls, key: str) -> Probe:
-        layout, part, place, bare = json.loads(key)
-        return cls(Layout(**layout), Part(*part), place, bare)
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -93,36 +86,31 @@ class ProbeJob:
 
 def run_probe(job: ProbeJob) -> dict[str, Any]:
     """The figures of a probe, or the ``error`` that its model raised."""
-    warnings.filterwarnings("ignore", module="torch.distributed")
     try:
-        return dict(measure(job.subject, job.probe))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="torch.distributed")
+            return dict(measure(job.subject, job.probe))
     except Exception as error:  # a layout that this model, or torch, does not take
         return {"error": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"}
 
 
-def profile_probe(subject: Subject, probe: Probe) -> tuple[Profile, RankJob]:
-    """The profile of a probe, as `analyzer.profile` makes it in a `world`."""
+def measure(subject: Subject, probe: Probe) -> Figures:
+    """What the profile of a probe says, which `analyzer.profile` makes in a `world`."""
     layout = probe.layout
     ranks_a_stage = layout.devices // layout.pipeline
     rank = probe.place * ranks_a_stage
     with world(layout.devices, rank, cluster=subject.cluster):
-        job = RankJob(find_template(subject), layout, [probe.part], [probe.place], rank, layout.micro_batches,
-                      subject.sequence)
+        job = RankJob(find_template(subject), layout, [probe.part], [probe.place], subject.sequence)
         found = profile(job.build, job.inputs(), step=job.step, device=subject.device,
                         optimizer=None if probe.bare else layout.optimizer, options=ProfileOptions(
                             keep_events=False, steps=1 if probe.bare else 2, unknown_value="placeholder"))
-    return found, job
-
-
-def measure(subject: Subject, probe: Probe) -> Figures:
-    """What a probe's profile says, as numbers that add up: bytes, seconds, and what the seconds are spent on."""
-    found, _ = profile_probe(subject, probe)
-    return read_figures(found, subject.device, probe.layout.devices)
+    return read_figures(found, subject.device, layout.devices)
 
 
 def read_figures(p: Profile, device: DeviceSpec, size: int) -> Figures:
-    """The numbers of a profile from which steps are composed."""
+    """Numbers of a profile that add up to steps: bytes, seconds, and what the seconds are spent on."""
     steps = (p.phases, p.first_step)
+
     def peak_in(*names: str) -> int:
         return max([phases[name].peak_allocated_bytes or 0 for phases in steps for name in names if name in phases],
                    default=0)
@@ -147,8 +135,7 @@ def read_figures(p: Profile, device: DeviceSpec, size: int) -> Figures:
                                    "exposed": p.phases[name].exposed_comm_seconds or 0.0}.items():
                 bounds[bound] = bounds.get(bound, 0.0) + seconds
     figures: dict[str, float | None] = {
-        "params": p.params, "param_bytes": p.param_bytes, "optimizer_bytes": p.optimizer_bytes,
-        "peak_bytes": p.peak_allocated_bytes, "reserved_bytes": p.peak_reserved_bytes,
+        "params": p.params, "param_bytes": p.param_bytes,
         "pass_peak_bytes": peak_in("forward", "backward"), "update_peak_bytes": peak_in("optimizer", "zero_grad"),
         "kept_bytes": None if forward is None else forward.allocated_bytes,
         "forward_seconds": seconds_of("forward") - waits["forward"],
@@ -157,10 +144,9 @@ def read_figures(p: Profile, device: DeviceSpec, size: int) -> Figures:
         "optimizer_seconds": seconds_of("optimizer"), "step_seconds": p.step_seconds,
         "send_seconds": sum(sends) / len(sends) if sends else 0.0,
         "ideal_seconds": None if mfu is None else mfu * (p.step_seconds or 0.0),
-        "comm_bytes": float(sum(row.bytes or 0 for row in rows)), "above": above, "below": below,
+        "above": above, "below": below,
         "transfer_spread": find_spread(p, [row for row in rows if row.kind in POINT_TO_POINT]),
         "group_spread": find_spread(p, [row for row in rows if row.kind in SUMS]),
-        "host_bytes": p.host_peak_bytes or 0,
         "unseen_bytes": float(sum(unseen.bytes or 0 for unseen in list_unseen(device, size))),
         **{f"bound_{name}": seconds for name, seconds in bounds.items()}}
     if p.step_seconds is None or p.peak_allocated_bytes is None or p.out_of_memory is not None:
@@ -210,8 +196,5 @@ class Journal:
 def bare_probe(layout: Layout, part: Part) -> Probe:
     """One micro-batch of a part without wrappers and update: what a rank of the layout computes at least."""
     return Probe(replace(layout, replicate=1, shard=1, pipeline=1, virtual=1, schedule="1F1B", micro_batches=1,
-                         sharding="ddp", precision="plain", optimizer=None, offload=False), part, 0, True)
+                         sharding="ddp", precision="bf16", optimizer=None, offload=False), part, 0, True)
 
-
-def torch_versions() -> str:
-    return str(torch.__version__)

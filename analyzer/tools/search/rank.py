@@ -1,8 +1,8 @@
 """One rank of a layout: its parts divided, checkpointed, compiled and sharded as a script would, and its step."""
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ def make_part(template: Template, part: Part, layout: Layout, mesh: Any) -> Stag
     """
     model = template.cut(part)
     stage = Stage(model, part, template.path.rpartition(".")[0])
-    if layout.precision == "bf16" or layout.precision == "plain":
+    if layout.precision == "bf16":
         stage.to(torch.bfloat16)
     blocks = list(model.get_submodule(template.path).children())[:part.blocks] if template.blocks else []
     if layout.tensor > 1:
@@ -94,20 +94,15 @@ def _selective_contexts() -> Any:
 
 class RankJob:
     """One rank of a layout, as `analyzer.profile` takes it: ``build``, ``step`` and ``inputs`` are called in its world.
-
-    ``pipeline`` ranks run ``micro_batches`` micro-batches; of each stage of this rank ``parts`` says what it holds.
+    ``stages`` are the places of its stages in the pipeline, ``parts`` what each of them holds.
     """
 
-    def __init__(self, template: Template, layout: Layout, parts: Sequence[Part], stages: Sequence[int], rank: int,
-                 micro_batches: int, sequence: int | None) -> None:
-        self.template, self.layout, self.parts, self.rank = template, layout, list(parts), rank
-        self.stages, self.micro_batches, self.sequence = list(stages), micro_batches, sequence
+    def __init__(self, template: Template, layout: Layout, parts: Sequence[Part], stages: Sequence[int],
+                 sequence: int | None) -> None:
+        self.template, self.layout, self.sequence = template, layout, sequence
+        self.parts, self.stages = list(parts), list(stages)
         self.schedule: Any = None
         self.wrapped: Any = None
-
-    @property
-    def size(self) -> int:
-        return self.layout.devices
 
     def make_mesh(self) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
@@ -142,22 +137,18 @@ class RankJob:
 
         lay = self.layout
         group = mesh["pipeline"].get_group()
-        tokens = self._tokens(1)
+        tokens = torch.empty(lay.micro_batch, self._length(), dtype=torch.int64, device="meta")
         hidden = self._hidden()
         stages = [PipelineStage(stage, index, lay.pipeline * lay.virtual, torch.device("cuda"), group=group,
                                 input_args=(tokens if stage.part.first else hidden,),
                                 output_args=(self._logits() if stage.part.last else hidden,))
                   for stage, index in zip(made, self.stages)]
         cls: Any = get_schedule_class(lay.schedule)
-        options: dict[str, Any] = {"loss_fn": causal_loss}
         is_single = lay.virtual == 1 and lay.schedule in ("1F1B", "GPipe")
-        return cls(stages[0] if is_single else stages, self.micro_batches, **options)
+        return cls(stages[0] if is_single else stages, lay.micro_batches, loss_fn=causal_loss)
 
     def _length(self) -> int:
         return (self.sequence or self.template.inputs[0].shape[1]) // self.layout.context
-
-    def _tokens(self, micro_batches: int) -> Tensor:
-        return torch.empty(micro_batches * self.layout.micro_batch, self._length(), dtype=torch.int64, device="meta")
 
     def _hidden(self) -> Tensor:
         embedding: Any = self.template.model.get_submodule(self.template.before[0])
@@ -177,7 +168,7 @@ class RankJob:
         if not self.template.takes_tokens:
             return tuple([torch.empty(self.layout.micro_batch, *spec.shape[1:], dtype=spec.dtype, device="meta")
                           for spec in self.template.inputs])
-        return (torch.zeros(self.micro_batches * self.layout.micro_batch, self._length(), dtype=torch.int64), )
+        return (torch.zeros(self.layout.micro_batches * self.layout.micro_batch, self._length(), dtype=torch.int64), )
 
     def _computing(self) -> AbstractContextManager[Any]:
         lay = self.layout
@@ -185,30 +176,30 @@ class RankJob:
             return torch.autocast("cuda", dtype=torch.bfloat16)
         return nullcontext()
 
-    def _training(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def _training(self) -> Iterator[None]:
         """What a step runs in: losses of divided logits, attention over the ranks of one sequence."""
-        stack = ExitStack()
-        if self.layout.context > 1:
-            from torch.distributed.tensor.experimental import context_parallel
-            from torch.nn.attention import SDPBackend, sdpa_kernel
+        with ExitStack() as stack:
+            if self.layout.context > 1:
+                from torch.distributed.tensor.experimental import context_parallel
+                from torch.nn.attention import SDPBackend, sdpa_kernel
 
-            # inputs are of this rank's tokens already; what is divided in the place of them is a list of positions
-            positions = torch.zeros(1, self._length() * self.layout.context, dtype=torch.int64, device="cuda")
-            stack.enter_context(sdpa_kernel([SDPBackend.FLASH_ATTENTION]))
-            stack.enter_context(context_parallel(self.mesh["context"], buffers=[positions], buffer_seq_dims=[1]))
-        if self.layout.tensor > 1 and self.template.takes_tokens and any(part.last for part in self.parts):
-            from torch.distributed.tensor.parallel import loss_parallel
+                # inputs are of this rank's tokens already; what is divided in the place of them is a list of positions
+                positions = torch.zeros(1, self._length() * self.layout.context, dtype=torch.int64, device="cuda")
+                stack.enter_context(sdpa_kernel([SDPBackend.FLASH_ATTENTION]))
+                stack.enter_context(context_parallel(self.mesh["context"], buffers=[positions], buffer_seq_dims=[1]))
+            if self.layout.tensor > 1 and self.template.takes_tokens and any(part.last for part in self.parts):
+                from torch.distributed.tensor.parallel import loss_parallel
 
-            stack.enter_context(loss_parallel())
-        return stack
+                stack.enter_context(loss_parallel())
+            yield
 
     def step(self, _: nn.Module, optimizer: Any, *inputs: Any) -> None:
         """Passes of all micro-batches, and the update."""
         with self._training():
             if self.schedule is not None:
                 given = {"target": inputs[0]} if any(part.last for part in self.parts) else {}
-                self.schedule.step(*([inputs[0]] if self.parts[0].first else []), return_outputs=False,
-                                   **given)
+                self.schedule.step(*([inputs[0]] if self.parts[0].first else []), return_outputs=False, **given)
             else:
                 self._accumulate(inputs)
         if optimizer is not None:
@@ -217,12 +208,12 @@ class RankJob:
 
     def _accumulate(self, inputs: Sequence[Any]) -> None:
         model = self.model if self.wrapped is None else self.wrapped
-        for i in range(self.micro_batches):
+        for i in range(self.layout.micro_batches):
             here = inputs
             if self.template.takes_tokens and self.parts[0].first:
                 size = self.layout.micro_batch
                 here = [inputs[0][i * size:(i + 1) * size]]
-            is_last = i == self.micro_batches - 1
+            is_last = i == self.layout.micro_batches - 1
             with nullcontext() if self.wrapped is None or is_last else self.wrapped.no_sync():
                 with self._computing():
                     out = model(*here)

@@ -167,6 +167,7 @@ class SearchResult:
         yield said
         yield "" if self.fits else "nothing fits; of these layouts the least memory is missing:"
         yield self.table()
+        yield "N x M in a layout: of each rank N micro-batches a step, of M samples each"
         counts = dict(self.counts)
         layouts, composed = counts.pop("layouts"), counts.pop("composed")
         left = ", ".join(f"of {n:,} {why}" for why, n in counts.items() if n)

@@ -12,20 +12,22 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.hardware.cluster_spec import ClusterSpec, cluster_of, find_cluster
 from analyzer.results.build import package_version
 from analyzer.tools.sweep.run import run_in_executor, start_worker
+from analyzer.units import format_bytes
 from analyzer.zoo.target import Target
 
 from .bound import least_bytes, least_seconds, list_bare
-from .compose import ModelSizes, Step, compose, list_parts, list_probes
+from .compose import ModelSizes, Step, compose, list_probes
 from .layout import Layout, Question, Space, list_layouts
-from .probe import Figures, Journal, Probe, ProbeJob, Subject, find_template, run_probe, torch_versions
+from .probe import Figures, Journal, Probe, ProbeJob, Subject, find_template, run_probe
 from .result import Change, SearchResult
-from .stage import LINEAR_WAYS, Part, Template, find_way
+from .stage import LINEAR_WAYS, Template, find_way
 
 GLOBAL_BATCH = 1024       #: samples of a step where nothing says how many
 LONGEST = 8192            #: tokens of a sample where nothing says how many, if the model takes so many
@@ -85,6 +87,8 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class Candidate:
+    """A layout that may fit."""
+
     layout: Layout
     seconds: float = 0.0  #: bound of its step
 
@@ -119,10 +123,7 @@ class Searcher:
         return self.capacity is None or step.needed_bytes <= self.capacity
 
     def figures_of(self, probe: Probe) -> dict[str, Any]:
-        return self.journal.known[self._key(probe)]
-
-    def _key(self, probe: Probe) -> str:
-        return probe.key
+        return self.journal.known[probe.key]
 
     def measure(self, probes: Sequence[Probe]) -> None:
         """Profile those that are not known yet; each is written down as it comes."""
@@ -208,7 +209,8 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
     one a core); who does it changes no answer. ``resume`` is a file of what was profiled, from which a search that was
     stopped goes on. ``progress`` is called with a share and a text.
 
-    Raises InputError where nothing can be chosen, TargetError, UnknownDeviceError, `Interrupted` on Ctrl-C.
+    Raises InputError where nothing can be chosen, and for an argument or choice that cannot be, TargetError,
+    UnknownDeviceError, `Interrupted` on Ctrl-C.
 
     >>> from analyzer.parallel import search
     >>> found = search("llama_1b", "8xh100", global_batch=64, sequence=2048, count=1, advice=False,
@@ -217,9 +219,12 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
     ('fsdp 8, 2 x 4', 64)
     """
     devices, spec = read_cluster(cluster)
-    for name, value in (("count", count), ("global_batch", global_batch or 1), ("sequence", sequence or 1)):
-        if not is_count(value, 1):
+    for name, value in (("count", count), ("global_batch", global_batch), ("sequence", sequence)):
+        if value is not None and not is_count(value, 1):
             raise InputError(f"search({name}={value!r}): must be a whole number of at least 1")
+    for name, amount in (("tokens", tokens), ("price", price)):
+        if amount is not None and not amount > 0:
+            raise InputError(f"search({name}={amount!r}): must be a positive number")
     model: Any = target if isinstance(target, str) else Target(getattr(target, "__qualname__", "model"), target)
     plan = None if tensor_plan is None else tuple(sorted(tensor_plan.items()))
     subject = Subject(model, spec, sequence, plan)
@@ -229,7 +234,7 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
                         Space.of(choices))
     journal = Journal(None if resume is None else Path(resume), {
         "target": getattr(model, "name", model), "cluster": spec.to_dict(), "sequence": sequence, "plan": plan,
-        "torch": torch_versions(), "analyzer": package_version()})
+        "torch": str(torch.__version__), "analyzer": package_version()})
     with _running(workers, executor) as run:
         searcher = Searcher(subject, question, journal, run, progress)
         try:
@@ -240,6 +245,7 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
             if not searcher.steps:
                 raise InputError(f"search: no layout of {searcher.template.name} can be run: "
                                  + "; ".join(searcher.failed))
+            failed = {error: len(layouts) for error, layouts in searcher.failed.items()}  # advice is of other layouts
             changes, neighbors = (_list_changes(searcher), _list_neighbors(searcher)) if advice else ((), ())
         except KeyboardInterrupt:
             raise Interrupted(searcher.best, journal.made) from None
@@ -249,7 +255,7 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
         sequence, None if tokens is None else int(tokens), price, tuple(ranked[:count] or sorted(
             searcher.steps.values(), key=lambda step: (step.needed_bytes, step.layout))[:count]),
         tuple(searcher.steps.values()), bool(ranked), changes, neighbors,
-        dict(searcher.counts), {error: len(found) for error, found in searcher.failed.items()}, len(journal.known),
+        dict(searcher.counts), failed, len(journal.known),
         _list_assumptions(searcher))
 
 
@@ -297,18 +303,17 @@ def _list_changes(searcher: Searcher) -> tuple[Change, ...]:
     for name, layout in varied.items():
         if layout == lay or layout in searcher.steps or layout.tensor == 1 and not layout.sequence_parallel:
             continue
-        searcher_steps = dict(searcher.steps)
         searcher.evaluate([layout])
         step = searcher.steps.pop(layout, None)
-        searcher.steps = searcher_steps
         if step is not None and searcher.fits(step):
             gain = (best.step_seconds / lay.global_batch) / (step.step_seconds / layout.global_batch)
             found.append(Change(name, gain, layout))
     short = [step for step in searcher.steps.values() if not searcher.fits(step)]
     faster = min(short, key=lambda step: step.step_seconds, default=None)
     if faster is not None and searcher.capacity is not None and faster.step_seconds < best.step_seconds:
-        more = (faster.needed_bytes - searcher.capacity) / 2**30
-        found.append(Change(f"{more:.1f} GiB more memory", best.step_seconds / faster.step_seconds, faster.layout))
+        more = format_bytes(faster.needed_bytes - searcher.capacity)
+        gain = best.step_seconds / faster.step_seconds
+        found.append(Change(f"{more} more memory of each device", gain, faster.layout))
     return tuple(sorted([change for change in found if change.gain > 1], key=lambda c: -c.gain)[:3])
 
 
@@ -335,5 +340,3 @@ def _list_assumptions(searcher: Searcher) -> tuple[str, ...]:
         found.append("the memory of the device is not known: every layout is taken to fit")
     return (*found, "gradients are not clipped; data is there when a step begins; all ranks come at once")
 
-
-__all__ = ["Interrupted", "Part", "list_parts", "model_sizes", "read_cluster", "search"]
