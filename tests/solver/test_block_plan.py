@@ -167,6 +167,14 @@ def test_plans_stay_within_their_budgets_and_are_faster_than_running_all_again(p
         planner.plan("100MiB")
 
 
+@pytest.mark.parametrize("blocks", [[], "layers.0"])
+def test_blocks_are_a_list_of_paths(blocks):
+    with pytest.raises(InputError) as error:
+        plan_blocks(stack(), torch.empty(4, 64), budget="1GiB", device="a100", blocks=blocks)
+    assert str(error.value) == (f"blocks={blocks!r}: must be a list of paths of modules, such as "
+                                "['layers.0', 'layers.1']")
+
+
 def test_what_is_held_when_the_backward_pass_begins_is_what_the_plan_says(planner):
     plain, step, whole, recomputed = planner.profile_ends()
 

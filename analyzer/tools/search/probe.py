@@ -197,4 +197,3 @@ def bare_probe(layout: Layout, part: Part) -> Probe:
     """One micro-batch of a part without wrappers and update: what a rank of the layout computes at least."""
     return Probe(replace(layout, replicate=1, shard=1, pipeline=1, virtual=1, schedule="1F1B", micro_batches=1,
                          sharding="ddp", precision="bf16", optimizer=None, offload=False), part, 0, True)
-

@@ -339,4 +339,3 @@ def _list_assumptions(searcher: Searcher) -> tuple[str, ...]:
     if searcher.subject.device.memory_bytes is None:
         found.append("the memory of the device is not known: every layout is taken to fit")
     return (*found, "gradients are not clipped; data is there when a step begins; all ranks come at once")
-

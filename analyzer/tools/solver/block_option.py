@@ -233,5 +233,3 @@ def _sort_alike(chosen: list[Unit], units: Sequence[Unit], limit_bytes: int) -> 
         result += [of_block[place.first][u.keeps, u.cost, u.held_bytes] for place, u in zip(members, order)]
     is_as_good = peak_bytes(result) <= limit_bytes and total_cost(result) <= total_cost(chosen) * (1 + 1e-9)
     return result if is_as_good else chosen
-
-

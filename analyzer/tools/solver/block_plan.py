@@ -195,11 +195,10 @@ def plan_blocks(model: nn.Module | Callable[[], nn.Module], args: Any = (), kwar
     ``model``, ``args``, ``kwargs``, ``options`` and ``settings`` (``optimizer``, ``loss_fn``, ``autocast``, ``step``)
     are as of `analyzer.profile`; in an `analyzer.parallel.world` the plan is for the rank that it runs. ``budget`` is
     bytes of the whole step on the device, as an int or as text such as ``"70GiB"`` (or a share of the activations', as
-    of `solve`): what the allocator reserves stays
-    within it, or where only its cache would not, a step in so much memory does not run out of it; with
-    ``budget_of="allocated"`` what tensors take does. ``host_bytes`` is as much as one device may send to the host.
-    ``blocks`` are paths of modules, by default those of one class in a ModuleList or Sequential. ``method`` is that of
-    `solve`.
+    of `solve`): what the allocator reserves stays within it, or where only its cache would not, a step in so much
+    memory does not run out of it; with ``budget_of="allocated"`` what tensors take does. ``host_bytes`` is as much as
+    one device may send to the host. ``blocks`` are paths of modules, by default those of one class in a ModuleList or
+    Sequential. ``method`` is that of `solve`.
 
     For each block, each result of an operator is kept, run again in the backward pass or copied to the host and back.
     The profile of the planned step is what is reported; where it takes more than the budget, or leaves much of it, the
@@ -233,6 +232,8 @@ class BlockPlanner:
                  budget_of: str = "reserved", options: ProfileOptions | None = None, **settings: Any) -> None:
         if budget_of not in ("reserved", "allocated"):
             raise InputError(f"budget_of={budget_of!r}: must be 'reserved' or 'allocated'")
+        if blocks is not None and (isinstance(blocks, str) or not blocks):
+            raise InputError(f"blocks={blocks!r}: must be a list of paths of modules, such as ['layers.0', 'layers.1']")
         self.model, self.arguments, self.device, self.paths = model, (args, kwargs), find_device(device), blocks
         self.budget_of = budget_of
         self.options, self.settings = options or ProfileOptions(), settings

@@ -281,4 +281,3 @@ def _prefixes(path: str) -> Iterator[str]:
     while path:
         yield path
         path = path.rpartition(".")[0]
-
