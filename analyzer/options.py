@@ -138,9 +138,8 @@ _OF_A_STEP = (
            default="train"),
     Option("--autocast", "run the forward pass under torch.autocast with this dtype: bf16 or fp16", choices=_AUTOCAST,
            metavar="DTYPE"),
-    Option("--device", "whose memory and speed to predict (default h200); `analyzer devices` lists them; figures of "
-           "a board may follow: h100_sxm,power=500,memory=96GB",
-           default="h200"),
+    Option("--device", "whose memory and speed to predict (default h200); see `analyzer devices`; or "
+           "h100_sxm,power=500", default="h200"),
     Option("--dtype", "of floating parameters and inputs, e.g. bf16 (default: as the model is built)", metavar="DTYPE"),
     Option("--quantize", "hold the weights of linear layers, all but the output head's, in "
            "{analyzer.recipe.quantize:LAYERS}", choices="analyzer.recipe.quantize:LAYERS", metavar="FORMAT"),
@@ -165,8 +164,8 @@ _OF_RANKS = (
     _number("--rank", "which one (default 0; of `dryrun` chosen, as are --ranks)", metavar="R"),
     Option("--ranks", "several, each in a process of its own", type=read_numbers, metavar="R,R"),
     _number("--devices-per-host", "ranks on a host (default: as many as hosts of the cluster have, else 8)"),
-    Option("--cluster", "the hosts and links, e.g. dgx_h100, or with figures: dgx_h100,fabric=25e9 (default: the "
-           "usual ones of the device)", metavar="NAME"))
+    Option("--cluster", "hosts and links, e.g. dgx_h100 or dgx_h100,fabric=25e9 (default: the usual ones of the "
+           "device)", metavar="NAME"))
 
 _REPORTS = "{analyzer.results.view:register_report}, or one that the TARGET's file registers with register_report"
 

@@ -92,9 +92,10 @@ def test_a_sequence_whose_memory_is_quadratic():
 
     found = max_sequence_length(Attention, make, options=limit(1000), optimizer="sgd")
     check(found, lambda n: profile(Attention, kwargs=make(n), options=limit(1000), optimizer="sgd"), spare=12)
-    # at the peak of the backward pass, that of softmax: its saved result, the gradient of it and of its input, of 8 n^2
-    # bytes each (and 64 MiB of workspaces and what is linear)
-    assert 24 * found.size**2 < found.at_limit.peak_allocated_bytes - 64 * MIB < 25 * found.size**2
+    # at the peak of the backward pass, that of softmax: its saved result, the gradient of it, their product that the
+    # CUDA kernel makes (aten/src/ATen/native/cuda/SoftMax.cu), and the gradient of its input, of 8 n^2 bytes each (and
+    # 64 MiB of workspaces and what is linear)
+    assert 32 * found.size**2 < found.at_limit.peak_allocated_bytes - 64 * MIB < 33 * found.size**2
 
 
 @pytest.mark.parametrize(("bounds", "size", "evaluations"), [
