@@ -8,6 +8,7 @@ has none), and with a number that tells it from the next; the partitioner decide
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -41,7 +42,7 @@ class Region:
 @contextmanager
 def tagged_checkpoints(trace: Any) -> Iterator[None]:
     """A block in which ``torch.utils.checkpoint`` tags the graphs of a `trace.FunctionTrace` and runs nothing twice."""
-    numbers = itertools.count()
+    numbers, thread = itertools.count(), threading.get_ident()
     run_as_written, apply_as_written = (
         checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction.apply)
 
@@ -55,9 +56,12 @@ def tagged_checkpoints(trace: Any) -> Iterator[None]:
         finally:
             trace.region = outer
 
+    def runs_as_written() -> bool:
+        return trace.tape is None or threading.get_ident() != thread
+
     def run(fn: Any, preserve: Any = True, context_fn: Any = checkpoint.noop_context_fn, *rest: Any,
             **kwargs: Any) -> Iterator[None]:
-        if trace.tape is None:  # it runs as it is written
+        if runs_as_written():
             yield from run_as_written(fn, preserve, context_fn, *rest, **kwargs)
             return
         forward, _ = context_fn()
@@ -68,7 +72,7 @@ def tagged_checkpoints(trace: Any) -> Iterator[None]:
             yield
 
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        if trace.tape is None:
+        if runs_as_written():
             return apply_as_written(function, preserve, *args)  # type: ignore[no-untyped-call]
         with region():
             return function(*args)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,13 +63,16 @@ def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[
     call = _Call(device, function, config)
     decompositions = select_decomp_table() if _BACKENDS[backend] else {}
     buckets = BucketEnds.of_running(call.function)
-    with state.recorder.tracing():
+    with _compiling, state.recorder.tracing():
         result = FunctionTrace(state, decompositions, call.run_graph, call.note_break, config, buckets, frames).call(
             function, args, kwargs)
     call.note(state.recorder, [spec_of(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
     return result
 
 
+#: One thread at a time traces and compiles, as in PyTorch (``compile_lock`` of ``torch/_dynamo/convert_frame.py``):
+#: functions of torch are replaced meanwhile.
+_compiling = threading.RLock()
 #: What of a call's settings Inductor is not told: a replay of its kernels is another matter than which they are.
 _NO_OPTIONS = frozenset({"backend", "fullgraph", "dynamic", "triton.cudagraphs"})
 #: Backends whose graphs are known, and whether they decompose operators as Inductor does. All take AOTAutograd's graphs

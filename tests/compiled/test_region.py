@@ -341,6 +341,23 @@ def test_two_threads_compile_on_their_own():
     assert dict(zip(function.__code__.co_freevars, function.__closure__))["fn"].cell_contents is RESULTS["one"]
 
 
+def test_threads_that_compile_at_once_leave_torch_as_it_was():
+    before, peaks = torch.utils.checkpoint._checkpoint_without_reentrant_generator, {}
+
+    def work(width):  # which no other test compiles, so each is lowered here
+        peaks[width] = profile(torch.compile(nn.Linear(width, 2 * width)), torch.rand(4, width),
+                               device="h100").peak_allocated_bytes
+
+    threads = [threading.Thread(target=work, args=(width,)) for width in (40, 56, 72, 88)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(peaks) == [40, 56, 72, 88]
+    assert torch.utils.checkpoint._checkpoint_without_reentrant_generator is before
+    assert "apply" not in vars(torch.utils.checkpoint.CheckpointFunction)
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
