@@ -138,8 +138,8 @@ _OF_A_STEP = (
            default="train"),
     Option("--autocast", "run the forward pass under torch.autocast with this dtype: bf16 or fp16", choices=_AUTOCAST,
            metavar="DTYPE"),
-    Option("--device", "whose memory and speed to predict (default h200); see `analyzer devices`; or "
-           "h100_sxm,power=500", default="h200"),
+    Option("--device", "whose memory and speed to predict (default h200), e.g. h100_sxm,power=500; "
+           "`analyzer devices`", default="h200"),
     Option("--dtype", "of floating parameters and inputs, e.g. bf16 (default: as the model is built)", metavar="DTYPE"),
     Option("--quantize", "hold the weights of linear layers, all but the output head's, in "
            "{analyzer.recipe.quantize:LAYERS}", choices="analyzer.recipe.quantize:LAYERS", metavar="FORMAT"),
