@@ -186,6 +186,16 @@ def load_text(source: str | Path, caller: str = "from_json", noun: str = "profil
         raise InputError(f"{caller}({str(source)!r}): cannot be read: {error.strerror}") from error
 
 
+def write_record(record: Any, saved: SavedFormat, path: str | Path | None = None, **parts: Any) -> str:
+    """The JSON text of a record, also written to ``path`` if one is given; ``parts`` are fields that are told
+    otherwise than `encode` does.
+    """
+    text = json.dumps({**saved.head, **encode(record), **parts}, separators=(",", ":"), allow_nan=False)
+    if path is not None:
+        write_output(path, text + "\n")
+    return text
+
+
 def read_record(kind: Any, source: str | Path, caller: str, saved: SavedFormat,
                 prepare: Callable[[Fields], Fields] = dict) -> Any:
     """A record of ``kind`` that was saved so; ``prepare`` sees its fields first. Raises as `read_json` does."""

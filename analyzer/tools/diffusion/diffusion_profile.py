@@ -1,13 +1,11 @@
 """What a batch of images or videos costs, as plain data and as a screen."""
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import fill
 
-from analyzer.output import write_output
-from analyzer.report.export.json_format import encode, read_record
+from analyzer.report.export.json_format import read_record, write_record
 from analyzer.report.node_table import format_quantity, print_rows
 from analyzer.report.text_width import escape_controls
 from analyzer.results.info import longest_bound
@@ -69,10 +67,7 @@ class DiffusionProfile:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """All of it as JSON text, also written to ``path`` if one is given."""
-        text = json.dumps({**FORMAT.head, **encode(self)}, separators=(",", ":"), allow_nan=False)
-        if path is not None:
-            write_output(path, text + "\n")
-        return text
+        return write_record(self, FORMAT, path)
 
     @classmethod
     def from_json(cls, source: str | Path) -> DiffusionProfile:

@@ -2,15 +2,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from analyzer.errors import InputError
-from analyzer.output import write_output
 from analyzer.report.export.json_format import FORMAT as PROFILE
-from analyzer.report.export.json_format import encode, read_record
+from analyzer.report.export.json_format import encode, read_record, write_record
 from analyzer.report.node_table import Column, check_layout, format_quantity, print_rows
 from analyzer.report.summary import describe_out_of_memory
 from analyzer.report.text_width import escape_controls
@@ -155,10 +153,7 @@ class GenerationProfile:
     def to_json(self, path: str | Path | None = None) -> str:
         """All of it as JSON text, also written to ``path`` if one is given."""
         profiles = {part: {**PROFILE.head, **encode(found)} for part in _PROFILES if (found := getattr(self, part))}
-        text = json.dumps({**FORMAT.head, **encode(self), **profiles}, separators=(",", ":"), allow_nan=False)
-        if path is not None:
-            write_output(path, text + "\n")
-        return text
+        return write_record(self, FORMAT, path, **profiles)
 
     @classmethod
     def from_json(cls, source: str | Path) -> GenerationProfile:

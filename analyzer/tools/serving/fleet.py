@@ -1,7 +1,6 @@
 """The smallest fleets that answer so many requests a second within given times."""
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,8 +8,7 @@ from pathlib import Path
 from textwrap import fill
 
 from analyzer.errors import InputError, UnknownSpeedError
-from analyzer.output import write_output
-from analyzer.report.export.json_format import encode
+from analyzer.report.export.json_format import write_record
 from analyzer.report.node_table import print_rows
 from analyzer.report.text_width import escape_controls
 from analyzer.saved_format import SavedFormat
@@ -100,10 +98,7 @@ class FleetSearch:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """All of it as JSON text, also written to ``path`` if one is given."""
-        text = json.dumps({**FORMAT.head, **encode(self)}, separators=(",", ":"), allow_nan=False)
-        if path is not None:
-            write_output(path, text + "\n")
-        return text
+        return write_record(self, FORMAT, path)
 
     def __str__(self) -> str:
         target = self.target

@@ -1,14 +1,12 @@
 """What serving a model gives, as plain data and as a screen."""
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 
-from analyzer.output import write_output
-from analyzer.report.export.json_format import encode, read_record
+from analyzer.report.export.json_format import read_record, write_record
 from analyzer.report.node_table import format_quantity, print_rows
 from analyzer.report.text_width import escape_controls
 from analyzer.saved_format import SavedFormat
@@ -101,10 +99,7 @@ class ServedProfile:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """All of it as JSON text, also written to ``path`` if one is given."""
-        text = json.dumps({**FORMAT.head, **encode(self)}, separators=(",", ":"), allow_nan=False)
-        if path is not None:
-            write_output(path, text + "\n")
-        return text
+        return write_record(self, FORMAT, path)
 
     @classmethod
     def from_json(cls, source: str | Path) -> ServedProfile:

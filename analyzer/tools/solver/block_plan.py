@@ -1,7 +1,6 @@
 """`plan_blocks`: for each block of a model what it keeps, runs again or sends to the host, under a budget of memory."""
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -18,12 +17,11 @@ from analyzer.api.argument import call_factory
 from analyzer.api.profile import profile
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.output import write_output
 from analyzer.profilers.annotation import Annotation
 from analyzer.recipe.recipe import blocks_of
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions, progress_part
-from analyzer.report.export.json_format import encode, read_record
+from analyzer.report.export.json_format import read_record, write_record
 from analyzer.report.node_table import print_rows
 from analyzer.report.page.document import summary_part, write_page
 from analyzer.results.profile import Profile
@@ -111,10 +109,7 @@ class BlockPlan:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The plan as JSON text, which is also written to ``path`` if one is given."""
-        text = json.dumps({**_FORMAT.head, **encode(replace(self, profile=None))}, allow_nan=False)
-        if path is not None:
-            write_output(path, text + "\n")
-        return text
+        return write_record(replace(self, profile=None), _FORMAT, path)
 
     @classmethod
     def from_json(cls, source: str | Path) -> BlockPlan:

@@ -1,7 +1,6 @@
 """A plan as plain data: parts of a program that run under checkpoints, what they keep, what that gives."""
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -12,8 +11,7 @@ from typing import Any, ClassVar, cast
 from torch import fx
 
 from analyzer.errors import InputError
-from analyzer.output import write_output
-from analyzer.report.export.json_format import encode, read_record
+from analyzer.report.export.json_format import read_record, write_record
 from analyzer.report.node_table import print_rows
 from analyzer.report.page.document import Headline, Part, Tile, headline_part, summary_part, write_page
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_picture
@@ -131,10 +129,7 @@ class Plan:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The plan as JSON text, which is also written to ``path`` if one is given."""
-        text = json.dumps({**_FORMAT.head, **encode(self)}, allow_nan=False)
-        if path is not None:
-            write_output(path, text + "\n")
-        return text
+        return write_record(self, _FORMAT, path)
 
     @classmethod
     def from_json(cls, source: str | Path) -> Plan:
