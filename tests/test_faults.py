@@ -1,5 +1,6 @@
 """A run that is stopped leaves nothing behind: a sample of benchmarks/fault_trial.py, and the faults that it found."""
 import os
+import pkgutil
 import threading
 import time
 import warnings
@@ -9,7 +10,6 @@ import torch
 from torch import nn
 
 from analyzer import profile
-from analyzer.meta.intercept.patch import mode_replacements
 from benchmarks.fault_stage import STAGES, Stack
 from benchmarks.fault_trial import Place, Watched, at_place, list_lines, list_trials, of_package, try_faults
 
@@ -120,12 +120,14 @@ def test_a_seed_that_a_model_sets_is_put_back_beside_another_thread():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_fork_while_another_thread_replaces_functions_of_torch():
+@pytest.mark.parametrize("name", ["analyzer.meta.intercept.patch:mode_replacements.lock",
+                                  "analyzer.compiled.region:_compiling"])
+def test_a_fork_while_another_thread_replaces_functions_of_torch(name):
     """Its child found the lock taken, and waited for ever."""
-    holds, is_done = threading.Event(), threading.Event()
+    lock, holds, is_done = pkgutil.resolve_name(name), threading.Event(), threading.Event()
 
     def hold():
-        with mode_replacements.lock:
+        with lock:
             holds.set()
             is_done.wait(0.2)
 
@@ -134,7 +136,7 @@ def test_a_fork_while_another_thread_replaces_functions_of_torch():
     holds.wait()
     child = os.fork()
     if child == 0:
-        os._exit(0 if mode_replacements.lock.acquire(timeout=5) else 1)
+        os._exit(0 if lock.acquire(timeout=5) else 1)
     end = time.monotonic() + 30
     while not (found := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < end:
         time.sleep(0.01)

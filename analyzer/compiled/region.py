@@ -20,6 +20,7 @@ from analyzer.hardware import DeviceSpec
 from analyzer.meta.source_line import user_line
 from analyzer.meta.spec import TensorSpec, spec_of
 from analyzer.meta.state import active_state
+from analyzer.output import hold_over_forks
 from analyzer.record.log import CompileBreak, CompiledCall, CompiledGraph
 
 from .frame import Frames
@@ -73,6 +74,7 @@ def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[
 #: One thread at a time traces and compiles, as in PyTorch (``compile_lock`` of ``torch/_dynamo/convert_frame.py``):
 #: functions of torch are replaced meanwhile.
 _compiling = threading.RLock()
+hold_over_forks(_compiling)
 #: What of a call's settings Inductor is not told: a replay of its kernels is another matter than which they are.
 _NO_OPTIONS = frozenset({"backend", "fullgraph", "dynamic", "triton.cudagraphs"})
 #: Backends whose graphs are known, and whether they decompose operators as Inductor does. All take AOTAutograd's graphs
