@@ -104,7 +104,6 @@ class GraphTape:
         self.called: Any = None                               #: the operator of the user's that runs
         self._pauses = False
 
-
     def placeholder(self, tensor: Tensor, name: str) -> fx.Node:
         """An input of the graph, behind those that are there."""
         first = next(iter(self.graph.nodes), None) if self._last_placeholder is None else self._last_placeholder.next

@@ -38,11 +38,11 @@ Tensor = torch.Tensor
 
 @dataclass(eq=False)
 class CompiledGraphs:
-    """The programs of one joint graph. ``saved`` are what the forward one gives beside the results, for backward."""
+    """The programs of one joint graph."""
 
     forward: Program
     backward: Program | None
-    results: int
+    results: int  #: how many of what the forward one gives are results; the rest is saved for the backward one
     description: CompiledGraph
 
 
