@@ -231,13 +231,14 @@ class ReplayedStep(EagerStep):
             recorder.events = None
         replay = StepReplay(recorder, events, first_node=recorder.first_node)
         is_whole = replay.leave(self.parameters)
-        self.step_reason = USES_STREAMS if len(recorder.log.streams) > marks else (
-            CAPTURES if any(call.cuda_graphs for call in recorder.log.compiled_calls) else self._why_run_again(before))
+        self.step_reason = USES_STREAMS if len(recorder.log.streams) > marks else self._why_run_again(before)
         if self.step_reason is None and not is_whole:
             self.step_reason = "something that it makes outlives it, or something older dies in it"
         return replay if self.step_reason is None else None
 
     def _why_run_again(self, before: StateFingerprint) -> str | None:
+        if any(call.cuda_graphs for call in self.recorder.log.compiled_calls):
+            return CAPTURES
         if not all(isinstance(leaf, LEAF_TYPES) for leaf in pytree.tree_leaves((self.args, self.kwargs))):
             return "an argument is an object that its forward pass could change"
         if before.unreadable:
