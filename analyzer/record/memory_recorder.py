@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from itertools import count, filterfalse
+from itertools import count
 from typing import Any
 
 import torch
@@ -159,7 +159,7 @@ class MemoryRecorder:
         """A library just took a workspace that it keeps for as long as the process lives."""
         log = self.log
         log.events += 1
-        number = next(self._free_numbers())
+        number = self._free_number()
         lifetime = log.storage_table[number] = StorageLifetime(
             log.lifetime_table, number, nbytes, region.bytes, region.address, str(claim), log.events,
             len(log.call_slots), self.phase, self.step, OUTSIDE, ROOT)
@@ -170,14 +170,14 @@ class MemoryRecorder:
         """A library gave back a workspace that it had kept."""
         log = self.log
         log.events += 1
-        for number in range(_FIRST_WORKSPACE, next(self._free_numbers()), -1):
+        for number in range(_FIRST_WORKSPACE, self._free_number(), -1):
             lifetime = log.storage_table[number]
             if lifetime.address == region.address and lifetime.died is None:
                 lifetime.died, lifetime.died_call = log.events, len(log.call_slots)
 
-    def _free_numbers(self) -> Iterator[int]:
-        """Numbers for workspaces that are kept, from the first that none has on; storages count from 0."""
-        return filterfalse(self.log.storage_table.__contains__, count(_FIRST_WORKSPACE, -1))
+    def _free_number(self) -> int:
+        """The first number that no workspace has; they count down, and storages from 0 up."""
+        return next(number for number in count(_FIRST_WORKSPACE, -1) if number not in self.log.storage_table)
 
     # ---- streams (CallListener)
 
