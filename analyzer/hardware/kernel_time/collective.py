@@ -75,12 +75,19 @@ def find_path(cluster: ClusterSpec, ranks: int, ranks_per_host: int) -> Path | N
 def _inside(link: LinkSpec, ranks: int, joined: int) -> Path:
     medium, bandwidth = "nvlink", link.bandwidth
     if link.kind == "pcie":
-        medium = "pcie" if link.has_peer_access else "host" if 2 * ranks <= joined else "sockets"
+        medium = "pcie" if link.has_peer_access else _medium_of_host(ranks, joined)
     elif link.kind == "infinity_fabric":  # each pair has an equal part of the links, and only theirs are used
         bandwidth *= (ranks - 1) / (joined - 1)
     elif link.kind == "nvlink_mesh":
         bandwidth *= _CUBE_MESH_RINGS.get(ranks, _CUBE_MESH_LINKS) / _CUBE_MESH_LINKS
     return Path(medium, bandwidth, 1, ranks, None, link.reduces_in_switch, link.latency_seconds)
+
+
+def _medium_of_host(ranks: int, devices: int) -> str:
+    """Of ranks that reach each other through the memory of their host, each of whose two processors has half of the
+    ``devices``: whether all are at one of them.
+    """
+    return "host" if 2 * ranks <= devices else "sockets"
 
 
 # How long a collective takes, by kind, bytes, ranks and what joins them: latency of the steps, then the wire.
@@ -141,8 +148,8 @@ def collective_time(kind: str, nbytes: int, ranks: int, cluster: ClusterSpec, *,
     bound = "communication" if 2 * cost.transfer > cost.seconds else "latency"
     spread = constants[name_spread(path, cost)]
     if path.medium == "pcie" and ranks > 2 and _peers_are_assumed(cluster):
-        medium = "host" if 2 * ranks <= cluster.devices_per_host else "sockets"
-        slow = estimate_collective(kind, nbytes, ranks, path._replace(medium=medium), constants, dtype)
+        through_host = path._replace(medium=_medium_of_host(ranks, cluster.devices_per_host))
+        slow = estimate_collective(kind, nbytes, ranks, through_host, constants, dtype)
         return KernelTime(cost.seconds, max(spread, slow.seconds / cost.seconds - 1), bound, below=spread)
     return KernelTime(cost.seconds, spread, bound)
 
