@@ -89,14 +89,17 @@ class CallTimer:
 
     def at_fabric(self, cluster: ClusterSpec) -> list[TimedCall]:
         """`timed` on hosts that another network joins."""
-        log, found = self.log, []
+        log = self.log
         world = None if log.world is None else replace(log.world, cluster=cluster)
-        for timed in self.timed:
-            kernel = communication_time(timed.signature, self.device, log.group_of(timed.signature), world) if (
-                timed.kind == COMMUNICATION) else None
+
+        def work_on(timed: TimedCall) -> Work:
+            if timed.kind != COMMUNICATION:
+                return timed.work
+            kernel = communication_time(timed.signature, self.device, log.group_of(timed.signature), world)
             more = 0 if kernel is None else round((kernel.seconds - timed.kernel.seconds) * PICOSECONDS)
-            found.append(timed._replace(work=timed.work._replace(device=max(0, timed.work.device + more))))
-        return found
+            return timed.work._replace(device=max(0, timed.work.device + more))
+
+        return [timed._replace(work=work_on(timed)) for timed in self.timed]
 
     def _number(self, call: OpCall) -> int:
         key = call.signature, call.phase, call.recomputed, bool(call.outputs) and set(call.outputs) <= set(call.inputs)

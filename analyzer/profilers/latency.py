@@ -10,7 +10,7 @@ from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of
 from analyzer.hardware.kernel_time.estimate import BOUNDS, ErrorSum, find_range
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
-from analyzer.record.process_group import communicates
+from analyzer.record.process_group import ProcessGroupSpec, communicates
 from analyzer.units import format_rate, format_seconds
 
 from .annotation import WAYS, Annotation, operator_key, sum_seconds
@@ -64,11 +64,15 @@ def find_assumed_network(log: Log, device: DeviceSpec) -> ClusterSpec | None:
     if world is None or world.cluster is not None and not is_assumed(world.cluster):
         return None
     cluster = world.cluster or cluster_of(device)
-    groups = {id(group): group for signature in log.signatures() if communicates(signature)
-              if (group := log.group_of(signature)) is not None}
     per_host = world.devices_per_host or cluster.devices_per_host
-    crosses = any(len({rank // per_host for rank in group.ranks or ()}) > 1 for group in groups.values())
+    crosses = any(len({rank // per_host for rank in group.ranks or ()}) > 1 for group in _list_groups(log))
     return cluster if crosses and is_assumed(cluster) else None
+
+
+def _list_groups(log: Log) -> list[ProcessGroupSpec]:
+    """The groups whose ranks send each other something."""
+    groups = [log.group_of(signature) for signature in log.signatures() if communicates(signature)]
+    return list({id(group): group for group in groups if group is not None}.values())
 
 
 def is_assumed(cluster: ClusterSpec) -> bool:
@@ -145,9 +149,7 @@ class _Latency:
             assert assumed is not None
             return run_timed(self.timer.at_fabric(with_network(assumed, network)))
 
-        groups = [] if in_turn else [log.group_of(signature) for signature in log.signatures()
-                                     if communicates(signature)]
-        largest = max((group.size for group in groups if group is not None), default=1)
+        largest = max([group.size for group in ([] if in_turn else _list_groups(log))], default=1)
         assumed = None if in_turn else find_assumed_network(log, self.timer.device)
         if assumed is not None:
             out.assumptions.append(self._tell_network(assumed, seconds, run_on(0.5)))
