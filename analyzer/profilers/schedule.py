@@ -159,6 +159,7 @@ class StreamClock:
         """How much longer a kernel takes that would hold all multiprocessors, for what others hold that run when it
         begins, and those that are next on their streams and begin before its end. Of one that is dealt out, the blocks
         that find no multiprocessor free begin when the others end, or the collective; one that comes later waits.
+        Collectives that are next on several streams and take turns are counted as if they ran at once.
         """
         length = launch.length
         self._holding = [held for held in self._holding if held[0] > start]
