@@ -37,7 +37,7 @@ def least_state_bytes(layout: Layout, sizes: ModelSizes, part: Part) -> tuple[fl
     held = sizes.held(part, layout.tensor)
     size = _FLOAT if layout.precision == "mixed" else HALF
     states: float = 2 * size if layout.optimizer in _ADAM else 0
-    if layout.sharding.startswith("fsdp"):
+    if layout.is_sharded:
         held /= layout.shard * layout.context
     return held * (size + states), held * size
 
@@ -105,7 +105,7 @@ def least_seconds(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures]
 
 def _least_comm_seconds(layout: Layout, sizes: ModelSizes, cluster: ClusterSpec) -> float:
     """Seconds of gathering and reducing the blocks of a sharded model, which take turns on the links."""
-    if not layout.sharding.startswith("fsdp"):
+    if not layout.is_sharded:
         return 0.0
     ranks, held = layout.shard * layout.context, int(sizes.held(Part(1, False, False), layout.tensor))
     per_host = max(1, min(ranks, cluster.devices_per_host // layout.tensor))

@@ -98,7 +98,7 @@ def write_deepspeed(found: SearchResult, lay: Layout) -> str:
 
 def write_accelerate(found: SearchResult, lay: Layout) -> str:
     """The YAML file of `accelerate launch --config_file` for FSDP2 (accelerate/utils/dataclasses.py)."""
-    _refuse(lay, "accelerate", lay.pipeline == 1 and lay.sharding.startswith("fsdp"), "shards with FSDP, in one stage")
+    _refuse(lay, "accelerate", lay.pipeline == 1 and lay.is_sharded, "shards with FSDP, in one stage")
     lines = ["compute_environment: LOCAL_MACHINE", "distributed_type: FSDP", "mixed_precision: bf16",
              f"num_processes: {lay.devices}", f"gradient_accumulation_steps: {lay.micro_batches}", "fsdp_config:",
              "  fsdp_version: 2", "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",

@@ -62,6 +62,11 @@ class Layout:
         return self.replicate * self.shard
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether `fully_shard` divides its parameters."""
+        return self.sharding != "ddp"
+
+    @property
     def global_batch(self) -> int:
         """Samples of a step."""
         return self.data * self.micro_batch * self.micro_batches
@@ -110,7 +115,7 @@ class Space:
     virtual: tuple[int, ...] = (1, 2, 4)
     schedule: tuple[str, ...] = ("1F1B", "Interleaved1F1B")
     micro_batch: tuple[int, ...] = (1, 2, 4)
-    sharding: tuple[str, ...] = ("ddp", "fsdp", "fsdp_kept")
+    sharding: tuple[str, ...] = SHARDING
     checkpointing: tuple[str, ...] = CHECKPOINTING
     sequence_parallel: tuple[bool, ...] = (True,)
     precision: tuple[str, ...] = ("mixed",)
@@ -207,9 +212,9 @@ def _takes(space: Space, base: Mapping[str, int], question: Question) -> bool:
 
 def _list_settings(space: Space, base: Mapping[str, int], model: ModelFacts) -> Iterator[Layout]:
     pipeline, shards = base["pipeline"], base["shard"] * base["context"]
-    schedules = [("1F1B", 1)]
     if base["micro_batches"] < pipeline:
         return  # torch.distributed.pipelining refuses it, and most ranks would idle
+    schedules = [("1F1B", 1)]
     if pipeline > 1:
         schedules = [(name, chunks) for name in space.schedule for chunks in sorted(
             {2} if name in _TWO_CHUNKS else {1} if name in _ONE_CHUNK else set(space.virtual) - {1})
@@ -218,13 +223,11 @@ def _list_settings(space: Space, base: Mapping[str, int], model: ModelFacts) -> 
     for (schedule, virtual), sharding, checkpointing, sequence_parallel, precision, optimizer, offload, compiles in (
             itertools.product(schedules, space.sharding, space.checkpointing, space.sequence_parallel, space.precision,
                               space.optimizer, space.offload, space.compile)):
-        is_sharded = sharding.startswith("fsdp")
-        if is_sharded and shards == 1 and base["replicate"] > 1 or not is_sharded and shards > 1:
+        is_sharded = sharding != "ddp"
+        if is_sharded != (shards > 1) or not is_sharded and offload or checkpointing != "none" and not model.blocks:
             continue
         if not is_sharded and not is_plain and base["replicate"] > 1:
             continue  # torch's DDP takes no DTensors, and no stages
-        if is_sharded and shards == 1 or not is_sharded and offload or checkpointing != "none" and not model.blocks:
-            continue
         if not sequence_parallel and base["tensor"] == 1 and True in space.sequence_parallel:
             continue
         if sharding == "fsdp" and pipeline > 1 and "fsdp_kept" in space.sharding:

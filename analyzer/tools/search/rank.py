@@ -38,7 +38,7 @@ def make_part(template: Template, part: Part, layout: Layout, mesh: Any) -> Stag
     if layout.compile:
         for block in blocks or [stage]:
             block.compile()
-    if layout.sharding.startswith("fsdp"):
+    if layout.is_sharded:
         shard_stage(stage, blocks, layout, mesh)
     stage.to_empty(device="cpu" if layout.offload else "cuda")
     return stage
@@ -126,7 +126,7 @@ class RankJob:
         if lay.pipeline > 1:
             self.schedule = self._make_schedule(made, mesh)
             return nn.ModuleList(made)
-        if not lay.sharding.startswith("fsdp") and lay.replicate > 1:
+        if not lay.is_sharded and lay.replicate > 1:
             self.wrapped = nn.parallel.DistributedDataParallel(made[0], gradient_as_bucket_view=True)
             return nn.ModuleList([self.wrapped])
         return nn.ModuleList(made)  # which takes no arguments: `step` has them
@@ -172,7 +172,7 @@ class RankJob:
 
     def _computing(self) -> AbstractContextManager[Any]:
         lay = self.layout
-        if lay.precision == "mixed" and not lay.sharding.startswith("fsdp"):
+        if lay.precision == "mixed" and not lay.is_sharded:
             return torch.autocast("cuda", dtype=torch.bfloat16)
         return nullcontext()
 
