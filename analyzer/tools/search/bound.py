@@ -1,7 +1,7 @@
 """Bounds: bytes and seconds that no step of a layout can be below, from bare probes."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from analyzer.hardware.cluster_spec import ClusterSpec
@@ -12,8 +12,7 @@ from .layout import Layout
 from .probe import Figures, Probe, bare_probe
 from .stage import Part
 
-#: schedules whose ranks hold a stage from each end
-BACKWARDS = ("ZBVZeroBubble", )
+_BACKWARDS = ("ZBVZeroBubble", )  # schedules whose ranks hold a stage from each end
 _ADAM = ("adam", "adamw", "adamw_fused")
 _FLOAT = 4  # bytes
 
@@ -28,6 +27,18 @@ def list_bare(layout: Layout, sizes: ModelSizes) -> dict[str, Probe]:
     return {"one": bare_probe(layout, Part(1, False, False)), "two": bare_probe(layout, Part(2, False, False)),
             "plain": bare_probe(plain, Part(1, False, False)), "first": bare_probe(plain, Part(1, True, False)),
             "last": bare_probe(plain, Part(1, False, True))}
+
+
+def list_stages(layout: Layout) -> list[list[int]]:
+    """The places of each rank's stages in the pipeline.
+
+    >>> list_stages(Layout(pipeline=2, virtual=2)), list_stages(Layout(pipeline=2, virtual=2, schedule="ZBVZeroBubble"))
+    ([[0, 2], [1, 3]], [[0, 3], [1, 2]])
+    """
+    count = layout.pipeline * layout.virtual
+    if layout.schedule in _BACKWARDS:
+        return [[rank, count - 1 - rank] for rank in range(layout.pipeline)]
+    return [[*range(rank, count, layout.pipeline)] for rank in range(layout.pipeline)]
 
 
 def least_state_bytes(layout: Layout, sizes: ModelSizes, part: Part) -> tuple[float, float]:
@@ -47,22 +58,28 @@ def least_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures] |
     micro-batches in flight save, with what the head and the loss take beside that.
     """
     parts = list_parts(layout, sizes.blocks)
-    flying = most_in_flight(timed_actions(layout)) if layout.pipeline > 1 else [1.0]
+    held_parts = [[parts[stage] for stage in stages] for stages in list_stages(layout)]
+    saved = [0.0] * layout.pipeline
+    if bare is not None and "two" in bare:
+        flying = most_in_flight(timed_actions(layout)) if layout.pipeline > 1 else [1.0]
+        saved = [_least_saved_bytes(layout, sizes, bare, held, count) for held, count in zip(held_parts, flying)]
     most = 0.0
-    for rank in range(layout.pipeline):
-        # zigzag schedules place the second half backwards
-        held = parts[rank::layout.pipeline] if layout.schedule not in BACKWARDS else [parts[rank], parts[-rank - 1]]
+    for held, activations in zip(held_parts, saved):
         states, gradients = (sum(values) for values in zip(*[least_state_bytes(layout, sizes, p) for p in held]))
-        saved = 0.0
-        if bare is not None and "two" in bare:
-            block = max(0.0, _grow(bare, "kept_bytes") - _grow(bare, "param_bytes"))
-            saved = flying[rank] * min(part.blocks for part in held) * block
-            if held[-1].last or held[0].last:
-                saved += _least_head_bytes(layout, sizes, bare)
-            if layout.sharding == "fsdp_kept":
-                saved += sum(sizes.held(part, layout.tensor) for part in held) * HALF
-        most = max(most, states + max(gradients, saved))
+        most = max(most, states + max(gradients, activations))
     return most
+
+
+def _least_saved_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures], held: Sequence[Part],
+                       in_flight: float) -> float:
+    """What a rank that holds some parts saves of its micro-batches in flight, with what is gathered for both passes."""
+    block = max(0.0, _grow(bare, "kept_bytes") - _grow(bare, "param_bytes"))
+    saved = in_flight * min(part.blocks for part in held) * block
+    if any(part.last for part in held):
+        saved += _least_head_bytes(layout, sizes, bare)
+    if layout.sharding == "fsdp_kept":
+        saved += sum(sizes.held(part, layout.tensor) for part in held) * HALF
+    return saved
 
 
 def _least_head_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures]) -> float:
@@ -92,9 +109,7 @@ def least_seconds(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures]
         return max(computes, _least_comm_seconds(layout, sizes, cluster))
     parts = list_parts(layout, sizes.blocks)
     costs = [part.blocks * block + part.first * first + part.last * last for part in parts]
-    ranks = [sum(costs[rank::layout.pipeline]) for rank in range(layout.pipeline)]
-    if layout.schedule in BACKWARDS:
-        ranks = [costs[rank] + costs[-rank - 1] for rank in range(layout.pipeline)]
+    ranks = [sum(costs[stage] for stage in stages) for stages in list_stages(layout)]
     if layout.schedule in ("1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS"):
         fills = [sum(costs[:rank]) for rank in range(layout.pipeline)]  # of the first stage of each rank
     else:
