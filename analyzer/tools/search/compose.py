@@ -113,9 +113,15 @@ def find_actions(schedule: str, ranks: int, micro_batches: int, chunks: int) -> 
     return list_actions(schedule, ranks, micro_batches, chunks)
 
 
+def _most_timed(layout: Layout) -> int:
+    """Micro-batches of which the timeline is joined; rounds of further ones are alike."""
+    return 4 * layout.pipeline
+
+
 def timed_actions(layout: Layout) -> ActionLists:
     """What the ranks of a layout do; of a long step, what they do with as many micro-batches as are timed."""
-    return find_actions(layout.schedule, layout.pipeline, min(layout.micro_batches, _most(layout)), layout.virtual)
+    micro_batches = min(layout.micro_batches, _most_timed(layout))
+    return find_actions(layout.schedule, layout.pipeline, micro_batches, layout.virtual)
 
 
 def most_in_flight(lists: ActionLists, saved: Mapping[int, float] | None = None) -> list[float]:
@@ -223,6 +229,10 @@ class _Adder:
             return 0.0
         return self.known["middle", FEW + 1, ranks].get(name, 0.0) - self.known["middle", FEW, ranks].get(name, 0.0)
 
+    def added_per_block(self, name: str) -> float:
+        """What a further micro-batch adds to what a further block adds."""
+        return self.per_block(name, LONG) - self.per_block(name)
+
     def buffers(self, part: Part, micro_batches: int) -> int:
         """To receive into, one for each micro-batch and way (torch/distributed/pipelining/stage.py,
         `_prepare_forward_infra` and `_create_grad_recv_info`), and the tokens of all of them.
@@ -237,7 +247,7 @@ class _Adder:
     def total(self, kind: str, part: Part, name: str) -> tuple[float, float]:
         """Of a step with ``SHORT + 1`` micro-batches, and of each further one."""
         more = part.blocks - FEW
-        each = self.added(kind, name) + more * (self.per_block(name, LONG) - self.per_block(name))
+        each = self.added(kind, name) + more * self.added_per_block(name)
         return self.known[kind, FEW, SHORT].get(name, 0.0) + more * self.per_block(name), each
 
     def saved(self, kind: str, part: Part) -> float:
@@ -245,8 +255,8 @@ class _Adder:
         kind = "middle" if kind == "last" else kind
         first = Part(FEW, kind == "first", False)
         step = self.buffers(first, LONG + 1) - self.buffers(first, SHORT + 1)
-        return self.added(kind, "pass_peak_bytes") - step + (part.blocks - FEW) * (
-            self.per_block("pass_peak_bytes", LONG) - self.per_block("pass_peak_bytes"))
+        return self.added(kind, "pass_peak_bytes") - step + (part.blocks - FEW) * self.added_per_block(
+            "pass_peak_bytes")
 
     def peak(self, kind: str, part: Part, held: float) -> tuple[float, float]:
         """Of the passes and of the update, where micro-batches in flight hold so many bytes."""
@@ -256,31 +266,29 @@ class _Adder:
         probed = 1 if kind == "last" else SHORT
         static = self.per_block("pass_peak_bytes")
         if kind == "last":  # which holds a micro-batch less than the middle one
-            static -= self._saved_by_block()
+            static -= self.added_per_block("pass_peak_bytes")
         passes = found["pass_peak_bytes"] + more * static + held - probed * self.saved(kind, part) + buffers
         return passes, found["update_peak_bytes"] + more * self.per_block("update_peak_bytes") + buffers
 
-    def _saved_by_block(self) -> float:
-        return self.per_block("pass_peak_bytes", LONG) - self.per_block("pass_peak_bytes")
-
     def kept(self, part: Part) -> float:
         """What a middle stage holds without any micro-batch, beside another stage of its rank."""
-        by_block = self.per_block("pass_peak_bytes") - SHORT * self._saved_by_block()
+        by_block = self.per_block("pass_peak_bytes") - SHORT * self.added_per_block("pass_peak_bytes")
         return part.blocks * by_block + self.buffers(part, self.layout.micro_batches)
 
     def cost(self, kind: str, part: Part) -> StageCost:
         """As `analyzer.parallel.profile_ranks` has it: all passes of a step, divided evenly among micro-batches."""
-        count = self.layout.micro_batches
-        (forward, backward, exchange), found = (
-            max(0.0, start + (count - SHORT - 1) * each) for start, each in (
-                self.total(kind, part, f"{name}_seconds") for name in ("forward", "backward", "exchange"))), self.known[
-                    kind, FEW, LONG]
+        count, found = self.layout.micro_batches, self.known[kind, FEW, LONG]
+
+        def sum_up(name: str) -> float:
+            start, each = self.total(kind, part, name)
+            return max(0.0, start + (count - SHORT - 1) * each)
+
         optimizer = found["optimizer_seconds"] + (part.blocks - FEW) * self.per_block("optimizer_seconds", LONG)
         send = found.get("send_seconds", 0.0)
-        return StageCost(forward / count, backward / count, send_forward=send, send_backward=send, reduce_grad=exchange,
-                         optimizer=max(0.0, optimizer), compute_spread=found.get("above"),
-                         compute_spread_below=found.get("below"), transfer_spread=found.get("transfer_spread"),
-                         group_spread=found.get("group_spread"))
+        return StageCost(sum_up("forward_seconds") / count, sum_up("backward_seconds") / count, send_forward=send,
+                         send_backward=send, reduce_grad=sum_up("exchange_seconds"), optimizer=max(0.0, optimizer),
+                         compute_spread=found.get("above"), compute_spread_below=found.get("below"),
+                         transfer_spread=found.get("transfer_spread"), group_spread=found.get("group_spread"))
 
 
 def _compose_pipeline(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, int], Figures]) -> Step:
@@ -326,11 +334,6 @@ def _bounds(adder: _Adder, kinds: Sequence[str], parts: Sequence[Part], timeline
     return {**found, "bubble": timeline.bubble_share * seconds}
 
 
-def _most(layout: Layout) -> int:
-    """Micro-batches of which the timeline is joined; rounds of further ones are alike."""
-    return 4 * layout.pipeline
-
-
 def _time(layout: Layout, costs: Sequence[StageCost]) -> tuple[PipelineTimeline, float, tuple[float, float] | None]:
     """The timeline, and seconds with their range; of a long step the timeline is that of fewer micro-batches, and each
     round of as many as there are ranks adds what the last round did, once the pipeline is full.
@@ -339,7 +342,7 @@ def _time(layout: Layout, costs: Sequence[StageCost]) -> tuple[PipelineTimeline,
         lists = find_actions(layout.schedule, layout.pipeline, micro_batches, layout.virtual)
         return join_timeline(lists, costs)
 
-    most = _most(layout)
+    most = _most_timed(layout)
     if layout.micro_batches <= most:
         found = join(layout.micro_batches)
         return found, found.step_seconds, found.step_seconds_range
