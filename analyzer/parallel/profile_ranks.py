@@ -186,9 +186,7 @@ def _cost_of(profile: Profile, stage: int, ranks: dict[int, int], micro_batches:
                                     for name in ("forward", "backward", "optimizer"))
     waited = {phase: [row.exposed_seconds for row in rows if row.kind in POINT_TO_POINT and row.phase == phase]
               for phase in ("forward", "backward")}
-    used = {row.group for row in rows if row.phase == "forward"}
-    sums = [row.exposed_seconds for row in rows
-            if row.kind in SUMS and row.phase == "backward" and row.group not in used]
+    sums = [row.exposed_seconds for row in find_exchange(rows)]
     known = [*waited["forward"], *waited["backward"], *sums, forward, backward, optimizer,
              *(row.seconds for row in rows if row.kind in POINT_TO_POINT)]
     if any(seconds is None for seconds in known):
@@ -203,6 +201,12 @@ def _cost_of(profile: Profile, stage: int, ranks: dict[int, int], micro_batches:
                      optimizer=(optimizer or 0.0) / stages, compute_spread=above, compute_spread_below=below,
                      transfer_spread=find_spread(profile, [row for row in rows if row.kind in POINT_TO_POINT]),
                      group_spread=find_spread(profile, [row for row in rows if row.kind in SUMS]))
+
+
+def find_exchange(rows: Sequence[CommInfo]) -> list[CommInfo]:
+    """The rows of the exchange of gradients: of sums over groups that the forward pass does not use."""
+    used = {row.group for row in rows if row.phase == "forward"}
+    return [row for row in rows if row.kind in SUMS and row.phase == "backward" and row.group not in used]
 
 
 def find_compute_spreads(profile: Profile) -> tuple[float | None, float | None]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -16,7 +17,7 @@ from analyzer.hardware import DeviceSpec
 from analyzer.hardware.cluster_spec import ClusterSpec
 from analyzer.hardware.unseen import list_unseen
 from analyzer.output import write_output
-from analyzer.parallel.profile_ranks import SUMS, find_compute_spreads, find_spread
+from analyzer.parallel.profile_ranks import SUMS, find_compute_spreads, find_exchange, find_spread
 from analyzer.profilers.collective import POINT_TO_POINT
 from analyzer.record.options import ProfileOptions
 from analyzer.results.info import bound_seconds
@@ -121,19 +122,16 @@ def read_figures(p: Profile, device: DeviceSpec, size: int) -> Figures:
     rows = p.comm or ()
     waits = {phase: sum(row.exposed_seconds or 0.0 for row in rows if row.kind in POINT_TO_POINT
                         and row.phase == phase) for phase in ("forward", "backward")}
-    used = {row.group for row in rows if row.phase == "forward"}
-    exchange = sum(row.exposed_seconds or 0.0 for row in rows if row.kind in SUMS and row.phase == "backward"
-                   and row.group not in used)
+    exchange = sum(row.exposed_seconds or 0.0 for row in find_exchange(rows))
     sends = [row.seconds or 0.0 for row in rows if row.kind in POINT_TO_POINT]
     mfu = p.mfu() if p.step_seconds else None
     above, below = find_compute_spreads(p)
     forward = p.phases.get("forward")
-    bounds: dict[str, float] = {}
+    bounds: Counter[str] = Counter()
     for name in ("forward", "backward", "optimizer"):
         if name in p.phases:
-            for bound, seconds in {**bound_seconds(p.phases[name]), "launch": p.phases[name].launch_seconds or 0.0,
-                                   "exposed": p.phases[name].exposed_comm_seconds or 0.0}.items():
-                bounds[bound] = bounds.get(bound, 0.0) + seconds
+            phase = p.phases[name]
+            bounds.update({**bound_seconds(phase), "exposed": phase.exposed_comm_seconds or 0.0})
     figures: dict[str, float | None] = {
         "params": p.params, "param_bytes": p.param_bytes,
         "pass_peak_bytes": peak_in("forward", "backward"), "update_peak_bytes": peak_in("optimizer", "zero_grad"),
