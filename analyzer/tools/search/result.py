@@ -13,6 +13,7 @@ from analyzer.output import write_output
 from analyzer.parallel.pipeline_page import pipeline_part
 from analyzer.report.node_table import print_rows
 from analyzer.report.page.document import Headline, Part, Tile, headline_part, summary_part, write_page
+from analyzer.results.run_cost import SECONDS_PER_HOUR
 from analyzer.units import format_bytes, format_count, format_ends, format_percent, format_seconds
 
 from .compose import Step
@@ -21,8 +22,7 @@ from .layout import Layout
 if TYPE_CHECKING:
     import pandas
 
-_DAY = 86400.0
-_HOUR = 3600.0
+_DAY = 24 * SECONDS_PER_HOUR
 _WIDTH = 120
 
 
@@ -67,7 +67,7 @@ class SearchResult:
         """The fastest step that fits; where none does, the one that lacks the least memory."""
         return self.steps[0]
 
-    def tokens_per_second(self, step: Step, devices: int | None = None) -> float:
+    def tokens_per_second(self, step: Step) -> float:
         """Of all devices together."""
         return step.layout.global_batch * self.sequence / step.step_seconds
 
@@ -82,7 +82,9 @@ class SearchResult:
     def dollars(self, step: Step) -> float | None:
         """Of the whole run."""
         days = self.days(step)
-        return None if days is None or self.price is None else days * _DAY / _HOUR * step.layout.devices * self.price
+        if days is None or self.price is None:
+            return None
+        return days * _DAY / SECONDS_PER_HOUR * step.layout.devices * self.price
 
     @property
     def pareto(self) -> tuple[Step, ...]:

@@ -61,20 +61,18 @@ def model_sizes(template: Template, sequence: int) -> ModelSizes:
     def find(paths: Sequence[str]) -> list[Any]:
         return [template.model.get_submodule(path) for path in paths]
 
-    facts = template.facts
     if not template.blocks:
         whole = count([template.model])
         return ModelSizes(0, 0, whole, 0, (0, 0, 0), 0, False, sequence)
     divided = count([module for path, module in template.blocks[0].named_modules()
                      if find_way(template.plan, f"{template.path}.0.{path}") in LINEAR_WAYS])
+    blocks, block = len(template.blocks), count(template.blocks[:1])
+    if template.facts.no_pipeline:  # what is shared counts once
+        outside = count([template.model]) - count(template.blocks)
+        return ModelSizes(blocks, block, outside, 0, (divided, outside, 0), 0, False, sequence)
     before, behind = find(template.before), find(template.behind)
-    ends = count(before), count(behind)
-    width = before[0].weight.shape[-1] if not facts.no_pipeline else 0
-    if facts.no_pipeline:  # what is shared counts once
-        ends = count([template.model]) - count(template.blocks), 0
-        return ModelSizes(facts.blocks, count(template.blocks[:1]), *ends, (divided, ends[0], 0), 0, False, sequence)
-    return ModelSizes(facts.blocks, count(template.blocks[:1]), *ends, (divided, ends[0], count(behind[-1:])),
-                      int(width), True, sequence)
+    return ModelSizes(blocks, block, count(before), count(behind), (divided, count(before), count(behind[-1:])),
+                      int(before[0].weight.shape[-1]), True, sequence)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -90,7 +88,7 @@ class Candidate:
     """A layout that may fit."""
 
     layout: Layout
-    seconds: float = 0.0  #: bound of its step
+    seconds: float  #: bound of its step
 
 
 class Searcher:
@@ -134,7 +132,8 @@ class Searcher:
             self._done += 1
             if self._progress is not None:
                 best = self.best
-                self._progress(self._done / (self._wanted or 1) if self.steps else 0.5 * self._done / self._wanted,
+                # before a step is composed, most ranks are still to be asked for
+                self._progress((1.0 if self.steps else 0.5) * self._done / self._wanted,
                                "ranks profiled" if best is None else f"best so far: {best.step_seconds:.4g} s, "
                                f"{best.layout}")
 
@@ -151,14 +150,14 @@ class Searcher:
         if not left and layouts:  # the least short ones, to say by how much
             left = sorted(layouts, key=lambda one: (least_bytes(one, self.sizes, None), one))[:_ROUND]
             room = float("inf")
-        self.measure([probe for layout in left for probe in list_bare(layout, self.sizes).values()])
+        probes = {layout: list_bare(layout, self.sizes) for layout in left}
+        self.measure([probe for found in probes.values() for probe in found.values()])
         kept: list[tuple[float, Layout, Mapping[str, Figures]]] = []
-        for layout in left:
-            probes = list_bare(layout, self.sizes)
-            if (error := self._find_error(probes)) is not None:
+        for layout, found in probes.items():
+            if (error := self._find_error(found)) is not None:
                 self.failed.setdefault(error, []).append(layout)
                 continue
-            bare = {name: self.figures_of(probe) for name, probe in probes.items()}
+            bare = {name: self.figures_of(probe) for name, probe in found.items()}
             kept.append((least_bytes(layout, self.sizes, bare), layout, bare))
         inside = [one for one in kept if one[0] <= room]
         self.counts["activations do not fit"] = len(kept) - len(inside)
@@ -187,9 +186,10 @@ class Searcher:
             left = [candidate for candidate in left if candidate.seconds <= limit]
             here, left = left[:_ROUND], left[_ROUND:]
             self.evaluate([candidate.layout for candidate in here])
+        failed = {layout for layouts in self.failed.values() for layout in layouts}
         self.counts["composed"] = len(self.steps)
         self.counts["bounds are too slow"] = len(self.candidates) - len(self.steps) - sum(
-            layout in {c.layout for c in self.candidates} for found in self.failed.values() for layout in found)
+            candidate.layout in failed for candidate in self.candidates)
 
 
 def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float | None = None,
