@@ -131,8 +131,8 @@ class SearchResult:
         try:
             import pandas
         except ImportError as error:
-            raise MissingExtraError("to_dataframe(): pandas is not installed: "
-                                    "pip install 'symbolic-analyzer[dataframe]'") from error
+            raise MissingExtraError("to_dataframe() needs pandas, which is not installed: "
+                                    "pip install 'symbolic-analyzer[report]'") from error
         return pandas.DataFrame(self.rows(self.composed))
 
     def table(self, steps: Sequence[Step] | None = None, fmt: str = "text") -> str:
