@@ -159,8 +159,6 @@ _NOT_AT_A_PEAK = ("placement, or a library's workspace: the bytes asked for agre
 _LATE_WORKSPACE = ("cuDNN: late in the backward pass, where few bytes are allocated, a convolution over large images "
                    "takes a workspace that finds no free block; it shows in reserved bytes only, so its size is not "
                    "known")
-_NOT_CONVERTED = ("cuDNN: it makes channels-last copies for fewer of the 1x1 convolutions than predicted, in places "
-                  "that are no peak")
 _SPARE = ("cuDNN: weight gradients of groups, or of 1x1 convolutions of few channels over large images, take less than "
           "predicted: without copies for them it would be 30 MiB; they are no peak, so which is not known")
 _FEWER_TILES = ("cuDNN: the weight gradient of a 1x1 convolution of 2048 and 512 channels takes at most 106 partial "
@@ -175,8 +173,7 @@ _CONVOLUTIONAL = r"resnet|vgg|densenet|mobilenet|efficientnet|convnext|regnet|sq
 
 # (pattern of ids, pattern of figures, cause); the first that fits counts.
 _CAUSES = [(r"deeplabv3_resnet50-train-fp32", r"peak", _DILATED),
-           (r"deeplabv3_resnet50-infer", r"reserved", _NOT_CONVERTED), (r"resnet18-train-fp32", r".", _SPLIT),
-           (r"gpt2_medium-train-fp32", r"reserved", _THIRD_STEP),
+           (r"resnet18-train-fp32", r".", _SPLIT), (r"gpt2_medium-train-fp32", r"reserved", _THIRD_STEP),
            (r"^resnet50-train-fp32-momentum", r"reserved", _FEWER_TILES),
            (r"regnet_y_1_6gf-train-fp32", r"reserved", _SPARE),
            (rf"({_CONVOLUTIONAL}).*-train", r"reserved", _LATE_WORKSPACE)]
