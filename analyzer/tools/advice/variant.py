@@ -22,6 +22,7 @@ from analyzer.report.verdict import judge
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Option
 from analyzer.tools.solver.plan import Plan
+from analyzer.tools.solver.recorded_step import find_optimizer_bytes
 from analyzer.tools.solver.solve import Planner
 from analyzer.zoo.input_spec import InputSpec
 
@@ -198,12 +199,9 @@ class Trial:
     def make_plans(self, variant: Variant, found: Profile, budgets: Iterable[int]) -> list[Plan]:
         """Plans for the step of the profile ``found``."""
         gm, args, kwargs = self._trace(variant)
-        update = [phases["optimizer"].peak_allocated_bytes or 0 for phases in (found.first_step, found.phases)
-                  if "optimizer" in phases]
-
+        held, update = find_optimizer_bytes(found)
         planner = Planner(gm, args, kwargs, autocast=variant.autocast, device=self.spec,
-                          loss_fn=self.options.get("loss_fn"), held_bytes=found.optimizer_bytes or 0,
-                          update_bytes=max(update, default=0))
+                          loss_fn=self.options.get("loss_fn"), held_bytes=held, update_bytes=update)
         return [planner.solve(budget) for budget in budgets]
 
     @property

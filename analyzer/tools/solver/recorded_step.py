@@ -68,6 +68,13 @@ class StepInfo:
         return max(self.peak_bytes + held_bytes, update_bytes)
 
 
+def find_optimizer_bytes(step: Profile) -> tuple[int, int]:
+    """What an optimizer holds, and everything at the peak of its update in the first step or a later one."""
+    update = [phases["optimizer"].peak_allocated_bytes or 0 for phases in (step.first_step, step.phases)
+              if "optimizer" in phases]
+    return step.optimizer_bytes or 0, max(update, default=0)
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionedStep:
     """What the step under torch.compile takes, whose partitioner saves what ``activation_memory_budget`` allows."""

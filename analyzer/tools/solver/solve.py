@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,7 +36,7 @@ from .chain import least_limit
 from .partitioner import find_memory_budget
 from .plan import InfeasibleBudgetError, Plan, format_frontier, read_share
 from .problem import Problem, read_problem
-from .recorded_step import FrontierPoint, StepInfo, record_step
+from .recorded_step import FrontierPoint, StepInfo, find_optimizer_bytes, record_step
 from .solver_registry import register_solver, solve_units
 from .unit import Division, Unit, make_units, peak_bytes, total_cost
 
@@ -233,39 +234,6 @@ def solve(gm: fx.GraphModule, budget: int | float | str, method: str = "auto", *
     return Planner(gm, **options).solve(budget, method)
 
 
-def run_blocks(model: nn.Module, args: Any, kwargs: dict[str, Any], autocast: torch.dtype | None,
-               arguments: argparse.Namespace) -> BlockPlan | str | None:
-    """The plan of the model's blocks, or why there is none; None where the command line asks for none."""
-    if arguments.granularity == "auto" and (arguments.device is None or arguments.frontier or not any(
-            list_blocks(model))) or arguments.granularity not in ("auto", "block"):
-        return None
-    blocks = BlockPlanner(model, args, kwargs, device=arguments.device, optimizer=arguments.optimizer,
-                          autocast=autocast, budget_of="allocated")
-    try:
-        with progress_part(0.0, 0.5, "blocks"):
-            return blocks.plan(arguments.budget, method=arguments.method)
-    except InfeasibleBudgetError as error:
-        return str(error)
-
-
-def print_plan(plan: Plan | BlockPlan, other: Plan | None, arguments: argparse.Namespace) -> None:
-    """Print and save the plan; ``other`` is one of the graph's operators that takes longer."""
-    if arguments.html is not None:  # before anything is printed, for a reader that goes
-        plan.to_html(arguments.html)
-    if arguments.json is not None:
-        plan.to_json(arguments.json)
-    print(plan)
-    if other is not None:
-        print(f"\n--granularity operator: {format_seconds(other.overhead)} more than without a plan; this one: "
-              f"{format_seconds(plan.overhead)}")
-    if isinstance(plan, BlockPlan):
-        print("\nto apply it: --json FILE, then BlockPlan.from_json(FILE).apply(model): docs/plans.md")
-    elif plan.frontier:
-        print("\n" + format_frontier(plan))
-    else:
-        print("\nto apply it: --json FILE, then Plan.from_json(FILE).apply(graph): docs/plans.md")
-
-
 def run_plan(arguments: argparse.Namespace) -> int:
     check_output(arguments.json)
     check_page(arguments.html)
@@ -280,30 +248,63 @@ def run_plan(arguments: argparse.Namespace) -> int:
         raise InputError(f"--compile {recipe.compile}: for what device? add --device, e.g. --device h200")
     args, kwargs = make_inputs(choose_inputs(target, arguments.input, True, recipe.dtype))
     autocast = find_autocast(arguments)
+    plans: list[Plan | BlockPlan] = []
+    refusals: list[str] = []
     with model_errors(arguments.target):
         model = build_model(partial(replace(recipe, compile=None).build, target.build)).train()
-        blocks = run_blocks(model, args, kwargs, autocast, arguments)
-        if arguments.granularity == "block" and isinstance(blocks, str):
-            print_error(blocks)
-            return 3
-        found = blocks if isinstance(blocks, BlockPlan) else None
-        plan = None
-        if found is None or arguments.granularity != "block":
+        granularities = _choose_granularities(model, arguments)
+        for i, granularity in enumerate(granularities):
+            make_plan = plan_graph if granularity == "operator" else plan_model
             try:
-                plan = plan_graph(model, args, kwargs, autocast, arguments)
+                with progress_of(i, len(granularities), f"{granularity}s"):
+                    plans.append(make_plan(model, args, kwargs, autocast, arguments))
             except InfeasibleBudgetError as error:
-                if found is None:
-                    print_error(str(error))
-                    return 3
-        if plan is not None and recipe.compile is not None:
+                refusals.append(str(error))
+        if not plans:
+            print_error(refusals[0])
+            return 3
+        if recipe.compile is not None:
             compiled = build_model(partial(recipe.build, target.build)).train()
-            plan = find_memory_budget(plan, compiled, args, kwargs, autocast=autocast)
-    if found is not None and (plan is None or plan.overhead is None or found.overhead < plan.overhead):
-        print_plan(found, plan, arguments)
-    else:
-        assert plan is not None
-        print_plan(plan, None, arguments)
+            plans = [find_memory_budget(plan, compiled, args, kwargs, autocast=autocast)
+                     if isinstance(plan, Plan) else plan for plan in plans]
+    plans.sort(key=lambda plan: math.inf if plan.overhead is None else plan.overhead)
+    print_plans(plans, arguments)
     return 0
+
+
+def _choose_granularities(model: nn.Module, arguments: argparse.Namespace) -> list[str]:
+    """Of what plans are made: where nothing is asked for, of blocks too for a device and a model that has some."""
+    if arguments.granularity != "auto":
+        return [arguments.granularity]
+    has_both = arguments.device is not None and not arguments.frontier and next(list_blocks(model), None) is not None
+    return ["operator", "block"] if has_both else ["operator"]
+
+
+def print_plans(plans: Sequence[Plan | BlockPlan], arguments: argparse.Namespace) -> None:
+    """Print and save the first of the plans; of operators that take longer than its blocks print the seconds."""
+    plan, *others = plans
+    if arguments.html is not None:  # before anything is printed, for a reader that goes
+        plan.to_html(arguments.html)
+    if arguments.json is not None:
+        plan.to_json(arguments.json)
+    print(plan)
+    if isinstance(plan, BlockPlan):
+        for other in others:
+            print(f"\n--granularity operator: {format_seconds(other.overhead)} more than without a plan; this one: "
+                  f"{format_seconds(plan.overhead)}")
+        print("\nto apply it: --json FILE, then BlockPlan.from_json(FILE).apply(model): docs/plans.md")
+    elif plan.frontier:
+        print("\n" + format_frontier(plan))
+    else:
+        print("\nto apply it: --json FILE, then Plan.from_json(FILE).apply(graph): docs/plans.md")
+
+
+def plan_model(model: nn.Module, args: Any, kwargs: dict[str, Any], autocast: torch.dtype | None,
+               arguments: argparse.Namespace) -> BlockPlan:
+    """The plan of the model's blocks. Raises InfeasibleBudgetError."""
+    planner = BlockPlanner(model, args, kwargs, device=arguments.device, optimizer=arguments.optimizer,
+                           autocast=autocast, budget_of="allocated")
+    return planner.plan(arguments.budget, method=arguments.method)
 
 
 def plan_graph(model: nn.Module, args: Any, kwargs: dict[str, Any], autocast: torch.dtype | None,
@@ -318,9 +319,7 @@ def plan_graph(model: nn.Module, args: Any, kwargs: dict[str, Any], autocast: to
         with progress_part(0.2, 0.3, "the step with its optimizer"):
             step = profile(model, args, kwargs, optimizer=arguments.optimizer, autocast=autocast,
                            device=arguments.device or "cpu")
-        held = step.optimizer_bytes or 0
-        update = max([phases["optimizer"].peak_allocated_bytes or 0 for phases in (step.first_step, step.phases)
-                      if "optimizer" in phases], default=0)
+        held, update = find_optimizer_bytes(step)
     with progress_part(0.3, 0.4, "the step without a plan"):
         planner = Planner(gm, args, kwargs, autocast=autocast, device=arguments.device, held_bytes=held,
                           update_bytes=update)
