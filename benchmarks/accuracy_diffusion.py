@@ -11,7 +11,6 @@ import functools
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from analyzer.hardware import find_device
@@ -20,7 +19,7 @@ from analyzer.tools.diffusion.pipeline import Pipeline, read_pipeline
 from analyzer.tools.diffusion.run import Degrees, Runs, compose, run_components
 from benchmarks.accuracy_serving import KINDS, POWER_LEFT_OUT, describe
 from benchmarks.page import describe_run, markdown, publish
-from benchmarks.truth_table import TRUTH, read_rows
+from benchmarks.truth_table import read_left_out, read_rows
 
 
 class Case(NamedTuple):
@@ -74,23 +73,7 @@ def measure_all() -> tuple[Measured, ...]:
     return tuple(found)
 
 
-LEFT_OUT = TRUTH / "diffusion" / "left_out.json"
-
-
-def name_left_out(case: Case) -> dict[str, str]:
-    """By what is left out, under which name the constants stand."""
-    return {"model": f"model: {case.model}", "device": f"device: {case.device}"}
-
-
-def left_out(kind: str, case: Case) -> dict[str, float]:
-    """Constants of times that neither this model's (``kind`` model) nor this device's cases helped to fit."""
-    found: dict[str, float] = read_json(LEFT_OUT)[name_left_out(case)[kind]]
-    return found
-
-
-@functools.cache
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
+LEFT_OUT = "diffusion/left_out"  # of times; written by the calibration
 
 
 class Judged(NamedTuple):
@@ -104,9 +87,9 @@ class Judged(NamedTuple):
 
 def judge(kind: str, row: Measured) -> Judged:
     case = row.case
-    power = read_json(POWER_LEFT_OUT)[name_left_out(case)[kind]]
+    times, power = (read_left_out(name, kind, case.model, case.device) for name in (LEFT_OUT, POWER_LEFT_OUT))
     found: DiffusionProfile = compose(row.pipeline, row.runs, find_device(case.device), case.degrees,
-                                      constants={**left_out(kind, case), **power})
+                                      constants={**times, **power})
     assert found.seconds is not None and found.watts is not None and found.joules is not None
     return Judged(case, found.seconds / case.seconds - 1, found.watts / case.watts - 1, found.joules / case.joules - 1)
 

@@ -17,8 +17,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from analyzer.errors import UnknownDeviceError
 from analyzer.hardware import DeviceSpec, cluster_of, find_device
@@ -31,10 +30,10 @@ from analyzer.tools.serving.simulation import Timeline, Traffic, simulate
 from analyzer.zoo.published_shape import find_shape
 from analyzer.zoo.target import load_target
 from benchmarks.page import correlate_ranks, describe_run, markdown, percent, publish, quantile
-from benchmarks.truth_table import TRUTH, read_rows
+from benchmarks.truth_table import read_left_out, read_rows, read_truth
 
-LEFT_OUT = TRUTH / "serving" / "left_out.json"  # written by the calibration
-POWER_LEFT_OUT = TRUTH / "diffusion" / "power_left_out.json"  # watts of servers and of pipelines are fitted together
+LEFT_OUT = "serving/left_out"  # written by the calibration
+POWER_LEFT_OUT = "diffusion/power_left_out"  # watts of servers and of pipelines are fitted together
 KINDS = ("model", "device")  # what is left out
 MOST_SLOTS = 16              # requests at once, of cases whose time to the first token is judged: few wait for others
 #: What the source calls formats.
@@ -47,6 +46,11 @@ def name_of(model: str) -> str:
     shape = find_shape(model) or find_shape(model.rpartition("/")[2]) or find_shape(model.removesuffix("-Instruct"))
     assert shape is not None, f"{model}: its shape is not among the published ones"
     return shape.name.rpartition("/")[2].lower()
+
+
+def family(model: str) -> str:
+    """Models of one release are one for leaving out."""
+    return "gpt-oss" if model.startswith("gpt-oss") else model
 
 
 def find_named(device: str) -> DeviceSpec:
@@ -161,23 +165,8 @@ def left_out(kind: str, model: str, device: str, engine: str = "vllm") -> Mappin
     """Constants that neither this model's (``kind`` model) nor this device's cases helped to fit. The rate of grouped
     products is of the other engine's cases: all served models with experts are of one release, on one device.
     """
-    name = model if kind == "device" else "gpt-oss" if model.startswith("gpt-oss") else model
-    found: dict[str, dict[str, float]] = _read_json(LEFT_OUT)
-    return found[f"model: {name}" if kind == "model" else f"device: {device}"] | found.get(f"engine: {engine}", {})
-
-
-def power_left_out(kind: str, model: str, device: str) -> Mapping[str, float]:
-    """Constants of watts (``benchmarks/calibration/diffusion.py``) that this model, or this device, did not help to
-    fit.
-    """
-    name = "gpt-oss" if model.startswith("gpt-oss") else model
-    found: dict[str, float] = _read_json(POWER_LEFT_OUT)[f"model: {name}" if kind == "model" else f"device: {device}"]
-    return found
-
-
-@functools.cache
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
+    grouped: dict[str, float] = read_truth(LEFT_OUT).get(f"engine: {engine}", {})
+    return read_left_out(LEFT_OUT, kind, family(model), device) | grouped
 
 
 class Judged(NamedTuple):
@@ -225,7 +214,8 @@ def judge_case(case: Case, kind: str) -> Judged:
 def judge_power(itl: Itl, kind: str) -> Power:
     device = itl.deployment.device
     timer = PassTimer(itl.deployment, left_out(kind, itl.model, device.name))
-    watts = watts_of(timer.spent(itl.batch), device, power_left_out(kind, itl.model, device.name))
+    power = read_left_out(POWER_LEFT_OUT, kind, family(itl.model), device.name)
+    watts = watts_of(timer.spent(itl.batch), device, power)
     assert watts is not None
     seconds = timer.time(itl.batch).seconds
     mixed = replace(itl.batch, chunks=(Chunk(itl.prompt, itl.prompt),))

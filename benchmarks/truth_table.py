@@ -37,6 +37,17 @@ def read_truth(name: str) -> Any:  # a file: its source, columns and rows
     return json.loads((TRUTH / f"{name}.json").read_text())
 
 
+def write_left_out(name: str, constants: Mapping[str, Constants]) -> None:
+    """Write constants by what was left out of their fit, ``model: NAME`` or ``device: NAME``, for `read_left_out`."""
+    (TRUTH / f"{name}.json").write_text(json.dumps(constants, indent=1) + "\n")
+
+
+def read_left_out(name: str, kind: str, model: str, device: str) -> Constants:
+    """Constants that neither this model's (``kind`` model) nor this device's (``kind`` device) cases helped to fit."""
+    found: Constants = read_truth(name)[f"{kind}: {model if kind == 'model' else device}"]
+    return found
+
+
 def read_rows(name: str, folder: str = "kernels") -> list[dict[str, str]]:
     """The rows of a table of a folder of ``truth``, whose README names the sources."""
     with gzip.open(TRUTH / folder / f"{name}.csv.gz", "rt", newline="") as file:

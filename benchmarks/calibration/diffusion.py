@@ -17,7 +17,6 @@ over measured.
 """
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,11 +28,11 @@ from analyzer.hardware.power import watts_of
 from analyzer.tools.diffusion.diffusion_profile import DiffusionProfile
 from analyzer.tools.diffusion.run import compose, sum_bounds
 from analyzer.tools.serving.pass_time import PassTimer
-from benchmarks.accuracy_diffusion import LEFT_OUT, Measured, left_out, measure_all, name_left_out
-from benchmarks.accuracy_serving import POWER_LEFT_OUT, read_itls
+from benchmarks.accuracy_diffusion import LEFT_OUT, Measured, measure_all
+from benchmarks.accuracy_serving import KINDS, POWER_LEFT_OUT, family, read_itls
 from benchmarks.accuracy_serving import left_out as left_out_of_servers
-from benchmarks.calibration.serving import family, find_spread, minimize
-from benchmarks.truth_table import rounded, write_constants
+from benchmarks.calibration.serving import find_spread, minimize
+from benchmarks.truth_table import read_left_out, rounded, write_constants, write_left_out
 
 START = {"host_share": 0.7, "ring_seconds": 1.5e-4, "exchange_share": 0.5}
 STEPS = {"host_share": 0.1, "ring_seconds": 5e-5, "exchange_share": 0.1}
@@ -77,8 +76,9 @@ def list_power(rows: Sequence[Measured], kind: str) -> list[Power]:
         timer = PassTimer(itl.deployment, left_out_of_servers(kind, itl.model, device.name))
         found.append(Power((family(itl.model), device.name), device, timer.spent(itl.batch), itl.watts))
     for row in rows:
-        spent = sum_bounds(predict(row, left_out(kind, row.case)).parts)
-        found.append(Power((row.case.model, row.case.device), find_device(row.case.device), spent,
+        parts = row.case.model, row.case.device
+        spent = sum_bounds(predict(row, read_left_out(LEFT_OUT, kind, *parts)).parts)
+        found.append(Power(parts, find_device(row.case.device), spent,
                            row.case.watts / row.case.degrees.ranks))
     return found
 
@@ -95,18 +95,18 @@ def fit_power(points: Sequence[Power]) -> dict[str, float]:
 def main() -> None:
     rows = measure_all()
     constants = fit(rows)
-    cases = {f"model: {row.case.model}" for row in rows} | {f"device: {row.case.device}" for row in rows}
-    LEFT_OUT.write_text(json.dumps({name: fit([row for row in rows if name not in name_left_out(row.case).values()])
-                                    for name in sorted(cases)}, indent=1) + "\n")
+    write_left_out(LEFT_OUT, {
+        f"{kind}: {name}": fit([row for row in rows if getattr(row.case, kind) != name])
+        for kind in sorted(KINDS) for name in sorted({getattr(row.case, kind) for row in rows})})
     found, spreads = {}, []
-    for kind, place in (("model", 0), ("device", 1)):
+    for place, kind in enumerate(KINDS):
         points, errors = list_power(rows, kind), list[float]()
         for name in sorted({point.parts[place] for point in points}):
             power = fit_power([point for point in points if point.parts[place] != name])
             errors += [point.predict(power) / point.watts - 1 for point in points if point.parts[place] == name]
             found[f"{kind}: {name}"] = power
         spreads.append(find_spread(errors))
-    POWER_LEFT_OUT.write_text(json.dumps(found, indent=1) + "\n")
+    write_left_out(POWER_LEFT_OUT, found)
     said = {"licence": "Apache-2.0", "date": date.today().isoformat()[:7],
             "data": "benchmarks/truth/diffusion, benchmarks/truth/serving (github.com/ml-energy/leaderboard)"}
     write_constants("diffusion", {**said, "note": "parts of what models predict, and seconds of the host: see there"

@@ -15,7 +15,6 @@ times of dense models, which know none. Spreads come from predictions of what wa
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ from benchmarks.accuracy_serving import (
     MOST_SLOTS,
     Case,
     Itl,
+    family,
     find_named,
     judge,
     predict,
@@ -37,7 +37,7 @@ from benchmarks.accuracy_serving import (
     read_itls,
 )
 from benchmarks.page import quantile
-from benchmarks.truth_table import rounded, write_constants
+from benchmarks.truth_table import rounded, write_constants, write_left_out
 
 ZERO = {f"{engine}.{name}": 0.0 for engine in ("vllm", "sglang", "trtllm")
         for name in ("pass_seconds", "sequence_seconds", "gap_seconds", "request_seconds")}
@@ -167,11 +167,6 @@ def request_constants(excesses: Iterable[Excess]) -> dict[str, float]:
     return {f"{engine}.request_seconds": seconds.get(engine, usual) for engine in ("vllm", "sglang", "trtllm")}
 
 
-def family(model: str) -> str:
-    """Models of one release are one for leaving out."""
-    return "gpt-oss" if model.startswith("gpt-oss") else model
-
-
 SHARES = (1.0, 0.8, 0.65, 0.5, 0.4, 0.32, 0.25, 0.2)
 
 
@@ -231,7 +226,7 @@ def main() -> None:
     constants |= request_constants(excesses)
     others = {f"engine: {engine}": {"grouped_share": statistics.mean(
         share for other, share in shares.items() if other != engine)} for engine in shares}
-    LEFT_OUT.write_text(json.dumps(leave_out(points, excesses, share) | others, indent=1) + "\n")
+    write_left_out(LEFT_OUT, leave_out(points, excesses, share) | others)
     write_constants("serving", {
         "data": "benchmarks/truth/serving (github.com/ai-dynamo/aiconfigurator, github.com/ml-energy/leaderboard)",
         "licence": "Apache-2.0", "date": date.today().isoformat()[:7],
