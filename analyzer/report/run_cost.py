@@ -52,7 +52,7 @@ def find_cost(profile: Profile, tokens: float | None = None, samples: float | No
 
 
 def check_run(tokens: object, samples: object, price: object, gpus: object, power: object,
-              carbon: object = None) -> None:
+              carbon: object) -> None:
     """Raise InputError for amounts that cannot be, whatever the profile."""
     if (tokens is None) == (samples is None):
         raise InputError(f"cost_of(tokens={tokens!r}, samples={samples!r}): give one of them, how much is trained on")

@@ -108,14 +108,10 @@ class RankJob:
         from torch.distributed.device_mesh import init_device_mesh
 
         lay = self.layout
-        shards = lay.shard * lay.context
-        sizes = {"pipeline": lay.pipeline, "replicate": lay.replicate, "shard": shards, "tensor": lay.tensor}
-        if lay.context > 1:
-            sizes = {"pipeline": lay.pipeline, "replicate": lay.replicate, "data": lay.shard, "context": lay.context,
-                     "tensor": lay.tensor}
+        shards = {"data": lay.shard, "context": lay.context} if lay.context > 1 else {"shard": lay.shard}
+        sizes = {"pipeline": lay.pipeline, "replicate": lay.replicate, **shards, "tensor": lay.tensor}
         kept = {name: n for name, n in sizes.items() if n > 1} or {"shard": 1}
-        mesh = init_device_mesh("cuda", tuple(kept.values()), mesh_dim_names=tuple(kept))
-        return mesh
+        return init_device_mesh("cuda", tuple(kept.values()), mesh_dim_names=tuple(kept))
 
     def build(self) -> nn.Module:
         """Make the rank's stages and, in a pipeline, their schedule."""
@@ -125,8 +121,7 @@ class RankJob:
         self.model = made[0] if len(made) == 1 else nn.ModuleList(made)
         if lay.pipeline > 1:
             self.schedule = self._make_schedule(made, mesh)
-            return nn.ModuleList(made)
-        if not lay.is_sharded and lay.replicate > 1:
+        elif not lay.is_sharded and lay.replicate > 1:
             self.wrapped = nn.parallel.DistributedDataParallel(made[0], gradient_as_bucket_view=True)
             return nn.ModuleList([self.wrapped])
         return nn.ModuleList(made)  # which takes no arguments: `step` has them

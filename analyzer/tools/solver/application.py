@@ -82,8 +82,8 @@ class KeepResults:
 class _Keeping(TorchDispatchMode):
     """Is around the region when it runs, and holds the results that this run keeps."""
 
-    def __init__(self, keeps: frozenset[str], skips: frozenset[str], offloads: frozenset[str] = frozenset(),
-                 copies: BlockCopies | None = None) -> None:
+    def __init__(self, keeps: frozenset[str], skips: frozenset[str], offloads: frozenset[str],
+                 copies: BlockCopies | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.keeps, self.skips, self.offloads, self.copies = keeps, skips, offloads, copies
         self.met: Counter[str] = Counter()

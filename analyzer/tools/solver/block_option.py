@@ -56,11 +56,12 @@ def list_options(block: BlockInfo, rate: CopyRate, following: BlockInfo | None,
     plain = BlockChoice(block.path, kept_bytes=block.saved_bytes)
     if not block.again_seconds:
         return [plain]
-    window, exposed = 0.0, np.zeros(1)
-    if following is not None and min(rate) > 0:
+    window = 0.0
+    if share and following is not None and min(rate) > 0:
         window = min(rate.out * following.fwd_seconds, rate.back * following.bwd_seconds)
-    held, sent, cost, picks = _label(replace(block, path="", extra_bytes=0), window if share else 0.0)
-    if following is not None and window and share:
+    held, sent, cost, picks = _label(replace(block, path="", extra_bytes=0), window)
+    exposed = np.zeros(len(held))
+    if following is not None and window:
         exposed = (np.maximum(0.0, sent / rate.out - following.fwd_seconds)
                    + np.maximum(0.0, sent / rate.back - following.bwd_seconds))
     total = np.maximum(0.0, cost) + exposed
@@ -83,7 +84,7 @@ def list_options(block: BlockInfo, rate: CopyRate, following: BlockInfo | None,
         return BlockChoice(
             block.path, True, keeps, offloads, bool(picks[i][0] == _OFFLOAD), skips, kept_bytes=int(held[i]),
             offloaded_bytes=int(sent[i]), recompute_seconds=max(0.0, float(cost[i])),
-            copy_seconds=float(np.broadcast_to(exposed, cost.shape)[i]))
+            copy_seconds=float(exposed[i]))
 
     return [*map(describe, order), plain]
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -150,17 +150,16 @@ class _Reading:
         outside = np.ones(total, dtype=bool)
         outside[:self.begin] = False
         seconds = self._sum_seconds()
+        called = {self.block_of[self.calls[i].module]: i for i in reversed(self.forward)}  # the first call of each
         blocks: list[BlockInfo] = []
-        for b, path in enumerate(self.reader.paths):
+        for b in sorted(range(len(self.reader.paths)), key=lambda b: called.get(b, self.forward[0])):
+            path = self.reader.paths[b]
             first, end = spans.get(b, (total - 1, total - 1))
             outside[first:end + 1] = False
             extra = int(others[first:end + 1].max(initial=0))
             again, results = self._read_results(path)
             blocks.append(BlockInfo(path, inner[b], saved_inputs[b], inputs[b], b not in held_elsewhere, again, results,
                                     seconds["forward", b], seconds["backward", b], extra))
-        order = {self.block_of[self.calls[i].module]: place for place, i in reversed(list(enumerate(self.forward)))}
-        order_of = {path: order.get(b, 0) for b, path in enumerate(self.reader.paths)}
-        blocks.sort(key=lambda block: order_of[block.path])
         return BlockStep(tuple(self._fill(blocks)), int(others[outside].max(initial=0)))
 
     def _find_owners(self) -> tuple[list[tuple[StorageLifetime, int, bool]], Counter[int], set[int]]:
@@ -197,14 +196,19 @@ class _Reading:
                     held_elsewhere.add(owner)
         return owned, inputs, held_elsewhere
 
-    def _sum_seconds(self) -> Counter[tuple[str, int]]:
-        seconds: Counter[tuple[str, int]] = Counter()
+    def _sum_seconds(self) -> dict[tuple[str, int], float]:
+        """Of each pass of each block, by the names of passes and the numbers of blocks."""
+        seconds: dict[tuple[str, int], float] = defaultdict(float)
         for i in (*self.forward, *self.backward):
             call = self.calls[i]
             # collectives run beside it, and take no time of its kernels
             if (block := self.block_of[call.module]) >= 0 and not communicates(call.signature):
-                seconds[call.phase, block] += call_seconds(call, self.reader.device) or 0.0  # type: ignore[assignment]
+                seconds[call.phase, block] += self._time([call])
         return seconds
+
+    def _time(self, calls: Iterable[OpCall]) -> float:
+        """Seconds of calls; what is not known counts for none."""
+        return sum(call_seconds(call, self.reader.device) or 0.0 for call in calls)
 
     def _read_results(self, path: str) -> tuple[float, tuple[BlockResult, ...]]:
         """Seconds of running the block again, and the results that it may keep; none of a block that was not noted."""
@@ -218,8 +222,7 @@ class _Reading:
             if call.phase == "backward" and call.step == step and call.forward is not None and call.forward in span:
                 saves[call.forward].update(number for number in call.inputs
                                            if self.log.storages[number].born_call < notes[-1].end)
-        seconds = [sum(call_seconds(call, self.reader.device) or 0.0 for call in self.calls[n.first:n.end])
-                   for n in notes]
+        seconds = [self._time(self.calls[n.first:n.end]) for n in notes]
         stop = max((i for i, n in enumerate(notes) if any(saves[k] for k in range(n.first, n.end))), default=-1)
         if stop < 0:
             return 0.0, ()
@@ -243,7 +246,7 @@ class _Reading:
             later = {n: [k for k in writers[n] if k >= note.end] for n in fresh}
             if any(later[n] and later[n][-1] > min(readers[n], default=note.end) for n in fresh):
                 continue  # what is left of it in the end is not what was read
-            cost += sum(call_seconds(self.calls[k], self.reader.device) or 0.0 for k in set().union(*later.values()))
+            cost += self._time(self.calls[k] for k in set().union(*later.values()))
             nbytes = sum(s.block_bytes for s in fresh.values())
             places.update(dict.fromkeys(range(note.first, note.end), len(results)))
             storages.append([*fresh])
