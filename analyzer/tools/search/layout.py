@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from analyzer.errors import InputError, is_count
@@ -168,7 +168,7 @@ class Question:
     devices_per_host: int
     global_batch: int
     sequence: int | None
-    space: Space = field(default_factory=Space)
+    space: Space
 
 
 #: tokens of a sample up to which context parallelism is no choice unless it is asked for

@@ -186,9 +186,10 @@ class SearchResult:
         yield from (line for text in self.assumptions for line in _wrap(f"- {text}"))
 
     def _advice(self) -> Iterator[str]:
-        if len(self.pareto) > 1:
+        pareto = self.pareto
+        if len(pareto) > 1:
             yield "\nless memory for more time (Pareto front of the composed steps):"
-            yield self.table(self.pareto)
+            yield self.table(pareto)
         if self.changes:
             yield "\nwhat would help most:"
             for change in self.changes:
