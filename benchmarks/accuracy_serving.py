@@ -1,5 +1,5 @@
-"""How near predictions of served models come to measurements: ``python -m benchmarks.accuracy_serving``, half a
-minute, which writes the block of docs/accuracy.md.
+"""How near predictions of served models come to measurements: ``python -m benchmarks.accuracy_serving``, a few
+minutes, which writes the block of docs/accuracy.md.
 
 Data: ``benchmarks/truth/serving``, see its README.md. Nothing here was fitted to the cases that it judges: the
 constants of a server's host work (``benchmarks/calibration/serving.py``) are fitted with the model that is judged left

@@ -96,8 +96,7 @@ def predict(make: Make, make_args: Make) -> int:
     """The peak that a profile for the host tells."""
     args = make_args()
     p = profile(torch.compile(Loss(make())), args, device="cpu", optimizer=None, loss_fn=lambda loss: loss)
-    peak = max(phase.peak_allocated_bytes or 0 for phase in p.phases.values())
-    return peak
+    return max(phase.peak_allocated_bytes or 0 for phase in p.phases.values())
 
 
 def judge(name: str) -> Peak:

@@ -91,7 +91,7 @@ class Llama(nn.Module):
         return self.output(self.norm(x))  # type: ignore[no-any-return]
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:  # of torchtitan/components/loss.py
     return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
 
 

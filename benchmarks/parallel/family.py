@@ -60,18 +60,20 @@ def find_lacking(row: Settings) -> str | None:
     """What of a row its rebuild does not do: it is refused, and is none of those that are averaged."""
     training = row["training"]
     given, compiled = training.get("other_args") or {}, str(training.get("compile"))
-    found = next((text for flag, text in _LACKING.items() if flag in given), None)
-    if found is None and any(word in row["id"] for word in ("gptq", "qlora", "bnb")):
-        found = "weights of four bits"
-    if found is None and given.get("--optimizer") == "muon":
-        found = "Muon, which has other states than Adam"
-    if found is None and "lex" in str(training.get("attention_kernel")):
-        found = "FlexAttention"
-    if found is None and "MX" in str(training.get("float8")):
-        found = f"{training['float8']} of torchao"
-    if found is None and any(word in compiled for word in ("SimpleFSDP", "graph_trainer", "toolkit", "whole model")):
-        found = f"compiled otherwise than by block: {compiled}"
-    return found
+    for flag, text in _LACKING.items():
+        if flag in given:
+            return text
+    if any(word in row["id"] for word in ("gptq", "qlora", "bnb")):
+        return "weights of four bits"
+    if given.get("--optimizer") == "muon":
+        return "Muon, which has other states than Adam"
+    if "lex" in str(training.get("attention_kernel")):  # Flex or flex
+        return "FlexAttention"
+    if "MX" in str(training.get("float8")):
+        return f"{training['float8']} of torchao"
+    if any(word in compiled for word in ("SimpleFSDP", "graph_trainer", "toolkit", "whole model")):
+        return f"compiled otherwise than by block: {compiled}"
+    return None
 
 
 @dataclass(frozen=True)

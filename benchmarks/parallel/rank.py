@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import defaultdict
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -31,7 +30,8 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from benchmarks.titan import cross_entropy, keep_every_second_product
 
 WIDTH, WIDE, HEADS, KEYS, WORDS = 4096, 14336, 32, 8, 128256
 SIZE = WIDTH // HEADS
@@ -115,10 +115,6 @@ class Model(nn.Module):
         return out
 
 
-def plain_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
-
-
 def loss_of_chunks(logits: list[Tensor], labels: Tensor) -> Tensor:  # torchtune's `CEWithChunkedOutputLoss`
     parts = zip(logits, labels.chunk(len(logits), dim=1))
     total = [F.cross_entropy(x.reshape(-1, x.size(-1)).float(), y.reshape(-1), reduction="sum") for x, y in parts]
@@ -149,23 +145,6 @@ class LinearLoss(torch.autograd.Function):  # the last product and its loss in c
         return to_h * gradient, to_weight * gradient, None, None
 
 
-_KEPT = {getattr(torch.ops.aten, name).default for name in (
-    "mm", "max", "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_cudnn_attention")}
-
-
-def selective_contexts() -> Any:  # torchtitan's: the first, third, ... product of a block, and attention
-    products: dict[bool, int] = defaultdict(int)
-
-    def choose(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        is_product = op == torch.ops.aten.mm.default
-        products[context.is_recompute] += is_product
-        keeps = op in _KEPT and not (is_product and products[context.is_recompute] % 2 == 0)
-        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(choose)
-
-
 def split_tensors(model: Any, mesh: Any) -> None:  # with the sequence between layers split too
     parallelize_module(model, mesh, {
         "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
@@ -194,14 +173,14 @@ def wrap_blocks(model: Any, case: Case) -> None:
         if case.checkpointing == "full":
             block = checkpoint_wrapper(block, preserve_rng_state=False)
         elif case.checkpointing == "sac":
-            block = checkpoint_wrapper(block, context_fn=selective_contexts, preserve_rng_state=False)
+            block = checkpoint_wrapper(block, context_fn=keep_every_second_product, preserve_rng_state=False)
         model.layers[name] = torch.compile(block, fullgraph=True) if case.compiled else block
 
 
 class Job:  # a rank: its model, and a step of it
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.loss: Any = torch.compile(plain_loss) if case.compiled_loss else plain_loss
+        self.loss: Any = torch.compile(cross_entropy) if case.compiled_loss else cross_entropy
 
     def build(self) -> nn.Module:
         case = self.case

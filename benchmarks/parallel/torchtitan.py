@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
+from benchmarks.titan import cross_entropy
+
 Settings = dict[str, Any]
 
 
@@ -41,10 +43,6 @@ def code_of(row: Settings) -> Code:  # by the date of the row's commit
                 norm_in_steps=date < "2025-07-15", flash=date < "2025-12" and "B200" not in row["hardware"]["gpu"],
                 compiled_loss=bool(row["training"]["compile"]) and (
                     date >= "2025-04-02" or "loss" in str(row["training"]["compile"]).replace("loss not", "")))
-
-
-def cross_entropy_loss(logits: Tensor, labels: Tensor) -> Tensor:  # of torchtitan/components/loss.py
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
 
 
 def norm_in_steps(norm: nn.RMSNorm, x: Tensor) -> Tensor:
@@ -86,7 +84,7 @@ class Job:  # one rank of a row: its model, and a step of it
     def __init__(self, row: Settings) -> None:
         self.row, self.code = row, code_of(row)
         self.logits: Tensor | None = None
-        self.loss: Any = torch.compile(cross_entropy_loss) if self.code.compiled_loss else cross_entropy_loss
+        self.loss: Any = torch.compile(cross_entropy) if self.code.compiled_loss else cross_entropy
 
     def build(self) -> nn.Module:  # the model parallelized, its weights made, and its optimizer
         from torchtitan.config import JobConfig

@@ -350,11 +350,11 @@ def _read_loop(kind: Any, main: str) -> tuple[list[ast.Call], bool, bool]:
     by a second prediction at all.
     """
     source = textwrap.dedent(inspect.getsource(kind.__call__))
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)
-             and isinstance(node.func, ast.Attribute) and node.func.attr == main]
+    every = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    calls = [call for call in every if isinstance(call.func, ast.Attribute) and call.func.attr == main]
     if not calls:  # held in a variable of another name
-        calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)
-                 and isinstance(node.func, ast.Name) and node.func.id in ("current_model", "model")]
+        calls = [call for call in every if isinstance(call.func, ast.Name)
+                 and call.func.id in ("current_model", "model")]
     if not calls:
         raise InputError(f"{PREFIX}{kind.__name__}: its loop does not call self.{main}")
     return calls, "[latents] * 2" in source, "do_classifier_free_guidance" in source

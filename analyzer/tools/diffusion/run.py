@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -193,12 +193,12 @@ def _find_host_seconds(component: Component, device: DeviceSpec) -> float:
     return _run(component, replace(device, flops_per_second=PeakRates(**rates), **known)).step_seconds or 0.0
 
 
-def sum_bounds(parts: Iterable[DiffusionPart]) -> Counter[str]:
+def sum_bounds(parts: Iterable[DiffusionPart]) -> dict[str, float]:
     """Seconds of all calls by what bounds them."""
-    spent: Counter[str] = Counter()
+    spent: dict[str, float] = defaultdict(float)
     for part in parts:
         for bound, seconds in part.bounds.items():
-            spent[bound] += part.calls * seconds  # type: ignore[assignment]
+            spent[bound] += part.calls * seconds
     return spent
 
 
