@@ -207,6 +207,7 @@ class GraphEnd:
         for primal, _ in self._copies:
             if id(primal) not in self.stand_ins.replaced:  # it had no history before
                 exchange(primal, alias(primal))
+        tape.put_writes_last()
         tape.graph.output((*forward, *gradients))
         for node in reversed(tape.graph.nodes):
             if not node.users and not node.is_impure():

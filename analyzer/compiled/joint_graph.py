@@ -142,7 +142,15 @@ class GraphTape:
     def write_back(self, primal: int) -> None:
         """The present contents of a primal are put where it is."""
         tensor = self.primals[primal]
-        self._call(_aten.copy_.default, (self.placeholders[primal], self.value(tensor)), {}, tensor)
+        node = self._call(_aten.copy_.default, (self.placeholders[primal], self.value(tensor)), {}, tensor)
+        node.meta["partitioner_tag"] = "must_be_in_forward"
+
+    def put_writes_last(self) -> None:
+        """Writes to primals are behind the backward pass, as in AOTAutograd's graphs: passes that find equal operators
+        (``fx_graph_cse`` of ``torch/_functorch/compile_utils.py``) join none on two sides of a write.
+        """
+        for node in self.graph.find_nodes(op="call_function", target=_aten.copy_.default):
+            self.graph._root.prev.append(node)
 
     def composition(self, func: Any) -> Callable[..., Any] | None:
         """What takes an operator apart: the compiler's decomposition, or its functional form and a write."""
@@ -323,6 +331,7 @@ class GraphTape:
             node.meta["module"] = self.locate() if origin is None else origin.meta["module"]
             node.meta["forward"] = origin
             return
+        node.meta["partitioner_tag"] = "is_forward"
         node.meta["module"] = self.locate()
         sequence = next_sequence_number()
         for number in range(self._sequence, sequence):

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from analyzer.compiled.functional import functional_of
+from analyzer.compiled.partition import partition
+from benchmarks import compiled_saved
 from benchmarks.compiled_saved import GPT, compare, save_products
 
 
@@ -116,6 +118,21 @@ def test_selective_checkpoint_of_float8_layers():
 
 def test_normalized():
     check(Normalized, lambda: (torch.rand(2, 3, 8, 8),))
+
+
+def test_writes_are_behind_the_backward_pass(monkeypatch):
+    """As in AOTAutograd's graphs: equal operators on two sides of a write are not joined."""
+    graphs = []
+
+    def look(joint):
+        graphs.append([node.target for node in joint.graph.nodes if node.op == "call_function"])
+        return partition(joint)
+
+    monkeypatch.setattr(compiled_saved, "partition", look)
+    compiled_saved.ours(Normalized, lambda: (torch.rand(2, 3, 8, 8),))
+    (targets,) = graphs
+    write = torch.ops.aten.copy_.default  # of the mean, the variance and the number of batches
+    assert targets[-3:] == [write] * 3 and targets.count(write) == 3
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
