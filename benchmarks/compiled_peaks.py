@@ -1,21 +1,23 @@
 """The peak of a compiled step on the host beside PyTorch's own: ``python -m benchmarks.compiled_peaks [MODEL ...]``.
 
-The reference is ``torch.compile`` for the host, with all that it allocates and frees as its allocator tells the
-profiler. Its C++ kernels are not compiled: what a kernel computes does not change what its program allocates, so a
-function that does nothing takes the place of each.
+The reference is ``torch.compile`` for the host, with the storages that it allocates and frees as its allocator tells
+the profiler. What a call of an operator allocates and frees again is none of them: so oneDNN's convolutions lay out
+their operands anew. The program's C++ kernels are not compiled: what a kernel computes does not change what its program
+allocates, so a function that does nothing takes the place of each.
 """
 from __future__ import annotations
 
 import gc
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch import nn
+from torch._C._profiler import _EventType
 from torch._inductor.async_compile import AsyncCompile
 from torch.profiler import ProfilerActivity
 from torch.utils._pytree import tree_leaves
@@ -72,13 +74,37 @@ def measure(make: Make, make_args: Make) -> tuple[int, int]:
         gc.collect()
         with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as traced:
             step()
-    result: Any = traced.profiler
+    profiler: Any = traced.profiler
     live = most = 0
-    events = [event for event in result.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        live += event.nbytes()
+    for nbytes in storage_bytes(profiler.kineto_results.experimental_event_tree()):
+        live += nbytes
         most = max(most, live)
     return given, most
+
+
+def storage_bytes(roots: Sequence[Any]) -> list[int]:
+    """What the allocator gave, and took back as less than nothing, in order, without what one operator had for itself.
+    """
+    found: list[tuple[int, int]] = []  # when, and bytes
+    held: dict[int, tuple[int, int, int | None]] = {}  # of each address: when it was given, bytes, and the operator
+    for event, operator in sorted(list_allocations(roots), key=lambda one: one[0].start_time_ns):
+        fields = event.extra_fields
+        if fields.alloc_size > 0:
+            held[fields.ptr] = event.start_time_ns, fields.alloc_size, operator
+        elif fields.ptr in held:
+            given, nbytes, owner = held.pop(fields.ptr)
+            if owner is None or owner != operator:
+                found += [(given, nbytes), (event.start_time_ns, -nbytes)]
+    return [nbytes for _, nbytes in sorted((*found, *[one[:2] for one in held.values()]))]
+
+
+def list_allocations(events: Sequence[Any], operator: int | None = None) -> Iterator[tuple[Any, int | None]]:
+    """The allocator's events below ``events``, each with the number of the outermost operator that runs then."""
+    for event in events:
+        if event.tag == _EventType.Allocation:
+            yield event, operator
+        is_operator = event.tag == _EventType.TorchOp and event.name.startswith("aten::")
+        yield from list_allocations(event.children, event.id if operator is None and is_operator else operator)
 
 
 class Loss(nn.Module):
