@@ -190,7 +190,7 @@ class _Extern:
 _EXTERN = _Extern()
 
 
-def find_obstacle(joint: JointGraph, is_partitioned: bool) -> str | None:
+def find_capture_obstacle(joint: JointGraph, is_partitioned: bool) -> str | None:
     """Why a graph is not captured, None where it is: ``check_for_mutation`` and
     ``check_multiple_devices_or_any_cpu_nodes`` of ``torch/_inductor/cudagraph_utils.py``. What runs on the CPU lies
     between captured parts where Inductor's ``graph_partition`` is on.

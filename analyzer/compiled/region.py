@@ -28,7 +28,7 @@ from .functional import is_view
 from .joint_graph import JointGraph
 from .lowering import LoweredGraph, compiling_for, lower
 from .partition import partition, partition_plainly
-from .program import OperatorProgram, Program, Rows, find_obstacle
+from .program import OperatorProgram, Program, Rows, find_capture_obstacle
 from .repeat import Shortened, label_of, shorten
 from .trace import BucketEnds, FunctionTrace
 from .traced_tensor import GraphShape
@@ -126,7 +126,7 @@ class _Call:
         is_partitioned = backend != "cudagraphs" and self.config.get("graph_partition", inductor_config.graph_partition)
         obstacle: str | None = f"{self.device.name} has none"
         if self.device.kind == "cuda":
-            obstacle = find_obstacle(joint, is_partitioned)
+            obstacle = find_capture_obstacle(joint, is_partitioned)
         active_state().assume(
             "CUDA graphs: the first step warms them up; in later ones what lives in their pool is reserved, not "
             "allocated, as in PyTorch's counters" if obstacle is None else
