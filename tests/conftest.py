@@ -59,6 +59,17 @@ def small_blocks(monkeypatch):
 
 def pytest_collection_finish():
     """No collection of garbage needs to look at what was imported for the tests."""
+    _set_aside()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Nor at what the tests of a file imported and keep: millions of objects by the end, seconds a collection."""
+    if nextitem is None or nextitem.path != item.path:
+        _set_aside()
+
+
+def _set_aside():
     gc.collect()
     gc.freeze()
 

@@ -1,6 +1,5 @@
 """What models do besides calling layers: each profiles in both modes, and its trace gives its results and gradients."""
 import functools
-import gc
 
 import pytest
 import torch
@@ -19,15 +18,6 @@ rotary embedding by complex numbers|Embedding(sparse gradient)|weights in int8|p
 quantised layers|simulated quantisation|nested tensors (attention)|flex_attention (block mask)
 torch.func.functional_call, jvp and vmap of a module|DataParallel
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def libraries_are_not_collected():
-    """Each check collects what it left, which walks all of torch otherwise."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @functools.cache
