@@ -141,6 +141,8 @@ def _replacements() -> Iterator[Undo]:
     stage = pipelining.PipelineStage
     yield answer(ddp, "_verify_param_shape_across_processes", lambda *args, **kwargs: None, where=current_world)
     yield answer(splitting.Pipe, "_trace_with_export", _refuse, where=current_world)
+    # it asks for timers of the device, and warns where there are none: torch/csrc/distributed/c10d/logger.cpp
+    yield answer(c10d_c.Logger, "set_runtime_stats_and_log", lambda *args: None, where=current_world)
     for owner, name, simulated in (
             (ddp.DistributedDataParallel, "_ddp_init_helper", _make_reducer),
             (ddp.DistributedDataParallel, "_check_comm_hook", _check_hook),

@@ -151,6 +151,15 @@ def test_zero_keeps_states_of_its_own_parameters_and_sends_these_to_all(is_view,
     assert p.peak_by_category["optimizer state"] == 8 * OWN
 
 
+def test_a_step_says_nothing_of_timers_that_the_simulated_device_lacks(capfd):
+    torch.set_warn_always(True)
+    try:
+        Run(ddp())
+    finally:
+        torch.set_warn_always(False)
+    assert "Time stats" not in capfd.readouterr().err
+
+
 def test_zero_overlaps_with_ddp():
     from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
     found = []
