@@ -283,6 +283,16 @@ def test_skipped_products_are_not_run_again_and_leave_nothing():
     assert all_flops - flops == 2 * 4 * 4 * 4 + 2 * 3 * 4 * 4
 
 
+def test_what_is_made_of_no_tensor_is_made_again():
+    def region(x):
+        return (x * torch.scalar_tensor(2.0).add(1.0)).sin()
+
+    x = torch.linspace(0, 1, 4, requires_grad=True)
+    skips = KeepResults(skips=("aten.scalar_tensor.default#0",))
+    checkpoint(region, x, use_reentrant=False, context_fn=skips).sum().backward()
+    assert torch.equal(x.grad, 3 * (3 * x).cos())
+
+
 def test_plans_skip_products_that_only_others_read():
     def rotate(model, x):
         for _ in range(3):

@@ -98,7 +98,8 @@ class _Keeping(TorchDispatchMode):
         if name in self.keeps:
             self.results[name] = tree_map_only(torch.Tensor, alias_with_version, result)
             self.generators[name] = GeneratorState.after(func, result)
-        elif name in self.skips and isinstance(result, torch.Tensor) and result.is_floating_point():
+        elif name in self.skips and isinstance(result, torch.Tensor) and result.is_floating_point() and _tensors(
+                (args, kwargs)):  # what is made of no tensor is made again
             self.skipped[name] = result.shape, result.dtype
         return result
 
