@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 import torch
-from torch import distributed
+from torch import Tensor, distributed, nn
 
 from analyzer import ProfileOptions
 from analyzer.hardware import find_cluster
@@ -16,6 +16,7 @@ from analyzer.tools.search.layout import Layout
 from analyzer.tools.search.probe import Figures, Probe, ProbeJob, Subject, find_template, run_probe
 from analyzer.tools.search.rank import RankJob
 from analyzer.tools.search.search import model_sizes
+from analyzer.tools.search.stage import Part
 from analyzer.zoo.input_spec import InputSpec
 from analyzer.zoo.llama import Llama, LlamaConfig
 from analyzer.zoo.target import Target
@@ -27,25 +28,62 @@ SUBJECT = Subject(Target("small", lambda: Llama(CONFIG), (InputSpec("input_ids",
 PIPELINE = Layout(shard=2, pipeline=2, micro_batches=3, sharding="fsdp_kept")
 
 
+class Experts(nn.Module):
+    """As those of transformers: eight, of which each token goes to two."""
+
+    def __init__(self, width: int, num_experts: int = 8) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.up = nn.Parameter(torch.empty(num_experts, width, width))
+
+    def forward(self, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        places = chosen.reshape(-1)
+        order = torch.argsort(places, stable=True)
+        counts = torch.histc(places, bins=self.num_experts, min=0, max=self.num_experts - 1)
+        ends = torch.cumsum(counts, 0, dtype=torch.int32)
+        out = torch._grouped_mm(tokens[order // chosen.shape[-1]], self.up.transpose(1, 2), offs=ends)
+        return torch.zeros_like(tokens).index_add(0, order // chosen.shape[-1], out * weights.reshape(-1)[order, None])
+
+
+class Mixture(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.router, self.experts = nn.RMSNorm(width), nn.Linear(width, 8), Experts(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.norm(x).flatten(0, 1)
+        weights, chosen = self.router(rows).softmax(-1).topk(2, -1)
+        return x + self.experts(rows, chosen, weights).view_as(x)
+
+
+def build_mixtures() -> nn.Module:
+    return nn.Sequential(nn.Embedding(512, 128), nn.Sequential(*(Mixture(128) for _ in range(3))),
+                         nn.Linear(128, 512, bias=False))
+
+
+MIXTURES = replace(SUBJECT, target=Target("mixtures", build_mixtures, SUBJECT.target.inputs))
+
+
 @cache
-def figures(probe: Probe) -> Figures:
-    found = run_probe(ProbeJob(SUBJECT, probe))
+def figures(probe: Probe, subject: Subject = SUBJECT) -> Figures:
+    found = run_probe(ProbeJob(subject, probe))
     assert "error" not in found, found
     return found
 
 
 @cache
-def sizes() -> ModelSizes:
-    return model_sizes(find_template(SUBJECT), 64)
+def sizes(subject: Subject = SUBJECT) -> ModelSizes:
+    return model_sizes(find_template(subject), 64)
 
 
-def step_of(layout: Layout) -> Step:
-    return compose(layout, sizes(), {key: figures(probe) for key, probe in list_probes(layout, sizes()).items()})
+def step_of(layout: Layout, subject: Subject = SUBJECT) -> Step:
+    return compose(layout, sizes(subject), {key: figures(probe, subject)
+                                            for key, probe in list_probes(layout, sizes(subject)).items()})
 
 
-def profile_directly(layout: Layout) -> RankTable:
+def profile_directly(layout: Layout, subject: Subject = SUBJECT) -> RankTable:
     """Every kind of rank of a layout as torch's own wrappers and schedules run it, all blocks and micro-batches."""
-    parts = list_parts(layout, CONFIG.num_hidden_layers)
+    parts = list_parts(layout, sizes(subject).blocks)
     placed = {0: 0}
     if layout.pipeline > 1:
         placed = place_stages(find_actions(layout.schedule, layout.pipeline, layout.micro_batches, layout.virtual))
@@ -54,34 +92,67 @@ def profile_directly(layout: Layout) -> RankTable:
     def build() -> torch.nn.Module:
         rank = distributed.get_rank()
         own = [stage for stage in sorted(placed) if placed[stage] == rank // (layout.devices // layout.pipeline)]
-        jobs.append(RankJob(find_template(SUBJECT), layout, [parts[stage] for stage in own], own, 64))
+        jobs.append(RankJob(find_template(subject), layout, [parts[stage] for stage in own], own, 64))
         return jobs[-1].build()
 
     def inputs() -> tuple[torch.Tensor]:
         return (torch.zeros(layout.micro_batches * layout.micro_batch, 64 // layout.context, dtype=torch.int64), )
 
     return profile_ranks(build, inputs, size=layout.devices, cluster=SUBJECT.cluster, device=SUBJECT.device,
-                         step=lambda *given: jobs[-1].step(*given), optimizer=layout.optimizer,
+                         step=lambda *given: jobs[-1].step(*given),
+                         optimizer=RankJob(find_template(subject), layout, [], [], 64).make_optimizer(),
                          options=ProfileOptions(keep_events=False))
 
 
-@pytest.mark.parametrize("layout", [
-    PIPELINE,
-    replace(PIPELINE, tensor=2, micro_batches=4),
-    Layout(shard=4, micro_batches=3)], ids=str)
-def test_a_composed_step_is_the_direct_one(layout: Layout) -> None:
-    step, table = step_of(layout), profile_directly(layout)
+def name_case(value: Layout | Subject) -> str:
+    return str(value) if isinstance(value, Layout) else str(value.target.name)
+
+
+@pytest.mark.parametrize(("layout", "subject"), [
+    (PIPELINE, SUBJECT),
+    (replace(PIPELINE, tensor=2, micro_batches=4), SUBJECT),
+    (Layout(shard=4, micro_batches=3), SUBJECT),
+    (Layout(replicate=2, micro_batches=3, sharding="zero1"), SUBJECT),
+    (replace(PIPELINE, expert=2), MIXTURES)], ids=name_case)
+def test_a_composed_step_is_the_direct_one(layout: Layout, subject: Subject) -> None:
+    step, table = step_of(layout, subject), profile_directly(layout, subject)
     # one block of a divided stage is 23,040 bytes off
     assert [stage.needed_bytes for stage in step.stages] == pytest.approx(
         [row.peak_allocated_bytes for row in table.rows], rel=0 if layout.tensor == 1 else 5e-4)
     assert step.step_seconds == pytest.approx(table.step_seconds, rel=1e-4)
 
 
-@pytest.mark.parametrize("layout", [
-    PIPELINE, Layout(shard=4, micro_batches=3), replace(PIPELINE, tensor=2, micro_batches=4),
-    replace(PIPELINE, micro_batches=2, virtual=2, schedule="Interleaved1F1B")], ids=str)
-def test_bounds_are_not_above_the_step(layout: Layout) -> None:
-    step = step_of(layout)
-    bare = {name: figures(probe) for name, probe in list_bare(layout, sizes()).items()}
-    assert 0 < least_bytes(layout, sizes(), None) <= least_bytes(layout, sizes(), bare) <= step.peak_bytes
-    assert 0.5 * step.step_seconds < least_seconds(layout, sizes(), bare, SUBJECT.cluster) <= step.step_seconds
+@pytest.mark.parametrize(("layout", "subject"), [
+    (PIPELINE, SUBJECT), (Layout(shard=4, micro_batches=3), SUBJECT),
+    (replace(PIPELINE, tensor=2, micro_batches=4), SUBJECT),
+    (replace(PIPELINE, micro_batches=2, virtual=2, schedule="Interleaved1F1B"), SUBJECT),
+    (Layout(replicate=2, micro_batches=3, sharding="zero1"), SUBJECT),
+    (Layout(shard=4, micro_batches=2, checkpointing="planned"), SUBJECT),
+    (replace(PIPELINE, expert=2), MIXTURES), (Layout(shard=4, expert=4), MIXTURES)], ids=name_case)
+def test_bounds_are_not_above_the_step(layout: Layout, subject: Subject) -> None:
+    check_bounds(layout, subject)
+
+
+def check_bounds(layout: Layout, subject: Subject) -> None:
+    step = step_of(layout, subject)
+    bare = {name: figures(probe, subject) for name, probe in list_bare(layout, sizes(subject)).items()}
+    assert 0 < least_bytes(layout, sizes(subject), None) <= least_bytes(layout, sizes(subject), bare) <= step.peak_bytes
+    assert 0.5 * step.step_seconds < least_seconds(layout, sizes(subject), bare, subject.cluster) <= step.step_seconds
+
+
+def test_bounds_of_float8_are_of_its_products() -> None:
+    pytest.importorskip("torchao")
+    check_bounds(Layout(shard=4, micro_batches=2, precision="float8"), SUBJECT)
+
+
+def test_experts_are_on_several_ranks() -> None:
+    whole, divided = (step_of(Layout(shard=4, expert=expert), MIXTURES) for expert in (1, 4))
+    assert whole.stages[0].params == divided.stages[0].params  # a quarter of all, either way
+    # a block's experts are gathered whole in bfloat16, or not at all: three quarters of 8 x 128 x 128
+    assert whole.peak_bytes > divided.peak_bytes
+
+
+def test_states_of_zero1_are_divided() -> None:
+    copies, divided = (step_of(Layout(replicate=2, sharding=sharding)) for sharding in ("ddp", "zero1"))
+    # the largest matrices of the rank come first: 8 bytes for each element that the other rank has
+    assert 0 < copies.peak_bytes - divided.peak_bytes <= 8 * sizes().held(Part(5), 1)

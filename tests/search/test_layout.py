@@ -1,4 +1,6 @@
 """Which layouts there are, and what is said of choices that cannot be."""
+from dataclasses import replace
+
 import pytest
 
 from analyzer.errors import InputError
@@ -36,14 +38,25 @@ def test_choices(choices: dict[str, object], expected: list[str]) -> None:
     assert [str(layout) for layout in layouts(**choices)] == expected
 
 
+def test_experts_are_divided_as_far_as_ranks_and_experts_go() -> None:
+    found = layouts(model=replace(MODEL, tensor_limit=0, experts=6), checkpointing="none", pipeline=1)
+    assert {(one.shard, one.expert) for one in found} == {(1, 1), (8, 1), (8, 2)}
+    assert "fsdp 8, EP 2, 1 x 1" in map(str, layouts(batch=8, model=replace(MODEL, tensor_limit=0, experts=6)))
+
+
+def test_optimizer_states_alone_are_divided_among_copies() -> None:
+    found = layouts(sharding="zero1", checkpointing=["none", "planned"], micro_batch=2)
+    assert [str(one) for one in found] == ["zero1 8, 1 x 2", "zero1 8, 1 x 2, checkpoint planned"]
+
+
 def test_a_model_that_cannot_be_divided() -> None:
     plain = ModelFacts(blocks=8, tensor_limit=0, no_pipeline="its head is its embedding")
     assert {(layout.tensor, layout.pipeline) for layout in layouts(model=plain)} == {(1, 1)}
 
 
 @pytest.mark.parametrize(("choices", "said"), [
-    ({"tenser": 2}, "search(tenser=2): no such choice; there are checkpointing, compile, context"),
-    ({"sharding": "zero9"}, "search(sharding='zero9'): must be of ddp, fsdp, fsdp_kept"),
+    ({"tenser": 2}, "search(tenser=2): no such choice; there are checkpointing, compile, context, expert"),
+    ({"sharding": "zero9"}, "search(sharding='zero9'): must be of ddp, zero1, fsdp, fsdp_kept"),
     ({"tensor": []}, "search(tensor=[]): holds no values"),
     ({"micro_batch": 0}, "search(micro_batch=0): must be a whole number of at least 1")])
 def test_choices_that_cannot_be(choices: dict[str, object], said: str) -> None:

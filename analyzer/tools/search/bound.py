@@ -46,8 +46,9 @@ def least_state_bytes(layout: Layout, sizes: ModelSizes, part: Part) -> tuple[fl
     if layout.offload:
         return 0.0, 0.0
     held = sizes.held(part, layout.tensor)
-    size = _FLOAT if layout.precision == "mixed" else HALF
-    states: float = 2 * size if layout.optimizer in _ADAM else 0
+    size = HALF if layout.precision == "bf16" else _FLOAT
+    # of ZeRO-1 the sizes of parameters decide which rank has which states
+    states: float = 2 * size if layout.optimizer in _ADAM and layout.sharding != "zero1" else 0
     if layout.is_sharded:
         held /= layout.shard * layout.context
     return held * (size + states), held * size
@@ -60,7 +61,7 @@ def least_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures] |
     parts = list_parts(layout, sizes.blocks)
     held_parts = [[parts[stage] for stage in stages] for stages in list_stages(layout)]
     saved = [0.0] * layout.pipeline
-    if bare is not None and "two" in bare:
+    if bare is not None and "two" in bare and layout.checkpointing != "planned":
         flying = most_in_flight(timed_actions(layout)) if layout.pipeline > 1 else [1.0]
         saved = [_least_saved_bytes(layout, sizes, bare, held, count) for held, count in zip(held_parts, flying)]
     most = 0.0
@@ -78,7 +79,7 @@ def _least_saved_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Fig
     if any(part.last for part in held):
         saved += _least_head_bytes(layout, sizes, bare)
     if layout.sharding == "fsdp_kept":
-        saved += sum(sizes.held(part, layout.tensor) for part in held) * HALF
+        saved += sum(sizes.gathered(part, layout) for part in held) * HALF
     return saved
 
 
@@ -122,12 +123,13 @@ def _least_comm_seconds(layout: Layout, sizes: ModelSizes, cluster: ClusterSpec)
     """Seconds of gathering and reducing the blocks of a sharded model, which take turns on the links."""
     if not layout.is_sharded:
         return 0.0
-    ranks, held = layout.shard * layout.context, int(sizes.held(Part(1, False, False), layout.tensor))
+    ranks = layout.shard * layout.context
+    held = int(sizes.held(Part(1, False, False), layout.tensor)) - sizes.experts * (layout.expert > 1)
     per_host = max(1, min(ranks, cluster.devices_per_host // layout.tensor))
     total = 0.0
     for kind, size, number in (
             ("all_gather", HALF, sizes.blocks * (layout.micro_batches if layout.sharding == "fsdp" else 1)),
-            ("reduce_scatter", _FLOAT if layout.precision == "mixed" else HALF, sizes.blocks * layout.micro_batches)):
+            ("reduce_scatter", HALF if layout.precision == "bf16" else _FLOAT, sizes.blocks * layout.micro_batches)):
         time = collective_time(kind, held * size, ranks, cluster, ranks_per_host=per_host)
         total += 0.0 if time is None else number * time.seconds
     return total

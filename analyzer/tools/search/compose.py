@@ -37,12 +37,17 @@ class ModelSizes:
     width: int
     has_ends: bool                  #: whether it can be cut before and behind its blocks
     sequence: int
+    experts: int = 0                #: elements of a block's experts
 
     def held(self, part: Part, tensor: int) -> float:
         """Elements of a part that a rank holds, before they are divided among those that share the data."""
         whole = part.blocks * self.block + part.first * self.before + part.last * self.behind
         divided = part.blocks * self.divided[0] + part.first * self.divided[1] + part.last * self.divided[2]
         return whole - divided + divided / tensor
+
+    def gathered(self, part: Part, layout: Layout) -> float:
+        """Elements of a part that a rank of a sharded model computes with."""
+        return self.held(part, layout.tensor) - part.blocks * self.experts * (1 - 1 / layout.expert)
 
 
 @dataclass(frozen=True)

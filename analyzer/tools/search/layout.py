@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 from analyzer.errors import InputError, is_count
 from analyzer.recipe.optimizer import find_optimizer
 
-#: what is run again in backward: nothing, in each block all but attention and every second product, each block
-CHECKPOINTING = ("none", "selective", "blocks")
-#: ``"ddp"``: copies; ``"fsdp"``: `fully_shard`, gathered for each pass; ``"fsdp_kept"``: gathered once for both passes
-SHARDING = ("ddp", "fsdp", "fsdp_kept")
-#: ``"mixed"``: parameters, gradients and states in float32, computing in bfloat16; ``"bf16"``: all in bfloat16
-PRECISIONS = ("mixed", "bf16")
+#: what is run again in backward: nothing; in each block all but attention and every second product; each block; what
+#: `plan_blocks` chooses for the memory of the device, without a pipeline
+CHECKPOINTING = ("none", "selective", "blocks", "planned")
+#: ``"ddp"``: copies; ``"zero1"``: copies whose optimizer states are divided (`ZeroRedundancyOptimizer`); ``"fsdp"``:
+#: `fully_shard`, gathered for each pass; ``"fsdp_kept"``: gathered once for both passes
+SHARDING = ("ddp", "zero1", "fsdp", "fsdp_kept")
+#: ``"mixed"``: parameters, gradients and states in float32, computing in bfloat16; ``"bf16"``: all in bfloat16;
+#: ``"float8"``: as mixed, with products of blocks in float8 by torchao, scaled by row
+PRECISIONS = ("mixed", "bf16", "float8")
 SCHEDULES = ("1F1B", "Interleaved1F1B", "GPipe", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble")
 _TWO_CHUNKS = ("ZBVZeroBubble",)  # which always have two stages a rank
 _ONE_CHUNK = ("1F1B", "GPipe")
@@ -27,6 +31,7 @@ class Layout:
     - ``replicate`` copies of ``shard`` ranks divide the samples; ``sharding`` says what the ``shard`` ranks divide
       besides (`SHARDING`; with context parallel ranks too).
     - ``virtual``: pipeline stages of a rank. ``micro_batches``: of one rank in a step, of ``micro_batch`` samples each.
+    - ``expert``: as many of the ``shard`` ranks have different experts, to which they send each other their tokens.
     - ``sequence_parallel``: tensor parallel ranks divide the tokens of norms and residuals too.
     - ``offload``: parameters, gradients and optimizer states are on the host.
 
@@ -38,6 +43,7 @@ class Layout:
     replicate: int = 1
     shard: int = 1
     context: int = 1
+    expert: int = 1
     tensor: int = 1
     pipeline: int = 1
     virtual: int = 1
@@ -64,7 +70,7 @@ class Layout:
     @property
     def is_sharded(self) -> bool:
         """Whether `fully_shard` divides its parameters."""
-        return self.sharding != "ddp"
+        return self.sharding.startswith("fsdp")
 
     @property
     def global_batch(self) -> int:
@@ -76,25 +82,29 @@ class Layout:
             f"{self.sharding} {self.data}" if self.data * self.context > 1 else "")
         pipeline = f"PP {self.pipeline}" + (
             "" if self.schedule == "1F1B" else f" {self.schedule}" + f" x{self.virtual}" * (self.virtual > 1))
-        parts = [data, f"TP {self.tensor}" * (self.tensor > 1) + " no SP" * (
-            self.tensor > 1 and not self.sequence_parallel), f"CP {self.context}" * (self.context > 1),
-            pipeline * (self.pipeline > 1), f"{self.micro_batches} x {self.micro_batch}",
-            f"checkpoint {self.checkpointing}" * (self.checkpointing != "none"), "bf16" * (self.precision == "bf16"),
-            str(self.optimizer) * (self.optimizer not in ("adamw_fused", None)), "offload" * self.offload,
-            "compiled" * self.compile]
+        sequence = " no SP" * (not self.sequence_parallel)
+        parts = [data, f"TP {self.tensor}{sequence}" * (self.tensor > 1), f"CP {self.context}" * (self.context > 1),
+                 f"EP {self.expert}" * (self.expert > 1), pipeline * (self.pipeline > 1),
+                 f"{self.micro_batches} x {self.micro_batch}",
+                 f"checkpoint {self.checkpointing}" * (self.checkpointing != "none"),
+                 self.precision * (self.precision != "mixed"),
+                 str(self.optimizer) * (self.optimizer not in ("adamw_fused", None)), "offload" * self.offload,
+                 "compiled" * self.compile]
         return ", ".join(filter(None, parts))
 
 
 @dataclass(frozen=True)
 class ModelFacts:
     """What of a model decides which layouts there are: its alike ``blocks`` (0: it has none that are divided), the
-    degree that tensor parallelism may divide (0: nothing says how), and why there can be no pipeline, if so.
+    degree that tensor parallelism may divide (0: nothing says how), why there can be no pipeline, if so, and how many
+    ``experts`` a block has that can be divided.
     """
 
     blocks: int
     tensor_limit: int = 0
     no_pipeline: str = ""
     takes_tokens: bool = True
+    experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,13 +120,14 @@ class Space:
     replicate: tuple[int, ...] | None = None
     shard: tuple[int, ...] | None = None
     context: tuple[int, ...] | None = None
+    expert: tuple[int, ...] | None = None
     tensor: tuple[int, ...] | None = None
     pipeline: tuple[int, ...] | None = None
     virtual: tuple[int, ...] = (1, 2, 4)
     schedule: tuple[str, ...] = ("1F1B", "Interleaved1F1B")
     micro_batch: tuple[int, ...] = (1, 2, 4)
     sharding: tuple[str, ...] = SHARDING
-    checkpointing: tuple[str, ...] = CHECKPOINTING
+    checkpointing: tuple[str, ...] = ("none", "selective", "blocks")
     sequence_parallel: tuple[bool, ...] = (True,)
     precision: tuple[str, ...] = ("mixed",)
     optimizer: tuple[str | None, ...] = ("adamw_fused",)
@@ -143,7 +154,7 @@ class Space:
             for value in getattr(self, name):
                 if value not in known:
                     raise InputError(f"search({name}={value!r}): must be of {', '.join(known)}")
-        for name in ("replicate", "shard", "context", "tensor", "pipeline", "virtual", "micro_batch"):
+        for name in ("replicate", "shard", "context", "expert", "tensor", "pipeline", "virtual", "micro_batch"):
             for value in getattr(self, name) or ():
                 if not is_count(value, 1):
                     raise InputError(f"search({name}={value!r}): must be a whole number of at least 1")
@@ -210,7 +221,7 @@ def _takes(space: Space, base: Mapping[str, int], question: Question) -> bool:
     return 1 in (base["shard"], base["replicate"]) or inner == question.devices_per_host
 
 
-def _list_settings(space: Space, base: Mapping[str, int], model: ModelFacts) -> Iterator[Layout]:
+def _list_settings(space: Space, base: Mapping[str, Any], model: ModelFacts) -> Iterator[Layout]:
     pipeline, shards = base["pipeline"], base["shard"] * base["context"]
     if base["micro_batches"] < pipeline:
         return  # torch.distributed.pipelining refuses it, and most ranks would idle
@@ -220,18 +231,24 @@ def _list_settings(space: Space, base: Mapping[str, int], model: ModelFacts) -> 
             {2} if name in _TWO_CHUNKS else {1} if name in _ONE_CHUNK else set(space.virtual) - {1})
             if pipeline * chunks <= model.blocks and (chunks == 1 or base["micro_batches"] % pipeline == 0)]
     is_plain = base["tensor"] == base["context"] == pipeline == 1
-    for (schedule, virtual), sharding, checkpointing, sequence_parallel, precision, optimizer, offload, compiles in (
-            itertools.product(schedules, space.sharding, space.checkpointing, space.sequence_parallel, space.precision,
-                              space.optimizer, space.offload, space.compile)):
-        is_sharded = sharding != "ddp"
-        if is_sharded != (shards > 1) or not is_sharded and offload or checkpointing != "none" and not model.blocks:
+    experts = [1]
+    if model.experts and base["tensor"] == base["context"] == 1:
+        common = math.gcd(model.experts, base["shard"])
+        experts = [n for n in space.expert or divisors(common) if common % n == 0]
+    names = "sharding", "checkpointing", "sequence_parallel", "precision", "optimizer", "offload", "compile"
+    for (schedule, virtual), expert, *values in itertools.product(
+            schedules, experts, *(getattr(space, name) for name in names)):
+        layout = Layout(**base, virtual=virtual, schedule=schedule, expert=expert, **dict(zip(names, values)))
+        if layout.is_sharded != (shards > 1) or not layout.is_sharded and layout.offload:
             continue
-        if not is_sharded and not is_plain and base["replicate"] > 1:
+        if layout.checkpointing != "none" and not model.blocks or layout.checkpointing == "planned" and pipeline > 1:
+            continue
+        if not layout.is_sharded and not is_plain and layout.replicate > 1:
             continue  # torch's DDP takes no DTensors, and no stages
-        if not sequence_parallel and base["tensor"] == 1 and True in space.sequence_parallel:
+        if layout.sharding == "zero1" and (layout.replicate == 1 or layout.optimizer is None):
             continue
-        if sharding == "fsdp" and pipeline > 1 and "fsdp_kept" in space.sharding:
+        if not layout.sequence_parallel and layout.tensor == 1 and True in space.sequence_parallel:
+            continue
+        if layout.sharding == "fsdp" and pipeline > 1 and "fsdp_kept" in space.sharding:
             continue  # gathered anew for every micro-batch of a pipeline: torchtitan keeps what it gathered
-        yield Layout(**base, virtual=virtual, schedule=schedule, sharding=sharding, checkpointing=checkpointing,
-                     sequence_parallel=sequence_parallel, precision=precision, optimizer=optimizer, offload=offload,
-                     compile=compiles)
+        yield layout

@@ -22,6 +22,7 @@ from analyzer.profilers.collective import POINT_TO_POINT
 from analyzer.record.options import ProfileOptions
 from analyzer.results.info import bound_seconds
 from analyzer.results.profile import Profile
+from analyzer.tools.solver import BlockPlanner
 from analyzer.zoo.target import Target, load_target
 
 from .layout import Layout
@@ -100,12 +101,36 @@ def measure(subject: Subject, probe: Probe) -> Figures:
     layout = probe.layout
     ranks_a_stage = layout.devices // layout.pipeline
     rank = probe.place * ranks_a_stage
+    template = find_template(subject)
     with world(layout.devices, rank, cluster=subject.cluster):
-        job = RankJob(find_template(subject), layout, [probe.part], [probe.place], subject.sequence)
-        found = profile(job.build, job.inputs(), step=job.step, device=subject.device,
-                        optimizer=None if probe.bare else layout.optimizer, options=ProfileOptions(
-                            keep_events=False, steps=1 if probe.bare else 2, unknown_value="placeholder"))
+        job = RankJob(template, layout, [probe.part], [probe.place], subject.sequence, probe.bare)
+        settings: dict[str, Any] = {"device": subject.device, "step": job.step, "optimizer": None if probe.bare else
+                                    job.make_optimizer(), "options": ProfileOptions(
+                                        keep_events=False, steps=1 if probe.bare else 2, unknown_value="placeholder")}
+        if layout.checkpointing == "planned":
+            found = profile_planned(subject, job, settings)
+        else:
+            found = profile(job.build, job.inputs(), **settings)
     return read_figures(found, subject.device, layout.devices)
+
+
+def profile_planned(subject: Subject, job: RankJob, settings: dict[str, Any]) -> Profile:
+    """A rank whose blocks keep, run again or send to the host what `plan_blocks` says for the device's memory. The plan
+    is that of one micro-batch; where there are several, the gradients of those before have their place besides.
+    """
+    lay, template = job.layout, find_template(subject)
+    single = RankJob(template, replace(lay, micro_batches=1), job.parts, job.stages, subject.sequence)
+    inner = "0.module" if lay.replicate > 1 and not lay.is_sharded else "0"
+    planner = BlockPlanner(single.build, single.inputs(), **{**settings, "step": single.step}, budget_of="allocated",
+                           blocks=[f"{inner}.model.{template.path}.{i}" for i in range(job.parts[0].blocks)])
+    room = (subject.device.memory_bytes or 0) - sum(unseen.bytes or 0 for unseen in list_unseen(
+        subject.device, lay.devices))
+    if lay.micro_batches > 1:
+        room -= planner.profile_ends()[0].param_bytes or 0
+    plan = planner.plan(room)
+    if lay.micro_batches == 1 and plan.profile is not None:
+        return plan.profile
+    return profile(lambda: plan.apply(job.build()), job.inputs(), **settings)
 
 
 def read_figures(p: Profile, device: DeviceSpec, size: int) -> Figures:
@@ -192,6 +217,11 @@ class Journal:
 
 
 def bare_probe(layout: Layout, part: Part) -> Probe:
-    """One micro-batch of a part without wrappers and update: what a rank of the layout computes at least."""
-    return Probe(replace(layout, replicate=1, shard=1, pipeline=1, virtual=1, schedule="1F1B", micro_batches=1,
-                         sharding="ddp", precision="bf16", optimizer=None, offload=False), part, 0, True)
+    """One micro-batch of a part without wrappers and update: what a rank of the layout computes at least. Experts are
+    those of the rank, and others of its host have the rest.
+    """
+    precision = "float8" if layout.precision == "float8" else "bf16"
+    checkpointing = "none" if layout.checkpointing == "planned" else layout.checkpointing
+    return Probe(replace(layout, replicate=1, shard=layout.expert, pipeline=1, virtual=1, schedule="1F1B",
+                         micro_batches=1, sharding="ddp", precision=precision, checkpointing=checkpointing,
+                         optimizer=None, offload=False), part, 0, True)

@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from analyzer.recipe.optimizer import find_optimizer
 from analyzer.record.eager import default_loss
 
+from .expert_parallel import divide_experts
 from .layout import Layout
 from .stage import Part, Stage, Template
 from .tensor_parallel import divide_stage
@@ -23,15 +26,19 @@ def causal_loss(logits: Any, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
 
 
-def make_part(template: Template, part: Part, layout: Layout, mesh: Any) -> Stage:
-    """A part of a model as a rank of a layout holds it: tensor parallel first, then checkpoints, then compiled, then
-    sharded, in the order of torchtitan (torchtitan/models/llama3/infra/parallelize.py).
+def make_part(template: Template, part: Part, layout: Layout, mesh: Any, is_half: bool) -> Stage:
+    """A part of a model as a rank of a layout holds it, in bfloat16 or in float32: float8 and tensor parallel first,
+    then checkpoints, then compiled, then sharded, in the order of torchtitan (torchtitan/models/llama3/infra/
+    parallelize.py).
     """
     model = template.cut(part)
     stage = Stage(model, part, template.path.rpartition(".")[0])
-    if layout.precision == "bf16":
+    if is_half:
         stage.to(torch.bfloat16)
     blocks = list(model.get_submodule(template.path).children())[:part.blocks] if template.blocks else []
+    if layout.precision == "float8":
+        compute_in_float8(blocks or [stage])
+    experts = divide_experts(blocks, mesh["expert"]) if layout.expert > 1 else []
     if layout.tensor > 1:
         divide_stage(template, stage, blocks, mesh["tensor"], layout.sequence_parallel)
     checkpoint_blocks(blocks, layout.checkpointing)
@@ -39,38 +46,62 @@ def make_part(template: Template, part: Part, layout: Layout, mesh: Any) -> Stag
         for block in blocks or [stage]:
             block.compile()
     if layout.is_sharded:
-        shard_stage(stage, blocks, layout, mesh)
+        shard_stage(stage, blocks, layout, mesh, experts)
     stage.to_empty(device="cpu" if layout.offload else "cuda")
     return stage
 
 
-def shard_stage(stage: nn.Module, blocks: Sequence[nn.Module], layout: Layout, mesh: Any) -> None:
-    """`fully_shard` of each block, and of the rest; the last block is not resharded between its passes."""
-    from torch.distributed.device_mesh import DeviceMesh
+def compute_in_float8(modules: Sequence[nn.Module]) -> None:
+    """Linear layers whose sizes the products take (multiples of 16), as torchtitan's float8 converter filters them."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # type: ignore[import-untyped, unused-ignore]
+
+    def takes(module: nn.Module, _path: str) -> bool:
+        return isinstance(module, nn.Linear) and module.in_features % 16 == module.out_features % 16 == 0
+
+    for module in modules:
+        convert_to_float8_training(module, config=Float8LinearConfig.from_recipe_name("rowwise"),
+                                   module_filter_fn=takes)
+
+
+def shard_stage(stage: nn.Module, blocks: Sequence[nn.Module], layout: Layout, mesh: Any,
+                experts: Sequence[nn.Module]) -> None:
+    """`fully_shard` of each block, and of the rest; the last block is not resharded between its passes. Experts are
+    shared by fewer ranks.
+    """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-    names = [name for name in ("replicate", "shard") if layout.context == 1 and name in mesh.mesh_dim_names]
-    if layout.context > 1:  # ranks of one sequence divide parameters too
-        parts = tuple(name for name in ("data", "context") if name in mesh.mesh_dim_names)
-        flat = mesh[parts]._flatten("shard") if len(parts) > 1 else mesh[parts[0]]
-        names = [name for name in ("replicate", ) if name in mesh.mesh_dim_names]
-        options: dict[str, Any] = {"mesh": DeviceMesh._concatenate([mesh["replicate"], flat]) if names else flat}
-    else:
-        options = {"mesh": mesh[tuple(names)] if len(names) > 1 else mesh[names[0]]}
-    if layout.precision == "mixed":
+    options: dict[str, Any] = {}
+    if layout.precision != "bf16":
         options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     if layout.offload:
         options["offload_policy"] = CPUOffloadPolicy()
+    whole = _join(mesh, ("shard", "data", "context", "outer", "expert"))
     gathers_twice = layout.sharding == "fsdp"
+    for module in experts:
+        fully_shard(module, mesh=_join(mesh, ("outer", )), reshard_after_forward=gathers_twice, **options)
     for block in blocks:
-        fully_shard(block, **options, reshard_after_forward=gathers_twice and block is not blocks[-1])
-    fully_shard(stage, **options, reshard_after_forward=False)
+        fully_shard(block, mesh=whole, reshard_after_forward=gathers_twice and block is not blocks[-1], **options)
+    fully_shard(stage, mesh=whole, reshard_after_forward=False, **options)
+
+
+def _join(mesh: Any, names: Sequence[str]) -> Any:
+    """The mesh over which `fully_shard` divides, those of ``names`` that there are as one dimension, with the copies'
+    dimension before it where there are some.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    held = tuple(name for name in names if name in mesh.mesh_dim_names)
+    copies = ("replicate", ) if "replicate" in mesh.mesh_dim_names else ()
+    if len(held) < 2:
+        return mesh[copies + held]
+    flat = mesh[held]._flatten("shard")
+    return DeviceMesh._concatenate([mesh["replicate"], flat]) if copies else flat
 
 
 def checkpoint_blocks(blocks: Sequence[nn.Module], kind: str) -> None:
     """Run blocks again in backward; of ``"selective"`` ones without attention and every second product."""
     options: dict[str, Any] = {} if kind == "blocks" else {"context_fn": _selective_contexts}
-    for block in blocks if kind != "none" else ():
+    for block in blocks if kind in ("blocks", "selective") else ():
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **options)
 
 
@@ -98,9 +129,10 @@ class RankJob:
     """
 
     def __init__(self, template: Template, layout: Layout, parts: Sequence[Part], stages: Sequence[int],
-                 sequence: int | None) -> None:
+                 sequence: int | None, is_bare: bool = False) -> None:
         self.template, self.layout, self.sequence = template, layout, sequence
         self.parts, self.stages = list(parts), list(stages)
+        self.is_half = is_bare or layout.precision == "bf16"
         self.schedule: Any = None
         self.wrapped: Any = None
 
@@ -109,15 +141,17 @@ class RankJob:
 
         lay = self.layout
         shards = {"data": lay.shard, "context": lay.context} if lay.context > 1 else {"shard": lay.shard}
+        if lay.expert > 1:
+            shards = {"outer": lay.shard // lay.expert, "expert": lay.expert}
         sizes = {"pipeline": lay.pipeline, "replicate": lay.replicate, **shards, "tensor": lay.tensor}
-        kept = {name: n for name, n in sizes.items() if n > 1} or {"shard": 1}
+        kept = {name: n for name, n in sizes.items() if n > 1 or name == "outer"} or {"shard": 1}
         return init_device_mesh("cuda", tuple(kept.values()), mesh_dim_names=tuple(kept))
 
     def build(self) -> nn.Module:
         """Make the rank's stages and, in a pipeline, their schedule."""
         mesh, lay = self.make_mesh(), self.layout
         self.mesh = mesh
-        made = [make_part(self.template, part, lay, mesh) for part in self.parts]
+        made = [make_part(self.template, part, lay, mesh, self.is_half) for part in self.parts]
         self.model = made[0] if len(made) == 1 else nn.ModuleList(made)
         if lay.pipeline > 1:
             self.schedule = self._make_schedule(made, mesh)
@@ -156,6 +190,13 @@ class RankJob:
         return torch.empty(self.layout.micro_batch, self._length(), head.weight.shape[0], dtype=torch.bfloat16,
                            device="meta", requires_grad=True)
 
+    def make_optimizer(self) -> Any:
+        """As `analyzer.profile` takes it: a name, or what makes it of parameters."""
+        if self.layout.sharding != "zero1":
+            return self.layout.optimizer
+        factory: Any = find_optimizer(self.layout.optimizer)
+        return lambda parameters: ZeroRedundancyOptimizer(parameters, factory)
+
     def inputs(self) -> tuple[Any, ...]:
         """What ``step`` is given."""
         if self.layout.pipeline == 1 and not self.parts[0].first:
@@ -167,7 +208,7 @@ class RankJob:
 
     def _computing(self) -> AbstractContextManager[Any]:
         lay = self.layout
-        if lay.precision == "mixed" and not lay.is_sharded:
+        if not self.is_half and not lay.is_sharded:
             return torch.autocast("cuda", dtype=torch.bfloat16)
         return nullcontext()
 

@@ -27,7 +27,7 @@ from .compose import ModelSizes, Step, compose, list_probes
 from .layout import Layout, Question, Space, list_layouts
 from .probe import Figures, Journal, Probe, ProbeJob, Subject, find_template, run_probe
 from .result import Change, SearchResult
-from .stage import LINEAR_WAYS, Template, find_way
+from .stage import LINEAR_WAYS, Template, find_way, list_experts
 
 GLOBAL_BATCH = 1024       #: samples of a step where nothing says how many
 LONGEST = 8192            #: tokens of a sample where nothing says how many, if the model takes so many
@@ -67,12 +67,13 @@ def model_sizes(template: Template, sequence: int) -> ModelSizes:
     divided = count([module for path, module in template.blocks[0].named_modules()
                      if find_way(template.plan, f"{template.path}.0.{path}") in LINEAR_WAYS])
     blocks, block = len(template.blocks), count(template.blocks[:1])
+    experts = count([module for _, module in list_experts(template.blocks[0])])
     if template.facts.no_pipeline:  # what is shared counts once
         outside = count([template.model]) - count(template.blocks)
-        return ModelSizes(blocks, block, outside, 0, (divided, outside, 0), 0, False, sequence)
+        return ModelSizes(blocks, block, outside, 0, (divided, outside, 0), 0, False, sequence, experts)
     before, behind = find(template.before), find(template.behind)
     return ModelSizes(blocks, block, count(before), count(behind), (divided, count(before), count(behind[-1:])),
-                      int(before[0].weight.shape[-1]), True, sequence)
+                      int(before[0].weight.shape[-1]), True, sequence, experts)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -335,7 +336,10 @@ def _list_assumptions(searcher: Searcher) -> tuple[str, ...]:
     if facts.no_pipeline:
         found.append(f"no pipelines: {facts.no_pipeline}")
     if not facts.tensor_limit:
-        found.append("no tensor parallelism: the model has no tp_plan; give tensor_plan")
+        found.append("no tensor parallelism: " + ("of experts there is none, they are divided whole" if facts.experts
+                                                  else "the model has no tp_plan; give tensor_plan"))
+    if facts.experts:
+        found.append("as many tokens go to each expert")
     if searcher.subject.device.memory_bytes is None:
         found.append("the memory of the device is not known: every layout is taken to fit")
     return (*found, "gradients are not clipped; data is there when a step begins; all ranks come at once")

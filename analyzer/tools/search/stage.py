@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import math
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -79,7 +80,10 @@ class Template:
             why = "what comes before its blocks is not one embedding"
         elif outside[0] & outside[1] or len(ids) < sum(1 for _ in self.model.named_parameters(remove_duplicate=False)):
             why = "its embedding and its head share their weight"
-        return ModelFacts(len(self.blocks), self._find_tensor_limit(), why, self.takes_tokens)
+        experts = math.gcd(*[module.num_experts for _, module in list_experts(self.blocks[0])]) if self.blocks else 0
+        # nothing here divides each expert over tensor parallel ranks
+        limit = 0 if experts else self._find_tensor_limit()
+        return ModelFacts(len(self.blocks), limit, why, self.takes_tokens, experts)
 
     def _find_tensor_limit(self) -> int:
         """The largest degree that heads allow: the greatest common divisor of heads, or of what is divided."""
@@ -119,6 +123,19 @@ class Template:
                 container._modules.update(held)
             for path, module in kept.items():
                 self.model.set_submodule(path, module)
+
+
+def list_experts(block: nn.Module) -> list[tuple[str, Any]]:
+    """The modules of a block that hold experts as transformers' do: ``num_experts`` of them in each parameter, along
+    its first dimension, and ``forward(tokens, indices of each token's experts, their weights)``.
+    """
+    found = []
+    for path, module in block.named_modules():
+        number, held = getattr(module, "num_experts", None), [*module.parameters(recurse=False)]
+        if isinstance(number, int) and held and all(p.dim() > 1 and p.shape[0] == number for p in held) and (
+                len(signature(module.forward).parameters) == 3):
+            found.append((path, module))
+    return found
 
 
 def _describe(block: nn.Module) -> tuple[Any, ...]:
