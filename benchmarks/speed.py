@@ -33,7 +33,8 @@ from .speed_timing import Report, format_ratio, judge, say  # noqa: E402
 SECTIONS: dict[str, Callable[[Report], None]] = {
     "ratios": section.report_ratios, "cold": section.report_cold, "depth": section.report_depth,
     "reuse": section.report_reuse, "memory": section.report_memory,
-    "llama": section.report_llama, "import": section.report_imports, "overhead": section.report_overhead,
+    "llama": section.report_llama, "compile": section.report_compile, "import": section.report_imports,
+    "overhead": section.report_overhead,
     "others": section.report_others}
 
 

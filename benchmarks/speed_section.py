@@ -24,6 +24,7 @@ from .speed_timing import (
     apart,
     format_ratio,
     measure_cold,
+    measure_compiled,
     measure_depth,
     measure_memory,
     median_known,
@@ -149,6 +150,25 @@ def report_llama(report: Report) -> None:  # the 405-billion-parameter Llama, fr
             for what, found in (("bare", bare), ("profile", ours))]
     rows.append(["profile / bare", *(format_ratio(ours[name] / bare[name]) for name in ("seconds", "peak_bytes"))])
     report.add("llama", markdown(["", "seconds", "resident MB at the peak"], rows))
+
+
+def report_compile(report: Report) -> None:  # Llama 2 7B under torch.compile, and others of its layers
+    rows = []
+    for mode, told in (("train", "a training step with AdamW"), ("infer", "inference")):
+        taken = {layers: apart(measure_compiled, layers, mode) for layers in (0, 1, 32, 64)}
+        first = f"first, {CPU}"
+        further, cpu = [(taken[64][name] - taken[32][name]) / 32 / (taken[1][name] - taken[0][name])
+                        for name in ("first", first)]
+        report.targets.append((f"compiled Llama, {told}: each further layer to the first one", further, cpu, 0.05))
+        if mode == "train":
+            report.targets += [
+                ("compiled Llama, 32 layers: seconds of the first profile", taken[32]["first"], taken[32][first], 15.0),
+                ("the same: seconds of the next", taken[32]["next"], taken[32][f"next, {CPU}"], 3.0),
+                ("the same: resident MB", taken[32]["peak_bytes"] / 1e6, None, 2000.0)]
+        rows += [[told, str(layers), *(f"{found[name]:.2f}" for name in found if name != "peak_bytes"),
+                  f"{found['peak_bytes'] / 1e6:.0f}"] for layers, found in taken.items()]
+    report.add("compile", markdown(["step", "layers", "first, s", "processor", "next, s", "processor",
+                                    "resident MB at the peak"], rows))
 
 
 def report_imports(report: Report) -> None:

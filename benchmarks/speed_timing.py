@@ -21,7 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch  # noqa: E402
 
 from .page import ROOT, in_fork  # noqa: E402
-from .speed_case import CASES, OURS, Prepared, SpeedCase, import_libraries, opt, prepare  # noqa: E402
+from .speed_case import CASES, OURS, Prepared, SpeedCase, import_libraries, opt, prepare, transformer  # noqa: E402
 
 K = TypeVar("K")
 MIB = 2**20
@@ -218,3 +218,20 @@ def measure_memory(name: str, what: str) -> dict[str, float]:
         on.step() if what == "bare" else on.profile(reuse=what == "profile")
     seconds = time.perf_counter() - start
     return {"seconds": seconds, "before_bytes": before, "peak_bytes": resident_bytes("VmHWM")}
+
+
+def measure_compiled(layers: int, mode: str) -> dict[str, float]:
+    """The first and the next profile of a compiled Llama in this process, by the clock and by processor time, and
+    resident memory. Building the model counts.
+    """
+    from analyzer import profile
+
+    build = transformer("LlamaForCausalLM", "LlamaConfig", num_hidden_layers=layers)
+    ids = torch.empty(1, 2048, dtype=torch.int64, device="meta")
+    inputs = {"input_ids": ids, "labels": ids} if mode == "train" else {"input_ids": ids}
+    found: dict[str, float] = {}
+    for turn in ("first", "next"):
+        taken = time_once(lambda: profile(lambda: torch.compile(build()), (), inputs, mode=mode, device="h100",
+                                          optimizer="adamw" if mode == "train" else None))
+        found |= {turn: taken.wall_seconds, f"{turn}, {CPU}": taken.cpu_seconds}
+    return {**found, "peak_bytes": resident_bytes("VmHWM")}
