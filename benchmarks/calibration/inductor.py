@@ -48,8 +48,8 @@ FEW, MANY = 4, 36  #: parameters
 RUNS, CALLS = 100, 20
 #: NVIDIA's figure, see above.
 GRAPH_LAUNCH_SECONDS = 2.5e-6
-#: Of a random number, assumed: ten rounds of Philox, each of two wide products and six cheaper operations, for one of
-#: the four numbers that they give (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
+#: Of a random number: ten rounds of Philox (``n_rounds`` of triton/language/random.py), of which each takes the low and
+#: the high half of two products, four exclusive ors and two sums (``philox_impl``); of the four numbers one is used.
 RANDOM_INSTRUCTIONS = 100.0
 #: Compiled steps and the eager ones of the same models.
 HOST_PAIRS = {"mlp4/compile": "mlp4/eager", "gpt2/compile_bf16": "gpt2/eager_bf16", "vit/compile": "vit/eager",
