@@ -15,7 +15,7 @@ from analyzer.meta.address_space import AddressSpace, MetaStorage
 from analyzer.meta.tensor import alias
 from analyzer.record.reference_count import next_sequence_number
 
-from .joint_graph import GraphTape, JointGraph, place_of
+from .joint_graph import GraphTape, JointGraph, place_of, put_writes_last
 from .traced_tensor import GraphShape, coerce_like, exchange, is_wrapped, parts_of, rebuild_like
 
 Tensor = torch.Tensor
@@ -207,7 +207,7 @@ class GraphEnd:
         for primal, _ in self._copies:
             if id(primal) not in self.stand_ins.replaced:  # it had no history before
                 exchange(primal, alias(primal))
-        tape.put_writes_last()
+        put_writes_last(tape.graph)
         tape.graph.output((*forward, *gradients))
         for node in reversed(tape.graph.nodes):
             if not node.users and not node.is_impure():

@@ -145,13 +145,6 @@ class GraphTape:
         node = self._call(_aten.copy_.default, (self.placeholders[primal], self.value(tensor)), {}, tensor)
         node.meta["partitioner_tag"] = "must_be_in_forward"
 
-    def put_writes_last(self) -> None:
-        """Writes to primals are behind the backward pass, as in AOTAutograd's graphs: passes that find equal operators
-        (``fx_graph_cse`` of ``torch/_functorch/compile_utils.py``) join none on two sides of a write.
-        """
-        for node in self.graph.find_nodes(op="call_function", target=_aten.copy_.default):
-            self.graph._root.prev.append(node)
-
     def composition(self, func: Any) -> Callable[..., Any] | None:
         """What takes an operator apart: the compiler's decomposition, or its functional form and a write."""
         if self._pauses:
@@ -379,6 +372,14 @@ class GraphTape:
             if sum(place_of(p)[0] == number for p in self.primals) > 1:
                 raise GraphBreak("a write to one of several arguments that share memory")
             self.written.append(primal)
+
+
+def put_writes_last(graph: fx.Graph) -> None:
+    """Writes to primals are behind the backward pass, as in AOTAutograd's graphs: passes that find equal operators
+    (``fx_graph_cse`` of ``torch/_functorch/compile_utils.py``) join none on two sides of a write.
+    """
+    for node in graph.find_nodes(op="call_function", target=_aten.copy_.default):
+        graph._root.prev.append(node)
 
 
 def place_of(tensor: Tensor) -> _Place:

@@ -16,7 +16,7 @@ from torch import fx
 
 from analyzer.meta.spec import TensorSpec
 
-from .joint_graph import JointGraph
+from .joint_graph import JointGraph, put_writes_last
 from .laps import Chains, find_run
 from .lowering import LoweredGraph
 from .program_text import Layers, write_laps
@@ -99,6 +99,7 @@ class Shortened:
                 first, last = self._cut(run)
                 for i in (*range(first), *range(last, len(run.nodes))):
                     self._kept[run.nodes[i]] = self._copy(graph, run, i)
+        put_writes_last(graph)
         outputs: Any = whole.graph.output_node().args[0]
         results = [self._kept[self._resolve(value, self._forward, len(self._forward.nodes))]
                    if isinstance(value, fx.Node) else value for value in outputs[:whole.results]]
