@@ -95,9 +95,39 @@ def test_files_for_other_programs(found: SearchResult) -> None:
     pipeline = next(step for step in found.composed if step.layout.pipeline == 2)
     with pytest.raises(InputError, match="deepspeed has them in the model's code; export another layout"):
         export(found, "deepspeed", step=pipeline)
-    other = replace(step, layout=replace(step.layout, optimizer="sgd"))
-    for program in ("torchtitan", "deepspeed"):
-        with pytest.raises(InputError, match=f"{program} is given AdamW alone, this layout has another optimizer"):
-            export(found, program, step=other)
+    # of two blocks each stage has one
+    assert ('module_fqns_per_model_part = [["tok_embeddings", "layers.0"], ["layers.1", "norm", "output"]]\n'
+            in export(found, "torchtitan", step=pipeline))
+    arguments = export(found, "megatron", step=pipeline)
+    assert "--pipeline-model-parallel-layout 'E,t*1|t*1,L' \\\n" in arguments
+    assert arguments.startswith("# gradients are whole on each rank, which the search has in shards: more memory\n--")
     with pytest.raises(InputError, match="must be of torchtitan, megatron, deepspeed, accelerate"):
         export(found, "nemo")
+
+
+@pytest.mark.parametrize(("changed", "program", "said"), [
+    ({"optimizer": "sgd"}, "torchtitan", "is given AdamW alone, this layout has another optimizer"),
+    ({"optimizer": "sgd"}, "deepspeed", "is given AdamW alone, this layout has another optimizer"),
+    ({"checkpointing": "planned"}, "torchtitan", "takes no plan of blocks"),
+    ({"checkpointing": "selective"}, "megatron", "has other selective checkpoints, and no plan of blocks"),
+    ({"precision": "bf16"}, "megatron", "keeps float32 copies"),
+    ({"precision": "float8"}, "accelerate", "keeps parameters in float32, and has another float8")])
+def test_what_a_program_cannot_run(found: SearchResult, changed: dict[str, str], program: str, said: str) -> None:
+    step = next(step for step in found.composed if step.layout.pipeline == 1)
+    other = replace(step, layout=replace(step.layout, **changed))
+    with pytest.raises(InputError, match=f"{program} {said}.*; export another layout of the search"):
+        export(found, program, step=other)
+
+
+@pytest.mark.parametrize(("changed", "program", "expected"), [
+    ({"sharding": "fsdp", "replicate": 2, "shard": 2}, "deepspeed", '"mics_shard_size": 2'),
+    ({"sharding": "zero1", "replicate": 4, "shard": 1}, "deepspeed", '"stage": 1'),
+    ({"precision": "float8"}, "torchtitan", '[quantize.linear.float8]\nrecipe_name = "rowwise"\n'),
+    ({"expert": 2}, "torchtitan", "expert_parallel_degree = 2\n"),
+    ({"expert": 2}, "megatron", "--expert-model-parallel-size 2 "),
+    ({"sharding": "fsdp"}, "megatron", "--data-parallel-sharding-strategy optim_grads_params "),
+    ({"sharding": "fsdp"}, "torchtitan", 'fsdp_reshard_after_forward = "default"\n'),
+    ({"compile": True}, "accelerate", "  dynamo_use_regional_compilation: true\n")])
+def test_what_a_program_is_told(found: SearchResult, changed: dict[str, object], program: str, expected: str) -> None:
+    step = next(step for step in found.composed if step.layout.pipeline == 1)
+    assert expected in export(found, program, step=replace(step, layout=replace(step.layout, **changed)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ class SearchResult:
 
     name: str
     devices: int
+    devices_per_host: int
     cluster: str
     device: str
     capacity_bytes: int | None
@@ -202,11 +204,14 @@ class SearchResult:
                                  f"{format_percent(step.mfu)} MFU ({step.layout})")
 
     def stage_table(self) -> str:
-        """Memory and time of each kind of rank of the best layout."""
-        rows = [[str(stage.rank), str(stage.part.blocks), format_count(stage.params), str(stage.in_flight),
-                 format_bytes(stage.peak_bytes), format_bytes(stage.update_peak_bytes),
-                 format_seconds(stage.forward_seconds), format_seconds(stage.backward_seconds),
-                 format_seconds(stage.optimizer_seconds)] for stage in self.best.stages]
+        """Memory and time of the ranks of the best layout, those that are alike in one row."""
+        rows: list[list[str]] = []
+        for figures, alike in groupby(self.best.stages, key=lambda stage: replace(stage, rank=0)):
+            ranks = [stage.rank for stage in alike]
+            rows.append([str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}", str(figures.part.blocks),
+                         format_count(figures.params), str(figures.in_flight), format_bytes(figures.peak_bytes),
+                         format_bytes(figures.update_peak_bytes), format_seconds(figures.forward_seconds),
+                         format_seconds(figures.backward_seconds), format_seconds(figures.optimizer_seconds)])
         headers = ["Rank", "Blocks", "Params", "In flight", "Peak of passes", "Of update", "Forward", "Backward",
                    "Update"]
         return print_rows(headers, rows)

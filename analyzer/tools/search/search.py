@@ -252,12 +252,11 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
             raise Interrupted(searcher.best, journal.made) from None
     ranked = searcher.ranked
     return SearchResult(
-        searcher.template.name, devices, spec.name, spec.device.name, spec.device.memory_bytes, question.global_batch,
-        sequence, None if tokens is None else int(tokens), price, tuple(ranked[:count] or sorted(
+        searcher.template.name, devices, spec.devices_per_host, spec.name, spec.device.name, spec.device.memory_bytes,
+        question.global_batch, sequence, None if tokens is None else int(tokens), price, tuple(ranked[:count] or sorted(
             searcher.steps.values(), key=lambda step: (step.needed_bytes, step.layout))[:count]),
         tuple(searcher.steps.values()), bool(ranked), changes, neighbors,
-        dict(searcher.counts), failed, len(journal.known),
-        _list_assumptions(searcher))
+        dict(searcher.counts), failed, len(journal.known), _list_assumptions(searcher, ranked[:count]))
 
 
 def _find_length(template: Template) -> int:
@@ -331,8 +330,14 @@ def _list_neighbors(searcher: Searcher) -> tuple[tuple[int, Step | None], ...]:
     return tuple(found)
 
 
-def _list_assumptions(searcher: Searcher) -> tuple[str, ...]:
+def _list_assumptions(searcher: Searcher, best: Sequence[Step]) -> tuple[str, ...]:
     facts, found = searcher.facts, []
+    # as docs/search.md measures them
+    if any(step.layout.virtual > 1 for step in best):
+        found.append("with several stages a rank, bytes are composed within 0.5 % and seconds within 1.5 %: layouts "
+                     "that are nearer to each other, or to the device's memory, may be in another order")
+    if any(step.layout.pipeline > 1 and step.layout.micro_batches == step.layout.pipeline for step in best):
+        found.append("with as many micro-batches as stages, a rank may need up to one micro-batch less than is said")
     if facts.no_pipeline:
         found.append(f"no pipelines: {facts.no_pipeline}")
     if not facts.tensor_limit:
