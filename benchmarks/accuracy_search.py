@@ -4,28 +4,34 @@
 
 ``every``: a model of which every layout's step is composed, so that the best are known. ``llama``: Llama 3 405B on
 16,384 H100. ``published``: groups of runs that others measured (``benchmarks/truth/vtrain.json``), which differ in one
-degree. ``stopped``: searches that were stopped and went on. What was profiled is kept in FOLDER; with parts named, only
-these blocks are written.
+degree. ``stopped``: searches that were stopped and went on, and by other workers. What was profiled is kept in FOLDER;
+with parts named, only these blocks are written.
 """
 from __future__ import annotations
 
 import argparse
+import datetime
+import importlib.util
+import os
+import resource
 import statistics
 import sys
 import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from analyzer.parallel import search
-from analyzer.tools.search.compose import list_probes
+from analyzer.tools.search.compose import Step, list_probes
 from analyzer.tools.search.layout import Layout, Question, Space, list_layouts
 from analyzer.tools.search.probe import Journal, ProbeJob, Subject, run_probe
-from analyzer.tools.search.search import Searcher, read_cluster
+from analyzer.tools.search.result import SearchResult
+from analyzer.tools.search.search import Interrupted, Searcher, read_cluster
 from analyzer.zoo.input_spec import InputSpec
 from analyzer.zoo.llama import Llama, LlamaConfig
 from analyzer.zoo.target import Target
@@ -106,94 +112,135 @@ def forget_errors(searcher: Searcher) -> None:
             figures.pop(name, None)
 
 
+#: of the paper's table 4: one micro-batch a sequence, 16 of them, no checkpoints; 41 % MFU with 8,192 tokens
 PUBLISHED = Layout(shard=128, tensor=8, pipeline=16, micro_batches=16, sharding="fsdp_kept")
+LLAMA, LLAMA_CLUSTER, LLAMA_BATCH, LLAMA_TOKENS = "hf:llama-3.1-405b", "16384xdgx_h100", 2048, 8192
 
 
 def llama(folder: Path) -> str:
     """Llama 3 405B as it was trained, and what the search finds."""
     texts = []
-    for name, compiles in (("as written", False), ("blocks compiled", True)):
-        began, used = time.perf_counter(), time.process_time()
-        found = search("hf:llama-3.1-405b", "16384xdgx_h100", global_batch=2048, sequence=8192, tokens=15.6e12,
-                       count=3, advice=False, compile=compiles)
-        seconds, used = time.perf_counter() - began, time.process_time() - used
-        rows = [[str(step.layout), f"{step.step_seconds:.2f}", percent(step.mfu),
-                 f"{step.needed_bytes / 2**30:.1f}"] for step in found.steps]
-        texts.append(f"{name}: {found.counts['layouts']} layouts, {found.profiles} ranks profiled, {seconds:.0f} s "
-                     f"({used:.0f} s of processor time)\n\n"
-                     + markdown(["layout", "step s", "MFU", "GiB"], rows))
-    return "\n\n".join(texts)
+    for name, compiles in (("As written", False), ("Each block compiled", True)):
+        began, used = time.perf_counter(), processor_seconds()
+        found = search(LLAMA, LLAMA_CLUSTER, global_batch=LLAMA_BATCH, sequence=LLAMA_TOKENS, count=3, advice=False,
+                       workers=2, compile=compiles)
+        seconds, used = time.perf_counter() - began, processor_seconds() - used
+        rows = [[str(step.layout), f"{step.step_seconds:.2f}", percent(step.mfu), f"{step.needed_bytes / 2**30:.1f}",
+                 "yes" if step in found.steps else "no"] for step in [*found.steps, *published_steps(compiles)]]
+        texts.append(f"{name}: {found.counts['layouts']} layouts, {found.profiles} ranks profiled by two processes in "
+                     f"{used:.0f} s of processor time, {seconds:.0f} s on a machine with {os.cpu_count()} cores and a "
+                     f"load of {os.getloadavg()[0]:.0f}.\n\n"
+                     + markdown(["layout", "step s", "MFU", "GiB", "fits, of the best three"], rows))
+    return f"On {datetime.date.today()} with PyTorch {torch.__version__}:\n\n" + "\n\n".join(texts)
+
+
+def processor_seconds() -> float:
+    """Of this process and of those that it waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def published_steps(compiles: bool) -> list[Step]:
+    """Steps of the published degrees, with one, two and four stages a rank."""
+    devices, spec = read_cluster(LLAMA_CLUSTER)
+    searcher = Searcher(Subject(LLAMA, spec, LLAMA_TOKENS), Question(
+        devices, spec.devices_per_host, LLAMA_BATCH, LLAMA_TOKENS, Space()), Journal(None, {}), run)
+    searcher.evaluate([replace(PUBLISHED, compile=compiles, virtual=virtual, schedule="1F1B" if virtual == 1 else
+                               "Interleaved1F1B") for virtual in (1, 2, 4)])
+    return list(searcher.steps.values())
 
 
 def published(folder: Path) -> str:
-    """Groups of measured steps of one model and batch on as many GPUs, which differ in one degree."""
+    """Groups of measured steps of one model and batch on as many GPUs, which differ in one degree, or in all of them,
+    as the layouts of a search do.
+    """
     warnings.filterwarnings("ignore")
     runs = read_runs(accuracy_throughput.TABLE, accuracy_throughput.Run)
     fields = ("gpus", "global_batch", "hidden", "heads", "layers", "seq_len", "micro_batch", "tp", "dp", "pp")
-    groups: dict[tuple[Any, ...], list[Any]] = {}
-    for degrees in (("micro_batch", ), ("tp", "pp"), ("tp", "dp"), ("dp", "pp")):
+    groups: dict[tuple[str, ...], list[list[Any]]] = {}
+    for degrees, least in ((("micro_batch", ), 3), (("tp", "pp"), 3), (("tp", "dp"), 3), (("dp", "pp"), 3),
+                           (("micro_batch", "tp", "dp", "pp"), 4)):
         made = defaultdict(list)
         for one in runs:
-            key = degrees, *(getattr(one, name) for name in fields if name not in degrees)
-            made[key].append(one)
-        groups.update({key: group for key, group in made.items() if len(group) >= 4})
-    chosen = list(dict.fromkeys(one for group in groups.values() for one in group))
+            made[tuple(getattr(one, name) for name in fields if name not in degrees)].append(one)
+        groups[degrees] = [group for group in made.values() if len(group) >= least]
+    chosen = list(dict.fromkeys(one for found in groups.values() for group in found for one in group))
     began = time.perf_counter()
     times = accuracy_throughput.time_stages(chosen, 1)
     steps = {one.id: accuracy_throughput.predict(one, times).step_seconds for one in chosen}
-    rows, every_rho, kept = [], [], 0
-    for degrees in dict.fromkeys(key[0] for key in groups):
-        rhos, top = [], 0
-        for key, group in groups.items():
-            if key[0] == degrees:
-                rhos.append(correlate_ranks([(one.step_ms, steps[one.id]) for one in group]))
-                fastest = min(group, key=lambda one: one.step_ms)
-                top += sorted(group, key=lambda one: steps[one.id]).index(fastest) < 3
-        rows.append([" and ".join(degrees), len(rhos), f"{statistics.median(rhos):.3f}", f"{top} of {len(rhos)}"])
-        every_rho += rhos
-        kept += top
-    rows.append(["all", len(every_rho), f"{statistics.median(every_rho):.3f}", f"{kept} of {len(every_rho)}"])
-    return (f"{describe_run(time.perf_counter() - began)}: {len(chosen)} measured steps in {len(every_rho)} groups of "
-            "four or more.\n\n" + markdown(["differ in", "groups", "median Spearman", "best in the first three"], rows))
+
+    def judge(name: str, found: list[list[Any]]) -> list[str]:
+        rhos, first, third = [], 0, 0
+        for group in found:
+            rhos.append(correlate_ranks([(one.step_ms, steps[one.id]) for one in group]))
+            place = sorted(group, key=lambda one: steps[one.id]).index(min(group, key=lambda one: one.step_ms))
+            first, third = first + (place == 0), third + (place < 3)
+        return [name, str(len(found)), f"{min(map(len, found))} to {max(map(len, found))}",
+                f"{statistics.median(rhos):.3f}", f"{first} of {len(found)}", f"{third} of {len(found)}"]
+
+    *singles, every_degree = groups.items()
+    rows = [judge(" and ".join(degrees), found) for degrees, found in singles]
+    rows.append(judge("one of these", [group for _, found in singles for group in found]))
+    rows.append(judge("all of them", every_degree[1]))
+    return (f"{describe_run(time.perf_counter() - began)}: {len(chosen)} measured steps.\n\n" + markdown(
+        ["differ in", "groups", "runs of each", "median Spearman", "best is first", "among the first three"], rows))
+
+
+def tiny() -> Llama:
+    return Llama(LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
+                             num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False))
+
+
+def search_tiny(**settings: Any) -> SearchResult:
+    return search("benchmarks.accuracy_search:tiny", "4xh100", global_batch=16, sequence=256, count=3, advice=False,
+                  tensor=1, micro_batch=[1, 2], checkpointing="none", **settings)
 
 
 def stopped(folder: Path) -> str:
-    """A search that is stopped after each of several numbers of ranks, and goes on with its file."""
-    space = Space.of({"micro_batch": [2, 4], "checkpointing": ["none"], "tensor": [1, 2], "pipeline": [1, 2]})
-    straight = make_searcher(None, space)
-    straight.bound()
-    straight.rank(3)
-    total, same = straight.journal.made, []
-    for limit in (1, total // 3, total - 2):
+    """A search that is stopped after each of several numbers of ranks and goes on, and searches by several workers."""
+    straight = search_tiny()
+    total, same = straight.profiles, []
+    limits = 1, total // 3, total - 2
+    for limit in limits:
         path = folder / f"stopped{limit}.jsonl"
         path.unlink(missing_ok=True)
-        first = make_searcher(path, space)
-        first._run = stop_after(limit)
         try:
-            first.bound()
-            first.rank(3)
-        except KeyboardInterrupt:
+            search_tiny(resume=path, progress=stop_after(limit))
+        except Interrupted:
             pass
-        again = make_searcher(path, space)
-        again.bound()
-        again.rank(3)
-        same.append(again.ranked == straight.ranked and again.counts == straight.counts
-                    and first.journal.made + again.journal.made == total)
-    return (f"A search of {total} ranks, stopped after 1, {total // 3} and {total - 2} of them and started again with "
-            f"its file: {sum(same)} of {len(same)} give the same answer, and profile no rank twice.")
+        written = path.read_text().count("\n") - 1
+        again = search_tiny(resume=path)
+        same.append(written == limit and path.read_text().count("\n") - 1 == total
+                    and (again.steps, again.composed, again.counts) == (straight.steps, straight.composed,
+                                                                        straight.counts))
+    told = [f"A search of {total} ranks, stopped after {limits[0]}, {limits[1]} and {limits[2]} of them and started "
+            f"again with its file: {sum(same)} of {len(same)} give the same answer, and profile no rank twice."]
+    for name, found in (("two processes", search_tiny(workers=2)), ("two workers of Dask", search_by_dask())):
+        is_same = found is not None and (found.steps, found.counts) == (straight.steps, straight.counts)
+        told.append(f"By {name}: {'not tried' if found is None else 'the same' if is_same else 'ANOTHER answer'}.")
+    return "\n".join(told)
 
 
-def stop_after(limit: int) -> Callable[[Sequence[ProbeJob]], Iterator[tuple[ProbeJob, dict[str, Any]]]]:
-    left = [limit]
+def search_by_dask() -> SearchResult | None:
+    """None where Dask is not installed."""
+    if importlib.util.find_spec("distributed") is None:
+        return None
+    from distributed import Client, LocalCluster
 
-    def run_some(jobs: Sequence[ProbeJob]) -> Iterator[tuple[ProbeJob, dict[str, Any]]]:
-        for job in jobs:
-            if not left[0]:
-                raise KeyboardInterrupt
-            left[0] -= 1
-            yield job, run_probe(job)
+    cluster: Any = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    with cluster, Client(cluster) as client:
+        return search_tiny(executor=client.get_executor())
 
-    return run_some
+
+def stop_after(limit: int) -> Callable[[float, str], None]:
+    told: list[str] = []
+
+    def progress(share: float, text: str) -> None:
+        told.append(text)
+        if len(told) == limit:
+            raise KeyboardInterrupt
+
+    return progress
 
 
 PARTS = {"every": every, "llama": llama, "published": published, "stopped": stopped}

@@ -196,6 +196,8 @@ def plan_blocks(model: nn.Module | Callable[[], nn.Module], args: Any = (), kwar
     Sequential. ``method`` is that of `solve`.
 
     For each block, each result of an operator is kept, run again in the backward pass or copied to the host and back.
+    `solve` plans the graph of a model, of one device, and may find a faster plan: compare the ``overhead`` of both, as
+    ``analyzer plan`` does.
     The profile of the planned step is what is reported; where it takes more than the budget, or leaves much of it, the
     limit moves and the choice is made again.
 
