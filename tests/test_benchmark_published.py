@@ -11,8 +11,7 @@ ROWS = {row.id: row for row in read_rows()}
 @pytest.mark.parametrize("row_id", [
     "litgpt-2023-phi-1.5-nf4-dq-mb1",         # LayerNorm, parallel blocks, 4-bit weights quantized twice
     "litgpt-2024-llama3.2-1b-lora-mb1",       # RMSNorm, groups of queries, a vocabulary of 128,256
-    "torchao-vit-h-amp-adamw-8bit-bnb",       # autocast, states of 8 bits
-    "torchao-vit-g-bf16-offloaded",           # checkpointing, states on the host
+    "torchao-vit-g-amp-offloaded",            # autocast, checkpointing, states on the host
     "litgpt-2024-tiny-llama-full-mb4",        # all parameters, AdamW, accumulated gradients
 ])
 def test_a_published_peak_is_met(row_id):

@@ -289,13 +289,15 @@ class _CompiledFunction(torch.autograd.Function):
 
 
 def _key_of(graph: fx.Graph, results: int) -> Any:
-    """What tells one graph from another: its nodes, with their arguments and specs."""
+    """What tells one graph from another: its nodes, with their arguments and specs. In which modules they are, only
+    `Rows` asks.
+    """
     places: dict[fx.Node, int] = {}
     rows = []
     for node in graph.nodes:
         places[node] = len(places)
         label, inputs = label_of(node)
         meta = node.meta
-        rows.append((node.op, label, tuple([places[n] for n in inputs]), meta.get("module"), meta.get("ac_graph_id"),
+        rows.append((node.op, label, tuple([places[n] for n in inputs]), meta.get("ac_graph_id"),
                      str(meta["custom"]) if "custom" in meta else None))
     return results, tuple(rows)

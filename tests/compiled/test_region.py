@@ -379,6 +379,14 @@ def compile_forwards(model):
     return model
 
 
+def test_blocks_that_are_alike_are_compiled_once(made):
+    p = profile(compile_blocks(nn.Sequential(*[Block() for _ in range(4)])), args=(X,), device="h100")
+    assert len(made) == 4  # forward and backward of the first, whose input needs no gradient, and of the others
+    products = 2 * 2 * ROWS * WIDTH * 128
+    assert [m.fwd_flops > products for m in p.modules.walk() if m.path in ("0", "1", "2", "3")] == [True] * 4
+    assert [(row.path, len(row.recompilations)) for row in p.compiled] == [("0", 0), ("1", 0), ("2", 0), ("3", 0)]
+
+
 WAYS = {"the model": torch.compile, "its blocks": compile_blocks, "their forward functions": compile_forwards}
 
 
