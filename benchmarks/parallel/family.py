@@ -40,7 +40,6 @@ APART = [Note(("modded-nanogpt",),
          Note(("llama4-16e",), "grouped products of torchtitan's experts under torch.compile, on B200"),
          Note(("hybrid-hybrid", "nemotron"), "Mamba layers, whose kernels are Triton's, and a dispatcher of DeepEP"),
          Note(("fine-grained-offloading",), "activations offloaded by name, which the released package does not know"),
-         Note(("galvatron",), "which GPU it was is not told, and the figure is the sum of two that its profiler takes"),
          Note(("megatron-bridge",), "multi-latent attention of Moonlight, recomputed by module")]
 
 
@@ -105,6 +104,7 @@ class Prediction:
 
 FAMILIES = {"MooreThreads/SimuMax": Family("megatron", "megatron", "megatron", "allocated"),
             "NVIDIA/Megatron-LM": Family("megatron", "megatron", "megatron", "allocated", last_rank=True),
+            "PKU-DAIR/Hetu-Galvatron": Family("galvatron", "galvatron", "megatron", "allocated"),
             "pytorch/torchtitan": Family("torchtitan", "torchtitan", "torchtitan", "reserved"),
             "pytorch/ao": Family("torchao", "torchtitan", "torchtitan", "reserved"),
             "foundation-model-stack/fms-acceleration": Family("fms", "transformers_lora", "transformers", "allocated")}
@@ -119,6 +119,8 @@ def family_of(row: Settings) -> Family | None:  # the family of a row; None wher
 
 def device_of(row: Settings) -> str:
     gpu = row["hardware"]["gpu"]
+    if "type not told" in gpu:
+        return "a100_80gb"  # Galvatron's: see benchmarks/parallel/galvatron.py
     return "h100_96gb_hbm2e" if gpu.startswith("H100") and "96GB" in gpu else DEVICES[gpu.split()[0]]
 
 
