@@ -64,8 +64,6 @@ def find_lacking(row: Settings) -> str | None:
             return text
     if any(word in row["id"] for word in ("gptq", "qlora", "bnb")):
         return "weights of four bits"
-    if given.get("--optimizer") == "muon":
-        return "Muon, which has other states than Adam"
     if "lex" in str(training.get("attention_kernel")):  # Flex or flex
         return "FlexAttention"
     if "MX" in str(training.get("float8")):

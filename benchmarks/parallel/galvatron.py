@@ -1,15 +1,16 @@
 """Galvatron's memory profiles: a Llama of few layers, whose layers are Megatron's tensor-parallel ones, under FSDP1.
 
-What its modules keep is written here around `megatron-core` (galvatron/core/runtime of the row's commit: models/modules,
-parallel, redistribute and transformer). Its profiler subtracts the bytes after the backward pass from the peak of forward
-and backward pass, and the row adds them again. Three things are read from the figures: sequences are of 4096 tokens, not
-of the 2048 that the row tells (the cached angles of one layer are 2 MiB, the buffer of gathered sequences is 32 MiB a
-sequence); the workspaces of cuBLAS are those of GPUs before Hopper (16.25 MiB); and the compiled steps of the loss hold
-two tensors of the logits' size beside them.
+What its modules keep is written here around `megatron-core` (galvatron/core/runtime of the row's commit:
+models/modules, parallel, redistribute and transformer). Its profiler subtracts the bytes after the backward pass from
+the peak of forward and backward pass, and the row adds them again. Three things are read from the figures: sequences
+are of 4096 tokens, not of the 2048 that the row tells (the cached angles of one layer are 2 MiB, the buffer of gathered
+sequences is 32 MiB a sequence); the workspaces of cuBLAS are those of GPUs before Hopper (16.25 MiB); and the compiled
+steps of the loss hold two tensors of the logits' size beside them.
 """
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.parallel.transformer_engine import apply_rotary_pos_emb
+from benchmarks.parallel import transformer_engine
 
 SEQUENCE = 4096
 Settings = dict[str, Any]
@@ -115,7 +116,7 @@ class Layer(nn.Module):
             self.angles = torch.zeros(SEQUENCE, 1, 1, self.size, device=x.device)
         mixed = self.qkv(x)[0]
         q, k, v = mixed.view(*mixed.shape[:2], self.heads, -1).split(self.size, dim=-1)
-        q, k = (apply_rotary_pos_emb(t, self.angles) for t in (q, k))
+        q, k = (transformer_engine.apply_rotary_pos_emb(t, self.angles) for t in (q, k))
         q, k, v = (t.transpose(0, 1).contiguous().transpose(1, 2) for t in (q, k, v))
         del mixed
         found = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -169,6 +170,10 @@ class Model(nn.Module):  # of the first stage of a pipeline, which is all of it 
         return losses
 
 
+def make_weights(module: nn.Module) -> None:
+    module.to_empty(device=torch.device("cuda"), recurse=False)
+
+
 class Job:  # rank 0 of a row: its model, and a step of it
     def __init__(self, row: Settings) -> None:
         self.row = row
@@ -195,7 +200,7 @@ class Job:  # rank 0 of a row: its model, and a step of it
         shard = functools.partial(
             FullyShardedDataParallel, forward_prefetch=True, limit_all_gathers=True,
             mixed_precision=MixedPrecision(bf16, bf16, bf16), device_id=torch.cuda.current_device(),
-            param_init_fn=lambda module: module.to_empty(device=torch.device("cuda"), recurse=False))
+            param_init_fn=make_weights)
         for name, group in ("embedding", vocab_shards), ("norm", vocab_shards), ("head", vocab_shards):
             if hasattr(model, name):
                 setattr(model, name, shard(getattr(model, name), process_group=group))
@@ -214,6 +219,10 @@ class Job:  # rank 0 of a row: its model, and a step of it
             out.backward(torch.empty_like(out))
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+def environment(row: Settings) -> AbstractContextManager[None]:  # megatron-core is imported as Megatron's rows do
+    return transformer_engine.fresh("auto")
 
 
 prepare = Job

@@ -185,7 +185,8 @@ def wrap(row: Settings, config: Any, chunks: list[nn.Module]) -> tuple[list[Any]
     from megatron.core.transformer.module import Float16Module
 
     given = row["training"]["other_args"]
-    distributed = "--use-distributed-optimizer" in given
+    muon = given.get("--optimizer") == "muon"
+    distributed = "--use-distributed-optimizer" in given and not muon  # Muon's gives whole matrices to ranks
     overlap = "--overlap-grad-reduce" in given
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32="--fp16" not in given and "--grad-reduce-in-bf16" not in given,
@@ -196,10 +197,16 @@ def wrap(row: Settings, config: Any, chunks: list[nn.Module]) -> tuple[list[Any]
     modules = [Float16Module(config, chunk.cuda()) for chunk in chunks]
     wrapped = [DistributedDataParallel(config, ddp, module, disable_bucketing=number > 0)
                for number, module in enumerate(modules)]
-    optimizer = get_megatron_optimizer(OptimizerConfig(
+    settings = OptimizerConfig(
         optimizer="adam", lr=1e-4, bf16=config.bf16, fp16=config.fp16, params_dtype=config.params_dtype,
         use_distributed_optimizer=distributed, clip_grad=1.0, log_num_zeros_in_grad=False,
-        overlap_param_gather="--overlap-param-gather" in given), wrapped)
+        overlap_param_gather="--overlap-param-gather" in given)
+    if muon:
+        from megatron.core.optimizer.muon import get_megatron_muon_optimizer
+        optimizer = get_megatron_muon_optimizer(
+            settings, wrapped, layer_wise_distributed_optimizer="--use-distributed-optimizer" in given)
+    else:
+        optimizer = get_megatron_optimizer(settings, wrapped)
     config.grad_scale_func = optimizer.scale_loss
     if overlap:
         syncs = [chunk.no_sync for chunk in wrapped]

@@ -104,6 +104,39 @@ class FusedAdam(torch.optim.Optimizer):  # two states a parameter, in float32, w
                                              for name in ("exp_avg", "exp_avg_sq")}
 
 
+class Orthogonalized(torch.optim.Optimizer):
+    """`OrthogonalizedOptimizer` of emerging_optimizers, whose releases need a newer Python: one momentum a matrix, and
+    matrices one after another. Megatron's Muon is a subclass.
+    """
+
+    orthogonalize: Any                               #: of a matrix and its momentum, by the subclass
+
+    def __init__(self, params: Any, lr: float, momentum_beta: float, scaled_orthogonalize_fn: Any = None,
+                 **_: Any) -> None:
+        super().__init__(params, dict(lr=lr, momentum_beta=momentum_beta))
+        self.scaled_orthogonalize_fn = scaled_orthogonalize_fn
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in (p for p in group["params"] if p.grad is not None):
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter.grad)
+                parameter.add_(parameter, alpha=-0.01 * group["lr"])
+                momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum_beta"])
+                parameter.add_(self.orthogonalize(parameter, momentum), alpha=-group["lr"])
+
+
+def newton_schulz(x: Tensor, steps: int, **_: Any) -> Tensor:  # of a whole matrix, in 16 bits (muon_utils.py)
+    tall = x.shape[0] > x.shape[1]
+    wide = nn.functional.normalize(x.mT if tall else x, dim=(-2, -1)).to(torch.bfloat16)  # type: ignore[arg-type]
+    for _step in range(steps):
+        square = wide @ wide.mT
+        wide = torch.addmm(wide, torch.addmm(square, square, square), wide)
+    return wide.float().mT if tall else wide.float()
+
+
 def multi_tensor_applier(operator: Any, overflow: Tensor, lists: Any, *args: Any) -> Any:
     return operator(65536, overflow, lists, *args)
 
@@ -189,6 +222,13 @@ APEX: dict[str, dict[str, Any]] = {
 }
 
 
+EMERGING: dict[str, dict[str, Any]] = {
+    "emerging_optimizers": {},
+    "emerging_optimizers.orthogonalized_optimizers": {
+        "OrthogonalizedOptimizer": Orthogonalized, "get_muon_scale_factor": lambda *_, **__: 1.0},
+    "emerging_optimizers.orthogonalized_optimizers.muon_utils": {"newton_schulz_tp": newton_schulz}}
+
+
 def _modules() -> dict[str, types.ModuleType]:
     name = "transformer_engine"
     contents: dict[str, dict[str, Any]] = {
@@ -218,7 +258,8 @@ def _modules() -> dict[str, types.ModuleType]:
         ".pytorch.module": {}, ".pytorch.module.base": {"TransformerEngineBaseModule": Base},
     }
     modules = {}
-    for full, values in {**{name + suffix: values for suffix, values in contents.items()}, **APEX}.items():
+    given = {name + suffix: values for suffix, values in contents.items()}
+    for full, values in {**given, **APEX, **EMERGING}.items():
         module = types.ModuleType(full)
         module.__spec__ = ModuleSpec(full, None)
         module.__path__ = []
