@@ -1,14 +1,18 @@
 """How right predicted memory and step time of one rank are against published runs on many GPUs; writes into
 docs/accuracy.md.
 
-    python -m benchmarks.accuracy_parallel [PART OF AN ID ...] [--processes N]
+    python -m benchmarks.accuracy_parallel [PART OF AN ID ...] [--processes N] [--keep FILE]
 
 The rows are in ``benchmarks/truth/parallel.json``; what is rebuilt is in ``benchmarks/parallel/``, around packages of
 the extra ``parallel``. The time is compared of rows that tell a step's, were not compiled and have no pipeline, whose
-bubble one rank does not tell. With ids given nothing is written.
+bubble one rank does not tell. With ids given nothing is written. Each prediction is added to FILE, and none that is
+there is made again: runs of parts make one table in the end.
 """
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
 import os
 import statistics
 import sys
@@ -16,6 +20,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -25,7 +30,7 @@ import torch
 from analyzer.errors import MissingExtraError
 from benchmarks.accuracy_latency import ERRORS, describe_errors, rank_correlation
 from benchmarks.accuracy_latency import Judged as Timed
-from benchmarks.page import describe_run, is_named, map_apart, markdown, parse_parts, percent, publish, quantile
+from benchmarks.page import describe_run, is_named, make_parser, map_apart, markdown, percent, publish, quantile
 from benchmarks.parallel.family import (
     APART,
     NOTES,
@@ -86,11 +91,41 @@ def require_packages(rows: list[dict[str, Any]]) -> None:
                                     "pip install 'symbolic-analyzer[parallel]'")
 
 
-def judge(row: dict[str, Any]) -> Prediction | str:  # predict; what went wrong, where something did
+def job_of(row: dict[str, Any]) -> str:  # equal for rows of which the same is predicted
+    family = family_of(row)
+    others = ("id", "source", "measured", "notes", "confidence", "software")
+    made = {name: value for name, value in row.items() if name not in others}
+    return json.dumps([made, None if family is None else family.code_of(row)], sort_keys=True)
+
+
+def judge_all(rows: list[dict[str, Any]], processes: int, keep: Path | None) -> dict[str, Prediction]:
+    """What is predicted of each row, by its id, without those that failed, whose errors are printed."""
+    jobs = {job_of(row): row for row in reversed(rows)}
+    kept = {} if keep is None else read_kept(keep)
+    for result in map_apart(functools.partial(judge, keep=keep), [jobs[job] for job in jobs if job not in kept],
+                            processes, tasks=4):
+        if isinstance(result, str):
+            print(result, file=sys.stderr)
+        else:
+            kept[result.job] = result
+    return {row["id"]: kept[job] for row in rows if (job := job_of(row)) in kept}
+
+
+def read_kept(keep: Path) -> dict[str, Prediction]:  # by job
+    made = [Prediction(**json.loads(line)) for line in keep.read_text().splitlines()] if keep.exists() else []
+    return {one.job: one for one in made}
+
+
+def judge(row: dict[str, Any], keep: Path | None = None) -> Prediction | str:
+    """Predict, and add it to a file; what went wrong, where something did."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     try:
-        return predict(row)
+        found = dataclasses.replace(predict(row), job=job_of(row))
+        if keep is not None:
+            with keep.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(found)) + "\n")
+        return found
     except Exception:
         return f"{row['id']}: {traceback.format_exc()}"
 
@@ -187,22 +222,19 @@ def time_tables(judged: Sequence[Timed]) -> str:
 
 
 def main() -> int:
-    options = parse_parts(__doc__)
+    parser = make_parser(__doc__)
+    parser.add_argument("--keep", type=Path, help="a file of predictions, which are not made again")
+    options = parser.parse_args()
     rows = [row for row in read_rows() if is_named(row["id"], options.parts)]
     apart = [row for row in rows if find_reason(row)]
     rows = [row for row in rows if row not in apart]
     require_packages(rows)
-    found: dict[str, Prediction] = {}
-    for row, result in zip(rows, map_apart(judge, rows, options.processes, tasks=4)):
-        if isinstance(result, str):
-            print(result, file=sys.stderr)
-        else:
-            found[row["id"]] = result
+    found = judge_all(rows, options.processes, options.keep)
     judged = [Judged(row, found[row["id"]].predicted, measured_bytes(row)) for row in rows if row["id"] in found]
     if not judged:
         return 1
     timed = [case for row in rows if row["id"] in found and (case := judge_time(row, found[row["id"]])) is not None]
-    seconds = sum(p.seconds for p in found.values())
+    seconds = sum({p.job: p.seconds for p in found.values()}.values())
     blocks = {"accuracy_parallel": section(judged, apart, seconds)}
     if timed:
         blocks["accuracy_parallel time"] = f"{describe_run(seconds)}: {len(timed)} runs.\n\n{time_tables(timed)}"

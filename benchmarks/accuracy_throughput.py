@@ -11,6 +11,7 @@ pipeline parallel ranks. Each kind of stage is profiled as one rank runs it, and
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
 import warnings
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from analyzer import ProfileOptions, profile
 from analyzer.hardware import ClusterSpec, find_cluster
 from analyzer.hardware.kernel_time.collective import collective_time
-from analyzer.hardware.kernel_time.estimate import KernelTime, join
+from analyzer.hardware.kernel_time.estimate import SLOWEST_OF_HOSTS, KernelTime, join
 from analyzer.parallel import PipelineTimeline, StageCost, join_timeline, list_actions, world
 from analyzer.parallel.profile_ranks import find_compute_spreads
 from benchmarks.accuracy_latency import Judged, summarize_steps, table_of_parts
@@ -126,10 +127,12 @@ def predict(run: Run, times: Mapping[StageShape, StageTime]) -> PipelineTimeline
     costs = []
     for shape in shapes:
         stage = times[shape]
+        # the profile is of the ranks of one host, which wait for those of others too
+        above = math.hypot(stage.above, SLOWEST_OF_HOSTS) if crosses_host else stage.above
         exchange = known(collective_time("all_reduce", stage.params * FLOAT16, run.dp, cluster(),
                                          ranks_per_host=max(1, min(run.dp, per_host // run.tp))))
         costs.append(StageCost(stage.forward, stage.backward, send_forward=send.seconds, send_backward=send.seconds,
-                               reduce_grad=exchange.seconds, optimizer=stage.optimizer, compute_spread=stage.above,
+                               reduce_grad=exchange.seconds, optimizer=stage.optimizer, compute_spread=above,
                                compute_spread_below=stage.below, transfer_spread=send.spread,
                                group_spread=exchange.spread))
     words = shapes[0].padded_vocab // run.tp * run.hidden * FLOAT16

@@ -60,12 +60,16 @@ def publish(page: str, blocks: Mapping[str, str], is_whole: bool) -> None:
             write_block(page, name, text)
 
 
-def parse_parts(doc: str | None, what: str = "predict the rows whose id") -> argparse.Namespace:
-    """The arguments of a command that runs rows in processes, all of them or those that are named."""
+def make_parser(doc: str | None, what: str = "predict the rows whose id") -> argparse.ArgumentParser:
+    """Of a command that runs rows in processes, all of them or those that are named."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"{what} contains one of these; nothing is written then")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    return parser.parse_args()
+    return parser
+
+
+def parse_parts(doc: str | None, what: str = "predict the rows whose id") -> argparse.Namespace:
+    return make_parser(doc, what).parse_args()
 
 
 def is_named(name: str, parts: Sequence[str]) -> bool:

@@ -5,18 +5,21 @@ with what it reads and writes in place of source code (`generated_kernel.py`).
 """
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import fx
 from torch._inductor import compile_fx, config, cpu_vec_isa, ir, scheduler, select_algorithm, utils
-from torch._inductor.codegen import common, cpp, mps, simd, triton, triton_combo_kernel, wrapper
+from torch._inductor.codegen import common, cpp, mps, simd, triton, triton_combo_kernel, triton_split_scan, wrapper
 from torch._inductor.debug import DebugContext
 from torch._inductor.fx_passes import joint_graph, pad_mm
 from torch._inductor.fx_passes.post_grad import view_to_reshape
@@ -181,12 +184,20 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
     yield cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.VecAVX512()
 
 
+#: What ``import triton.language`` gives where there is no Triton: the bits of its types.
+_TRITON = SimpleNamespace(language=SimpleNamespace(**{
+    f"{kind}{bits}": SimpleNamespace(primitive_bitwidth=bits)
+    for kind, sizes in (("int", (1, 8, 16, 32, 64)), ("uint", (8, 16, 32, 64)), ("float", (16, 32, 64)))
+    for bits in sizes}))
+
+
 def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
     """What writes calls of kernels into the program in place of their source code, and frees buffers in the order of
     their numbers, as (owner, name, function).
     """
     defined: list[tuple[str, Any, Sequence[Any]]] = []
     extern_call, combine = scheduler.Scheduler.codegen_extern_call, simd.SIMDScheduling.generate_combo_kernel_code
+    scan_in_parts = triton_split_scan.TritonSplitScanKernel.scan
 
     def write_no_code(self: Any, name: str | None = None) -> str:
         self.inductor_meta, self.triton_meta = {}, {}
@@ -224,6 +235,12 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
             V.graph.wrapper_code.writeline(f"at({places_of(origins_of_extern(node.node))})")
         extern_call(self, node)
 
+    def scan(self: Any, *args: Any) -> Any:  # which asks Triton, that may not be installed, how wide a type is
+        known = {} if importlib.util.find_spec("triton") else {"triton": _TRITON, "triton.language": _TRITON.language}
+        with mock.patch.dict(sys.modules, known):
+            return scan_in_parts(self, *args)
+
+    yield triton_split_scan.TritonSplitScanKernel, "scan", scan
     yield triton.TritonKernel, "codegen_kernel", write_no_code
     yield triton_combo_kernel.ComboKernel, "codegen_kernel", write_no_combo
     yield mps.MetalKernel, "codegen_kernel", write_no_code

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of
-from analyzer.hardware.kernel_time.estimate import BOUNDS, ErrorSum, find_range
+from analyzer.hardware.kernel_time.estimate import BOUNDS, SLOWEST_OF_HOSTS, SLOWEST_RANK, ErrorSum, find_range
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 from analyzer.record.process_group import ProcessGroupSpec, communicates
@@ -22,30 +22,32 @@ from .stream_schedule import KernelRun, find_lanes, schedule_steps, time_phases
 
 def range_at_paces(seconds: float, host_spread: float, compute: ErrorSum, communication: ErrorSum,
                    run: Callable[[Pace], float], on_network: Callable[[float], float] | None = None,
-                   ranks: int = 1) -> tuple[float, float]:
+                   slowest: float = 0.0) -> tuple[float, float]:
     """Low and high of a step of ``seconds``, as ``run`` tells at a pace: nine in ten measured steps lie between.
     Host, kernels that compute and those that communicate are off each on its own: the step is run with each at both
     ends of its range, so what hides behind something else does no harm, and what comes to the fore does. A network that
     is assumed may have half its bandwidth or twice, by which the usual ones of one generation differ (`on_network`).
-    One rank of ``ranks`` may be slower than all others, which wait for it: `SLOWEST_RANK`.
+    One rank of a job may compute by ``slowest`` longer than all others, which wait for it (`find_slowest`).
     """
     spreads = {"host": host_spread, "compute": compute.spread, "communication": communication.spread}
     ends = [(run(Pace(**{name: 1 + spread})), run(Pace(**{name: 1 / (1 + spread)})))
             for name, spread in spreads.items() if spread]
     if on_network is not None:
         ends.append((on_network(0.5), on_network(2.0)))
-    if ranks > 1:
-        ends.append((run(Pace(compute=1 + SLOWEST_RANK)), seconds))
+    if slowest:
+        ends.append((run(Pace(compute=1 + slowest)), seconds))
     return find_range(seconds, [slower for slower, _ in ends], [faster for _, faster in ends])
 
 
-#: How much longer the slowest rank of a job may compute, for which all others wait: GPUs of one kind in one cluster
-#: vary by 8 % on average (Sinha et al., "Not All GPUs Are Created Equal: Characterizing Variability in Large-Scale,
-#: Accelerator-Rich Systems", SC 2022).
-SLOWEST_RANK = 0.08
-
 #: What a step's seconds are spent on: the first is the device's waiting for the host, the others are of kernels.
 BOUND_FIELDS = tuple(f"{bound}_seconds" for bound in ("launch", *BOUNDS))
+
+def find_slowest(log: Log) -> float:
+    """How much longer the slowest rank of a job may compute, on one host or on several."""
+    world = log.world
+    many = world is not None and world.devices_per_host is not None and world.size > world.devices_per_host
+    return SLOWEST_OF_HOSTS if many else SLOWEST_RANK
+
 
 OVERLAP = ("seconds on several streams: communication runs beside computation, which lacks the multiprocessors that it "
            "holds, and all ranks come at once; kernels that fill the device take turns, and so do collectives over the "
@@ -149,7 +151,7 @@ class _Latency:
             assert assumed is not None
             return run_timed(self.timer.at_fabric(with_network(assumed, network)))
 
-        largest = max([group.size for group in ([] if in_turn else _list_groups(log))], default=1)
+        waits = not in_turn and any(group.size > 1 for group in _list_groups(log))
         assumed = None if in_turn else find_assumed_network(log, self.timer.device)
         if assumed is not None:
             out.assumptions.append(self._tell_network(assumed, seconds, run_on(0.5)))
@@ -163,7 +165,7 @@ class _Latency:
                     errors[timed.kind == COMMUNICATION].add(key, tally.number, timed.kernel.seconds,
                                                             timed.kernel.spread)
             return range_at_paces(seconds, self.timer.host.host.spread, errors[False], errors[True], run,
-                                  None if assumed is None else run_on, largest)
+                                  None if assumed is None else run_on, find_slowest(log) if waits else 0.0)
 
         out.find_step_range = find_step_range
         out.totals = {**sum_seconds({phase: row["seconds"] for phase, row in steady.items()}),

@@ -5,7 +5,7 @@ import gc
 import importlib
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from analyzer import ProfileOptions, profile
@@ -64,8 +64,6 @@ def find_lacking(row: Settings) -> str | None:
             return text
     if any(word in row["id"] for word in ("gptq", "qlora", "bnb")):
         return "weights of four bits"
-    if "lex" in str(training.get("attention_kernel")):  # Flex or flex
-        return "FlexAttention"
     if "MX" in str(training.get("float8")):
         return f"{training['float8']} of torchao"
     if any(word in compiled for word in ("SimpleFSDP", "graph_trainer", "toolkit", "whole model")):
@@ -81,6 +79,12 @@ class Family:  # rows that one file rebuilds: its ``prepare`` makes a job of a r
     peak: str                                        #: allocated or reserved
     last_rank: bool = False
 
+    def code_of(self, row: Settings) -> Any:  # what of the family's code is another at the date of a row
+        if self.module != "torchtitan":
+            return None
+        from benchmarks.parallel.torchtitan import code_of
+        return asdict(code_of(row))
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -94,6 +98,7 @@ class Prediction:
     step_seconds: float | None = None
     step_low: float | None = None
     step_high: float | None = None
+    job: str = ""                                    #: what is the same for rows of which the same is predicted
 
     @property
     def predicted(self) -> int:

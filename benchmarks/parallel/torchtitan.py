@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ def flavor_of(row: Settings) -> tuple[str, str]:  # torchtitan's names of the ro
     if "qwen3" in family:
         return "qwen3", row["model"]["family"].partition("-")[2]
     if "debugmodel" in family:
-        return "llama3", "debugmodel"
+        return "llama3", "debugmodel_flex_attn" if "Flex" in str(row["training"]["attention_kernel"]) else "debugmodel"
     return "llama3", row["model"]["family"].rpartition("-")[2]
 
 
@@ -163,8 +164,11 @@ class Job:  # one rank of a row: its model, and a step of it
         context = self.utils.get_train_context(self.dims.tp_enabled)
         for _micro_batch in range(self.row["training"]["grad_accum"]):
             ids, labels = self.inputs()
+            masks = {}
+            if self.model.model_args.attn_type == "flex":
+                masks["attention_masks"] = self.model.get_attention_masks(ids, SimpleNamespace(eos_id=0))
             with context():
-                logits = self.model(ids)
+                logits = self.model(ids, **masks)
                 if self.code.keeps_logits:
                     logits = self.logits = logits.float()  # by the model itself
                 loss = self.loss(logits, labels)

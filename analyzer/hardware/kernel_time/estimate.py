@@ -129,6 +129,13 @@ class KernelTime:
         return self.seconds * (1 + self.spread)
 
 
+#: How much longer the slowest rank of a job may compute, for which all others wait: GPUs of one kind in one cluster
+#: vary by 8 % on average and by up to 22 %, by application and cluster (Sinha et al., "Not All GPUs Are Created Equal:
+#: Characterizing Variability in Large-Scale, Accelerator-Rich Systems", SC 2022). The average is taken within one host,
+#: the most for a job on several.
+SLOWEST_RANK, SLOWEST_OF_HOSTS = 0.08, 0.22
+
+
 def find_range(seconds: float, slower: Iterable[float], faster: Iterable[float] | None = None) -> tuple[float, float]:
     """Low and high of predicted ``seconds``, which nine in ten measured times lie between. ``slower``: what becomes of
     the seconds if one cause of error after the other is at its upper end; ``faster``: at its lower end, by default by

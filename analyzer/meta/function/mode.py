@@ -218,7 +218,7 @@ def _make_sparse(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dic
     return func(*args, **kwargs)
 
 
-@handles(torch.from_numpy)
+@handles(torch.from_numpy, torch.from_file)
 def _from_numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with without_modes():
         value = func(*args, **kwargs)
