@@ -104,7 +104,8 @@ def build(count=by_histogram, shape=(1, 8)):
 def moe(options=None, rank=0, contents=None, **settings):
     with world(settings.get("shape", (1, 8))[0] * 8, rank, contents=contents):
         return profile(lambda: build(**settings), args=(X,), loss_fn=lambda out: out.float().sum(),
-                       optimizer=lambda params: torch.optim.AdamW(params, foreach=False), options=options)
+                       optimizer=lambda params: torch.optim.AdamW(params, foreach=False), options=options,
+                       device="h100_sxm")
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -121,6 +122,17 @@ def test_routing_is_even_however_the_router_counts(name):
                     *[("all_to_all", sent, sent * 7 // 8, "backward")] * 2]
     assert any("evenly into 16 bins (balanced)" in text for text in p.assumptions)
     assert p.fwd_macs == TOKENS * (HIDDEN * EXPERTS + CHOSEN * 2 * HIDDEN * INNER)
+
+
+@pytest.mark.parametrize(("rank", "rows"), [(0, 114 + 56), (7, 15)])
+def test_with_a_skew_the_rank_of_the_first_experts_is_the_busiest(rank, rows):
+    """384 choices by Zipf's law of exponent 1 among 16 experts, whose harmonic number is 3.3807: 113.6 fall on the
+    first, 170.4 on the first two, 369.3 on all but the last two. Each of 8 ranks sends as many.
+    """
+    even, p = moe(), moe(ProfileOptions(skew=1.0), rank)
+    assert p.fwd_macs == TOKENS * HIDDEN * EXPERTS + 8 * rows * 2 * HIDDEN * INNER
+    assert (p.peak_allocated_bytes > even.peak_allocated_bytes) is (p.step_seconds > even.step_seconds) is (rank == 0)
+    assert any("by Zipf's law of exponent 1 into 16 bins" in text for text in p.assumptions)
 
 
 def test_what_other_ranks_send_may_be_given():

@@ -16,7 +16,7 @@ from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import CPU, active_state
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import read_known
-from analyzer.meta.value.expectation import count_evenly
+from analyzer.meta.value.expectation import count_classes
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -208,7 +208,7 @@ def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     out = aten.new_empty.default(self, [minlength], dtype=dtype)
     if weights is None:
-        count_evenly(state, "bincount", out, self.numel())
+        count_classes(state, "bincount", out, self.numel())
     return out
 
 

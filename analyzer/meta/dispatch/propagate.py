@@ -255,6 +255,6 @@ def _estimate(state: MetaState, call: OperatorCall) -> None:
     if first.exact is not None:
         return
     if name == "histc":
-        expectation.count_evenly(state, name, call.outputs[0], call.args[0].numel())
+        expectation.count_classes(state, name, call.outputs[0], call.args[0].numel())
     else:
         expectation.count_marked(state, name, call.args, call.outputs[0], before)

@@ -5,6 +5,7 @@ count, comparisons of counts decide. Floating data is taken to be finite: what i
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,24 +22,31 @@ Rule = Callable[[Any, list[MetaStorage], "float | None"], "float | None"]
 _KEEPING = {"_to_copy", "clone", "contiguous", "index", "cat", "_reshape_copy", "flip", "gather", "index_select"}
 
 
-def balanced_counts(total: int, bins: int, only: int | None = None) -> list[int]:
-    """How many of ``total`` elements each of ``bins`` equally likely classes gets; with ``only``, that class gets all.
+def expected_counts(total: int, bins: int, only: int | None = None, skew: float = 0.0) -> list[int]:
+    """How many of ``total`` elements each of ``bins`` classes gets, equally likely or by Zipf's law of the exponent
+    ``skew``; with ``only``, that class gets all.
 
-    >>> balanced_counts(10, 4), balanced_counts(10, 4, only=2)
-    ([2, 3, 2, 3], [0, 0, 10, 0])
+    >>> expected_counts(10, 4), expected_counts(10, 4, only=2), expected_counts(100, 4, skew=1.0)
+    ([2, 3, 2, 3], [0, 0, 10, 0], [48, 24, 16, 12])
     """
     if only is not None:
         return [total if i == only % bins else 0 for i in range(bins)]
-    return [total * (i + 1) // bins - total * i // bins for i in range(bins)]
+    if not skew:
+        return [total * (i + 1) // bins - total * i // bins for i in range(bins)]
+    ends = list(itertools.accumulate((1 / (i + 1) ** skew for i in range(bins)), initial=0.0))
+    return [round(total * high / ends[-1]) - round(total * low / ends[-1]) for low, high in itertools.pairwise(ends)]
 
 
-def count_evenly(state: MetaState, name: str, counts: torch.Tensor, total: int) -> None:
-    """Take ``total`` unknown elements that an operator counts to fall evenly into bins, where that is the policy."""
+def count_classes(state: MetaState, name: str, counts: torch.Tensor, total: int) -> None:
+    """Take ``total`` unknown elements that an operator counts to fall into bins as is expected, where that is the
+    policy.
+    """
     if not state.expects_contents or state.options.unknown_size != "balanced" and not state.repeats:
         return
-    bins = counts.numel()
-    state.assume(f"{name}: unknown elements are taken to fall evenly into {bins} bins (balanced) {state.where()}")
-    expected = balanced_counts(total, bins, state.placeholder if state.repeats else None)
+    bins, skew = counts.numel(), state.options.skew
+    how = "evenly" if not skew else f"by Zipf's law of exponent {skew:g}"
+    state.assume(f"{name}: unknown elements are taken to fall {how} into {bins} bins (balanced) {state.where()}")
+    expected = expected_counts(total, bins, state.placeholder if state.repeats else None, skew)
     with without_modes():
         counts.untyped_storage().known = Deferred(  # type: ignore[attr-defined]
             torch.tensor(expected, dtype=counts.dtype))
@@ -49,14 +57,14 @@ def count_marked(state: MetaState, name: str, args: Any, out: torch.Tensor, dens
     if out.dtype.is_floating_point or out.numel() < 2:
         return
     if name == "sum" and density is not None and density < 1:
-        count_evenly(state, "sum of marks", out, round(density * args[0].numel()))
+        count_classes(state, "sum of marks", out, round(density * args[0].numel()))
     elif name in _ADDING and out.dim() == 1 and isinstance(args[3], torch.Tensor):
         storage = args[3].untyped_storage()
         ones = storage.exact if isinstance(storage, MetaStorage) else None
         with without_modes():
             all_ones = ones is not None and bool((ones.flat() == 1).all())
         if all_ones:
-            count_evenly(state, name, out, args[2].numel())
+            count_classes(state, name, out, args[2].numel())
 
 
 def drawn_contents(name: str, storages: list[MetaStorage]) -> Known | None:
