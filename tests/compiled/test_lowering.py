@@ -52,6 +52,9 @@ TABLE = {
     "cat": (lambda a, b: torch.cat([a, b]), (X, torch.rand(32, WIDTH)), "poi_fused_cat", 96 * WIDTH, 1,
             [BYTES, BYTES // 2], [BYTES + BYTES // 2]),
     "cumsum": (lambda a: a.cumsum(-1), (torch.rand(64, 1024),), "per_fused_cumsum", 64, 1024, [2**18], [2**18]),
+    # in parts, of which each tells the next its sum: 8 bytes for each 256 numbers, Inductor's least
+    "cumsum of few rows": (lambda a: a.cumsum(-1), (torch.rand(2, 2**16),), "red_fused_cumsum", 2, 2**16, [2**19],
+                           [2**19, 8 * 2 * 2**16 // 256]),
     "sort": (lambda a: a.sort(-1), (torch.rand(64, 64),), "per_fused_sort", 64, 64, [2**14], [2**14, 2**15]),
 }
 

@@ -319,3 +319,12 @@ def test_a_graph_that_is_dropped_without_a_backward_pass_is_freed(function):
             assert mode.space.allocator().allocated_bytes >= 4 << 20
             del y
             assert mode.space.allocator().allocated_bytes == 1 << 20
+
+
+def test_a_file_of_numbers_is_read_and_its_first_ones_are_known(tmp_path):
+    """As loaders of shards do: the header says how many tokens follow."""
+    path = tmp_path / "tokens.bin"
+    path.write_bytes(torch.tensor([20240520, 1, 7], dtype=torch.int32).numpy().tobytes())
+    with MetaTensorMode():
+        header = torch.from_file(str(path), False, 3, dtype=torch.int32)
+        assert (header[0] == 20240520) and int(header[2]) == 7 and header.device == CPU
