@@ -131,6 +131,7 @@ def test_few_blocks_are_not_run() -> None:
     found = [(str(page.relative_to(ROOT)), block.reason) for page in PAGES for block in read_blocks(page)
              if block.reason is not None]
     assert found == [
+        ("docs/compile.md", "it takes minutes"),
         ("docs/devices.md", "it measures the machine that it runs on"),
         ("docs/search.md", "it takes minutes"), ("docs/search.md", "it takes minutes"),
         ("docs/usage.md", "needs a GPU"), ("docs/usage.md", "needs diffusers")]

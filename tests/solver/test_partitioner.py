@@ -45,6 +45,17 @@ def test_plans_that_cannot_be_compared(plan, text):
         find_memory_budget(plan, torch.compile(make()), X)
 
 
+def test_the_command_prints_the_budget(run, tmp_path):
+    (tmp_path / "net.py").write_text("""
+from torch import nn
+def build():
+    return nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(64, 64), nn.GELU())))
+""")
+    code, out, err = run("plan", f"{tmp_path / 'net.py'}:build", "--input", "2048x64", "--device", "h100", "--compile",
+                         "--budget", "80%")
+    assert (code, err) == (0, "") and "\ntorch.compile, activation_memory_budget = 0." in out
+
+
 def test_the_command_needs_a_device(run):
     code, _, err = run("plan", "gpt2", "--budget", "50%", "--compile")
     assert code == 2 and err.startswith("analyzer: --compile default: for what device? add --device")
