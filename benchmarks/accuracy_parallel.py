@@ -192,7 +192,7 @@ def section(judged: list[Judged], apart: list[dict[str, Any]], seconds: float) -
         repo: {one.row["source"]["commit"] for one in judged if one.row["source"]["repo"] == repo}
         for repo in LICENCES}.items()) if commits)
     versions = ", ".join(f"{name} {find_version(name)}" for name in PACKAGES)
-    return f"""{describe_run(seconds)} by two processes, with {versions}.
+    return f"""{describe_run(seconds)} of processes that ran one after another, with {versions}.
 
 {summarize(judged)}
 

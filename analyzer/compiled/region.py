@@ -5,6 +5,7 @@ import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from torch.utils._pytree import tree_leaves
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
+from analyzer.meta.dispatch.mode import MetaDispatchMode
+from analyzer.meta.simulated_device import reopened
 from analyzer.meta.source_line import user_line
 from analyzer.meta.spec import TensorSpec, spec_of
-from analyzer.meta.state import active_state
+from analyzer.meta.state import active_state, mode_in_force
 from analyzer.output import hold_over_forks
 from analyzer.record.log import CompileBreak, CompiledCall, CompiledGraph
 
@@ -44,6 +47,7 @@ class CompiledGraphs:
     backward: Program | None
     results: int  #: how many of what the forward one gives are results; the rest is saved for the backward one
     description: CompiledGraph
+    shown: Any = None  #: what the modes around it are told that it is, where they are told
 
 
 _made: dict[Any, CompiledGraphs] = {}
@@ -111,12 +115,14 @@ class _Call:
         self.keys.append(key)
         self.graphs.append(graphs.description)
         rows, fresh = Rows(joint), range(joint.given) if self.captures(joint, backend) else None
+        run = partial(graphs.forward.run, rows=rows, is_backward=False, fresh=fresh)
+        if self.config.get("wrap_inductor_compiled_regions"):
+            run = partial(_show_to_modes, graphs, run)
         if graphs.backward is None:
             with torch.no_grad():
-                return joint.shape.join_results(
-                    graphs.forward.run(list(joint.primals), rows, is_backward=False, fresh=fresh))
+                return joint.shape.join_results(run(list(joint.primals)))
         found: Sequence[Tensor | None] = _CompiledFunction.apply(  # type: ignore[no-untyped-call]
-            graphs, rows, fresh, joint.differentiated, joint.shape, list(joint.primals), *joint.inputs)
+            graphs, rows, fresh, joint.differentiated, joint.shape, run, list(joint.primals), *joint.inputs)
         return found
 
     def captures(self, joint: JointGraph, backend: str) -> bool:
@@ -263,8 +269,9 @@ def _origin_of(node: fx.Node) -> fx.Node:
 class _CompiledFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, graphs: CompiledGraphs, rows: Rows, fresh: Sequence[int] | None, differentiated: list[int],
-                shape: GraphShape, primals: list[Tensor | None], *inputs: Tensor) -> Any:
-        found = graphs.forward.run(primals, rows, is_backward=False, fresh=fresh)
+                shape: GraphShape, run: Callable[[list[Tensor | None]], Sequence[Tensor | None]],
+                primals: list[Tensor | None], *inputs: Tensor) -> Any:
+        found = run(primals)
         ctx.graphs, ctx.rows, ctx.differentiated, ctx.shape = graphs, rows, differentiated, shape
         ctx.is_captured = fresh is not None
         results, saved = shape.join_results(found[:graphs.results]), found[graphs.results:]
@@ -285,7 +292,27 @@ class _CompiledFunction(torch.autograd.Function):
         del tangents
         found = ctx.graphs.backward.run(args, ctx.rows, is_backward=True,
                                         fresh=range(saved, len(args)) if ctx.is_captured else None)
-        return None, None, None, None, None, None, *ctx.shape.join_gradients(found)
+        return None, None, None, None, None, None, None, *ctx.shape.join_gradients(found)
+
+
+def _show_to_modes(graphs: CompiledGraphs, run: Callable[[list[Tensor | None]], Sequence[Tensor | None]],
+                   primals: list[Tensor | None]) -> Sequence[Tensor | None]:
+    """A graph of which the modes around it are told, as of one operator: a selective checkpoint may keep what it gives
+    (``wrap_inductor_compiled_regions`` of Inductor's settings; torch/_higher_order_ops/wrap.py).
+    """
+    operator = torch._higher_order_ops.inductor_compiled_code
+    if MetaDispatchMode not in operator.python_key_table:
+        operator.py_impl(MetaDispatchMode)(_run_in)
+    if graphs.shown is None:  # by which a checkpoint tells one graph from another
+        graphs.shown = torch._higher_order_ops.wrap.InductorCompiledCallable(None)
+    graphs.shown.compiled_callable = lambda inputs: run(list(inputs))
+    found: Sequence[Tensor | None] = operator(graphs.shown, primals)
+    return found
+
+
+def _run_in(mode: MetaDispatchMode, run: Callable[..., Any], inputs: list[Tensor | None], **_: Any) -> Any:
+    with mode, reopened(), mode_in_force():
+        return run(inputs)
 
 
 def _key_of(graph: fx.Graph, results: int) -> Any:

@@ -23,13 +23,11 @@ class Note(NamedTuple):  # a sentence, and the rows that it is of
 
 NOTES = [
     Note(("cross-entropy-loss-fusion", ),
-         "The steps of the loss are under torch.compile, in the row on A100 of a PyTorch ten months older."),
+         "The peak of the row is of its first step, in which TorchInductor times the kernels of the loss, on copies of "
+         "what they write and with 256 MB that empty the cache. A profile is of steps whose kernels are made."),
     Note(("sac-rowwise-abs-saved", ),
-         "The row shows a fault: what the checkpoint kept were absolute values of gathered weights, which the "
-         "rebuild's checkpoint does not keep."),
-    Note(("8a100-fused", ),
-         "PyTorch of June 2024 with the default allocator, whose FSDP2 and first selective checkpoint held more; "
-         "rebuilt are today's."),
+         "The row shows a fault: a checkpoint that keeps absolute values. Which of them the compiler of February 2025 "
+         "left to be kept is not known; today's leaves more."),
     Note(("debug-cp8", ), "Told to two digits (0.25 GiB), of which most are the allocator's blocks and workspaces."),
     Note(("fms-acceleration", ),
          "peft and transformers of the row (4.48) are rebuilt by today's model and this package's adapters."),

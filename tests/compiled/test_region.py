@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from analyzer import MetaTensorMode, ProfileOptions, profile
 from analyzer.compiled.traced_tensor import exchange, is_held
@@ -555,3 +555,28 @@ def test_the_gradient_of_a_sum_outside_of_the_graph_is_copied_into_the_layout_th
     peaks = [profile(m, x, loss_fn=lambda y: y.sum(), device="h100").step_phases["backward"].peak_allocated_bytes
              for m in (model, torch.compile(model))]
     assert 0 <= peaks[1] - peaks[0] < 2**20
+
+
+@pytest.mark.parametrize(("options", "kept"), [({"wrap_inductor_compiled_regions": True}, 2 * 2**20), ({}, 0)])
+def test_a_selective_checkpoint_keeps_what_a_graph_gives_where_it_is_told_of_it(options, kept):
+    """That is the sine and its argument, which the graph hands to its backward pass: each of 512 x 512 numbers."""
+    if not hasattr(torch._inductor.config, "wrap_inductor_compiled_regions"):
+        pytest.skip("this PyTorch tells modes of no graph")
+    compiled = torch.compile(torch.sin, options=options)
+
+    class Block(nn.Module):
+        def __init__(self, keeps):
+            super().__init__()
+            self.linear, self.keeps = nn.Linear(512, 512, bias=False), keeps
+
+        def choose(self, context, operator, *args, **kwargs):
+            kept = self.keeps and operator is torch._higher_order_ops.inductor_compiled_code
+            return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+        def forward(self, x):
+            return checkpoint(lambda x: compiled(self.linear(x)).neg(), x, use_reentrant=False,
+                              context_fn=lambda: create_selective_checkpoint_contexts(self.choose))
+
+    held = [profile(Block(keeps), args=(torch.empty(512, 512, requires_grad=True),), device="h100",
+                    optimizer="sgd").phases["forward"].allocated_bytes for keeps in (True, False)]
+    assert held[0] - held[1] == kept
