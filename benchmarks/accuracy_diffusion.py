@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from analyzer.hardware import find_device
 from analyzer.tools.diffusion.diffusion_profile import DiffusionProfile
 from analyzer.tools.diffusion.pipeline import Pipeline, read_pipeline
-from analyzer.tools.diffusion.run import Degrees, Runs, compose, run_components
+from analyzer.tools.diffusion.run import Runs, compose, run_components
+from analyzer.tools.diffusion.sharing import Degrees
 from benchmarks.accuracy_serving import KINDS, POWER_LEFT_OUT, describe
 from benchmarks.page import describe_run, markdown, publish
 from benchmarks.truth_table import read_left_out, read_rows

@@ -18,12 +18,16 @@ from torch.nn import functional
 
 from analyzer import MetaTensorMode, Profile, profile
 from analyzer.hardware import find_device
+from analyzer.hardware.kernel_time.estimate import find_constants
+from analyzer.hardware.power import joules_range, watts_of
 from analyzer.profilers.call_sequence import CallTimer
 from analyzer.record.log import Log
+from analyzer.report.run_cost import find_step_work
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 from benchmarks import titan
+from benchmarks.accuracy_serving import KINDS, POWER_LEFT_OUT
 from benchmarks.page import describe_run, is_named, keep, map_apart, markdown, parse_parts, percent, publish
-from benchmarks.truth_table import read_runs, read_truth
+from benchmarks.truth_table import read_left_out, read_runs, read_truth
 
 DEVICE = "h200"
 MIB = 2**20
@@ -228,7 +232,7 @@ class Result(NamedTuple):
     figures: dict[str, tuple[float, float]]  #: predicted and measured
     seconds: float                           #: of the profile itself
     energy: dict[str, tuple[float, float]]   #: as ``figures``, of a step among others; empty where not measured
-    joules_range: tuple[float, float]        #: of `Profile.energy`
+    joules_range: tuple[float, float]        #: of joules, this model left out
 
 
 def predict(row: Row, logs: list[Log]) -> Profile:
@@ -272,15 +276,25 @@ def judge(row: Row) -> Result:
 
 
 def compare_energy(row: Row, p: Profile) -> tuple[dict[str, tuple[float, float]], tuple[float, float]]:
-    """Watts, joules and seconds of a step beside those of ``truth/energy.json``, and the range of its joules."""
-    energy = p.energy
-    assert energy is not None and energy.joules_range is not None and p.step_seconds is not None
+    """Watts, joules and seconds of a step beside those of ``truth/energy.json``, by constants that this model's steps
+    did not help to fit, and that none of these steps did; and the range of the former joules.
+    """
     measured = {case: (seconds, watts) for case, seconds, watts, *_ in read_truth("energy")["rows"]}
     if row.id not in measured:
-        return {}, energy.joules_range
-    seconds, watts = measured[row.id]
-    return {"watts": (energy.watts, watts), "joules a step": (energy.joules, watts * seconds),
-            "step ms": (p.step_seconds * 1e3, seconds * 1e3)}, energy.joules_range
+        return {}, (math.nan, math.nan)
+    spec, ends = find_device(DEVICE), p.step_seconds_range
+    seconds, true = measured[row.id]
+    work = find_step_work(p, spec)
+    assert work is not None and p.step_seconds is not None and ends is not None
+    found, joules = {}, {}
+    for kind, said in zip(KINDS, ("model", "all steps")):
+        watts = watts_of(work, spec, read_left_out(POWER_LEFT_OUT, kind, row.case, DEVICE))
+        assert watts is not None
+        joules[kind] = watts * p.step_seconds
+        found[f"watts, {said} left out"] = watts, true
+        found[f"joules a step, {said} left out"] = joules[kind], true * seconds
+    return {**found, "step ms": (p.step_seconds * 1e3, seconds * 1e3)}, joules_range(
+        joules["model"], find_constants("power", spec), (p.step_seconds, *ends))
 
 
 def section(results: list[Result], seconds: float) -> str:
@@ -318,14 +332,14 @@ def energy_section(results: list[Result], seconds: float) -> str:
     names = list(measured[0].energy)
     cells, rows = [[result.row.id] for result in measured], []
     for name in names:
-        pairs, digits = [result.energy[name] for result in measured], 0 if name == "watts" else 2
+        pairs, digits = [result.energy[name] for result in measured], 0 if name.startswith("watts") else 2
         errors = [predicted / true - 1 for predicted, true in pairs]
         for cell, (predicted, true), error in zip(cells, pairs, errors, strict=True):
             cell.append(f"{predicted:,.{digits}f} / {true:,.{digits}f} {percent(error, signed=True)}")
         rows.append([name, percent(median(map(abs, errors))), percent(max(map(abs, errors))),
                      percent(median(errors), signed=True)])
-    inside = sum(result.joules_range[0] <= result.energy["joules a step"][1] <= result.joules_range[1]
-                 for result in measured)
+    inside = sum(result.joules_range[0] <= result.energy[f"joules a step, {KINDS[0]} left out"][1]
+                 <= result.joules_range[1] for result in measured)
     return (f"{describe_run(seconds)}; predicted / measured.\n\n" + markdown(["step", *names], cells)
             + "\n\n" + markdown([f"of {len(measured)} steps", "median error", "worst", "median with its sign"], rows)
             + f"\n\nMeasured joules are in the range that the profile tells in {inside} of {len(measured)} steps.")

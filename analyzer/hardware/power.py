@@ -1,32 +1,58 @@
-"""Watts of a device from the mix of what it runs, and joules of what comes of it."""
+"""Watts of a device from what it does, and joules of what comes of it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from .device_spec import DeviceSpec
 
-#: Part of the memory's rate that kernels bound by it reach (``fitted/matmul.json``, Hopper's ``half.bandwidth_share``).
-STREAM_SHARE = 0.85
 JOULES_OF_KWH = 3.6e6
 
 
-def watts_of(seconds: Mapping[str, float], device: DeviceSpec, constants: Mapping[str, float]) -> float | None:
-    """Mean watts over ``seconds`` by what bounds them: `BOUNDS` of kernels, and ``launch`` or ``host`` where the device
-    waits; None where the device's limit is unknown. ``constants`` are those of the family ``power``.
+class Work(NamedTuple):
+    """What a device does.
 
-    Kernels bound by arithmetic take a part of the limit, which their clock comes down to. A byte of memory takes
-    joules, in memory, on the way and where it is used. Small kernels and collectives are taken to leave the device as
-    idle as one that waits, at its clocks with nothing to do. An H200 with a limit of 700 W takes 134 W where it waits,
-    139 W where kernels of 1,024 elements follow one another, but 303 W where they are of 16 MiB.
+    - ``spent``: seconds by what bounds them: `BOUNDS` of kernels, and ``launch`` or ``host`` where the device waits.
+    - ``product_seconds``: those that its products would take at the peak rate of their format.
+    - ``traffic_seconds``: those that its bytes would take at the memory's rate.
     """
-    limit, total = device.power_watts, sum(seconds.values())
+
+    spent: Mapping[str, float]
+    product_seconds: float
+    traffic_seconds: float
+
+
+def add_work(parts: Iterable[tuple[float, Work]]) -> Work:
+    """So many times each of the parts."""
+    spent, products, traffic = Counter[str](), 0.0, 0.0
+    for times, work in parts:
+        spent.update({bound: times * seconds for bound, seconds in work.spent.items()})
+        products += times * work.product_seconds
+        traffic += times * work.traffic_seconds
+    return Work(spent, products, traffic)
+
+
+def watts_of(work: Work, device: DeviceSpec, constants: Mapping[str, float]) -> float | None:
+    """Mean watts; None where the device's limit is unknown, or it does nothing. ``constants`` are those of the family
+    ``power``, parts of the limit: what a device takes that waits, and what kernels that compute add to it whatever they
+    do, products as far as they run at their peak rate, and bytes as far as they move at the memory's rate. Where all
+    that is more than the limit, the clock comes down until it is the limit. Collectives leave a device as one that
+    waits.
+
+    An H200 of 700 W takes 134 W where it waits, 591 where it copies at nine tenths of the memory's rate, and 690 at a
+    clock of 1,485 MHz in place of 1,980 where it multiplies.
+    """
+    limit, total = device.power_watts, sum(work.spent.values())
     if limit is None or not total:
         return None
-    idle = constants["idle_share"] * limit
-    memory = min(limit, idle + constants["byte_joules"] * STREAM_SHARE * (device.memory_bandwidth or 0.0))
-    of = {"arithmetic": constants["arithmetic_share"] * limit, "memory": memory}
-    return sum(part * of.get(bound, idle) for bound, part in seconds.items()) / total
+    waiting = sum(work.spent.get(bound, 0.0) for bound in ("launch", "host"))
+    busy, idle = total - waiting, constants["idle_share"]
+    computing = busy - work.spent.get("communication", 0.0)
+    demand = idle * busy + constants["kernel_share"] * computing + (
+        constants["product_share"] * work.product_seconds + constants["traffic_share"] * work.traffic_seconds)
+    return limit * (min(busy, demand) + idle * waiting) / total
 
 
 def joules_range(joules: float, constants: Mapping[str, float],

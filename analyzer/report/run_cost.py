@@ -8,14 +8,15 @@ from collections import Counter
 from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import find_constants
-from analyzer.hardware.power import joules_range, watts_of
+from analyzer.hardware.power import Work, joules_range, watts_of
 from analyzer.results.info import bound_seconds
 from analyzer.results.profile import Profile
 from analyzer.results.run_cost import Range, RunCost, StepEnergy
 from analyzer.results.view import register_report, register_view
-from analyzer.units import UNKNOWN, format_seconds
+from analyzer.units import UNKNOWN, add_quantities, format_seconds
 
 from .node_table import print_rows
+from .speed import PARTS, find_least_seconds
 
 WIDTH = 112  #: of the lines below the table, which are indented where they stand in a report
 PERFECT = "every step takes as long as this one: no evaluation, checkpoints, failures or waiting for data"
@@ -118,16 +119,27 @@ def _find_spec(profile: Profile) -> DeviceSpec | None:
         return None
 
 
+def find_step_work(profile: Profile, spec: DeviceSpec) -> Work | None:
+    """What the device does in a step; None where its seconds, its products or its bytes are not known."""
+    phases, spent = profile.step_phases.values(), Counter[str]()
+    for phase in phases:
+        spent.update(bound_seconds(phase))
+    products = find_least_seconds(profile, PARTS["hfu"], spec, None)
+    moved = add_quantities([nbytes for phase in phases for nbytes in (phase.read_bytes, phase.written_bytes)])
+    if products is None or moved is None or not spec.memory_bandwidth:
+        return None
+    return Work(spent, products, moved / spec.memory_bandwidth)
+
+
 @register_view.shipped("energy")
 def find_energy(profile: Profile) -> StepEnergy | None:
     """What `Profile.energy` answers."""
-    spec, seconds, spent = _find_spec(profile), profile.step_seconds, Counter[str]()
-    for phase in profile.step_phases.values():
-        spent.update(bound_seconds(phase))
-    if spec is None or not seconds:
+    spec, seconds, ends = _find_spec(profile), profile.step_seconds, profile.step_seconds_range
+    work = None if spec is None or not seconds else find_step_work(profile, spec)
+    if spec is None or not seconds or work is None:
         return None
-    constants, ends = find_constants("power", spec), profile.step_seconds_range
-    watts = watts_of(spent, spec, constants)
+    constants = find_constants("power", spec)
+    watts = watts_of(work, spec, constants)
     return None if watts is None else StepEnergy(watts, watts * seconds, None if ends is None else joules_range(
         watts * seconds, constants, (seconds, *ends)))
 

@@ -82,7 +82,7 @@ def find_longest(profile: Profile) -> tuple[str, float] | None:
 
 
 #: parts of a step whose products count, by the name of the measure
-_PARTS = {"mfu": ("forward", "backward"), "hfu": ("forward", "backward", "recompute")}
+PARTS = {"mfu": ("forward", "backward"), "hfu": ("forward", "backward", "recompute")}
 
 
 @register_view.shipped("utilization")
@@ -95,7 +95,7 @@ def find_utilization(profile: Profile, name: str, seconds: float | None, device:
     if asked is None:
         raise InputError(f"{name}(): the profile names no device; pass device=, e.g. device='h100'")
     taken = profile.step_seconds if seconds is None else seconds
-    least = find_least_seconds(profile, _PARTS[name], profile.find_device(asked), dtype)
+    least = find_least_seconds(profile, PARTS[name], profile.find_device(asked), dtype)
     return None if least is None or not taken else least / taken
 
 

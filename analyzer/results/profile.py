@@ -169,8 +169,8 @@ class Profile(DeviceRecord):
 
     @property
     def energy(self) -> StepEnergy | None:
-        """Watts and joules of one device in a step, by what bounds its kernels and how long it waits for the host, see
-        `analyzer.hardware.power`. None where the time of a step, its bounds or the device's power limit is unknown.
+        """Watts and joules of one device in a step, by its kernels' time, products and bytes and by how long it waits
+        for the host, see `analyzer.hardware.power`. None where one of them or the device's power limit is unknown.
         """
         return register_view.look_up("energy", "energy")(self)
 

@@ -9,34 +9,40 @@ from torch import nn
 from analyzer.cli import main
 from analyzer.errors import InputError, MissingExtraError, TargetError
 from analyzer.hardware import find_device
-from analyzer.hardware.power import joules_range, watts_of
-from analyzer.results.info import OperatorInfo
+from analyzer.hardware.power import Work, add_work, joules_range, watts_of
 from analyzer.tools.diffusion import Component, Degrees, DiffusionPart, DiffusionProfile, Pipeline, profile_diffusion
 from analyzer.tools.diffusion.pipeline import bundled, read_pipeline
-from analyzer.tools.diffusion.run import Runs, compose
+from analyzer.tools.diffusion.run import Runs, compose, find_mean_work
+from analyzer.tools.diffusion.sharing import Attention
 from analyzer.zoo import input_spec
 
-CONSTANTS = {"host_share": 1.0, "ring_seconds": 1e-3, "exchange_share": 1.0, "idle_share": 0.2, "byte_joules": 1e-10,
-             "arithmetic_share": 0.9, "spread": 0.25}
+CONSTANTS = {"host_share": 1.0, "ring_seconds": 1e-3, "exchange_share": 1.0, "idle_share": 0.2, "kernel_share": 0.4,
+             "product_share": 1.0, "traffic_share": 0.5, "spread": 0.25}
 
 
-@pytest.mark.parametrize(("spent", "watts"), [
-    ({"arithmetic": 3.0}, 0.9 * 700), ({"launch": 1.0}, 0.2 * 700), ({"host": 1.0}, 0.2 * 700),
-    ({"arithmetic": 1.0, "launch": 1.0}, (0.9 + 0.2) * 350),
-    ({"memory": 1.0}, 140 + 1e-10 * 0.85 * 3.352e12), ({"latency": 2.0}, 0.2 * 700)])
-def test_watts_are_of_the_mix(spent, watts):
-    """An H100: 700 W, 3.352 TB/s, of which kernels reach 85 %."""
-    assert watts_of(spent, find_device("h100"), CONSTANTS) == pytest.approx(watts)
+@pytest.mark.parametrize(("work", "share"), [
+    (Work({"launch": 1.0}, 0.0, 0.0), 0.2), (Work({"host": 3.0}, 0.0, 0.0), 0.2),
+    (Work({"communication": 2.0}, 0.0, 0.0), 0.2), (Work({"latency": 2.0}, 0.0, 0.0), 0.2 + 0.4),
+    (Work({"arithmetic": 2.0}, 0.6, 0.0), 0.2 + 0.4 + 0.3), (Work({"memory": 1.0}, 0.0, 0.6), 0.2 + 0.4 + 0.3),
+    (Work({"arithmetic": 1.0, "launch": 1.0}, 0.2, 0.0), (0.2 + 0.4 + 0.2 + 0.2) / 2),
+    (Work({"arithmetic": 1.0, "launch": 1.0}, 0.9, 0.5), (1 + 0.2) / 2)])
+def test_watts_are_of_what_is_done(work, share):
+    """Of an H100's 700 W; kernels take the whole at most."""
+    assert watts_of(work, find_device("h100"), CONSTANTS) == pytest.approx(share * 700)
 
 
-def test_watts_have_an_end():
-    device = find_device("h100")
-    assert watts_of({"memory": 1.0}, device, {**CONSTANTS, "byte_joules": 1e-9}) == 700
-    assert watts_of({"memory": 1.0}, replace(device, power_watts=None), CONSTANTS) is None
-    assert watts_of({}, device, CONSTANTS) is None
+def test_watts_that_are_not_known():
+    device, work = find_device("h100"), Work({"memory": 1.0}, 0.0, 0.5)
+    assert watts_of(work, replace(device, power_watts=None), CONSTANTS) is None
+    assert watts_of(Work({}, 0.0, 0.0), device, CONSTANTS) is None
     assert joules_range(100.0, CONSTANTS, (2.0, 2.0, 2.0)) == pytest.approx((80.0, 125.0))
     sure = {**CONSTANTS, "spread": 0.0}
     assert joules_range(100.0, sure, (2.0, 1.6, 3.0)) == pytest.approx((80.0, 150.0))
+
+
+def test_work_adds_up():
+    found = add_work([(2, Work({"memory": 1.0}, 0.1, 0.5)), (0.5, Work({"memory": 1.0, "host": 2.0}, 0.2, 0.0))])
+    assert found == Work({"memory": 2.5, "host": 1.0}, pytest.approx(0.3), 1.0)
 
 
 class Attends(nn.Module):
@@ -88,31 +94,74 @@ def test_attention_is_chosen(pipeline):
 
 
 def part(**fields):
-    return DiffusionPart(**{"name": "denoiser", "calls": 10, "seconds": 0.1, "bounds": {
+    return DiffusionPart(**{"name": "denoiser", "calls": 10, "seconds": 0.1, "flops": 10**13, "product_seconds": 0.04,
+                            "traffic_seconds": 0.02, "bounds": {
         "launch": 0.02, "arithmetic": 0.07, "memory": 0.01, "latency": 0.0, "communication": 0.0}, **fields})
 
 
+def spread(degrees, attentions, host_seconds=0.005, tokens=1000):
+    pipeline = Pipeline("mine", (), Component("denoiser", nn.Identity()), None, 8, 1, 1, None, 10, tokens)
+    return compose(pipeline, Runs((part(),), "flash", tuple(attentions), host_seconds), find_device("h100"), degrees,
+                   constants=CONSTANTS).parts[0]
+
+
+INNER = Attention(rows=16, heads=8, tokens=1000, keys=1000, width=64, dtype=torch.bfloat16, calls=2)
+
+
 def test_tokens_are_shared():
-    """On 4 devices the kernels of 80 ms take 20, the host, of 5 ms, is never waited for. 2 layers of attention of
-    4 * 16 * 1000**2 * 512 FLOPs: q, k, v and the output of 16 * 1000 * 512 elements of 2 bytes.
+    """On 4 devices the kernels of 80 ms take 20, the host, of 5 ms, is never waited for. In 2 layers q, k, v and the
+    output have 16 * 1000 * 8 * 64 elements of 2 bytes.
     """
-    flops = 2 * 4 * 16 * 1000**2 * 512
-    attention = OperatorInfo("aten._scaled_dot_product_flash_attention.default", 2, flops, seconds=0.03)
-    pipeline = Pipeline("mine", (), Component("denoiser", nn.Identity()), None, 8, 1, 1, None, 10, 1000)
-    runs, device = Runs((part(),), "flash", attention, 0.005), find_device("h100")
-    alone = compose(pipeline, runs, device, Degrees(), constants=CONSTANTS)
-    assert alone.seconds == pytest.approx(10 * 0.1)
-    spread = compose(pipeline, runs, device, Degrees(ulysses=4), constants=CONSTANTS).parts[0].bounds
-    assert spread["arithmetic"] == pytest.approx(0.07 / 4) and spread["launch"] == 0
+    assert spread(Degrees(), [INNER]).seconds == pytest.approx(0.1)
+    bounds = spread(Degrees(ulysses=4), [INNER]).bounds
+    assert bounds["launch"] == 0
     each = 16 * 1000 * 512 * 2 / 4
     sent = 2 * 4 * each * 3 / 4  # bytes that leave a device: 3 of 4 parts of q, k, v and the output, in 2 layers
-    assert sent / 450e9 < spread["communication"] < 3 * sent / 450e9 + 2 * 4 * 5e-5
-    moved = 2 * 4 * 4 * each     # read and written, before and after
-    assert moved / 3.352e12 < spread["memory"] - 0.01 / 4 < 1.5 * moved / 3.352e12 + 2 * 4 * 2 * 5e-6
-    ring = compose(pipeline, runs, device, Degrees(ring=4), constants=CONSTANTS).parts[0]
+    assert sent / 450e9 < bounds["communication"] < 3 * sent / 450e9 + 2 * 4 * 5e-5
+    moved = 2 * 4 * 4 * each     # read and written, before and after, by copies of another order
+    kernels = sum(bounds[bound] for bound in ("arithmetic", "memory", "latency"))
+    assert moved / 3.352e12 < kernels - 0.08 / 4 < 4 * moved / 3.352e12
+    ring = spread(Degrees(ring=4), [INNER])
     assert ring.seconds == pytest.approx(sum(ring.bounds.values()))
-    slow = compose(pipeline, runs._replace(host_seconds=0.5), device, Degrees(ring=4), constants=CONSTANTS).parts[0]
+    assert ring.product_seconds == pytest.approx(0.01) and ring.traffic_seconds == pytest.approx(0.005)
+    slow = spread(Degrees(ring=4), [INNER], host_seconds=0.5)
     assert slow.seconds == pytest.approx(0.5 + 2 * 4 * 1e-3)  # the host's, and of two layers of four blocks
+
+
+@pytest.mark.parametrize(("attention", "share"), [
+    (INNER._replace(tokens=1003, keys=1003), (250 + 3) / 1003), (INNER._replace(tokens=1004, keys=1004), 251 / 1004)])
+def test_text_beside_latents(attention, share):
+    """4 tokens of text are cut among 4 devices, 3 are on each."""
+    assert spread(Degrees(ulysses=4), [attention]).product_seconds == pytest.approx(share * 0.04)
+
+
+def test_text_that_is_looked_at():
+    """Each device makes keys and values of all 300 tokens: 2 products of 16 * 300 rows and 512 x 512, in 2 layers."""
+    share = 2 * 2 * 2 * 16 * 300 * 512**2 / 10**13
+    found = spread(Degrees(ulysses=4), [INNER, INNER._replace(keys=300)])
+    assert found.product_seconds == pytest.approx((share + (1 - share) / 4) * 0.04)
+
+
+def test_one_of_the_devices_decodes():
+    """The denoiser's 10 calls on each of 4 devices; the decoder's on one, for which the others wait."""
+    decoder = part(calls=1, bounds={"memory": 0.4}, product_seconds=0.0, traffic_seconds=0.2)
+    found = find_mean_work([part(), decoder], 1, 4)
+    assert found.spent["memory"] == pytest.approx(10 * 0.01 + 0.4 / 4)
+    assert found.spent["host"] == pytest.approx(0.4 * 3 / 4)
+    assert (found.product_seconds, found.traffic_seconds) == pytest.approx((0.4, 0.2 + 0.05))
+    assert find_mean_work([part(traffic_seconds=None)], 1, 4) is None
+
+
+def test_heads_that_cannot_be_spread():
+    with pytest.raises(InputError, match="--ulysses 3 does not divide its 8 heads of attention"):
+        spread(Degrees(ulysses=3), [INNER])
+
+
+def test_what_is_not_known_is_told(pipeline):
+    found = profile_diffusion(pipeline, device=replace(find_device("h100"), power_watts=None))
+    assert found.watts is None and "watts and joules are not known" in found.summary()
+    assert "seconds are not known: a figure of h100_sxm" in replace(
+        found, parts=(replace(found.parts[0], seconds=None),)).summary()
 
 
 def test_what_has_no_tokens_is_not_shared():
@@ -193,10 +242,41 @@ def test_known_pipelines(name, tokens, billions):
 
 @pytest.mark.parametrize(("config", "said"), [
     ("none-such", "no folder with model_index.json, no JSON file"), ({"_class_name": "Nope"}, "no pipeline 'Nope'"),
-    ({"_class_name": "FluxPipeline"}, "has no config of a transformer or unet")])
+    ({"_class_name": "FluxPipeline"}, "has no config of a transformer or unet"),
+    ({"_class_name": "LattePipeline", "transformer": {"_class_name": "LatteTransformer3DModel"}},
+     "LattePipeline: TypeError: .*\n  give whole configs"),
+    ({"_class_name": "LTX2Pipeline", "transformer": {"_class_name": "LTX2VideoTransformer3DModel", "num_layers": 1}},
+     "takes audio_hidden_states, audio_encoder_hidden_states, unknown here; call profile_diffusion from Python")])
 def test_what_is_no_pipeline(config, said):
     pytest.importorskip("diffusers")
-    with pytest.raises(TargetError, match=said):
+    with pytest.raises((TargetError, InputError), match=said):
+        read_pipeline(config)
+
+
+SMALL_VAE = {"_class_name": "AutoencoderKL", "block_out_channels": [32, 32], "down_block_types": [
+    "DownEncoderBlock2D"] * 2, "up_block_types": ["UpDecoderBlock2D"] * 2}
+
+
+@pytest.mark.parametrize(("pipeline", "transformer", "size"), [
+    ("Lumina2Pipeline", {"_class_name": "Lumina2Transformer2DModel", "num_layers": 1, "num_refiner_layers": 1}, 1024),
+    ("Flux2Pipeline", {"_class_name": "Flux2Transformer2DModel", "num_layers": 1, "num_single_layers": 1}, 256),
+    ("ZImagePipeline", {"_class_name": "ZImageTransformer2DModel", "n_layers": 1, "n_refiner_layers": 1}, 1024),
+    ("CogView4Pipeline", {"_class_name": "CogView4Transformer2DModel", "num_layers": 1}, 256)])
+def test_denoisers_that_take_more(pipeline, transformer, size):
+    """Counted tokens of texts, coordinates of four axes, lists of images, sizes and crops. Sizes are those of their own
+    code: 128 latents of two or eight pixels, or 1,024.
+    """
+    pytest.importorskip("diffusers")
+    found = read_pipeline({"_class_name": pipeline, "transformer": transformer, "vae": SMALL_VAE})
+    assert found.height == size
+    assert profile_diffusion(found, device="h100").seconds > 0
+
+
+def test_sizes_that_nobody_says():
+    pytest.importorskip("diffusers")
+    config = {"_class_name": "StableDiffusionPipeline", "unet": {"_class_name": "UNet2DConditionModel"},
+              "vae": SMALL_VAE}
+    with pytest.raises(InputError, match=r"nor the config of its unet says a height; give height= \(--height\)"):
         read_pipeline(config)
 
 

@@ -27,6 +27,7 @@ from analyzer.tools.serving.fleet import price_of
 from analyzer.tools.serving.pass_time import product_time, spread_over_experts
 from analyzer.tools.serving.served_model import AttentionKernel, FusedKernel, Product
 from analyzer.tools.serving.simulation import NoRoomError
+from analyzer.tools.serving.watts import find_work
 from analyzer.zoo.target import load_target
 
 
@@ -188,6 +189,25 @@ def test_few_bits_are_faster_where_memory_bounds():
 def test_experts_that_tokens_choose(experts, local, chosen, skew, active, rows):
     """The last: Zipf's law gives the most popular of four 1 / (1 + 1/2 + 1/3 + 1/4) = 0.48."""
     assert spread_over_experts(experts, local, chosen, skew) == (active, pytest.approx(rows))
+
+
+def test_what_a_pass_does(llama, gpt_oss):
+    """64 sequences: 2 FLOPs for each weight of products and each sequence; each weight and 1,000 tokens of each cache
+    are read. A chunk of 512 tokens sees 256.5 of them in the mean.
+    """
+    timer = PassTimer(deploy(llama))
+    weights = 32 * ((4096 + 2048) * 4096 + 4096 * 4096 + 3 * 14336 * 4096) + 128256 * 4096
+    work = find_work(timer, Batch(64, 1000))
+    attention = 2 * 32 * 1000 * 32 * 2 * 128
+    assert work.product_seconds == pytest.approx(64 * (2 * weights + attention) / 989.4e12, rel=1e-6)
+    read = 2 * weights + 64 * 1000 * 2 * 32 * 8 * 128 * 2
+    assert read / 3.352e12 < work.traffic_seconds < 1.05 * read / 3.352e12
+    assert sum(work.spent.values()) == pytest.approx(timer.time(Batch(64, 1000)).seconds)
+    with_chunk = find_work(timer, Batch(64, 1000, (Chunk(512, 512),)))
+    more = 512 * (2 * (weights - 128256 * 4096) + 2 * 32 * 256.5 * 32 * 2 * 128) + 2 * 128256 * 4096
+    assert with_chunk.product_seconds - work.product_seconds == pytest.approx(more / 989.4e12, rel=1e-6)
+    whole, half = (find_work(PassTimer(deploy(gpt_oss, Layout(tp))), Batch(64, 1000)) for tp in (1, 2))
+    assert 1.8 < whole.traffic_seconds / half.traffic_seconds < 2
 
 
 # ---------------------------------------------------------------- schedules

@@ -22,6 +22,8 @@ class DiffusionPart:
     seconds: float | None = None            #: of one call
     seconds_range: tuple[float, float] | None = None
     bounds: dict[str, float] = field(default_factory=dict)  #: of these, by what they wait for
+    product_seconds: float | None = None    #: what its products would take at the device's peak rate, on one device
+    traffic_seconds: float | None = None    #: what its bytes would take at the memory's rate, on one device
     param_bytes: int | None = None
     peak_allocated_bytes: int | None = None  #: of one call, its own weights included
     flops: int | None = None                 #: of one call
@@ -95,12 +97,17 @@ class DiffusionProfile:
         several = kind if self.batch_size == 1 else f"{kind}s"
         lines = [f"{self.name} on {self.gpus} x {self.device}{how}: {self.batch_size} {several} of {size}, "
                  f"{self.steps} steps", "", self.table(), ""]
-        if self.seconds is not None:
+        if self.seconds is None:
+            lines.append(f"seconds are not known: a figure of {self.device} that kernels' times take is not; "
+                         f"`analyzer devices {self.device}` lists them, DeviceSpec adds them")
+        else:
             ends = "" if self.seconds_range is None else " ({} to {})".format(*map(format_seconds, self.seconds_range))
             lines.append(f"{format_seconds(self.seconds)}{ends}, {self.batch_size / self.seconds:.3g} {kind}s a second")
-        if self.watts is not None and self.joules is not None and self.joules_range is not None:
-            low, high = self.joules_range
-            lines.append(f"{self.watts:.0f} W, {self.joules:.3g} J for one {kind} ({low:.3g} to {high:.3g})")
+        if self.watts is None or self.joules is None:
+            lines.append(f"watts and joules are not known: they take seconds and the power limit of {self.device}")
+        else:
+            ends = "" if self.joules_range is None else " ({:.3g} to {:.3g})".format(*self.joules_range)
+            lines.append(f"{self.watts:.0f} W, {self.joules:.3g} J for one {kind}{ends}")
         if self.grams is not None:
             lines.append(f"{self.grams:.3g} g of CO2 for one {kind}")
         return escape_controls("\n".join([*lines, *(

@@ -9,8 +9,10 @@ import ast
 import inspect
 import json
 import math
+import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analyzer.errors import InputError, TargetError
+from analyzer.errors import AnalyzerError, InputError, TargetError
 from analyzer.zoo.input_spec import find_close, import_extra
 
 PREFIX = "diffusers:"
@@ -82,7 +84,23 @@ def read_pipeline(config: str | Path | Mapping[str, Any], batch: int = 1, *, hei
     said = "the pipeline" if isinstance(config, Mapping) else str(config).removeprefix(PREFIX)
     diffusers = import_extra("diffusers", f"{PREFIX}{said}", "diffusion")
     fields = config if isinstance(config, Mapping) else _read_config(said)
-    return _Reader(diffusers, said, dict(fields), batch, dtype).read(height, width, frames, steps, guidance)
+    with telling(f"{PREFIX}{said}: {fields['_class_name']}"):
+        return _Reader(diffusers, said, dict(fields), batch, dtype).read(height, width, frames, steps, guidance)
+
+
+_WAY_OUT = ("give whole configs (a folder with model_index.json and each component's config.json), or call "
+            "profile_diffusion from Python with a Pipeline of its Components")
+
+
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Errors of other packages' code become TargetError, which says what was asked of them, and what can be done."""
+    try:
+        yield
+    except AnalyzerError:
+        raise
+    except Exception as error:
+        raise TargetError(f"{what}: {type(error).__name__}: {error}\n  {_WAY_OUT}") from error
 
 
 @cache
@@ -161,7 +179,10 @@ class _Reader:
         latents = self._prepare_latents(rows, height, width, frames)
         sizes = _Sizes(rows, tokens, width_of_pooled, height, width, frames)
         kwargs = self._fill(calls[0], latents, sizes)
-        steps = steps or self.defaults.get("num_inference_steps") or 50
+        steps = steps or self.defaults.get("num_inference_steps")
+        if steps is None:
+            raise InputError(f"{PREFIX}{self.said}: {self.kind.__name__} has no number of steps of its own; give steps "
+                             "(--denoising-steps)")
         return Pipeline(
             self.said, text, Component("denoiser", self.denoiser, (), kwargs,
                                        steps * (2 if guided and not doubles and len(calls) > 1 else 1)),
@@ -250,12 +271,18 @@ class _Reader:
     def _find_sizes(self, height: int | None, width: int | None, frames: int | None) -> tuple[int, int, int | None]:
         """Those that are given, else what the pipeline's call, the pipeline or the denoiser's config says."""
         config, (space, _) = self.denoiser.config, self._scales()
-        usual = getattr(config, "sample_size", None) or getattr(self.shell, "default_sample_size", None) or 128
-        tall, wide = (usual, usual) if isinstance(usual, int) else usual
+        usual = getattr(config, "sample_size", None) or getattr(self.shell, "default_sample_size", None)
+        tall, wide = (usual, usual) if usual is None or isinstance(usual, int) else usual
 
-        def own(name: str, latents: int) -> int:
-            return int(self.defaults.get(name) or getattr(self.shell, f"default_{name}", None) or space * (
-                getattr(config, f"sample_{name}", None) or latents))
+        def own(name: str, latents: int | None) -> int:
+            latents = getattr(config, f"sample_{name}", None) or latents
+            said = re.search(rf"\b{name} = {name} or (\d+)\b", inspect.getsource(self.kind.__call__))
+            pixels = self.defaults.get(name) or getattr(self.shell, f"default_{name}", None) or (
+                latents and space * latents) or (said and said[1])
+            if pixels is None:
+                raise InputError(f"{PREFIX}{self.said}: neither {self.kind.__name__} nor the config of its {self.main} "
+                                 f"says a {name}; give {name}= (--{name})")
+            return int(pixels)
 
         is_video = "num_frames" in self.defaults
         if frames is not None and not is_video:
@@ -265,12 +292,13 @@ class _Reader:
 
     def _prepare_latents(self, rows: int, height: int, width: int, frames: int | None) -> tuple[Any, ...]:
         """The latents, and whatever else the pipeline makes with them."""
-        channels = self.denoiser.config.in_channels
+        config = self.denoiser.config
+        channels = getattr(config, "in_channels", None) or config.in_visual_dim
         if "img_ids" in _names(self.denoiser.forward) or "img_shapes" in _names(self.denoiser.forward):
             channels //= 4  # two by two latents are one token (_pack_latents)
-        given = {"batch_size": rows, "num_channels_latents": channels, "height": height, "width": width,
-                 "num_frames": frames, "dtype": self.dtype, "device": torch.device("meta"), "generator": None,
-                 "latents": None}
+        given = {"batch_size": rows, "num_channels_latents": channels, "num_latents_channels": channels,
+                 "num_channels": channels, "height": height, "width": width, "num_frames": frames,
+                 "dtype": self.dtype, "device": torch.device("meta"), "generator": None, "latents": None}
         names = _names(self.shell.prepare_latents)
         found = self.shell.prepare_latents(**{name: value for name, value in given.items() if name in names})
         return found if isinstance(found, tuple) else (found,)
@@ -281,7 +309,9 @@ class _Reader:
         if latents.dim() == 3:
             return int(latents.shape[1])
         config = self.denoiser.config
-        patch, deep = getattr(config, "patch_size", 1), getattr(config, "patch_size_t", None) or 1
+        patch, deep = getattr(config, "patch_size", None), getattr(config, "patch_size_t", None) or 1
+        if patch is None:
+            return None
         area = patch**2 * deep if isinstance(patch, int) else math.prod(patch)
         return int(math.prod(latents.shape[1:]) // config.in_channels // area)
 
@@ -291,11 +321,14 @@ class _Reader:
         wanted = [*names[:len(call.args)], *(word.arg for word in call.keywords if word.arg)]
         (space, time), rate = self._scales(), self.defaults.get("frame_rate") or 1
         made = {**_text_inputs(self.denoiser.config, sizes, self.dtype),
-                "hidden_states": latents[0], "sample": latents[0], "return_dict": False,
+                "hidden_states": latents[0], "sample": latents[0], "x": [x.unsqueeze(1) for x in latents[0]],
+                "return_dict": False,
                 "img_ids": latents[1] if len(latents) > 1 else None,
                 "img_shapes": [[(1, sizes.height // space // 2, sizes.width // space // 2)]] * sizes.rows,
                 "num_frames": ((sizes.frames or 1) - 1) // time + 1, "height": sizes.height // space,
                 "width": sizes.width // space, "rope_interpolation_scale": (time / rate, space, space)}
+        if made["img_ids"] is not None:
+            made["txt_ids"] = torch.empty((sizes.tokens, latents[1].shape[-1]), dtype=self.dtype, device="meta")
         rotary = getattr(self.shell, "_prepare_rotary_positional_embeddings", None)
         if rotary is not None and getattr(self.denoiser.config, "use_rotary_positional_embeddings", False):
             made["image_rotary_emb"] = rotary(sizes.height, sizes.width, latents[0].shape[1], torch.device("meta"))
@@ -327,17 +360,18 @@ def _text_inputs(config: Any, sizes: _Sizes, dtype: torch.dtype) -> dict[str, An
 
     rows = sizes.rows
     wide = next((value for name in _WIDTHS if (value := getattr(config, name, None))), sizes.pooled)
-    mask = torch.ones((rows, sizes.tokens), dtype=torch.int64, device="meta")
+    mask = torch.ones((rows, sizes.tokens), dtype=torch.int64)  # with its contents: some count the tokens
     pooled = getattr(config, "pooled_projection_dim", None) or sizes.pooled
     found: dict[str, Any] = {
         "timestep": empty(rows, dtype=torch.float32), "encoder_hidden_states": empty(rows, sizes.tokens, wide),
         "encoder_attention_mask": mask, "encoder_hidden_states_mask": mask, "pooled_projections": empty(rows, pooled),
         "guidance": empty(rows) if getattr(config, "guidance_embeds", False) else None,
-        "txt_ids": empty(sizes.tokens, 3)}
+        "original_size": empty(rows, 2), "target_size": empty(rows, 2), "crop_coords": empty(rows, 2),
+        "t": empty(rows, dtype=torch.float32), "cap_feats": [empty(sizes.tokens, wide) for _ in range(rows)]}
     if getattr(config, "addition_embed_type", None) == "text_time":
         found["added_cond_kwargs"] = {"text_embeds": empty(rows, sizes.pooled), "time_ids": empty(rows, 6)}
     elif hasattr(config, "use_additional_conditions"):
-        found["added_cond_kwargs"] = {"resolution": None, "aspect_ratio": None}
+        found["added_cond_kwargs"] = {"resolution": empty(rows, 2), "aspect_ratio": empty(rows, 1)}
     return found
 
 

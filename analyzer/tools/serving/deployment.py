@@ -172,7 +172,7 @@ class Deployment:
         """Of one token on one rank, in all layers that keep every token: 2 x heads of keys x channels x bytes (vLLM's
         v1/kv_cache_interface.py, FullAttentionSpec); of latents one row, which every rank keeps (MLAAttentionSpec).
         """
-        return sum(self._layer_bytes(kernel) * self._local(count)
+        return sum(self.layer_bytes(kernel) * self._local(count)
                    for kernel, count in self.model.attentions if not kernel.window and not kernel.keys)
 
     def cache_bytes(self, tokens: int) -> int:
@@ -181,13 +181,14 @@ class Deployment:
         total = self.model.state_bytes // self.layout.tp
         for kernel, count in self.model.attentions:
             room = kernel.keys or form.room(kept, kernel.window or None)
-            total += self._layer_bytes(kernel) * self._local(count) * room
+            total += self.layer_bytes(kernel) * self._local(count) * room
         return total
 
     def _local(self, count: int) -> int:
         return math.ceil(count / self.layout.pp)
 
-    def _layer_bytes(self, kernel: AttentionKernel) -> int:
+    def layer_bytes(self, kernel: AttentionKernel) -> int:
+        """Of one token in the cache of one layer, on one rank."""
         local = kernel.cache_elements
         if not kernel.is_latent:
             local = max(1, kernel.kv_heads // self.layout.tp) * (kernel.head_dim + kernel.value_dim)

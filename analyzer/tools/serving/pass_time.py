@@ -138,19 +138,6 @@ class PassTimer:
         gap = constants[f"{engine.name}.gap_seconds"]
         return gap + (max(0.0, work - kernels) if engine.overlaps else work)
 
-    def spent(self, batch: Batch) -> dict[str, float]:
-        """Seconds of a pass by what the device does. Before it worked ahead, vLLM sorted all logits of each sequence on
-        the device to sample (v1/sample/ops/topk_topp_sampler.py): that part of its host's time is none.
-        """
-        time, engine = self.time(batch), self.deployment.engine
-        sorting = 0.0
-        if not engine.overlaps:
-            sorting = min(time.host_seconds, batch.sequences * self.constants[f"{engine.name}.sequence_seconds"])
-        found = dict(time.bounds)
-        found["memory"] = found.get("memory", 0.0) + sorting
-        found["host"] = time.host_seconds - sorting
-        return found
-
     # --- kernels ---
 
     def _list_kernels(self, batch: Batch, attends: bool = True) -> Iterator[tuple[str, KernelTime, int]]:
@@ -214,12 +201,8 @@ class PassTimer:
 
     def _time_experts(self, product: Product, local: Product, batch: Batch) -> KernelTime | None:
         """Grouped products of the experts of one rank that tokens have chosen."""
-        layout = self.deployment.layout
-        experts = product.experts // layout.ep
-        copies = layout.dp if layout.ep > 1 else 1
-        chosen = batch.tokens * copies * product.rows
-        active, rows = spread_over_experts(product.experts, experts, chosen, self.deployment.skew)
-        each, form = max(1, round(rows / active)), self.deployment.format_of(product)
+        active, each = choose_experts(self.deployment, product, batch)
+        form = self.deployment.format_of(product)
         found = product_time(active, each, local.n, local.k, form, self.device)
         rate = find_rate(form, self.device)
         if found is None or rate is None:
@@ -345,14 +328,18 @@ def product_time(batch: int, m: int, n: int, k: int, form: WeightFormat, device:
 
 def find_rate(form: WeightFormat, device: DeviceSpec) -> float | None:
     """FLOP a second that large products by weights of a format reach at most; None where the peak rate is unknown."""
-    shares, narrow = find_constants("matmul", device), _narrow_of(form, device)
-    peak = find_peak(narrow or _half_of(device), device, True)
-    if peak is None:
-        return None
-    if narrow is not None:
-        return peak * shares["byte.peak_share"] * (8 / form.bits if form.is_fp4 else 1)
+    shares, peak = find_constants("matmul", device), find_format_peak(form, device)
+    if peak is None or _narrow_of(form, device) is not None:
+        return peak and peak * shares["byte.peak_share"]
     # Marlin's instructions are those of one warp
     return peak * shares["half.peak_share"] * (MMA_SHARE if form.bits < 16 and find_generation(device) != MMA else 1)
+
+
+def find_format_peak(form: WeightFormat, device: DeviceSpec) -> float | None:
+    """The dense peak rate of products by weights of a format; None where it is unknown."""
+    narrow = _narrow_of(form, device)
+    peak = find_peak(narrow or _half_of(device), device, True)
+    return peak and peak * (8 / form.bits if narrow is not None and form.is_fp4 else 1)
 
 
 def _narrow_of(form: WeightFormat, device: DeviceSpec) -> str | None:
@@ -369,6 +356,14 @@ def _half_of(device: DeviceSpec) -> str:
 def _busy_seconds(batch: int, m: int, n: int, k: int, rate: float) -> float:
     """Of arithmetic, in tiles of 16 rows at least."""
     return 2 * batch * 16 * math.ceil(m / 16) * n * k / rate
+
+
+def choose_experts(deployment: Deployment, product: Product, batch: Batch) -> tuple[int, int]:
+    """Experts of the busiest rank that the tokens of a pass choose, and the rows of each, in the mean."""
+    layout = deployment.layout
+    chosen = batch.tokens * (layout.dp if layout.ep > 1 else 1) * product.rows
+    active, rows = spread_over_experts(product.experts, product.experts // layout.ep, chosen, deployment.skew)
+    return active, max(1, round(rows / active))
 
 
 def spread_over_experts(experts: int, local: int, chosen: int, skew: float) -> tuple[int, float]:

@@ -8,7 +8,7 @@ from torch import nn
 from analyzer.errors import InputError, UnknownSpeedError
 from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of, find_cluster, find_device
 from analyzer.hardware.kernel_time.estimate import find_constants
-from analyzer.hardware.power import JOULES_OF_KWH, joules_range, watts_of
+from analyzer.hardware.power import JOULES_OF_KWH, joules_range
 from analyzer.tools.generation.stored_cache import BLOCK_SIZE
 
 from .deployment import CACHE_BYTES, ENGINES, WEIGHT_FORMATS, Deployment, Layout
@@ -17,6 +17,7 @@ from .read_model import read_served_model
 from .served_model import RULES, ServedModel
 from .served_profile import PassPart, PassRow, Seconds, ServedProfile
 from .simulation import Timeline, Traffic, simulate
+from .watts import find_watts
 
 
 def make_deployment(model: ServedModel, *, device: str | DeviceSpec = "h200", cluster: str | ClusterSpec | None = None,
@@ -97,16 +98,6 @@ def _describe(deployment: Deployment, timer: PassTimer, traffic: Traffic, line: 
         dollars_per_million=None if price is None or not throughput else (
             1e6 / throughput * layout.gpus * price / 3600),
         rules=RULES, assumptions=tuple(_list_assumptions(deployment, traffic)))
-
-
-def find_watts(deployment: Deployment, timer: PassTimer, line: Timeline, decode: Batch, mixed: Batch) -> float | None:
-    """Of one device, over passes that decode and those that read prompts as often as they did."""
-    share = min(1.0, line.prompt_tokens / mixed.prompt_tokens) if mixed.prompt_tokens else 0.0
-    spent: dict[str, float] = {}
-    for part, batch in ((1 - share, decode), (share, mixed)):
-        for bound, seconds in timer.spent(batch).items():
-            spent[bound] = spent.get(bound, 0.0) + part * seconds
-    return watts_of(spent, deployment.device, find_constants("power", deployment.device))
 
 
 def _summarize(line: Timeline, name: str, spread: float) -> Seconds:
