@@ -39,7 +39,8 @@ def run_search(arguments: argparse.Namespace) -> int:
                            resume=arguments.resume, progress=bar, **choices)
     except Interrupted as stop:
         bar.clear()
-        print_error(f"interrupted: {stop}")
+        lost = "" if arguments.resume is not None else "; --resume FILE would have kept them"
+        print_error(f"interrupted: {stop}{lost}")
         return 130
     finally:
         bar.clear()

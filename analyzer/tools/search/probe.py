@@ -22,7 +22,7 @@ from analyzer.profilers.collective import POINT_TO_POINT
 from analyzer.record.options import ProfileOptions
 from analyzer.results.info import bound_seconds
 from analyzer.results.profile import Profile
-from analyzer.tools.solver import BlockPlanner
+from analyzer.tools.solver import BlockPlan, BlockPlanner
 from analyzer.zoo.target import Target, load_target
 
 from .layout import Layout
@@ -34,6 +34,7 @@ Figures = dict[str, float]
 #: Ranks of the short pipeline in which each kind of stage runs, its place there, how many of its micro-batches are in
 #: flight at once in 1F1B, and how many there are: one more than that.
 SHORT, LONG = 2, 3
+PROBE_OPTIONS = ProfileOptions(keep_events=False, steps=2, unknown_value="placeholder")
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,11 @@ def measure(subject: Subject, probe: Probe) -> Figures:
     layout = probe.layout
     ranks_a_stage = layout.devices // layout.pipeline
     rank = probe.place * ranks_a_stage
-    template = find_template(subject)
     with world(layout.devices, rank, cluster=subject.cluster):
-        job = RankJob(template, layout, [probe.part], [probe.place], subject.sequence, probe.bare)
-        settings: dict[str, Any] = {"device": subject.device, "step": job.step, "optimizer": None if probe.bare else
-                                    job.make_optimizer(), "options": ProfileOptions(
-                                        keep_events=False, steps=1 if probe.bare else 2, unknown_value="placeholder")}
+        job = RankJob(find_template(subject), layout, [probe.part], [probe.place], subject.sequence, probe.bare)
+        settings = dict(device=subject.device, step=job.step, options=PROBE_OPTIONS, optimizer=job.make_optimizer())
+        if probe.bare:
+            settings.update(options=replace(PROBE_OPTIONS, steps=1), optimizer=None)
         if layout.checkpointing == "planned":
             found = profile_planned(subject, job, settings)
         else:
@@ -115,22 +115,26 @@ def measure(subject: Subject, probe: Probe) -> Figures:
 
 
 def profile_planned(subject: Subject, job: RankJob, settings: dict[str, Any]) -> Profile:
-    """A rank whose blocks keep, run again or send to the host what `plan_blocks` says for the device's memory. The plan
-    is that of one micro-batch; where there are several, the gradients of those before have their place besides.
-    """
-    lay, template = job.layout, find_template(subject)
-    single = RankJob(template, replace(lay, micro_batches=1), job.parts, job.stages, subject.sequence)
-    inner = "0.module" if lay.replicate > 1 and not lay.is_sharded else "0"
-    planner = BlockPlanner(single.build, single.inputs(), **{**settings, "step": single.step}, budget_of="allocated",
-                           blocks=[f"{inner}.model.{template.path}.{i}" for i in range(job.parts[0].blocks)])
-    room = (subject.device.memory_bytes or 0) - sum(unseen.bytes or 0 for unseen in list_unseen(
-        subject.device, lay.devices))
-    if lay.micro_batches > 1:
-        room -= planner.profile_ends()[0].param_bytes or 0
-    plan = planner.plan(room)
-    if lay.micro_batches == 1 and plan.profile is not None:
+    """A rank whose blocks keep, run again or send to the host what the plan of one micro-batch says."""
+    plan = plan_rank(subject, replace(job.layout, micro_batches=1), job.parts[0])
+    if job.layout.micro_batches == 1 and plan.profile is not None:
         return plan.profile
     return profile(lambda: plan.apply(job.build()), job.inputs(), **settings)
+
+
+@lru_cache(maxsize=1)
+def plan_rank(subject: Subject, layout: Layout, part: Part) -> BlockPlan:
+    """The plan of a rank's blocks within the device's memory, in the world that there is. Gradients of micro-batches
+    before have their place there.
+    """
+    job = RankJob(find_template(subject), layout, [part], [0], subject.sequence)
+    inner = "0.module" if layout.replicate > 1 and not layout.is_sharded else "0"
+    planner = BlockPlanner(job.build, job.inputs(), device=subject.device, step=job.step, budget_of="allocated",
+                           optimizer=job.make_optimizer(), options=PROBE_OPTIONS,
+                           blocks=[f"{inner}.model.{job.template.path}.{i}" for i in range(part.blocks)])
+    room = (subject.device.memory_bytes or 0) - sum(unseen.bytes or 0 for unseen in list_unseen(
+        subject.device, layout.devices))
+    return planner.plan(room - (planner.profile_ends()[0].param_bytes or 0) * layout.is_sharded)
 
 
 def read_figures(p: Profile, device: DeviceSpec, size: int) -> Figures:

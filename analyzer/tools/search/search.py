@@ -300,6 +300,11 @@ def _list_changes(searcher: Searcher) -> tuple[Change, ...]:
               "twice the global batch": replace(lay, micro_batches=2 * lay.micro_batches),
               "parameters, gradients and states in bfloat16": replace(lay, precision="bf16"),
               "no tensor parallelism within sequences (no SP)": replace(lay, sequence_parallel=False)}
+    if lay.micro_batches % (2 * lay.pipeline) == 0:
+        varied["twice the micro-batch"] = replace(
+            lay, micro_batch=2 * lay.micro_batch, micro_batches=lay.micro_batches // 2)
+    if lay.checkpointing != "none" and lay.pipeline == 1:
+        varied["checkpoints planned for the memory that there is"] = replace(lay, checkpointing="planned")
     for name, layout in varied.items():
         if layout == lay or layout in searcher.steps or layout.tensor == 1 and not layout.sequence_parallel:
             continue
@@ -314,7 +319,7 @@ def _list_changes(searcher: Searcher) -> tuple[Change, ...]:
         more = format_bytes(faster.needed_bytes - searcher.capacity)
         gain = best.step_seconds / faster.step_seconds
         found.append(Change(f"{more} more memory of each device", gain, faster.layout))
-    return tuple(sorted([change for change in found if change.gain > 1], key=lambda c: -c.gain)[:3])
+    return tuple(sorted([change for change in found if round(change.gain, 2) > 1], key=lambda c: -c.gain)[:3])
 
 
 def _list_neighbors(searcher: Searcher) -> tuple[tuple[int, Step | None], ...]:
@@ -341,10 +346,10 @@ def _list_assumptions(searcher: Searcher, best: Sequence[Step]) -> tuple[str, ..
     if facts.no_pipeline:
         found.append(f"no pipelines: {facts.no_pipeline}")
     if not facts.tensor_limit:
-        found.append("no tensor parallelism: " + ("of experts there is none, they are divided whole" if facts.experts
-                                                  else "the model has no tp_plan; give tensor_plan"))
+        found.append("no tensor parallelism: " + ("the model has experts, which ranks divide among them (EP)"
+                                                  if facts.experts else "the model has no tp_plan; give tensor_plan"))
     if facts.experts:
-        found.append("as many tokens go to each expert")
+        found.append("each expert gets as many tokens as the others")
     if searcher.subject.device.memory_bytes is None:
         found.append("the memory of the device is not known: every layout is taken to fit")
     return (*found, "gradients are not clipped; data is there when a step begins; all ranks come at once")
