@@ -109,6 +109,33 @@ def test_a_module_of_its_own_code():
     assert profile_served(model, 32, 8, concurrency=2, device="l4").each_token.mean > 0
 
 
+class Encoders(nn.Module):
+    """Layers of PyTorch's own, which run as one operator's parts in evaluation; or none at all."""
+
+    def __init__(self, layers=2):
+        super().__init__()
+        self.table = nn.Embedding(500, 64)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(layers))
+        self.head = nn.Linear(64, 500)
+
+    def forward(self, tokens):
+        x = self.table(tokens)
+        mask = torch.full((x.shape[1], x.shape[1]), -torch.inf, device=x.device).triu(1)
+        for layer in self.layers:
+            x = layer(x, src_mask=mask)
+        return self.head(x)
+
+
+def test_layers_of_pytorch():
+    model = read_served_model(Encoders)
+    assert model.attentions == [(AttentionKernel(4, 4, 16, 16), 2)]
+    assert {(p.parts, p.k, p.split): count for p, count in model.products} == {
+        ((192,), 64, "column"): 2, ((64,), 64, "row"): 2, ((128,), 64, "column"): 2, ((64,), 128, "row"): 2,
+        ((500,), 64, "column"): 1}
+    found = profile_served(lambda: Encoders(0), 32, 8, device="l4")
+    assert found.cache_token_bytes == 0 and "no attention was found among its operators" in found.summary()
+
+
 # ---------------------------------------------------------------- bytes by hand
 
 

@@ -103,12 +103,13 @@ class Engine(NamedTuple):
 
 #: vLLM: config.py (8,192 tokens and 1,024 sequences on devices of 70 GiB or more, gpu_memory_utilization 0.9) and its
 #: release notes (0.14: asynchronous scheduling is the default; before, the device waits for the host). SGLang:
-#: server_args.py (chunked_prefill_size 8,192, mem_fraction_static of about 0.88, overlap schedule). TensorRT-LLM:
-#: llm_args.py (max_num_tokens 8,192, max_batch_size 2,048, free_gpu_memory_fraction 0.9, GUARANTEED_NO_EVICT, overlap
-#: scheduler).
+#: server_args.py (chunked_prefill_size 8,192 on devices of 60 to 160 GB, mem_fraction_static 0.88 where the memory is
+#: not known and near it elsewhere, overlap schedule), model_runner.py (init_memory_pool: 2,048 requests at least, where
+#: the cache has room). TensorRT-LLM: llm_args.py (max_num_tokens 8,192, max_batch_size 2,048, free_gpu_memory_fraction
+#: 0.9, GUARANTEED_NO_EVICT, overlap scheduler).
 ENGINES = {engine.name: engine for engine in (
     Engine("vllm", "vllm", 8192, 1024, 0.9, False, False, True),
-    Engine("sglang", "sglang", 8192, 1024, 0.88, False, False, True),
+    Engine("sglang", "sglang", 8192, 2048, 0.88, False, False, True),
     Engine("trtllm", "trtllm", 8192, 2048, 0.9, True, True, True))}
 
 

@@ -19,7 +19,7 @@ from analyzer.record.log import Log
 from .served_model import AttentionKernel, FusedKernel, Kernel, Product, ServedModel
 
 TOKENS = 211  #: a prime that is no size of a model, so that what is in proportion to the tokens shows
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "linear", "matmul")
+_PRODUCTS = ("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "_grouped_mm", "linear", "matmul")
 _REDUCTIONS = ("mean", "var", "var_mean", "native_layer_norm", "_fused_rms_norm", "rms_norm", "linalg_vector_norm")
 _ACTIVATIONS = ("silu", "gelu", "sigmoid", "relu", "tanh", "clamp")
 
@@ -112,7 +112,7 @@ class PassReading:
         if name in ("bmm", "baddbmm") and len(weight.shape) == 3 and weight.shape[0] > 1:  # a product a head
             return Product((out.shape[-1],), rows.shape[-1], split="heads", batch=weight.shape[0])
         tokens = math.prod(rows.shape[:-1])
-        return Product((out.shape[-1],), rows.shape[-1], max(1, tokens // self.tokens), has_bias=name == "addmm")
+        return Product((out.shape[-1],), rows.shape[-1], max(1, tokens // self.tokens))
 
     def _read_cached(self, name: str, call: OpCall) -> AttentionKernel:
         query, keys, values = call.signature.inputs[:3]
@@ -145,7 +145,7 @@ class PassReading:
         if self.scores is not None:
             found, self.scores = self.scores, None
             return replace(found, value_dim=out.shape[-1])
-        if not any(_short_name(later) in ("_softmax", "_safe_softmax")
+        if not any(_short_name(later) in ("_softmax", "_safe_softmax", "_masked_softmax")
                    and later.signature.inputs[0].shape[-1] == out.shape[-1] for later in self.following):
             return None
         self.scores = self._attention(call, math.prod(out.shape[:-2]), out.shape[-2], out.shape[-1], first.shape[-1],

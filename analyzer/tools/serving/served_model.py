@@ -39,7 +39,6 @@ class Product:
     batch: int = 1
     is_held: bool = True
     is_head: bool = False
-    has_bias: bool = False
 
     @property
     def n(self) -> int:
