@@ -145,13 +145,22 @@ def split_devices(text: str) -> list[str]:
     return [name.strip() for name in re.split(r",(?!\s*\w+\s*=)", text) if name.strip()]
 
 
+def split_figures(text: str) -> tuple[str, dict[str, str]]:
+    """The name in ``NAME,KEY=VALUE,...``, and what is told of it by key.
+
+    >>> split_figures("h100_sxm, power=500,memory = 96GB")
+    ('h100_sxm', {'power': '500', 'memory': '96GB'})
+    """
+    name, *words = text.split(",")
+    return name.strip(), {key.strip(): value.strip() for key, _, value in (word.partition("=") for word in words)}
+
+
 def _read_board(device: str) -> DeviceSpec:
     """The board that ``NAME,KEY=VALUE,...`` tells: the device of that name, but for these figures."""
-    name, *words = device.split(",")
+    name, words = split_figures(device)
     spec = find_device(name)
     figures: dict[str, float] = {}
-    for word in words:
-        key, _, value = (part.strip() for part in word.partition("="))
+    for key, value in words.items():
         if key not in _BOARD:
             raise InputError(f"device {device!r}: {key!r} is no figure of a board{suggest(key, _BOARD)}; those are "
                              f"{', '.join(f'{known} ({unit})' for known, (_, unit) in _BOARD.items())}")
@@ -168,7 +177,7 @@ def _read_board(device: str) -> DeviceSpec:
             raise InputError(f"device {device!r}: the boost clock of {spec.name!r} is not known, nor then what its "
                              "rates are at another; describe the device with DeviceSpec")
         rates = {kind: rate and rate * clock / spec.clock_hertz for kind, rate in rates.items()}
-    board = ",".join([spec.name, *("=".join(part.strip() for part in word.split("=", 1)) for word in words)])
+    board = ",".join([spec.name, *map("=".join, words.items())])
     told = dict.fromkeys(figures, f"told by {board!r}") | ({} if clock is None else {
         "flops_per_second": f"those of {spec.name!r} at the clock told by {board!r}"})
     kept = {figure: source for figure, source in spec.sources.items()

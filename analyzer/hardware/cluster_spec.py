@@ -13,7 +13,7 @@ from typing import Any
 from analyzer.errors import InputError
 from analyzer.saved_format import load_json
 
-from .catalogue import SpecCatalogue, find_device, fold_name
+from .catalogue import SpecCatalogue, find_device, fold_name, split_figures
 from .device_spec import (
     DeviceSpec,
     Figure,
@@ -230,16 +230,13 @@ def _read_figures(cluster: str) -> ClusterSpec:
     """The cluster that ``NAME,KEY=VALUE,...`` tells: that of the name but for these figures. The name may be that of a
     device, with figures of its board: its usual hosts are meant.
     """
-    name, *words = (word.strip() for word in cluster.split(","))
-    board = [word for word in words if word.partition("=")[0].strip() not in ("devices_per_host", *_TOLD)]
+    name, words = split_figures(cluster)
+    board = {key: words.pop(key) for key in list(words) if key not in ("devices_per_host", *_TOLD)}
     known = register_cluster.find(name)
-    device = find_device(",".join([known.device.name if known else name, *board]))
+    device = find_device(",".join([known.device.name if known else name, *map("=".join, board.items())]))
     spec = dataclasses.replace(known, device=device) if known else cluster_of(device)
     told: dict[str, Any] = {}
-    for word in words:
-        key, _, text = (part.strip() for part in word.partition("="))
-        if word in board:
-            continue
+    for key, text in words.items():
         try:
             value = int(text) if key == "devices_per_host" else float(text)
         except ValueError:

@@ -77,7 +77,8 @@ class _Stream:
         return made
 
 
-#: What a kernel holds that starts a block on each multiprocessor and deals out its work to them beforehand.
+#: In place of a share, of a kernel that starts a block on each multiprocessor and deals out its work to them
+#: beforehand: a mark above all shares, no figure.
 DEALT = 2.0
 #: The most that collectives hold together. In no source: it is reached where they would leave other kernels nothing.
 _MOST_HELD = 0.9

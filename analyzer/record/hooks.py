@@ -130,7 +130,7 @@ def _reporting_calls(hearing: Callable[[], Any]) -> Any:
                 if recorder.compiled and id(module) in recorder.compiled and state is not None:
                     settings = recorder.compiled[id(module)]
                     with (outside_of_graph("torch.compiler.disable keeps the compiler out of a module")
-                          if settings is None else nullcontext() if state is None or state.graph is not None
+                          if settings is None else nullcontext() if state.graph is not None
                           else compiling_forward(state, module, settings)):
                         result = original(module, *args, **kwargs)
                     return result
