@@ -241,8 +241,8 @@ def _search(what: str, model: Any, make_inputs: Callable[[int], Any], *, device:
 
 def _close_in(search: _Search, first: int, what: str) -> None:
     search.fits(first + 1)
-    if not search.is_closed and not search.high:
-        search.fits(search.follow_lines(0.5))  # near the limit, but far enough off to fit where memory fragments
+    if not search.is_closed and not search.high and (half := search.follow_lines(0.5)) > search.low:
+        search.fits(half)  # near the limit, but far enough off to fit where memory fragments
     # the lines of small sizes lie low where memory rises faster than the size
     while not search.high and not search.is_closed:
         if search.low > _ENDLESS * first:
