@@ -214,7 +214,7 @@ def stopped(folder: Path) -> str:
                     and (again.steps, again.composed, again.counts) == (straight.steps, straight.composed,
                                                                         straight.counts))
     told = [f"A search of {total} ranks, stopped after {limits[0]}, {limits[1]} and {limits[2]} of them and started "
-            f"again with its file: {sum(same)} of {len(same)} give the same answer, and profile no rank twice."]
+            f"again with its file: {sum(same)} of {len(same)} give the same answer,\nand profile no rank twice."]
     for name, found in (("two processes", search_tiny(workers=2)), ("two workers of Dask", search_by_dask())):
         is_same = found is not None and (found.steps, found.counts) == (straight.steps, straight.counts)
         told.append(f"By {name}: {'not tried' if found is None else 'the same' if is_same else 'ANOTHER answer'}.")

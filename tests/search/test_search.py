@@ -105,6 +105,17 @@ def test_files_for_other_programs(found: SearchResult) -> None:
         export(found, "nemo")
 
 
+def test_accelerate_reads_its_file(found: SearchResult, tmp_path: Path) -> None:
+    config = pytest.importorskip("accelerate.commands.config.config_args")
+    step = next(step for step in found.composed if step.layout.pipeline == 1)
+    layout = replace(step.layout, replicate=2, shard=8, compile=True, checkpointing="blocks")
+    text = export(found, "accelerate", tmp_path / "fsdp.yaml", replace(step, layout=layout))
+    read = config.ClusterConfig.from_yaml_file(tmp_path / "fsdp.yaml")
+    assert text.startswith("# Accelerator(gradient_accumulation_steps=2), batches of 1 a device\n")
+    assert (read.num_processes, read.num_machines, read.fsdp_config["fsdp_version"]) == (16, 2, 2)
+    assert read.parallelism_config["parallelism_config_dp_replicate_size"] == 2
+
+
 @pytest.mark.parametrize(("changed", "program", "said"), [
     ({"optimizer": "sgd"}, "torchtitan", "is given AdamW alone, this layout has another optimizer"),
     ({"optimizer": "sgd"}, "deepspeed", "is given AdamW alone, this layout has another optimizer"),

@@ -142,17 +142,17 @@ def write_deepspeed(found: SearchResult, step: Step) -> str:
 
 def write_accelerate(found: SearchResult, step: Step) -> str:
     """The YAML file of `accelerate launch --config_file` for FSDP2 (accelerate/utils/dataclasses.py). The script sets
-    the micro-batch, and on several hosts ``--machine_rank`` and ``--main_process_ip`` are given beside it.
+    micro-batches, as a comment says; on several hosts ``--machine_rank`` and ``--main_process_ip`` are given beside it.
     """
     lay = step.layout
     _refuse(lay, "accelerate", (
         (lay.pipeline == lay.expert == 1 and lay.is_sharded, "shards with FSDP, in one stage"),
         (lay.checkpointing in ("none", "blocks"), "takes no plan of blocks, and no selective checkpoints"),
         (lay.precision == "mixed", "keeps parameters in float32, and has another float8")))
-    lines = ["compute_environment: LOCAL_MACHINE", "distributed_type: FSDP", "mixed_precision: bf16",
+    lines = [f"# Accelerator(gradient_accumulation_steps={lay.micro_batches}), batches of {lay.micro_batch} a device",
+             "compute_environment: LOCAL_MACHINE", "distributed_type: FSDP", "mixed_precision: bf16",
              f"num_machines: {max(1, lay.devices // found.devices_per_host)}", f"num_processes: {lay.devices}",
-             f"gradient_accumulation_steps: {lay.micro_batches}", "fsdp_config:",
-             "  fsdp_version: 2", "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
+             "fsdp_config:", "  fsdp_version: 2", "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
              f"  fsdp_reshard_after_forward: {str(lay.sharding == 'fsdp').lower()}",
              f"  fsdp_offload_params: {str(lay.offload).lower()}",
              f"  fsdp_activation_checkpointing: {str(lay.checkpointing != 'none').lower()}",
