@@ -7,10 +7,11 @@ import torch
 
 from analyzer import profile
 from analyzer.parallel import world
+from benchmarks import accuracy_parallel
 from benchmarks.accuracy_parallel import find_reason, measured_bytes, read_rows
 from benchmarks.accuracy_rank import judge
 from benchmarks.parallel import transformer_engine
-from benchmarks.parallel.family import APART, family_of, find_lacking, note_of, predict
+from benchmarks.parallel.family import APART, Prediction, family_of, find_lacking, note_of, predict
 from benchmarks.parallel.rank import CASES
 from benchmarks.truth_table import read_truth
 
@@ -47,6 +48,19 @@ def test_a_row_with_a_feature_that_the_rebuild_lacks_is_refused_by_name(row, fea
     assert feature in find_lacking(ROWS[row]) and find_reason(ROWS[row])
     with pytest.raises(NotImplementedError, match=f"the rebuild does not do {feature}"):
         predict(ROWS[row])
+
+
+def test_jobs_that_are_alike_are_made_once_and_those_that_were_kept_never_again(tmp_path, monkeypatch):
+    """On B200 four micro-batches and eight are one job, two and four ranks that split tensors are two."""
+    made = []
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    monkeypatch.setattr(accuracy_parallel, "predict", lambda row: made.append(row["id"]) or Prediction(
+        row["id"], 2, 3, 0.5, "allocated"))
+    rows = [ROWS[f"b200-{name}_cef"] for name in (
+        "llama3_70b_tp2_pp1_dp4_l12_mbc4", "llama3_70b_tp2_pp1_dp4_l12_mbc8", "llama3_70b_l12_tp4_pp1_dp2_mbc4")]
+    found = accuracy_parallel.judge_all(rows, 1, tmp_path / "kept.jsonl")
+    assert len(made) == 2 and found.keys() == {row["id"] for row in rows}
+    assert accuracy_parallel.judge_all(rows, 1, tmp_path / "kept.jsonl") == found and len(made) == 2
 
 
 def test_each_measured_rank_is_a_case_and_one_is_met_to_the_page_of_the_allocator():
