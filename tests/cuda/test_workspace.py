@@ -54,7 +54,8 @@ def test_workspaces_stay(program: Program, expected: int) -> None:
 
 
 @pytest.mark.parametrize(("device", "expected"),
-                         [("h200", 32 * MIB), ("h100", 32 * MIB), ("a100", 8519680), ("l4", 8519680)])
+                         [("h200", 32 * MIB), ("h100", 32 * MIB), ("a100", 8519680), ("l4", 8519680),
+                          ("gb200", 32 * MIB if torch.__version__ >= "2.12" else 8519680)])
 def test_size_follows_the_generation(device: str, expected: int) -> None:
     with simulating(find_device(device)):
         assert cublas_workspace_bytes() == expected

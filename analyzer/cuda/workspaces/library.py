@@ -22,9 +22,12 @@ _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _COMPLEX = (torch.complex64, torch.complex128)
 
 
+_WIDE = (9, 10, 12) if torch.__version__ >= "2.12" else (9,)  # majors of compute capabilities
+
+
 def cublas_workspace_bytes() -> int:
     """Bytes of one cuBLAS workspace: ``CUBLAS_WORKSPACE_CONFIG`` (``:KIB:COUNT…``), else by parseChosenWorkspaceSize 32
-    MiB where the compute capability is 9.0, and ``:4096:2:16:8`` on others.
+    MiB on Hopper, and from 2.12 on on Blackwell (pytorch/pytorch#175344); ``:4096:2:16:8`` on others.
 
     >>> cublas_workspace_bytes()
     33554432
@@ -32,7 +35,8 @@ def cublas_workspace_bytes() -> int:
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
         return sum(int(kib) * int(count) for kib, count in pairs) << 10
-    return 32 * _MIB if simulated_spec().compute_capability == (9, 0) else (2 * 4096 + 8 * 16) << 10
+    major, _ = simulated_spec().compute_capability or (0, 0)
+    return 32 * _MIB if major in _WIDE else (2 * 4096 + 8 * 16) << 10
 
 
 def cublaslt_workspace_bytes() -> int:
