@@ -53,14 +53,14 @@ def make_part(template: Template, part: Part, layout: Layout, mesh: Any, is_half
 
 def compute_in_float8(modules: Sequence[nn.Module]) -> None:
     """Linear layers whose sizes the products take (multiples of 16), as torchtitan's float8 converter filters them."""
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # type: ignore[import-untyped, unused-ignore]
+    from torchao import float8  # type: ignore[import-untyped, unused-ignore]
 
     def takes(module: nn.Module, _path: str) -> bool:
         return isinstance(module, nn.Linear) and module.in_features % 16 == module.out_features % 16 == 0
 
     for module in modules:
-        convert_to_float8_training(module, config=Float8LinearConfig.from_recipe_name("rowwise"),
-                                   module_filter_fn=takes)
+        float8.convert_to_float8_training(module, config=float8.Float8LinearConfig.from_recipe_name("rowwise"),
+                                          module_filter_fn=takes)
 
 
 def shard_stage(stage: nn.Module, blocks: Sequence[nn.Module], layout: Layout, mesh: Any,
