@@ -18,7 +18,7 @@ from analyzer.record.eager import default_loss
 from .expert_parallel import divide_experts
 from .layout import Layout
 from .stage import Part, Stage, Template
-from .tensor_parallel import divide_stage
+from .model_parallel import divide_stage
 
 
 def causal_loss(logits: Any, labels: Tensor) -> Tensor:
