@@ -15,10 +15,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from analyzer.recipe.optimizer import find_optimizer
 from analyzer.record.eager import default_loss
 
-from .expert_parallel import divide_experts
 from .layout import Layout
+from .model_parallel import divide_experts, divide_stage
 from .stage import Part, Stage, Template
-from .model_parallel import divide_stage
 
 
 def causal_loss(logits: Any, labels: Tensor) -> Tensor:
