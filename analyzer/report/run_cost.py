@@ -102,7 +102,7 @@ def _find_power(profile: Profile, given: float | None) -> tuple[float | None, st
     energy = profile.energy
     if energy is not None:
         low_to_high = "" if energy.joules_range is None else " ({:.3g} to {:.3g})".format(*energy.joules_range)
-        return energy.watts, (f"kWh are {energy.watts:.0f} W for each device-hour, by what bounds kernels on "
+        return energy.watts, (f"kWh are {energy.watts:.0f} W for each device-hour, by what kernels do on "
                               f"{profile.device}: {energy.joules:.3g} J a step{low_to_high}, {bounds}")
     spec = _find_spec(profile)
     if spec is None or spec.power_watts is None:

@@ -33,6 +33,8 @@ from .sharing import Attention, Degrees, find_attentions, share
 
 _FASTER = 1e4  # than the device: its kernels then end before the host has launched the next one
 ONE_DEVICE = Degrees()
+_SHARED = ("a call of the denoiser and its FLOPs are those of one of the devices, memory is that of a device with all "
+           "tokens, which is more; texts are encoded on each, one of them decodes")
 
 
 def profile_diffusion(pipeline: str | Path | Mapping[str, Any] | Pipeline, batch: int = 1, *,
@@ -109,7 +111,8 @@ def compose(pipeline: Pipeline, runs: Runs, device: DeviceSpec, degrees: Degrees
     result = DiffusionProfile(
         name=pipeline.name, device=device.name, batch_size=pipeline.batch, height=pipeline.height,
         width=pipeline.width, frames=pipeline.frames, steps=pipeline.steps, ring=degrees.ring, ulysses=degrees.ulysses,
-        parts=parts, peak_allocated_bytes=_find_peak(parts), assumptions=(said, *pipeline.assumptions))
+        parts=parts, peak_allocated_bytes=_find_peak(parts), assumptions=(
+            said, *([] if degrees.ranks == 1 else [_SHARED]), *pipeline.assumptions))
     return _add_power(result, find_mean_work(parts, place + 1, degrees.ranks), device, carbon, known)
 
 

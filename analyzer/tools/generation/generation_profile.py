@@ -162,16 +162,19 @@ class GenerationProfile:
         return found
 
     def _table_of_parts(self) -> str:
-        """The prefill, and all passes after it together: work is summed, memory the most of any."""
+        """The prefill, and all passes after it together: work is summed, memory the most of any. What bounds the time
+        is that of the last pass.
+        """
         rows = []
-        for name, steps in (("prefill", self.steps[:1]), (f"decode, {len(self.steps) - 1:,} tokens", self.steps[1:])):
+        for name, steps, part in (("prefill", self.steps[:1], self.prefill),
+                                  (f"decode, {len(self.steps) - 1:,} tokens", self.steps[1:], self.decode)):
             sums = {field: [getattr(step, field) for step in steps] for field in (*_SUMS, "peak_allocated_bytes")}
             total = {field: None if None in found else max(found) if field not in _SUMS else sum(found)
                      for field, found in sums.items()}
             rows.append([name, *(format_quantity(total[field], unit) for field, unit in (
                 ("flops", "count"), ("read_bytes", "bytes"), ("written_bytes", "bytes"), ("seconds", "seconds"),
-                ("peak_allocated_bytes", "bytes")))])
-        return print_rows(("", "FLOPs", "Read", "Written", "Time", "Peak allocated"), rows)
+                ("peak_allocated_bytes", "bytes"))), part and part.phases["forward"].bound or UNKNOWN])
+        return print_rows(("", "FLOPs", "Read", "Written", "Time", "Peak allocated", "Bound by"), rows, left=(0, 6))
 
     def summary(self, rows: int | None = 20) -> str:
         """The figures of the whole generation, and the table."""
