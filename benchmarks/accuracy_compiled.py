@@ -132,15 +132,15 @@ class Timed(NamedTuple):
     name: str
     seconds: float    #: measured
     predicted: float
-    took: float
+    took: float       #: of processor time
 
 
 def time_step(step: Rung | MeasuredStep) -> Timed:
     torch.set_num_threads(1)
-    began = time.perf_counter()
+    began = time.process_time()
     if isinstance(step, Rung):
-        return Timed(f"GPT-2 124M, {step.change}", step.ms / 1e3, step.predict(), time.perf_counter() - began)
-    return Timed(step.id, step.seconds, predict_fused(step), time.perf_counter() - began)
+        return Timed(f"GPT-2 124M, {step.change}", step.ms / 1e3, step.predict(), time.process_time() - began)
+    return Timed(step.id, step.seconds, predict_fused(step), time.process_time() - began)
 
 
 def time_tables() -> str:
@@ -150,7 +150,7 @@ def time_tables() -> str:
     errors = [timed.predicted / timed.seconds - 1 for timed in found]
     rows = [[timed.name, f"{timed.seconds * 1e3:.1f} ms", f"{timed.predicted * 1e3:.1f} ms",
              percent(error, signed=True), f"{timed.took:.0f} s"] for timed, error in zip(found, errors)]
-    return (f"{markdown(['step', 'measured', 'predicted', 'error', 'took'], rows)}\n\n"
+    return (f"{markdown(['step', 'measured', 'predicted', 'error', 'processor time'], rows)}\n\n"
             f"Median error {percent(median(map(abs, errors)))}, of NeuSight's steps "
             f"{percent(median(map(abs, errors[-len(fused):])))}.")
 
