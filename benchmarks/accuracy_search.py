@@ -126,11 +126,13 @@ def llama(folder: Path) -> str:
                        workers=2, compile=compiles)
         seconds, used = time.perf_counter() - began, processor_seconds() - used
         rows = [[str(step.layout), f"{step.step_seconds:.2f}", percent(step.mfu), f"{step.needed_bytes / 2**30:.1f}",
-                 "yes" if step in found.steps else "no"] for step in [*found.steps, *published_steps(compiles)]]
+                 "found" if step in found.steps else "fits" if found.capacity_bytes is None
+                 or step.needed_bytes <= found.capacity_bytes else "does not fit"]
+                for step in [*found.steps, *published_steps(compiles)]]
         texts.append(f"{name}: {found.counts['layouts']} layouts, {found.profiles} ranks profiled by two processes in "
                      f"{used:.0f} s of processor time, {seconds:.0f} s on a machine with {os.cpu_count()} cores and a "
                      f"load of {os.getloadavg()[0]:.0f}.\n\n"
-                     + markdown(["layout", "step s", "MFU", "GiB", "fits, of the best three"], rows))
+                     + markdown(["layout", "step s", "MFU", "GiB", "of the search"], rows))
     return f"On {datetime.date.today()} with PyTorch {torch.__version__}:\n\n" + "\n\n".join(texts)
 
 
