@@ -108,6 +108,8 @@ def find_least_seconds(profile: Profile, parts: tuple[str, ...], device: DeviceS
             "recompute": profile.recompute_macs if profile.mode != "infer" else 0}
     total = add_quantities([macs[part] for part in parts])
     kind = dtype or find_product_dtype(profile)
+    if total == 0:
+        return 0.0
     if total is None or kind is None:
         return None
     convolved = 0

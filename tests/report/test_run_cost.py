@@ -2,9 +2,12 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
+from analyzer import profile
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
+from analyzer.report.run_cost import find_step_work
 from analyzer.results.profile import Profile
 from analyzer.results.run_cost import RunCost
 
@@ -93,3 +96,18 @@ def test_tokens_of_a_model_without_tokens():
 def test_an_unknown_price_is_no_row():
     assert "dollars" not in str(STEP.cost_of(samples=8)) and "dollars" in str(STEP.cost_of(samples=8, price=0))
     assert STEP.cost_of(samples=8, price=0).dollars == 0 and RunCost(steps=1, devices=1).dollars is None
+
+
+def test_energy_is_of_what_a_step_does():
+    """A product of 4,096^3 multiply-adds at an H200's 67 TFLOP/s of float32 takes its limit; a pointwise kernel moves
+    its bytes, and its device has no products to know of.
+    """
+    x = torch.empty(4096, 4096, device="meta")
+    product = profile(torch.nn.Linear(4096, 4096, bias=False), (x,), mode="infer", device="h200")
+    work = find_step_work(product, find_device("h200"))
+    assert work.product_seconds == pytest.approx(2 * 4096**3 / 67e12)
+    assert work.traffic_seconds == pytest.approx(3 * 4096**2 * 4 / 4.8e12)
+    assert product.energy.joules == pytest.approx(product.energy.watts * product.step_seconds)
+    moved = profile(torch.nn.ReLU(), (x,), mode="infer", device="h200")
+    assert 0.2 * 700 < moved.energy.watts < product.energy.watts <= 700
+    assert replace(moved, phases={"forward": replace(moved.phases["forward"], read_bytes=None)}).energy is None
