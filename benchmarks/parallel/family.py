@@ -28,6 +28,9 @@ NOTES = [
     Note(("sac-rowwise-abs-saved", ),
          "The row shows a fault: a checkpoint that keeps absolute values. Which of them the compiler of February 2025 "
          "left to be kept is not known; today's leaves more."),
+    Note(("h200-llama3-8b-64gpu", ),
+         "The loss of two sequences is compiled by a PyTorch of May 2025 (2.8 alpha), here by today's; what holds 5 "
+         "GiB more is not known."),
     Note(("debug-cp8", ), "Told to two digits (0.25 GiB), of which most are the allocator's blocks and workspaces."),
     Note(("fms-acceleration", ),
          "peft and transformers of the row (4.48) are rebuilt by today's model and this package's adapters."),
