@@ -15,7 +15,8 @@ from analyzer.meta.address_space import AddressSpace, MetaStorage
 from analyzer.meta.tensor import alias
 from analyzer.record.reference_count import next_sequence_number
 
-from .joint_graph import GraphTape, JointGraph, place_of, put_writes_last
+from .functional import put_writes_last
+from .joint_graph import GraphTape, JointGraph, place_of
 from .traced_tensor import GraphShape, coerce_like, exchange, is_wrapped, parts_of, rebuild_like
 
 Tensor = torch.Tensor

@@ -374,14 +374,6 @@ class GraphTape:
             self.written.append(primal)
 
 
-def put_writes_last(graph: fx.Graph) -> None:
-    """Writes to primals are behind the backward pass, as in AOTAutograd's graphs: passes that find equal operators
-    (``fx_graph_cse`` of ``torch/_functorch/compile_utils.py``) join none on two sides of a write.
-    """
-    for node in graph.find_nodes(op="call_function", target=_aten.copy_.default):
-        graph._root.prev.append(node)
-
-
 def place_of(tensor: Tensor) -> _Place:
     """What tells a tensor's elements from others: its storage, and which part of it is read how."""
     storage: Any = tensor.untyped_storage()

@@ -9,7 +9,7 @@ import importlib.util
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -197,7 +197,7 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
     """
     defined: list[tuple[str, Any, Sequence[Any]]] = []
     extern_call, combine = scheduler.Scheduler.codegen_extern_call, simd.SIMDScheduling.generate_combo_kernel_code
-    scan_in_parts = triton_split_scan.TritonSplitScanKernel.scan
+    scan_in_parts: Callable[..., Any] = triton_split_scan.TritonSplitScanKernel.scan
 
     def write_no_code(self: Any, name: str | None = None) -> str:
         self.inductor_meta, self.triton_meta = {}, {}

@@ -16,7 +16,8 @@ from torch import fx
 
 from analyzer.meta.spec import TensorSpec
 
-from .joint_graph import JointGraph, put_writes_last
+from .functional import put_writes_last
+from .joint_graph import JointGraph
 from .laps import Chains, find_run
 from .lowering import LoweredGraph
 from .program_text import Layers, write_laps
