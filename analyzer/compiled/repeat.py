@@ -209,6 +209,11 @@ def shorten(joint: JointGraph) -> Shortened | None:
     first = _find(forward, rows, None)
     if first is None:
         return None
+    if not backward and first.laps >= 2 * (KEPT + 2):
+        # without gradients residuals are added up until a sum reads more than four buffers, which is then written
+        # (``realize_reads_threshold`` of torch/_inductor/config.py): the program of two additions a layer repeats
+        # every two layers
+        first.period *= 2
     second = _find(backward, rows, first) if backward else None
     if backward and (second is None or second.laps - (first.laps - KEPT) < 3):
         return None

@@ -48,6 +48,17 @@ def measure(model, mode, monkeypatch, whole):
         return profile(torch.compile(model), ids, mode=mode, device="h100"), left_out
 
 
+def test_inference_repeats_every_two_layers(monkeypatch):
+    """A residual is written when four were added to it, two of each layer."""
+    layers = 2 * (KEPT + 3)  # of two in each lap, as the ends of a graph differ
+    short, left_out = measure(build(layers), "infer", monkeypatch, whole=False)
+    whole, _ = measure(build(layers), "infer", monkeypatch, whole=True)
+    assert left_out == [2]
+    assert short.peak_allocated_bytes == whole.peak_allocated_bytes
+    assert short.step_seconds == pytest.approx(whole.step_seconds)
+    assert short.kernels == whole.kernels
+
+
 def test_the_profile_is_that_of_the_whole_graph(monkeypatch):
     short, left_out = measure(build(KEPT + 3), "train", monkeypatch, whole=False)
     whole, none = measure(build(KEPT + 3), "train", monkeypatch, whole=True)
