@@ -154,8 +154,9 @@ def report_llama(report: Report) -> None:  # the 405-billion-parameter Llama, fr
 
 def report_compile(report: Report) -> None:  # Llama 2 7B under torch.compile, and others of its layers
     rows = []
-    for mode, told in (("train", "a training step with AdamW"), ("infer", "inference")):
-        taken = {layers: apart(measure_compiled, layers, mode) for layers in (0, 1, 32, 64)}
+    for mode, told, is_own in (("train", "a training step with AdamW", False), ("infer", "inference", False),
+                               ("infer", "inference, without a mask", True)):
+        taken = {layers: apart(measure_compiled, layers, mode, is_own) for layers in (0, 1, 32, 64)}
         first = f"first, {CPU}"
         further, cpu = [(taken[64][name] - taken[32][name]) / 32 / (taken[1][name] - taken[0][name])
                         for name in ("first", first)]

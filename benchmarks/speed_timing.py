@@ -220,16 +220,18 @@ def measure_memory(name: str, what: str) -> dict[str, float]:
     return {"seconds": seconds, "before_bytes": before, "peak_bytes": resident_bytes("VmHWM")}
 
 
-def measure_compiled(layers: int, mode: Literal["train", "infer"]) -> dict[str, float]:
-    """The first and the next profile of a compiled Llama in this process, by the clock and by processor time, and
-    resident memory. Building the model counts.
+def measure_compiled(layers: int, mode: Literal["train", "infer"], is_own: bool = False) -> dict[str, float]:
+    """The first and the next profile of a compiled Llama of transformers, or this package's own, in this process, by
+    the clock and by processor time, and resident memory. Building the model counts.
     """
     from analyzer import profile
+    from analyzer.zoo.llama import Llama, LlamaConfig
 
     make = transformer("LlamaForCausalLM", "LlamaConfig", num_hidden_layers=layers)
 
     def build() -> Any:
-        return torch.compile(make())
+        own = LlamaConfig(32000, 4096, 11008, layers, 32, 32, tie_word_embeddings=False)
+        return torch.compile(Llama(own) if is_own else make())
 
     ids = torch.empty(1, 2048, dtype=torch.int64, device="meta")
     inputs = {"input_ids": ids, "labels": ids} if mode == "train" else {"input_ids": ids}
