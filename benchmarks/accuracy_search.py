@@ -90,8 +90,8 @@ def every(folder: Path) -> str:
     forget_errors(found)
     found.rank(BEST)
     best, known = found.ranked[:BEST], whole.ranked[:BEST]
-    loose = [candidate.seconds / whole.steps[candidate.layout].step_seconds for candidate in found.candidates
-             if candidate.layout in whole.steps]
+    loose = [seconds / whole.steps[layout].step_seconds for layout, seconds in found.bounds.items()
+             if layout in whole.steps]
     ranks = sum(layout.pipeline for layout in layouts)
     rows = [[str(i), str(a.layout), str(b.layout), f"{a.step_seconds:.4f}", f"{b.step_seconds:.4f}",
              f"{a.needed_bytes / 2**30:.2f}"] for i, (a, b) in enumerate(zip(known, best), 1)]

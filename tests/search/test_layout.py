@@ -49,6 +49,12 @@ def test_optimizer_states_alone_are_divided_among_copies() -> None:
     assert [str(one) for one in found] == ["zero1 8, 1 x 2", "zero1 8, 1 x 2, checkpoint planned"]
 
 
+def test_layouts_with_and_without_an_update_have_an_order() -> None:
+    found = sorted(layouts(sharding="fsdp", tensor=1, pipeline=1, micro_batch=2, checkpointing="none", shard=8,
+                           optimizer=["adamw_fused", None]))
+    assert [str(one) for one in found] == ["fsdp 8, 1 x 2, no update", "fsdp 8, 1 x 2"]
+
+
 def test_a_model_that_cannot_be_divided() -> None:
     plain = ModelFacts(blocks=8, tensor_limit=0, no_pipeline="its head is its embedding")
     assert {(layout.tensor, layout.pipeline) for layout in layouts(model=plain)} == {(1, 1)}

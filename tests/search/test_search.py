@@ -9,8 +9,11 @@ import pytest
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.parallel import search
 from analyzer.tools.search.export import export
+from analyzer.tools.search.layout import Layout
+from analyzer.tools.search.probe import Journal, Probe
 from analyzer.tools.search.result import SearchResult
 from analyzer.tools.search.search import Interrupted
+from analyzer.tools.search.stage import Part
 from analyzer.zoo.llama import Llama, LlamaConfig
 
 OPTIONS = {"global_batch": 8, "sequence": 64, "count": 2, "advice": False, "tensor": 1, "pipeline": [1, 2],
@@ -52,6 +55,16 @@ def test_a_journal_of_another_search_is_refused(tmp_path: Path) -> None:
     path.write_text('{"format": "another"}\n')
     with pytest.raises(ProfileFormatError, match="was written by another search or version; give another file"):
         search(small, "4xh100", resume=path, **OPTIONS)
+
+
+def test_what_failed_is_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "search.jsonl"
+    probes = [Probe(Layout(shard=shard), Part(1)) for shard in (1, 2)]
+    journal = Journal(path, {})
+    journal.add(probes[0], {"step_seconds": 1.0})
+    journal.add(probes[1], {"error": "BrokenProcessPool: a process was killed"})
+    assert list(journal.known) == [probe.key for probe in probes]
+    assert Journal(path, {}).known == {probes[0].key: {"step_seconds": 1.0}}
 
 
 def test_no_layout_takes_the_batch() -> None:

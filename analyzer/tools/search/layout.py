@@ -4,7 +4,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from analyzer.errors import InputError, is_count
@@ -20,11 +20,11 @@ SHARDING = ("ddp", "zero1", "fsdp", "fsdp_kept")
 #: ``"float8"``: as mixed, with products of blocks in float8 by torchao, scaled by row
 PRECISIONS = ("mixed", "bf16", "float8")
 SCHEDULES = ("1F1B", "Interleaved1F1B", "GPipe", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble")
-_TWO_CHUNKS = ("ZBVZeroBubble",)  # which always have two stages a rank
+BACKWARDS = ("ZBVZeroBubble", )  #: whose ranks hold a stage from each end
 _ONE_CHUNK = ("1F1B", "GPipe")
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Layout:
     """One way to train: degrees of parallelism (their product is the number of devices), and what each rank does.
 
@@ -58,9 +58,19 @@ class Layout:
     offload: bool = False
     compile: bool = False
 
+    def __lt__(self, other: Layout) -> bool:
+        """By the fields in their order; no optimizer comes before all."""
+        mine, others = (["" if value is None else value for value in astuple(one)] for one in (self, other))
+        return mine < others
+
     @property
     def devices(self) -> int:
         return self.replicate * self.shard * self.context * self.tensor * self.pipeline
+
+    @property
+    def stages(self) -> int:
+        """Of the pipeline."""
+        return self.pipeline * self.virtual
 
     @property
     def data(self) -> int:
@@ -88,7 +98,7 @@ class Layout:
                  f"{self.micro_batches} x {self.micro_batch}",
                  f"checkpoint {self.checkpointing}" * (self.checkpointing != "none"),
                  self.precision * (self.precision != "mixed"),
-                 str(self.optimizer) * (self.optimizer not in ("adamw_fused", None)), "offload" * self.offload,
+                 str(self.optimizer or "no update") * (self.optimizer != "adamw_fused"), "offload" * self.offload,
                  "compiled" * self.compile]
         return ", ".join(filter(None, parts))
 
@@ -178,7 +188,7 @@ class Question:
     devices: int
     devices_per_host: int
     global_batch: int
-    sequence: int | None
+    sequence: int
     space: Space
 
 
@@ -191,14 +201,14 @@ def list_layouts(question: Question, model: ModelFacts) -> Iterator[Layout]:
     space, devices = question.space, question.devices
     tensors = space.tensor or [n for n in divisors(min(question.devices_per_host, devices))
                                if model.tensor_limit % n == 0] if model.tensor_limit else [1]
-    is_long = (question.sequence or 0) > SHORT_SEQUENCE
+    is_long = question.sequence > SHORT_SEQUENCE
     contexts = space.context or ([n for n in divisors(devices) if n & (n - 1) == 0 and n <= 16] if is_long else [1])
     pipelines = space.pipeline or [n for n in divisors(devices) if n <= max(1, model.blocks // 2)]
     for tensor, context, pipeline in itertools.product(tensors, contexts, pipelines):
         ranks = tensor * context * pipeline
         if devices % ranks or pipeline > 1 and (model.no_pipeline or pipeline > model.blocks):
             continue
-        if context > 1 and (not model.takes_tokens or (question.sequence or 1) % (2 * context)):
+        if context > 1 and (not model.takes_tokens or question.sequence % (2 * context)):
             continue  # torch/distributed/tensor/experimental: two parts a rank, for causal masks to be balanced
         for shard, micro_batch in itertools.product(divisors(devices // ranks), space.micro_batch):
             data = devices // ranks
@@ -228,7 +238,7 @@ def _list_settings(space: Space, base: Mapping[str, Any], model: ModelFacts) -> 
     schedules = [("1F1B", 1)]
     if pipeline > 1:
         schedules = [(name, chunks) for name in space.schedule for chunks in sorted(
-            {2} if name in _TWO_CHUNKS else {1} if name in _ONE_CHUNK else set(space.virtual) - {1})
+            {2} if name in BACKWARDS else {1} if name in _ONE_CHUNK else set(space.virtual) - {1})
             if pipeline * chunks <= model.blocks and (chunks == 1 or base["micro_batches"] % pipeline == 0)]
     is_plain = base["tensor"] == base["context"] == pipeline == 1
     experts = [1]

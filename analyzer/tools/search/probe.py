@@ -4,7 +4,8 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -59,21 +60,23 @@ class Subject:
 
     target: Any                 #: a text, or a `Target`
     cluster: ClusterSpec
-    sequence: int | None = None
+    sequence: int
     tensor_plan: tuple[tuple[str, str], ...] | None = None
 
     @property
     def device(self) -> DeviceSpec:
         return self.cluster.device
 
-    def find_target(self) -> Target:
-        return load_target(self.target) if isinstance(self.target, str) else self.target
+
+def find_template(subject: Subject) -> Template:
+    return make_template(subject.target, subject.tensor_plan)
 
 
 @lru_cache(maxsize=2)
-def find_template(subject: Subject) -> Template:
+def make_template(target: str | Target, tensor_plan: tuple[tuple[str, str], ...] | None) -> Template:
     """The model of a search, made once in each process."""
-    return Template(subject.find_target(), None if subject.tensor_plan is None else dict(subject.tensor_plan))
+    return Template(load_target(target) if isinstance(target, str) else target,
+                    None if tensor_plan is None else dict(tensor_plan))
 
 
 @dataclass(frozen=True)
@@ -196,26 +199,23 @@ class Journal:
             if not lines or lines[0] != first:
                 raise ProfileFormatError(f"{path}: was written by another search or version; give another file, or "
                                          "remove it")
-            self.known.update(self._read(lines[1:]))
+            for line in lines[1:]:
+                with suppress(ValueError):  # the line that was being written
+                    key, figures = json.loads(line)
+                    self.known[key] = figures
             if not text.endswith("\n"):
                 with path.open("a", encoding="utf-8") as file:
                     file.write("\n")
         else:
             write_output(path, first + "\n")
 
-    @staticmethod
-    def _read(lines: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        for line in lines:
-            try:
-                key, figures = json.loads(line)
-            except ValueError:  # the line that was being written
-                continue
-            yield key, figures
-
     def add(self, probe: Probe, figures: dict[str, Any]) -> None:
+        """Of what failed the file has nothing: a worker that was lost, or a package that was missing, may be there the
+        next time.
+        """
         self.made += 1
         self.known[probe.key] = figures
-        if self.path is not None:
+        if self.path is not None and "error" not in figures:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps([probe.key, figures]) + "\n")
 

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -25,14 +25,16 @@ from analyzer.zoo.target import Target
 from .bound import least_bytes, least_seconds, list_bare
 from .compose import ModelSizes, Step, compose, list_probes
 from .layout import Layout, Question, Space, list_layouts
-from .probe import Figures, Journal, Probe, ProbeJob, Subject, find_template, run_probe
+from .probe import Figures, Journal, Probe, ProbeJob, Subject, find_template, make_template, run_probe
 from .result import Change, SearchResult
 from .stage import LINEAR_WAYS, Template, find_way, list_experts
 
 GLOBAL_BATCH = 1024       #: samples of a step where nothing says how many
 LONGEST = 8192            #: tokens of a sample where nothing says how many, if the model takes so many
 _ROUND = 4                #: layouts whose steps are composed before bounds are looked at again, whatever the workers
+_Key = TypeVar("_Key")
 Progress = Callable[[float, str], None]
+Run = Callable[[Sequence[ProbeJob]], Iterator[tuple[ProbeJob, dict[str, Any]]]]
 
 
 def read_cluster(text: str | ClusterSpec) -> tuple[int, ClusterSpec]:
@@ -61,18 +63,15 @@ def model_sizes(template: Template, sequence: int) -> ModelSizes:
     def find(paths: Sequence[str]) -> list[Any]:
         return [template.model.get_submodule(path) for path in paths]
 
-    if not template.blocks:
-        whole = count([template.model])
-        return ModelSizes(0, 0, whole, 0, (0, 0, 0), 0, False, sequence)
-    divided = count([module for path, module in template.blocks[0].named_modules()
+    blocks, one = len(template.blocks), template.blocks[:1]
+    divided = count([module for block in one for path, module in block.named_modules()
                      if find_way(template.plan, f"{template.path}.0.{path}") in LINEAR_WAYS])
-    blocks, block = len(template.blocks), count(template.blocks[:1])
-    experts = count([module for _, module in list_experts(template.blocks[0])])
+    experts = count([module for block in one for _, module in list_experts(block)])
     if template.facts.no_pipeline:  # what is shared counts once
         outside = count([template.model]) - count(template.blocks)
-        return ModelSizes(blocks, block, outside, 0, (divided, outside, 0), 0, False, sequence, experts)
+        return ModelSizes(blocks, count(one), outside, 0, (divided, outside, 0), 0, False, sequence, experts)
     before, behind = find(template.before), find(template.behind)
-    return ModelSizes(blocks, block, count(before), count(behind), (divided, count(before), count(behind[-1:])),
+    return ModelSizes(blocks, count(one), count(before), count(behind), (divided, count(before), count(behind[-1:])),
                       int(before[0].weight.shape[-1]), True, sequence, experts)
 
 
@@ -84,28 +83,20 @@ class Interrupted(KeyboardInterrupt):
         self.best = best
 
 
-@dataclass
-class Candidate:
-    """A layout that may fit."""
-
-    layout: Layout
-    seconds: float  #: bound of its step
-
-
 class Searcher:
     """One search: what is asked, what is known, and who profiles."""
 
-    def __init__(self, subject: Subject, question: Question, journal: Journal, run: Callable[
-            [Sequence[ProbeJob]], Iterator[tuple[ProbeJob, dict[str, Any]]]], progress: Progress | None = None) -> None:
+    def __init__(self, subject: Subject, question: Question, journal: Journal, run: Run,
+                 progress: Progress | None = None) -> None:
         self.subject, self.question, self.journal, self._run, self._progress = subject, question, journal, run, progress
         self.template = find_template(subject)
         self.facts = self.template.facts
-        self.sizes = model_sizes(self.template, question.sequence or 1)
+        self.sizes = model_sizes(self.template, question.sequence)
         self.capacity = subject.device.memory_bytes
         self.steps: dict[Layout, Step] = {}
         self.counts: Counter[str] = Counter()
-        self.failed: dict[str, list[Layout]] = {}
-        self.candidates: list[Candidate] = []
+        self.failed: dict[Layout, str] = {}
+        self.bounds: dict[Layout, float] = {}  #: of the steps of layouts that may fit, the fastest first
         self._wanted = self._done = 0
 
     @property
@@ -121,9 +112,6 @@ class Searcher:
     def fits(self, step: Step) -> bool:
         return self.capacity is None or step.needed_bytes <= self.capacity
 
-    def figures_of(self, probe: Probe) -> dict[str, Any]:
-        return self.journal.known[probe.key]
-
     def measure(self, probes: Sequence[Probe]) -> None:
         """Profile those that are not known yet; each is written down as it comes."""
         new = list({probe.key: probe for probe in probes if probe.key not in self.journal.known}.values())
@@ -138,8 +126,17 @@ class Searcher:
                                "ranks profiled" if best is None else f"best so far: {best.step_seconds:.4g} s, "
                                f"{best.layout}")
 
-    def _find_error(self, probes: Mapping[Any, Probe]) -> str | None:
-        return next((found["error"] for probe in probes.values() if "error" in (found := self.figures_of(probe))), None)
+    def _measure_each(self, probes: Mapping[Layout, Mapping[_Key, Probe]]) -> Iterator[
+            tuple[Layout, dict[_Key, Figures]]]:
+        """The figures of the probes of layouts, without those layouts of which one failed."""
+        self.measure([probe for found in probes.values() for probe in found.values()])
+        for layout, wanted in probes.items():
+            figures = {name: self.journal.known[probe.key] for name, probe in wanted.items()}
+            error = next((found["error"] for found in figures.values() if "error" in found), None)
+            if error is None:
+                yield layout, figures
+            else:
+                self.failed[layout] = error
 
     def bound(self) -> None:
         """Bounds of all layouts; those that cannot fit are dropped before and after what they compute is known."""
@@ -151,46 +148,32 @@ class Searcher:
         if not left and layouts:  # the least short ones, to say by how much
             left = sorted(layouts, key=lambda one: (least_bytes(one, self.sizes, None), one))[:_ROUND]
             room = float("inf")
-        probes = {layout: list_bare(layout, self.sizes) for layout in left}
-        self.measure([probe for found in probes.values() for probe in found.values()])
-        kept: list[tuple[float, Layout, Mapping[str, Figures]]] = []
-        for layout, found in probes.items():
-            if (error := self._find_error(found)) is not None:
-                self.failed.setdefault(error, []).append(layout)
-                continue
-            bare = {name: self.figures_of(probe) for name, probe in found.items()}
-            kept.append((least_bytes(layout, self.sizes, bare), layout, bare))
+        kept = [(least_bytes(layout, self.sizes, bare), layout, bare) for layout, bare in self._measure_each({
+            layout: list_bare(layout, self.sizes) for layout in left})]
         inside = [one for one in kept if one[0] <= room]
         self.counts["activations do not fit"] = len(kept) - len(inside)
         if not inside:
             inside = sorted(kept, key=lambda one: one[:2])[:_ROUND]
-        self.candidates = sorted([Candidate(layout, least_seconds(layout, self.sizes, bare, self.subject.cluster))
-                                  for _, layout, bare in inside], key=lambda c: (c.seconds, c.layout))
+        bounds = [(least_seconds(layout, self.sizes, bare, self.subject.cluster), layout) for _, layout, bare in inside]
+        self.bounds = {layout: seconds for seconds, layout in sorted(bounds)}
 
     def evaluate(self, layouts: Sequence[Layout]) -> None:
         """Compose the steps of layouts, profiling what is not known."""
-        probes = {layout: list_probes(layout, self.sizes) for layout in layouts}
-        self.measure([probe for found in probes.values() for probe in found.values()])
-        for layout, found in probes.items():
-            if (error := self._find_error(found)) is not None:
-                self.failed.setdefault(error, []).append(layout)
-                continue
-            self.steps[layout] = compose(layout, self.sizes, {
-                key: self.figures_of(probe) for key, probe in found.items()})
+        for layout, figures in self._measure_each({layout: list_probes(layout, self.sizes) for layout in layouts}):
+            self.steps[layout] = compose(layout, self.sizes, figures)
 
     def rank(self, wanted: int) -> None:
         """Compose steps in the order of their bounds until no other can be among the ``wanted`` best."""
-        left = list(self.candidates)
+        left = list(self.bounds)
         while left:
             ranked = self.ranked
             limit = ranked[wanted - 1].step_seconds if len(ranked) >= wanted else float("inf")
-            left = [candidate for candidate in left if candidate.seconds <= limit]
+            left = [layout for layout in left if self.bounds[layout] <= limit]
             here, left = left[:_ROUND], left[_ROUND:]
-            self.evaluate([candidate.layout for candidate in here])
-        failed = {layout for layouts in self.failed.values() for layout in layouts}
+            self.evaluate(here)
         self.counts["composed"] = len(self.steps)
-        self.counts["bounds are too slow"] = len(self.candidates) - len(self.steps) - sum(
-            candidate.layout in failed for candidate in self.candidates)
+        self.counts["bounds are too slow"] = sum(
+            layout not in self.steps and layout not in self.failed for layout in self.bounds)
 
 
 def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float | None = None,
@@ -228,9 +211,8 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
             raise InputError(f"search({name}={amount!r}): must be a positive number")
     model: Any = target if isinstance(target, str) else Target(getattr(target, "__qualname__", "model"), target)
     plan = None if tensor_plan is None else tuple(sorted(tensor_plan.items()))
+    sequence = sequence or _find_length(make_template(model, plan))
     subject = Subject(model, spec, sequence, plan)
-    sequence = sequence or _find_length(find_template(subject))
-    subject = replace(subject, sequence=sequence)
     question = Question(devices, spec.devices_per_host, global_batch or max(GLOBAL_BATCH, devices), sequence,
                         Space.of(choices))
     journal = Journal(None if resume is None else Path(resume), {
@@ -245,8 +227,8 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
             searcher.rank(count)
             if not searcher.steps:
                 raise InputError(f"search: no layout of {searcher.template.name} can be run: "
-                                 + "; ".join(searcher.failed))
-            failed = {error: len(layouts) for error, layouts in searcher.failed.items()}  # advice is of other layouts
+                                 + "; ".join(dict.fromkeys(searcher.failed.values())))
+            failed = dict(Counter(searcher.failed.values()))  # advice is of other layouts
             changes, neighbors = (_list_changes(searcher), _list_neighbors(searcher)) if advice else ((), ())
         except KeyboardInterrupt:
             raise Interrupted(searcher.best, journal.made) from None
@@ -267,8 +249,7 @@ def _find_length(template: Template) -> int:
 
 
 @contextmanager
-def _running(workers: int | None, executor: Executor | None) -> Iterator[Callable[
-        [Sequence[ProbeJob]], Iterator[tuple[ProbeJob, dict[str, Any]]]]]:
+def _running(workers: int | None, executor: Executor | None) -> Iterator[Run]:
     if workers is not None and workers < 0:
         raise InputError(f"search(workers={workers!r}): must be 0 (this process) or a number of processes")
     with ExitStack() as stack:
