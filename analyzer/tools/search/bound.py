@@ -7,12 +7,11 @@ from dataclasses import replace
 from analyzer.hardware.cluster_spec import ClusterSpec
 from analyzer.hardware.kernel_time.collective import collective_time
 
-from .compose import HALF, ModelSizes, list_parts, most_in_flight, timed_actions
+from .compose import HALF, ModelSizes, list_parts, list_stages, most_in_flight, timed_actions
 from .layout import Layout
 from .probe import Figures, Probe, bare_probe
 from .stage import Part
 
-_BACKWARDS = ("ZBVZeroBubble", )  # schedules whose ranks hold a stage from each end
 _ADAM = ("adam", "adamw", "adamw_fused")
 _FLOAT = 4  # bytes
 
@@ -27,18 +26,6 @@ def list_bare(layout: Layout, sizes: ModelSizes) -> dict[str, Probe]:
     return {"one": bare_probe(layout, Part(1, False, False)), "two": bare_probe(layout, Part(2, False, False)),
             "plain": bare_probe(plain, Part(1, False, False)), "first": bare_probe(plain, Part(1, True, False)),
             "last": bare_probe(plain, Part(1, False, True))}
-
-
-def list_stages(layout: Layout) -> list[list[int]]:
-    """The places of each rank's stages in the pipeline.
-
-    >>> list_stages(Layout(pipeline=2, virtual=2)), list_stages(Layout(pipeline=2, virtual=2, schedule="ZBVZeroBubble"))
-    ([[0, 2], [1, 3]], [[0, 3], [1, 2]])
-    """
-    count = layout.pipeline * layout.virtual
-    if layout.schedule in _BACKWARDS:
-        return [[rank, count - 1 - rank] for rank in range(layout.pipeline)]
-    return [[*range(rank, count, layout.pipeline)] for rank in range(layout.pipeline)]
 
 
 def least_state_bytes(layout: Layout, sizes: ModelSizes, part: Part) -> tuple[float, float]:

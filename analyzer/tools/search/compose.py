@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from analyzer.memory.allocator_options import MIN_BLOCK_BYTES
-from analyzer.parallel.pipeline_schedule import ActionLists, list_actions, place_stages
+from analyzer.parallel.pipeline_schedule import ActionLists, list_actions
 from analyzer.parallel.pipeline_timeline import PipelineTimeline, join_timeline
 from analyzer.parallel.rank_row import StageCost
 
-from .layout import Layout
+from .layout import BACKWARDS, Layout
 from .probe import LONG, SHORT, Figures, Probe
 from .stage import Part
 
@@ -79,11 +79,14 @@ class Step:
     step_seconds: float
     step_seconds_range: tuple[float, float] | None
     needed_bytes: int              #: of the rank that needs most, with what the allocator does not see
-    peak_bytes: int
     ideal_seconds: float | None    #: that the products of one rank take at the device's peak
     bounds: Mapping[str, float]
     stages: tuple[StageFigures, ...]
     timeline: PipelineTimeline | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(stage.needed_bytes for stage in self.stages)
 
     @property
     def mfu(self) -> float | None:
@@ -108,14 +111,22 @@ def divide_blocks(blocks: int, stages: int) -> list[int]:
 
 def list_parts(layout: Layout, blocks: int) -> list[Part]:
     """What each stage of the pipeline holds of a model with so many blocks."""
-    stages = layout.pipeline * layout.virtual
-    return [Part(n, stage == 0, stage == stages - 1) for stage, n in enumerate(divide_blocks(blocks, stages))]
+    return [Part(n, stage == 0, stage == layout.stages - 1)
+            for stage, n in enumerate(divide_blocks(blocks, layout.stages))]
 
 
-@lru_cache(maxsize=64)
-def find_actions(schedule: str, ranks: int, micro_batches: int, chunks: int) -> ActionLists:
-    """As `list_actions`, kept for other layouts."""
-    return list_actions(schedule, ranks, micro_batches, chunks)
+def list_stages(layout: Layout) -> list[list[int]]:
+    """The places of each rank's stages in the pipeline.
+
+    >>> list_stages(Layout(pipeline=2, virtual=2)), list_stages(Layout(pipeline=2, virtual=2, schedule="ZBVZeroBubble"))
+    ([[0, 2], [1, 3]], [[0, 3], [1, 2]])
+    """
+    if layout.schedule in BACKWARDS:
+        return [[rank, layout.stages - 1 - rank] for rank in range(layout.pipeline)]
+    return [[*range(rank, layout.stages, layout.pipeline)] for rank in range(layout.pipeline)]
+
+
+find_actions = lru_cache(maxsize=64)(list_actions)  #: kept for other layouts
 
 
 def _most_timed(layout: Layout) -> int:
@@ -129,7 +140,7 @@ def timed_actions(layout: Layout) -> ActionLists:
     return find_actions(layout.schedule, layout.pipeline, micro_batches, layout.virtual)
 
 
-def most_in_flight(lists: ActionLists, saved: Mapping[int, float] | None = None) -> list[float]:
+def most_in_flight(lists: ActionLists, saved: Sequence[float] | None = None) -> list[float]:
     """Of each rank the most that its micro-batches in flight hold, of each stage what is ``saved`` of one there;
     without that, how many they are.
 
@@ -216,8 +227,11 @@ def _compose_one(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, in
         known_range = seconds / (1 + found["below"]), seconds * (1 + found["above"])
     ideal = total("ideal_seconds") if "ideal_seconds" in found else None
     bounds = {name.removeprefix("bound_"): total(name) for name in found if name.startswith("bound_")}
-    return Step(layout, seconds, known_range, stage.needed_bytes + int(found["unseen_bytes"]), stage.needed_bytes,
-                ideal, bounds, (stage, ))
+    return Step(layout, seconds, known_range, stage.needed_bytes + int(found["unseen_bytes"]), ideal, bounds, (stage, ))
+
+
+def _kind(part: Part) -> str:
+    return "first" if part.first else "last" if part.last else "middle"
 
 
 class _Adder:
@@ -249,46 +263,43 @@ class _Adder:
         """What a further micro-batch, of a middle or first stage in flight too, adds to a stage of few blocks."""
         return self.known[kind, FEW, LONG].get(name, 0.0) - self.known[kind, FEW, SHORT].get(name, 0.0)
 
-    def total(self, kind: str, part: Part, name: str) -> tuple[float, float]:
-        """Of a step with ``SHORT + 1`` micro-batches, and of each further one."""
-        more = part.blocks - FEW
-        each = self.added(kind, name) + more * self.added_per_block(name)
-        return self.known[kind, FEW, SHORT].get(name, 0.0) + more * self.per_block(name), each
+    def total(self, part: Part, name: str, ranks: int = SHORT) -> float:
+        """Of a step with ``ranks + 1`` micro-batches."""
+        return self.known[_kind(part), FEW, ranks].get(name, 0.0) + (part.blocks - FEW) * self.per_block(name, ranks)
 
-    def saved(self, kind: str, part: Part) -> float:
+    def each(self, part: Part, name: str) -> float:
+        """Of each further micro-batch."""
+        return self.added(_kind(part), name) + (part.blocks - FEW) * self.added_per_block(name)
+
+    def saved(self, part: Part) -> float:
         """What a micro-batch in flight holds of a stage; of the last one, of which one is, a middle one's."""
-        kind = "middle" if kind == "last" else kind
+        kind = "first" if part.first else "middle"
         first = Part(FEW, kind == "first", False)
         step = self.buffers(first, LONG + 1) - self.buffers(first, SHORT + 1)
         return self.added(kind, "pass_peak_bytes") - step + (part.blocks - FEW) * self.added_per_block(
             "pass_peak_bytes")
 
-    def peak(self, kind: str, part: Part, held: float) -> tuple[float, float]:
+    def peak(self, part: Part, held: float) -> tuple[float, float]:
         """Of the passes and of the update, where micro-batches in flight hold so many bytes."""
-        found, more = self.known[kind, FEW, SHORT], part.blocks - FEW
-        buffers = self.buffers(part, self.layout.micro_batches) - self.buffers(
-            part._replace(blocks=FEW), SHORT + 1)
-        probed = 1 if kind == "last" else SHORT
-        static = self.per_block("pass_peak_bytes")
-        if kind == "last":  # which holds a micro-batch less than the middle one
-            static -= self.added_per_block("pass_peak_bytes")
-        passes = found["pass_peak_bytes"] + more * static + held - probed * self.saved(kind, part) + buffers
-        return passes, found["update_peak_bytes"] + more * self.per_block("update_peak_bytes") + buffers
+        buffers = self.buffers(part, self.layout.micro_batches) - self.buffers(part, SHORT + 1)
+        passes = self.total(part, "pass_peak_bytes") + held - (1 if part.last else SHORT) * self.saved(part) + buffers
+        if part.last:  # which holds a micro-batch less than the middle one
+            passes -= (part.blocks - FEW) * self.added_per_block("pass_peak_bytes")
+        return passes, self.total(part, "update_peak_bytes") + buffers
 
     def kept(self, part: Part) -> float:
         """What a middle stage holds without any micro-batch, beside another stage of its rank."""
         by_block = self.per_block("pass_peak_bytes") - SHORT * self.added_per_block("pass_peak_bytes")
         return part.blocks * by_block + self.buffers(part, self.layout.micro_batches)
 
-    def cost(self, kind: str, part: Part) -> StageCost:
+    def cost(self, part: Part) -> StageCost:
         """As `analyzer.parallel.profile_ranks` has it: all passes of a step, divided evenly among micro-batches."""
-        count, found = self.layout.micro_batches, self.known[kind, FEW, LONG]
+        count, found = self.layout.micro_batches, self.known[_kind(part), FEW, LONG]
 
         def sum_up(name: str) -> float:
-            start, each = self.total(kind, part, name)
-            return max(0.0, start + (count - SHORT - 1) * each)
+            return max(0.0, self.total(part, name) + (count - SHORT - 1) * self.each(part, name))
 
-        optimizer = found["optimizer_seconds"] + (part.blocks - FEW) * self.per_block("optimizer_seconds", LONG)
+        optimizer = self.total(part, "optimizer_seconds", LONG)
         send = found.get("send_seconds", 0.0)
         return StageCost(sum_up("forward_seconds") / count, sum_up("backward_seconds") / count, send_forward=send,
                          send_backward=send, reduce_grad=sum_up("exchange_seconds"), optimizer=max(0.0, optimizer),
@@ -298,45 +309,32 @@ class _Adder:
 
 def _compose_pipeline(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, int], Figures]) -> Step:
     adder, parts = _Adder(layout, sizes, known), list_parts(layout, sizes.blocks)
-    kinds = ["first" if part.first else "last" if part.last else "middle" for part in parts]
-    costs = [adder.cost(kind, part) for kind, part in zip(kinds, parts)]
+    costs = [adder.cost(part) for part in parts]
     timeline, seconds, known_range = _time(layout, costs)
     lists = timed_actions(layout)
-    placed = place_stages(lists)
-    saved = {stage: adder.saved(kind, part) for stage, (kind, part) in enumerate(zip(kinds, parts))}
-    in_flight, in_use = most_in_flight(lists), most_in_flight(lists, saved)
-    stages, peaks = [], []
-    for rank in range(layout.pipeline):
-        own = [stage for stage in sorted(placed) if placed[stage] == rank]
+    in_flight, in_use = most_in_flight(lists), most_in_flight(lists, [adder.saved(part) for part in parts])
+    stages = []
+    for rank, own in enumerate(list_stages(layout)):
         # the stage at an end decides what one more pass needs; the others of the rank hold their states beside it
-        chief = next((s for s in own if kinds[s] != "middle"), own[0])
+        chief = next((s for s in own if parts[s].first or parts[s].last), own[0])
         beside = sum(adder.kept(parts[s]) for s in own if s != chief)
-        passes, update = adder.peak(kinds[chief], parts[chief], in_use[rank])
+        passes, update = adder.peak(parts[chief], in_use[rank])
         held = sum(parts[s].blocks for s in own)
         part = Part(held, any(parts[s].first for s in own), any(parts[s].last for s in own))
-        params = sum(_params(adder, kinds[s], parts[s]) for s in own)
+        params = sum(int(adder.total(parts[s], "params")) for s in own)
         stages.append(StageFigures(part, rank, int(in_flight[rank]), params, int(passes + beside), int(update + beside),
                                    sum(costs[s].forward for s in own), sum(costs[s].backward for s in own),
                                    sum(costs[s].optimizer for s in own)))
-        peaks.append(stages[-1].needed_bytes)
-    ideal = sum(adder.total(kind, part, "ideal_seconds")[1] for kind, part in zip(kinds, parts))
-    unseen = int(known["first", FEW, SHORT]["unseen_bytes"])
-    return Step(layout, seconds, known_range, max(peaks) + unseen, max(peaks),
-                layout.micro_batches * ideal / layout.pipeline or None, _bounds(adder, kinds, parts, timeline, seconds),
-                tuple(stages), timeline)
 
+    def spent(name: str) -> float:
+        """Seconds of one rank, of all micro-batches."""
+        return layout.micro_batches * sum(adder.each(part, name) for part in parts) / layout.pipeline
 
-def _params(adder: _Adder, kind: str, part: Part) -> int:
-    return int(adder.known[kind, FEW, SHORT]["params"] + (part.blocks - FEW) * adder.per_block("params"))
-
-
-def _bounds(adder: _Adder, kinds: Sequence[str], parts: Sequence[Part], timeline: PipelineTimeline,
-            seconds: float) -> dict[str, float]:
-    names = [name for name in adder.known["middle", FEW, SHORT] if name.startswith("bound_")]
-    pipeline, count = adder.layout.pipeline, adder.layout.micro_batches
-    found = {name.removeprefix("bound_"): count * sum(
-        adder.total(kind, part, name)[1] for kind, part in zip(kinds, parts)) / pipeline for name in names}
-    return {**found, "bubble": timeline.bubble_share * seconds}
+    bounds = {name.removeprefix("bound_"): spent(name) for name in known["middle", FEW, SHORT]
+              if name.startswith("bound_")}
+    needed = max(stage.needed_bytes for stage in stages) + int(known["first", FEW, SHORT]["unseen_bytes"])
+    return Step(layout, seconds, known_range, needed, spent("ideal_seconds") or None,
+                {**bounds, "bubble": timeline.bubble_share * seconds}, tuple(stages), timeline)
 
 
 def _time(layout: Layout, costs: Sequence[StageCost]) -> tuple[PipelineTimeline, float, tuple[float, float] | None]:
