@@ -1,5 +1,8 @@
 """Served models: kernels read off the model's own operators, bytes by vLLM's formulas, passes, schedules, fleets."""
+import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -338,6 +341,33 @@ def test_command_line(capsys, tmp_path):
                         (["--rate", "2", "--concurrency", "3"], "one at a time")):
         assert main([*start, *wrong]) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("target", "served"), [
+    ("hf:bare.json", "MODEL"), ("hf:named.json", "org/Tiny"), ("hf:odd.json", "'my model; x'"),
+    ("hf:folder", "folder")])
+def test_commands_name_the_weights(capsys, tmp_path, monkeypatch, target, served):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+              "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 100}
+    for path, name in (("bare.json", {}), ("named.json", {"_name_or_path": "org/Tiny"}), ("folder/config.json", {}),
+                       ("odd.json", {"_name_or_path": "my model; x"})):
+        Path(path).write_text(json.dumps(config | name))
+    assert main(["generate", target, "--ttft", "1s", "--tpot", "50ms", "--rate", "1", "--prompt", "64", "--new-tokens",
+                 "8", "--device", "h100"]) == 0
+    out = capsys.readouterr().out
+    assert f"vllm serve {served} --tensor-parallel-size" in out
+    assert ("MODEL: the folder of the weights, or their name on the hub" in out) is (served == "MODEL")
+
+
+@pytest.mark.parametrize(("device", "said"), [
+    ("h100", r"room of \d+.\d+ GiB for 1,0\d\d whole sequences, of which vllm runs at most 1,024 at once$"),
+    ("l4", r"room of \d.\d+ GiB for \d\d whole sequences$")])
+def test_the_room_and_the_most_are_told_apart(llama, device, said):
+    """54 of 80 GiB hold 1,027 times 54 MiB; vLLM's max_num_seqs is 1,024 there."""
+    text = profile_served(llama, 400, 32, device=device).summary().replace("\n  ", " ")
+    assert re.search(said, text, re.MULTILINE)
 
 
 def test_nothing_stays_of_a_reading():

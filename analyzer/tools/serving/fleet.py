@@ -4,7 +4,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from shlex import quote
 from textwrap import fill
 
 from analyzer.errors import InputError, UnknownSpeedError
@@ -16,10 +18,11 @@ from analyzer.units import format_seconds
 
 from .deployment import CACHE_BYTES, Deployment, Layout
 from .pass_time import PassTimer
-from .simulation import Timeline, Traffic, simulate
+from .simulation import Traffic, simulate
 
 _REQUESTS = 160      # that are simulated for each size of a fleet
 _MOST_REPLICAS = 4096
+_MOST_FLEETS = 8     # that are told
 _DEGREES = (1, 2, 4, 8)
 
 
@@ -43,17 +46,14 @@ class Pool:
 
     role: str
     replicas: int
-    tp: int
-    pp: int
-    dp: int
-    ep: int
+    layout: Layout
     slots: int           #: sequences at once in a replica, the most that were seen, with half as many again
     first_seconds: float
     token_seconds: float
 
     @property
     def gpus(self) -> int:
-        return self.replicas * self.tp * self.pp * self.dp
+        return self.replicas * self.layout.gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Fleet:
         return "aggregated" if len(self.pools) == 1 else "prefill and decode apart"
 
     def __str__(self) -> str:
-        return " + ".join(f"{pool.replicas} x {Layout(pool.tp, pool.pp, pool.dp, pool.ep)}"
+        return " + ".join(f"{pool.replicas} x {pool.layout}"
                           + (f" {pool.role}" if pool.role != "both" else "") for pool in self.pools)
 
 
@@ -125,8 +125,8 @@ class FleetSearch:
             f"- {text}" for text in self.refused)]))
 
 
-def list_layouts(deployment: Deployment, most_gpus: int = 8) -> Iterator[Layout]:
-    """Layouts of up to ``most_gpus`` that the model allows and in which a sequence fits."""
+def list_layouts(deployment: Deployment) -> Iterator[Layout]:
+    """Layouts of one stage that the model and the hosts allow."""
     model = deployment.model
     for tp in _DEGREES:
         candidates = [Layout(tp)]
@@ -137,59 +137,38 @@ def list_layouts(deployment: Deployment, most_gpus: int = 8) -> Iterator[Layout]
                 layout.check(model)
             except InputError:
                 continue
-            if layout.gpus <= most_gpus and layout.tp <= deployment.cluster.devices_per_host:
+            if layout.tp <= deployment.cluster.devices_per_host:
                 yield layout
 
 
-class _Sizing:
-    """Finds how many replicas of a layout a part of the work takes."""
+def _size(timer: PassTimer, target: Target, prompt_tokens: int, new_tokens: int, role: str) -> Pool | None:
+    """The fewest replicas of a layout that do their part of the work in time; None where no number does."""
+    share = target.percentile / 100
 
-    def __init__(self, deployment: Deployment, target: Target, prompt_tokens: int, new_tokens: int) -> None:
-        self.deployment, self.target = deployment, target
-        self.prompt_tokens, self.new_tokens = prompt_tokens, new_tokens
-        self.timer = PassTimer(deployment)
-        self.room = deployment.most_sequences(prompt_tokens + new_tokens)
-
-    def size(self, role: str) -> Pool | None:
-        """The fewest replicas; None where no number does."""
-        if self.room is not None and self.room < 1:
-            return None
-        pools: dict[int, Pool | None] = {}
-
-        def run(replicas: int) -> Pool | None:
-            if replicas not in pools:
-                pools[replicas] = self._try(role, replicas)
-            return pools[replicas]
-
-        low, high = 0, 1
-        if run(_MOST_REPLICAS) is None:  # alone in a replica, a request does not keep it
-            return None
-        while run(high) is None:
-            low, high = high, high * 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            if run(middle) is None:
-                low = middle
-            else:
-                high = middle
-        return run(high)
-
-    def _try(self, role: str, replicas: int) -> Pool | None:
-        rate = self.target.rate / replicas
-        traffic = Traffic(self.prompt_tokens, 1 if role == "prefill" else self.new_tokens, rate=rate,
+    @cache
+    def run(replicas: int) -> Pool | None:
+        traffic = Traffic(prompt_tokens, 1 if role == "prefill" else new_tokens, rate=target.rate / replicas,
                           is_read=role == "decode")
-        line = simulate(self.deployment, self.timer, traffic, _REQUESTS)
-        share = self.target.percentile / 100
+        line = simulate(timer.deployment, timer, traffic, _REQUESTS)
         first, token = (line.percentile(name, share) for name in ("first_seconds", "token_seconds"))
-        if not line.is_stable or role != "decode" and first > self.target.first_seconds or (
-                role != "prefill" and token > self.target.token_seconds):
+        if not line.is_stable or role != "decode" and first > target.first_seconds or (
+                role != "prefill" and token > target.token_seconds):
             return None
-        layout = self.deployment.layout
-        return Pool(role, replicas, layout.tp, layout.pp, layout.dp, layout.ep, _slots(line), first, token)
+        slots = max(1, math.ceil(1.5 * line.running))
+        return Pool(role, replicas, timer.deployment.layout, slots, first, token)
 
-
-def _slots(line: Timeline) -> int:
-    return max(1, math.ceil(1.5 * line.running))
+    low, high = 0, 1
+    if run(_MOST_REPLICAS) is None:  # alone in a replica, a request does not keep it
+        return None
+    while run(high) is None:
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if run(middle) is None:
+            low = middle
+        else:
+            high = middle
+    return run(high)
 
 
 def transfer_seconds(deployment: Deployment, tokens: int) -> float | None:
@@ -199,7 +178,7 @@ def transfer_seconds(deployment: Deployment, tokens: int) -> float | None:
 
 
 def find_fleets(deployments: Sequence[Deployment], target: Target, prompt_tokens: int, new_tokens: int, *,
-                prices: Sequence[float | None] = (), repository: str = "MODEL", most: int = 8) -> FleetSearch:
+                prices: Sequence[float | None] = (), repository: str = "MODEL") -> FleetSearch:
     """Fleets of each of ``deployments`` (one a device; their layouts are varied) that keep ``target``, and the command
     that starts each. ``prices``: dollars of a GPU and hour, by deployment.
     """
@@ -210,36 +189,33 @@ def find_fleets(deployments: Sequence[Deployment], target: Target, prompt_tokens
         pools: dict[str, list[tuple[Deployment, Pool]]] = {"both": [], "prefill": [], "decode": []}
         for layout in list_layouts(base):
             deployment = replace(base, layout=layout)
+            if deployment.most_sequences(prompt_tokens + new_tokens) == 0:
+                refused.append(f"{base.device.name} {layout}: no room for one sequence")
+                continue
             try:
-                sizing = _Sizing(deployment, target, prompt_tokens, new_tokens)
-                for role, found in pools.items():
-                    pool = sizing.size(role)
+                timer = PassTimer(deployment)
+                for role, sized in pools.items():
+                    pool = _size(timer, target, prompt_tokens, new_tokens, role)
                     if pool is not None:
-                        found.append((deployment, pool))
+                        sized.append((deployment, pool))
                     elif role == "both":
-                        refused.append(f"{base.device.name} {layout}: " + (
-                            "no room for one sequence" if sizing.room == 0 else "one request alone takes longer"))
+                        refused.append(f"{base.device.name} {layout}: one request alone takes longer")
             except UnknownSpeedError as error:
                 refused.append(f"{base.device.name} {layout}: {error}")
-        for deployment, pool in pools["both"]:
-            fleets.append(_make_fleet(deployment, (pool,), 0.0, price, repository, prompt_tokens + new_tokens))
+        found: list[tuple[Deployment, tuple[Pool, ...], float]] = [
+            (deployment, (pool,), 0.0) for deployment, pool in pools["both"]]
         for prefill, first in pools["prefill"]:
             sent = transfer_seconds(prefill, prompt_tokens)
-            if sent is None or first.first_seconds + sent > target.first_seconds:
-                continue
-            for deployment, second in pools["decode"]:
-                fleets.append(_make_fleet(deployment, (first, second), sent, price, repository,
-                                          prompt_tokens + new_tokens))
+            if sent is not None and first.first_seconds + sent <= target.first_seconds:
+                found += [(deployment, (first, second), sent) for deployment, second in pools["decode"]]
+        for deployment, parts, sent in found:
+            dollars = None if price is None else price * sum(pool.gpus for pool in parts)
+            commands = write_commands(deployment, parts, repository, prompt_tokens + new_tokens)
+            fleets.append(Fleet(base.device.name, parts, parts[0].first_seconds + sent, parts[-1].token_seconds,
+                                dollars, commands))
     fleets.sort(key=lambda fleet: (fleet.dollars_per_hour or 0.0, fleet.gpus, len(fleet.pools), fleet.token_seconds))
-    return FleetSearch(deployments[0].model.name, target, prompt_tokens, new_tokens, tuple(fleets[:most]),
+    return FleetSearch(deployments[0].model.name, target, prompt_tokens, new_tokens, tuple(fleets[:_MOST_FLEETS]),
                        tuple(refused))
-
-
-def _make_fleet(deployment: Deployment, pools: tuple[Pool, ...], sent: float, price: float | None, repository: str,
-                tokens: int) -> Fleet:
-    gpus = sum(pool.gpus for pool in pools)
-    return Fleet(deployment.device.name, pools, pools[0].first_seconds + sent, pools[-1].token_seconds,
-                 None if price is None else gpus * price, write_commands(deployment, pools, repository, tokens))
 
 
 #: What each server calls the formats (vLLM --quantization, SGLang --quantization); others are those of the checkpoint.
@@ -253,6 +229,7 @@ def write_commands(deployment: Deployment, pools: Sequence[Pool], repository: st
     Dynamo, which routes between pools, for both.
     """
     found: dict[str, tuple[str, ...]] = {}
+    repository = quote(repository)
     if len(pools) == 1:
         found["vLLM"] = (_vllm("vllm serve", deployment, pools[0], repository, tokens),)
         found["SGLang"] = (_sglang(deployment, pools[0], repository, tokens),)
@@ -265,33 +242,29 @@ def write_commands(deployment: Deployment, pools: Sequence[Pool], repository: st
 
 
 def _vllm(start: str, deployment: Deployment, pool: Pool, repository: str, tokens: int) -> str:
-    engine = deployment.engine
-    words = [start, repository, f"--tensor-parallel-size {pool.tp}"]
-    words += [f"--pipeline-parallel-size {pool.pp}"] * (pool.pp > 1)
-    words += [f"--data-parallel-size {pool.dp}"] * (pool.dp > 1)
-    words += ["--enable-expert-parallel"] * (pool.ep > 1)
-    if deployment.weights in _QUANTIZATION:
-        words.append(f"--quantization {_QUANTIZATION[deployment.weights]}")
-    if CACHE_BYTES[deployment.cache] == 1:
-        words.append("--kv-cache-dtype fp8")
-    words += [f"--max-model-len {tokens}", f"--max-num-seqs {pool.slots}",
+    layout, engine = pool.layout, deployment.engine
+    words = [start, repository, f"--tensor-parallel-size {layout.tp}"]
+    words += [f"--data-parallel-size {layout.dp}"] * (layout.dp > 1) + ["--enable-expert-parallel"] * (layout.ep > 1)
+    words += [*_formats(deployment, "fp8"), f"--max-model-len {tokens}", f"--max-num-seqs {pool.slots}",
               f"--max-num-batched-tokens {engine.chunk}", f"--gpu-memory-utilization {engine.memory_share}"]
     return " ".join(words)
 
 
 def _sglang(deployment: Deployment, pool: Pool, repository: str, tokens: int) -> str:
-    engine = deployment.engine
-    ranks = pool.tp * pool.dp
-    words = [f"python -m sglang.launch_server --model-path {repository} --tp {ranks}"]
-    words += [f"--pp {pool.pp}"] * (pool.pp > 1)
-    words += [f"--dp {pool.dp} --enable-dp-attention"] * (pool.dp > 1) + [f"--ep {pool.ep}"] * (pool.ep > 1)
-    if deployment.weights in _QUANTIZATION:
-        words.append(f"--quantization {_QUANTIZATION[deployment.weights]}")
-    if CACHE_BYTES[deployment.cache] == 1:
-        words.append("--kv-cache-dtype fp8_e4m3")
-    words += [f"--context-length {tokens}", f"--max-running-requests {pool.slots}",
-              f"--chunked-prefill-size {engine.chunk}"]
+    layout = pool.layout
+    words = [f"python -m sglang.launch_server --model-path {repository} --tp {layout.gpus}"]
+    words += [f"--dp {layout.dp} --enable-dp-attention"] * (layout.dp > 1) + [f"--ep {layout.ep}"] * (layout.ep > 1)
+    words += [*_formats(deployment, "fp8_e4m3"), f"--context-length {tokens}", f"--max-running-requests {pool.slots}",
+              f"--chunked-prefill-size {deployment.engine.chunk}"]
     return " ".join(words)
+
+
+def _formats(deployment: Deployment, byte_cache: str) -> Iterator[str]:
+    """``byte_cache``: what the server calls a cache of 8 bits."""
+    if deployment.weights in _QUANTIZATION:
+        yield f"--quantization {_QUANTIZATION[deployment.weights]}"
+    if CACHE_BYTES[deployment.cache] == 1:
+        yield f"--kv-cache-dtype {byte_cache}"
 
 
 def price_of(text: str | None, devices: Sequence[str]) -> list[float | None]:
@@ -306,4 +279,3 @@ def price_of(text: str | None, devices: Sequence[str]) -> list[float | None]:
         except ValueError:
             raise InputError(f"--price {text}: give dollars of a GPU and hour, as 2.5 or h100=2.5,l40s=0.9") from None
     return [given.get(device, given.get("")) for device in devices]
-

@@ -75,7 +75,8 @@ def read_served_model(model: nn.Module | Callable[[], nn.Module], name: str = "m
         total = sum(parameter.numel() for parameter in module.parameters())
         products = sum(count * product.elements for product, count in found.products)
         shared = found.vocabulary * found.hidden if found.shares_table else 0
-        return replace(found, name=name, state_bytes=states, parameters=total,
+        return replace(found, name=name, state_bytes=states,
+                       repository=str(getattr(getattr(module, "config", None), "_name_or_path", "")),
                        other_weights=max(0, total - products - found.table + shared))
 
 

@@ -5,6 +5,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
@@ -57,15 +58,13 @@ def read_settings(arguments: argparse.Namespace, layout: Layout | None = None) -
 def read_target(arguments: argparse.Namespace) -> ServedModel:
     """The model that TARGET is, in 16 bits: formats of weights are the server's."""
     recipe = read_recipe(argparse.Namespace(**{**vars(arguments), "quantize": None, "attention": None}))
-    target = load_target(arguments.target)
+    target, given = load_target(arguments.target), arguments.target.removeprefix("hf:")
     with model_errors(arguments.target):
-        return read_served_model(partial(recipe.build, target.build), _short_name(arguments.target))
-
-
-def _short_name(target: str) -> str:
-    """What servers know a published model by, else TARGET."""
-    shape = find_shape(target.removeprefix("hf:")) if target.startswith("hf:") else None
-    return target if shape is None else shape.name
+        found = read_served_model(partial(recipe.build, target.build), arguments.target)
+    shape = find_shape(given) if given != arguments.target else None
+    if shape is not None:
+        return replace(found, name=shape.name, repository=shape.name)
+    return replace(found, repository=given) if Path(given).is_dir() else found
 
 
 def run_server(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -135,7 +134,9 @@ def _run_fleets(arguments: argparse.Namespace, devices: list[str]) -> tuple[str,
     model = read_target(arguments)
     deployments = [make_deployment(model, device=device, **read_settings(arguments, Layout())) for device in devices]
     found = find_fleets(deployments, target, arguments.prompt, arguments.new_tokens,
-                        prices=price_of(arguments.prices, devices), repository=model.name)
+                        prices=price_of(arguments.prices, devices), repository=model.repository or "MODEL")
     if arguments.json is not None:
         found.to_json(arguments.json)
-    return str(found), 0 if found.fleets else 3
+    said = "" if model.repository or not found.fleets else (
+        f"\n\nMODEL: the folder of the weights, or their name on the hub, which {arguments.target} does not tell")
+    return f"{found}{said}", 0 if found.fleets else 3

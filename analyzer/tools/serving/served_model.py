@@ -89,6 +89,7 @@ class ServedModel:
     """The kernels of a pass, how often each, and what lies in memory."""
 
     name: str
+    repository: str = ""                    #: where its config says that its weights lie: on the hub, or in a folder
     kernels: Mapping[Kernel, int]
     hidden: int
     vocabulary: int
@@ -99,7 +100,6 @@ class ServedModel:
     state_bytes: int = 0                   #: of a sequence, whatever its length
     encoder: Mapping[Kernel, int] | None = None
     prompt_tokens: int | None = None       #: what the encoder reads, where that is not said by the caller
-    parameters: int = 0
 
     def with_prompt(self, tokens: int) -> ServedModel:
         """The same for prompts of so many tokens, which an encoder reads and every new token looks at."""

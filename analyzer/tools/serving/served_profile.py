@@ -78,7 +78,7 @@ class ServedProfile:
     cache_token_bytes: int
     sequence_bytes: int                     #: cache of one whole sequence
     room_bytes: int | None                  #: for the cache
-    most_sequences: int | None              #: whole sequences that it has room for
+    most_sequences: int | None              #: whole ones that it has room for, as many as the engine runs
     watts: float | None = None              #: of one device
     joules_per_token: float | None = None   #: of all devices, for a new token
     joules_range: tuple[float, float] | None = None
@@ -172,8 +172,12 @@ class ServedProfile:
                 f"{format_quantity(self.sequence_bytes, 'bytes')} a whole sequence")
         if self.room_bytes is None or self.most_sequences is None:
             return said
-        return _wrap(f"{said}; room of {format_quantity(self.room_bytes, 'bytes')} for {self.most_sequences:,} whole "
-                     "sequences")
+        room = f"{said}; room of {format_quantity(self.room_bytes, 'bytes')}"
+        if not self.sequence_bytes:
+            return _wrap(f"{room}; {self.engine} runs at most {self.most_sequences:,} sequences at once")
+        fit = self.room_bytes // self.sequence_bytes
+        most = f", of which {self.engine} runs at most {self.most_sequences:,} at once"
+        return _wrap(f"{room} for {fit:,} whole sequences" + (most if fit > self.most_sequences else ""))
 
 
 _LEAST_SHARE = 0.01  # of a pass, of what has a row of its own
