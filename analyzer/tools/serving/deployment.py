@@ -23,7 +23,6 @@ class WeightFormat(NamedTuple):
     bits: float
     arithmetic: str | None = None
     capability: tuple[int, int] = (0, 0)
-    is_fp4: bool = False
 
 
 #: Names by the servers' own: vLLM --quantization, docs "Supported Hardware"; scales as in compressed-tensors and the
@@ -34,8 +33,8 @@ WEIGHT_FORMATS = {
     "fp8-block": WeightFormat(8 + 32 / 128**2, "float8_e4m3fn", (8, 9)),  # DeepSeek-V3: a float for 128 x 128
     "int8": WeightFormat(8, "int8", (7, 5)),
     "int4": WeightFormat(4 + 16 / 128),                                   # AWQ, GPTQ: 16 bits for 128 elements
-    "mxfp4": WeightFormat(4 + 8 / 32, "float8_e4m3fn", (10, 0), True),
-    "nvfp4": WeightFormat(4 + 8 / 16, "float8_e4m3fn", (10, 0), True)}
+    "mxfp4": WeightFormat(4 + 8 / 32, "float8_e4m3fn", (10, 0)),
+    "nvfp4": WeightFormat(4 + 8 / 16, "float8_e4m3fn", (10, 0))}
 CACHE_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 
 
@@ -189,11 +188,10 @@ class Deployment:
         return math.ceil(count / self.layout.pp)
 
     def layer_bytes(self, kernel: AttentionKernel) -> int:
-        """Of one token in the cache of one layer, on one rank."""
-        local = kernel.cache_elements
-        if not kernel.is_latent:
-            local = max(1, kernel.kv_heads // self.layout.tp) * (kernel.head_dim + kernel.value_dim)
-        return local * CACHE_BYTES[self.cache]
+        """Of one token in the cache of one layer, on one rank; a latent is keys and values."""
+        heads = max(1, kernel.kv_heads // self.layout.tp)
+        channels = kernel.head_dim if kernel.is_latent else heads * (kernel.head_dim + kernel.value_dim)
+        return channels * CACHE_BYTES[self.cache]
 
     def activation_bytes(self) -> int:
         """What a pass of the most tokens holds besides: rows of the widest product, its input, logits in float32."""

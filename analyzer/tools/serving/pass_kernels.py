@@ -91,8 +91,7 @@ class PassReading:
             return self._read_cached(name, call)
         if name.startswith("_scaled_dot_product") or name == "scaled_dot_product_attention":
             query, keys, values = specs[:3]
-            return self._attention(call, math.prod(query.shape[:-2]), query.shape[-2], keys.shape[-2], query.shape[-1],
-                                   values.shape[-1])
+            return self._attention(call, math.prod(query.shape[:-2]), keys.shape[-2], query.shape[-1], values.shape[-1])
         if name not in _PRODUCTS:
             return None
         held = [i for i, storage in enumerate(call.inputs) if storage in self.weights and specs[i].numel > 1
@@ -122,7 +121,7 @@ class PassReading:
         window = int(call.signature.named_arguments()["window"])
         return AttentionKernel(heads, keys.shape[2], query.shape[-1], values.shape[-1], window)
 
-    def _attention(self, call: OpCall, batch_heads: int, new: int, keys: int, head_dim: int,
+    def _attention(self, call: OpCall, batch_heads: int, keys: int, head_dim: int,
                    value_dim: int) -> AttentionKernel:
         """Attention of PyTorch's own: of keys that were expanded, their storage tells how many heads there are."""
         batch = TOKENS if self.cached else 1
@@ -148,8 +147,7 @@ class PassReading:
         if not any(_short_name(later) in ("_softmax", "_safe_softmax", "_masked_softmax")
                    and later.signature.inputs[0].shape[-1] == out.shape[-1] for later in self.following):
             return None
-        self.scores = self._attention(call, math.prod(out.shape[:-2]), out.shape[-2], out.shape[-1], first.shape[-1],
-                                      first.shape[-1])
+        self.scores = self._attention(call, math.prod(out.shape[:-2]), out.shape[-1], first.shape[-1], first.shape[-1])
         return False
 
     # --- what is made of what ---

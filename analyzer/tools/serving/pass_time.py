@@ -18,7 +18,7 @@ from analyzer.hardware.kernel_time.pointwise import stream_time
 from analyzer.hardware.listing import find_peak
 
 from .deployment import CACHE_BYTES, Deployment, WeightFormat
-from .served_model import AttentionKernel, FusedKernel, Kernel, Product
+from .served_model import AttentionKernel, FusedKernel, Kernel, Product, ServedModel
 
 #: Part of the tensor cores' 16-bit peak that latent attention reaches where arithmetic bounds it: 660 of 989 TFLOP/s on
 #: an H800 (github.com/deepseek-ai/FlashMLA, README, "compute-bound configuration").
@@ -142,62 +142,45 @@ class PassTimer:
 
     def _list_kernels(self, batch: Batch, attends: bool = True) -> Iterator[tuple[str, KernelTime, int]]:
         layout, model = self.deployment.layout, self.deployment.model
-        if model.encoder is not None:
-            for chunk in batch.chunks:
-                yield from self._list_encoder(model.encoder, chunk)
-            batch = replace(batch, sequences=batch.sequences + len(batch.chunks), chunks=())  # and their first tokens
-        for kernel, count in model.kernels.items():
-            if isinstance(kernel, Product):
-                yield from self._list_product(kernel, count, batch)
-            elif isinstance(kernel, AttentionKernel):
-                if attends:
-                    yield "attention", _known(self._time_attention(kernel, batch)), count
-            else:
-                yield kernel.name, _known(self._time_fused(kernel, batch)), count
-        rows = batch.sampled
-        logits = rows * model.vocabulary * 4 // layout.tp
+        for kernels, part, sees_all in split_pass(model, batch):
+            for kernel, count in kernels.items():
+                if attends or not isinstance(kernel, AttentionKernel):
+                    for name, time, number in self._list_kernel(kernel, part, sees_all):
+                        yield "encoder" if sees_all and name != "all-reduce" else name, time, number * count
+        logits = part.sampled * model.vocabulary * 4 // layout.tp
         yield "sampling", _known(stream_time(2 * logits, self.device, kernels=3)), 1  # to float32, softmax, choice
         if layout.pp > 1:
-            sent = _known(collective_time("send", batch.tokens * model.hidden * 2, 2, self.deployment.cluster))
+            sent = _known(self._collective("send", part.tokens * model.hidden * 2, 2))
             yield "sends between stages", sent, layout.pp - 1
 
-    def _list_encoder(self, kernels: Mapping[Kernel, int], chunk: Chunk) -> Iterator[tuple[str, KernelTime, int]]:
-        """An encoder's pass over a whole prompt, whose tokens all see each other."""
-        tp, batch = self.deployment.layout.tp, Batch(chunk.tokens, 1)
-        for kernel, count in kernels.items():
-            if isinstance(kernel, Product):
-                yield "encoder", _known(self._time_product(self.deployment.local_product(kernel), chunk.tokens)), count
-                if kernel.split == "row" and tp > 1:
-                    yield "all-reduce", self._all_reduce(kernel.n * 2 * chunk.tokens), count
-            elif isinstance(kernel, AttentionKernel):
-                yield "encoder", _known(attention_time(
-                    self.deployment.engine.library, 1, -(-kernel.heads // tp), max(1, kernel.kv_heads // tp),
-                    chunk.tokens, chunk.tokens, kernel.head_dim, kernel.value_dim, "bfloat16", self.device,
-                    causal=False)), count
-            else:
-                yield "encoder", _known(self._time_fused(kernel, batch)), count
+    def _list_kernel(self, kernel: Kernel, batch: Batch, sees_all: bool) -> Iterator[tuple[str, KernelTime, int]]:
+        if isinstance(kernel, Product):
+            yield from self._list_product(kernel, batch)
+        elif isinstance(kernel, AttentionKernel):
+            yield "attention", _known(self._time_attention(kernel, batch, sees_all)), 1
+        else:
+            yield kernel.name, _known(self._time_fused(kernel, batch)), 1
 
-    def _list_product(self, product: Product, count: int, batch: Batch) -> Iterator[tuple[str, KernelTime, int]]:
+    def _list_product(self, product: Product, batch: Batch) -> Iterator[tuple[str, KernelTime, int]]:
+        """The product, and the collective that it ends in."""
         layout, local = self.deployment.layout, self.deployment.local_product(product)
         if product.experts:
-            yield "experts", _known(self._time_experts(product, local, batch)), count
+            yield "experts", _known(self._time_experts(product, local, batch)), 1
         else:
             tokens = batch.sampled if product.is_head else batch.tokens * product.rows
-            name = "output head" if product.is_head else "products"
-            yield name, _known(self._time_product(local, tokens)), count
+            form = self.deployment.format_of(product)
+            yield ("output head" if product.is_head else "products",
+                   _known(product_time(local.batch, tokens, local.n, local.k, form, self.device)), 1)
         if product.is_head and layout.tp > 1:
             nbytes = batch.sampled * product.n * 2
-            yield "gathering of logits", _known(self._collective("all_gather", nbytes, layout.tp)), count
-        elif product.split == "row" and not (product.experts and layout.ep > 1):
-            width = product.n * 2 * batch.tokens
-            if layout.tp > 1:
-                yield "all-reduce", self._all_reduce(width), count
-        elif product.split == "row" and product.experts:  # tokens to the ranks of their experts, and back
-            yield "all-to-all", _known(self._exchange(product, batch)), 2 * count
-
-    def _time_product(self, product: Product, tokens: int) -> KernelTime | None:
-        form = self.deployment.format_of(product)
-        return product_time(product.batch, tokens, product.n, product.k, form, self.device)
+            yield "gathering of logits", _known(self._collective("all_gather", nbytes, layout.tp)), 1
+        elif product.split == "row" and product.experts and layout.ep > 1:
+            # to the ranks of their experts, and back: a token goes once to each rank
+            rows = batch.tokens * min(product.rows, layout.ep)
+            nbytes = rows * self.deployment.model.hidden * 2
+            yield "all-to-all", _known(self._collective("all_to_all", nbytes, layout.ep)), 2
+        elif product.split == "row" and layout.tp > 1:
+            yield "all-reduce", self._all_reduce(product.n * 2 * batch.tokens), 1
 
     def _time_experts(self, product: Product, local: Product, batch: Batch) -> KernelTime | None:
         """Grouped products of the experts of one rank that tokens have chosen."""
@@ -211,8 +194,8 @@ class PassTimer:
         busy = _busy_seconds(active, each, local.n, local.k, rate * self.constants["grouped_share"])
         return found if busy <= found.seconds else KernelTime(busy, found.spread, "arithmetic")
 
-    def _time_attention(self, kernel: AttentionKernel, batch: Batch) -> KernelTime | None:
-        """Of sequences that decode, and of each chunk."""
+    def _time_attention(self, kernel: AttentionKernel, batch: Batch, sees_all: bool = False) -> KernelTime | None:
+        """Of sequences that decode, and of each chunk; ``sees_all``: as in an encoder, which has no cache."""
         tp, times = self.deployment.layout.tp, []
         heads, kv_heads = -(-kernel.heads // tp), max(1, kernel.kv_heads // tp)
         item = CACHE_BYTES[self.deployment.cache]
@@ -220,13 +203,13 @@ class PassTimer:
             times.append(self._decode_attention(kernel, heads, kv_heads, batch, item))
         for chunk in batch.chunks:
             query, value = kernel.expanded if kernel.is_latent else (kernel.head_dim, kernel.value_dim)
-            keys = kernel.keys or chunk.context
+            keys = chunk.tokens if sees_all else kernel.keys or chunk.context
             if kernel.window:
                 keys = min(keys, kernel.window + chunk.tokens)
             times.append(attention_time(
                 self.deployment.engine.library, 1, heads, heads if kernel.is_latent else kv_heads, chunk.tokens,
-                max(keys, chunk.tokens), query, value, "bfloat16", self.device, causal=True, window=kernel.window,
-                kv_item_bytes=0 if kernel.is_latent else item))
+                max(keys, chunk.tokens), query, value, "bfloat16", self.device, causal=not sees_all,
+                window=kernel.window, kv_item_bytes=0 if kernel.is_latent or sees_all else item))
         return None if None in times else join(time for time in times if time is not None)
 
     def _decode_attention(self, kernel: AttentionKernel, heads: int, kv_heads: int, batch: Batch,
@@ -280,11 +263,16 @@ class PassTimer:
             seconds = start + 3 * hop + 2 * nbytes * (ranks - 1) / ranks / rate
         return min(KernelTime(seconds, nccl.spread, "communication"), nccl, key=lambda time: time.seconds)
 
-    def _exchange(self, product: Product, batch: Batch) -> KernelTime | None:
-        layout = self.deployment.layout
-        ranks = layout.ep
-        rows = batch.tokens * min(product.rows, ranks)  # a token goes once to each rank of its experts
-        return self._collective("all_to_all", rows * self.deployment.model.hidden * 2, ranks)
+
+def split_pass(model: ServedModel, batch: Batch) -> list[tuple[Mapping[Kernel, int], Batch, bool]]:
+    """The kernels of a pass and what they read of it. An encoder reads prompts, whose tokens all see each other (True),
+    and the decoder, the last part, one token after each.
+    """
+    if model.encoder is None:
+        return [(model.kernels, batch, False)]
+    decoding = replace(batch, sequences=batch.sequences + len(batch.chunks), chunks=())
+    return [*((model.encoder, Batch(0, 1, (chunk,)), True) for chunk in batch.chunks),
+            (model.kernels, decoding, False)]
 
 
 def _known(time: KernelTime | None) -> KernelTime:
@@ -312,7 +300,7 @@ def product_time(batch: int, m: int, n: int, k: int, form: WeightFormat, device:
     """
     bits, narrow = form.bits, _narrow_of(form, device)
     if narrow is not None:
-        inner = 32 * math.ceil(k * bits / 8 / 32) if form.is_fp4 else k  # rows stay whole 16 bytes
+        inner = 32 * math.ceil(k * bits / 8 / 32) if bits < 8 else k  # rows stay whole 16 bytes
         return matmul_time(batch, m, n, inner, narrow, device)
     dtype = _half_of(device)
     if bits >= 16:
@@ -339,7 +327,7 @@ def find_format_peak(form: WeightFormat, device: DeviceSpec) -> float | None:
     """The dense peak rate of products by weights of a format; None where it is unknown."""
     narrow = _narrow_of(form, device)
     peak = find_peak(narrow or _half_of(device), device, True)
-    return peak and peak * (8 / form.bits if narrow is not None and form.is_fp4 else 1)
+    return peak and peak * (8 / form.bits if narrow is not None and form.bits < 8 else 1)
 
 
 def _narrow_of(form: WeightFormat, device: DeviceSpec) -> str | None:

@@ -63,11 +63,6 @@ class AttentionKernel:
     expanded: tuple[int, int] = (0, 0)  #: of latent attention, channels of a query and of a value in a prompt
     keys: int = 0
 
-    @property
-    def cache_elements(self) -> int:
-        """Of one token and layer; a latent is keys and values, beside its rotated channels."""
-        return self.head_dim if self.is_latent else self.kv_heads * (self.head_dim + self.value_dim)
-
 
 @dataclass(frozen=True, slots=True)
 class FusedKernel:

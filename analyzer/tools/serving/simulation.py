@@ -4,7 +4,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from analyzer.errors import InputError
@@ -55,7 +55,6 @@ class Served(NamedTuple):
 
     first_seconds: float
     token_seconds: float
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +86,7 @@ class _Request:
     new: int
     read: int = 0          # tokens of the prompt that were read
     first: float = -1.0    # when its first token was there
-    start: int = 0         # the count of decoded tokens when it began to decode
-    order: int = field(default=0)
+    order: int = 0         # of its arrival among all
 
 
 _MOST_STEPS = 64  # passes that are taken to be alike while no request comes or goes
@@ -257,7 +255,6 @@ class Scheduler:
             self._answer(request)
             return
         self.context += request.prompt
-        request.start = round(self.decoded)
         heapq.heappush(self.running, (self.decoded + request.new - 1, request.order, request))
 
     def _finish(self) -> None:
@@ -272,7 +269,7 @@ class Scheduler:
         self.answered += request.new
         if self.traffic.bursts or request.order >= (self.traffic.concurrency or 0):  # not of the beginning
             between = (self.now - request.first) / max(1, request.new - 1)
-            self.done.append(Served(request.first - request.arrival, between, request.new))
+            self.done.append(Served(request.first - request.arrival, between))
         if self.traffic.rate is None and not (self.traffic.bursts and self.born >= self.count):
             self._ask(self.now)
 

@@ -5,7 +5,7 @@ from analyzer.hardware.kernel_time.estimate import find_constants
 from analyzer.hardware.power import Work, add_work, watts_of
 
 from .deployment import WEIGHT_FORMATS, Deployment
-from .pass_time import Batch, Chunk, PassTimer, choose_experts, find_format_peak
+from .pass_time import Batch, Chunk, PassTimer, choose_experts, find_format_peak, split_pass
 from .served_model import FusedKernel, Kernel, Product
 from .simulation import Timeline
 
@@ -26,13 +26,10 @@ def find_work(timer: PassTimer, batch: Batch) -> Work:
     if not engine.overlaps:
         sorting = min(time.host_seconds, batch.sequences * timer.constants[f"{engine.name}.sequence_seconds"])
     model, tp, bandwidth = deployment.model, deployment.layout.tp, timer.device.memory_bandwidth
-    parts = [(model.kernels, batch)] if model.encoder is None else [
-        (model.kernels, Batch(batch.sequences + len(batch.chunks), batch.context, (), batch.drafted)),
-        *((model.encoder, Batch(0, 1, (chunk,))) for chunk in batch.chunks)]
     products, nbytes = 0.0, 2 * 4 * batch.sampled * model.vocabulary / tp  # logits in float32, read and written
-    for kernels, part in parts:
+    for kernels, part, sees_all in split_pass(model, batch):
         for kernel, count in kernels.items():
-            seconds, moved = _load(deployment, kernel, part, kernels is model.encoder)
+            seconds, moved = _load(deployment, kernel, part, sees_all)
             products += count * seconds
             nbytes += count * moved
     assert bandwidth is not None  # else the pass had no time
