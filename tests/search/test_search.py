@@ -57,6 +57,14 @@ def test_a_journal_of_another_search_is_refused(tmp_path: Path) -> None:
         search(small, "4xh100", resume=path, **OPTIONS)
 
 
+def test_a_model_of_images_is_laid_out_by_data() -> None:
+    choices = dict(sharding=["ddp", "fsdp"], precision=["mixed", "bf16"], micro_batch=2, checkpointing="none")
+    found = search("resnet18", "2xh100", global_batch=4, count=4, advice=False, **choices)
+    assert {str(step.layout) for step in found.steps} == {
+        "ddp 2, 1 x 2", "fsdp 2, 1 x 2", "ddp 2, 1 x 2, bf16", "fsdp 2, 1 x 2, bf16"}
+    assert found.failed == {}
+
+
 def test_what_failed_is_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "search.jsonl"
     probes = [Probe(Layout(shard=shard), Part(1)) for shard in (1, 2)]

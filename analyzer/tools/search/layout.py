@@ -21,7 +21,7 @@ SHARDING = ("ddp", "zero1", "fsdp", "fsdp_kept")
 PRECISIONS = ("mixed", "bf16", "float8")
 SCHEDULES = ("1F1B", "Interleaved1F1B", "GPipe", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble")
 BACKWARDS = ("ZBVZeroBubble", )  #: whose ranks hold a stage from each end
-_ONE_CHUNK = ("1F1B", "GPipe")
+ONE_STAGE = ("1F1B", "GPipe")  #: whose ranks hold one
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def _list_settings(space: Space, base: Mapping[str, Any], model: ModelFacts) -> 
     schedules = [("1F1B", 1)]
     if pipeline > 1:
         schedules = [(name, chunks) for name in space.schedule for chunks in sorted(
-            {2} if name in BACKWARDS else {1} if name in _ONE_CHUNK else set(space.virtual) - {1})
+            {2} if name in BACKWARDS else {1} if name in ONE_STAGE else set(space.virtual) - {1})
             if pipeline * chunks <= model.blocks and (chunks == 1 or base["micro_batches"] % pipeline == 0)]
     is_plain = base["tensor"] == base["context"] == pipeline == 1
     experts = [1]

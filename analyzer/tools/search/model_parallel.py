@@ -9,6 +9,7 @@ torchtitan/distributed/expert_parallel.py, `ExpertParallel`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def _divide_block(template: Template, path: str, block: nn.Module, mesh: Any, re
             divided[inner] = RowwiseParallel(output_layouts=residual)
     for name, child in block.named_children():
         if any(inner == name or inner.startswith(f"{name}.") for inner in divided):
-            child.register_forward_pre_hook(_Gathered(mesh, residual), with_kwargs=True)
+            child.register_forward_pre_hook(partial(_gather, mesh, residual), with_kwargs=True)
         elif residual == _TOKENS and next(child.parameters(), None) is not None:
             divided[name] = SequenceParallel(use_local_output=True)
     parallelize_module(block, mesh, divided)
@@ -70,18 +71,10 @@ def _put(change: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict
     return tuple(values[:len(args)]), dict(zip(kwargs, values[len(args):]))
 
 
-class _Gathered:
+def _gather(mesh: Any, layout: Any, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A hook before a module: its first floating argument is whole on all ranks, gathered once for all its products."""
-
-    def __init__(self, mesh: Any, layout: Any) -> None:
-        self.mesh, self.layout = mesh, layout
-
-    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _put(self._gather, args, kwargs)
-
-    def _gather(self, part: Tensor) -> Tensor:
-        given = DTensor.from_local(part, self.mesh, [self.layout], run_check=False)
-        return given.redistribute(self.mesh, [Replicate()])
+    return _put(lambda part: DTensor.from_local(part, mesh, [layout], run_check=False).redistribute(
+        mesh, [Replicate()]), args, kwargs)
 
 
 class _Entry:
@@ -117,28 +110,24 @@ def divide_experts(blocks: Sequence[nn.Module], mesh: Any) -> list[nn.Module]:
             for name, parameter in [*module.named_parameters(recurse=False)]:
                 part = parameter.detach()[:module.num_experts // mesh.size()]
                 module.register_parameter(name, nn.Parameter(torch.empty_like(part), parameter.requires_grad))
-            module.forward = _Exchange(module, mesh.get_group(), mesh.size())
+            module.forward = partial(_exchange, module.forward, mesh.get_group(), mesh.size(), module.num_experts)
             module.num_experts //= mesh.size()
             divided.append(module)
     return divided
 
 
-class _Exchange:
+def _exchange(inner: Callable[..., Tensor], group: Any, ranks: int, experts: int, tokens: Tensor, chosen: Tensor,
+              weights: Tensor) -> Tensor:
     """In the place of the forward pass of a module of experts: of all of them before, of this rank's within."""
-
-    def __init__(self, module: Any, group: Any, ranks: int) -> None:
-        self.inner, self.group, self.ranks, self.experts = module.forward, group, ranks, module.num_experts
-
-    def __call__(self, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        each, places = chosen.shape[-1], chosen.reshape(-1)
-        order = torch.argsort(places, stable=True)
-        with torch.no_grad():
-            counts = torch.histc(places, bins=self.experts, min=0, max=self.experts)
-            theirs = all_to_all_single(counts, None, None, self.group)
-            sent, got = (n.view(self.ranks, -1).sum(1).tolist() for n in (counts, theirs))
-            own = torch.arange(self.experts // self.ranks, device=tokens.device).repeat(self.ranks)
-            own = torch.repeat_interleave(own, theirs, output_size=sum(got))
-        here = all_to_all_single_autograd(tokens[order // each], got, sent, self.group)
-        out = self.inner(here, own[:, None], here.new_ones(len(own), 1))
-        back = all_to_all_single_autograd(out, sent, got, self.group) * weights.reshape(-1)[order, None]
-        return torch.zeros_like(tokens).index_add(0, order // each, back.to(tokens.dtype))
+    each, places = chosen.shape[-1], chosen.reshape(-1)
+    order = torch.argsort(places, stable=True)
+    with torch.no_grad():
+        counts = torch.histc(places, bins=experts, min=0, max=experts)
+        theirs = all_to_all_single(counts, None, None, group)
+        sent, got = (n.view(ranks, -1).sum(1).tolist() for n in (counts, theirs))
+        own = torch.arange(experts // ranks, device=tokens.device).repeat(ranks)
+        own = torch.repeat_interleave(own, theirs, output_size=sum(got))
+    here = all_to_all_single_autograd(tokens[order // each], got, sent, group)
+    out = inner(here, own[:, None], here.new_ones(len(own), 1))
+    back = all_to_all_single_autograd(out, sent, got, group) * weights.reshape(-1)[order, None]
+    return torch.zeros_like(tokens).index_add(0, order // each, back.to(tokens.dtype))

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from analyzer.recipe.optimizer import find_optimizer
 from analyzer.record.eager import default_loss
 
-from .layout import Layout
+from .layout import ONE_STAGE, Layout
 from .model_parallel import divide_experts, divide_stage
 from .stage import Part, Stage, Template
 
@@ -128,12 +128,11 @@ class RankJob:
     """
 
     def __init__(self, template: Template, layout: Layout, parts: Sequence[Part], stages: Sequence[int],
-                 sequence: int | None, is_bare: bool = False) -> None:
+                 sequence: int, is_bare: bool = False) -> None:
         self.template, self.layout, self.sequence = template, layout, sequence
         self.parts, self.stages = list(parts), list(stages)
         self.is_half = is_bare or layout.precision == "bf16"
         self.schedule: Any = None
-        self.wrapped: Any = None
 
     def make_mesh(self) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
@@ -148,46 +147,43 @@ class RankJob:
 
     def build(self) -> nn.Module:
         """Make the rank's stages and, in a pipeline, their schedule."""
-        mesh, lay = self.make_mesh(), self.layout
-        self.mesh = mesh
-        made = [make_part(self.template, part, lay, mesh, self.is_half) for part in self.parts]
-        self.model = made[0] if len(made) == 1 else nn.ModuleList(made)
+        lay, self.mesh = self.layout, self.make_mesh()
+        made = [make_part(self.template, part, lay, self.mesh, self.is_half) for part in self.parts]
+        self.model: Any = made[0]
         if lay.pipeline > 1:
-            self.schedule = self._make_schedule(made, mesh)
+            self.schedule = self._make_schedule(made)
         elif not lay.is_sharded and lay.replicate > 1:
-            self.wrapped = nn.parallel.DistributedDataParallel(made[0], gradient_as_bucket_view=True)
-            return nn.ModuleList([self.wrapped])
+            self.model = nn.parallel.DistributedDataParallel(made[0], gradient_as_bucket_view=True)
+            return nn.ModuleList([self.model])
         return nn.ModuleList(made)  # which takes no arguments: `step` has them
 
-    def _make_schedule(self, made: Sequence[Stage], mesh: Any) -> Any:
+    def _make_schedule(self, made: Sequence[Stage]) -> Any:
         from torch.distributed.pipelining import PipelineStage
         from torch.distributed.pipelining.schedules import get_schedule_class
 
         lay = self.layout
-        group = mesh["pipeline"].get_group()
+        group = self.mesh["pipeline"].get_group()
+        head: Any = self.template.model.get_submodule(self.template.behind[-1])
         tokens = torch.empty(lay.micro_batch, self._length(), dtype=torch.int64, device="meta")
-        hidden = self._hidden()
-        stages = [PipelineStage(stage, index, lay.pipeline * lay.virtual, torch.device("cuda"), group=group,
+        hidden, logits = self._hidden(), self._sent(self._length(), head.weight.shape[0])
+        stages = [PipelineStage(stage, index, lay.stages, torch.device("cuda"), group=group,
                                 input_args=(tokens if stage.part.first else hidden,),
-                                output_args=(self._logits() if stage.part.last else hidden,))
+                                output_args=(logits if stage.part.last else hidden,))
                   for stage, index in zip(made, self.stages)]
         cls: Any = get_schedule_class(lay.schedule)
-        is_single = lay.virtual == 1 and lay.schedule in ("1F1B", "GPipe")
-        return cls(stages[0] if is_single else stages, lay.micro_batches, loss_fn=causal_loss)
+        return cls(stages[0] if lay.schedule in ONE_STAGE else stages, lay.micro_batches, loss_fn=causal_loss)
 
     def _length(self) -> int:
-        return (self.sequence or self.template.inputs[0].shape[1]) // self.layout.context
+        return self.sequence // self.layout.context
 
     def _hidden(self) -> Tensor:
         embedding: Any = self.template.model.get_submodule(self.template.before[0])
         length = self._length() // (self.layout.tensor if self.layout.sequence_parallel else 1)
-        return torch.empty(self.layout.micro_batch, length, embedding.weight.shape[-1], dtype=torch.bfloat16,
-                           device="meta", requires_grad=True)
+        return self._sent(length, embedding.weight.shape[-1])
 
-    def _logits(self) -> Tensor:
-        head: Any = self.template.model.get_submodule(self.template.behind[-1])
-        return torch.empty(self.layout.micro_batch, self._length(), head.weight.shape[0], dtype=torch.bfloat16,
-                           device="meta", requires_grad=True)
+    def _sent(self, length: int, width: int) -> Tensor:
+        return torch.empty(self.layout.micro_batch, length, width, dtype=torch.bfloat16, device="meta",
+                           requires_grad=True)
 
     def make_optimizer(self) -> Any:
         """As `analyzer.profile` takes it: a name, or what makes it of parameters."""
@@ -201,15 +197,11 @@ class RankJob:
         if self.layout.pipeline == 1 and not self.parts[0].first:
             return (self._hidden(), )
         if not self.template.takes_tokens:
-            return tuple([torch.empty(self.layout.micro_batch, *spec.shape[1:], dtype=spec.dtype, device="meta")
+            return tuple([torch.empty(
+                self.layout.micro_batch, *spec.shape[1:], device="meta",
+                dtype=torch.bfloat16 if self.is_half and spec.dtype.is_floating_point else spec.dtype)
                           for spec in self.template.inputs])
         return (torch.zeros(self.layout.micro_batches * self.layout.micro_batch, self._length(), dtype=torch.int64), )
-
-    def _computing(self) -> AbstractContextManager[Any]:
-        lay = self.layout
-        if not self.is_half and not lay.is_sharded:
-            return torch.autocast("cuda", dtype=torch.bfloat16)
-        return nullcontext()
 
     @contextmanager
     def _training(self) -> Iterator[None]:
@@ -242,16 +234,17 @@ class RankJob:
             optimizer.zero_grad()
 
     def _accumulate(self, inputs: Sequence[Any]) -> None:
-        model = self.model if self.wrapped is None else self.wrapped
+        is_wrapped = isinstance(self.model, nn.parallel.DistributedDataParallel)
+        casts = not self.is_half and not self.layout.is_sharded
         for i in range(self.layout.micro_batches):
             here = inputs
             if self.template.takes_tokens and self.parts[0].first:
                 size = self.layout.micro_batch
                 here = [inputs[0][i * size:(i + 1) * size]]
             is_last = i == self.layout.micro_batches - 1
-            with nullcontext() if self.wrapped is None or is_last else self.wrapped.no_sync():
-                with self._computing():
-                    out = model(*here)
+            with self.model.no_sync() if is_wrapped and not is_last else nullcontext():
+                with torch.autocast("cuda", dtype=torch.bfloat16) if casts else nullcontext():
+                    out = self.model(*here)
                     loss = self._loss(out, here)
                 if loss is None:
                     out.backward(torch.empty_like(out))
