@@ -63,11 +63,7 @@ def to_dataframe(profile: Profile, what: str = "nodes") -> pandas.DataFrame:
     """
     if what != "modules" and what not in _RECORDS:
         raise InputError(f"to_dataframe({what!r}): choose one of {', '.join(map(repr, ('modules', *_RECORDS)))}")
-    try:
-        import pandas
-    except ImportError as error:
-        raise MissingExtraError("to_dataframe() needs pandas, which is not installed: "
-                                "pip install 'symbolic-analyzer[report]'") from error
+    pandas = import_pandas()
     if what != "modules":
         columns = _list_columns(_RECORDS[what])
         rows = [[getattr(record, name) for name in columns] for record in getattr(profile, what) or ()]
@@ -78,6 +74,16 @@ def to_dataframe(profile: Profile, what: str = "nodes") -> pandas.DataFrame:
                 for module in (() if profile.modules is None else profile.modules.walk())]
     return pandas.DataFrame({name: pandas.Series([row[i] for row in rows], dtype=_NULLABLE.get(kind, "object"))
                              for i, (name, kind) in enumerate(columns.items())})
+
+
+def import_pandas() -> Any:
+    """The module. Raises MissingExtraError without it."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtraError("to_dataframe() needs pandas, which is not installed: "
+                                "pip install 'symbolic-analyzer[report]'") from error
+    return pandas
 
 
 def _list_columns(record: Any) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analyzer.errors import MissingExtraError
 from analyzer.output import write_output
 from analyzer.parallel.pipeline_page import pipeline_part
+from analyzer.report.export.table_file import import_pandas
 from analyzer.report.node_table import print_rows
 from analyzer.report.page.document import Headline, Part, Tile, headline_part, summary_part, write_page
 from analyzer.results.run_cost import SECONDS_PER_HOUR
+from analyzer.tools.sweep.result import list_dimensions, list_fits
 from analyzer.units import format_bytes, format_count, format_ends, format_percent, format_seconds
 
 from .compose import Step
@@ -99,15 +100,16 @@ class SearchResult:
 
     def rows(self, steps: Sequence[Step] | None = None) -> list[dict[str, Any]]:
         """A row of plain numbers for each of the ranked steps, or of those given."""
-        return [{**asdict(step.layout), "layout": str(step.layout), "devices": step.layout.devices,
-                 "needed_bytes": step.needed_bytes, "free_bytes": self.free_bytes(step),
-                 "fits": None if self.capacity_bytes is None else step.needed_bytes <= self.capacity_bytes,
-                 "peak_allocated_bytes": step.peak_bytes, "step_seconds": step.step_seconds,
-                 "step_seconds_low": None if step.step_seconds_range is None else step.step_seconds_range[0],
-                 "step_seconds_high": None if step.step_seconds_range is None else step.step_seconds_range[1],
-                 "bound": step.bound, "mfu": step.mfu, "tokens_per_second": self.tokens_per_second(step),
-                 "days": self.days(step), "dollars": self.dollars(step)}
-                for step in (self.steps if steps is None else steps)]
+        found = []
+        for step in self.steps if steps is None else steps:
+            free, (low, high) = self.free_bytes(step), step.step_seconds_range or (None, None)
+            found.append({**asdict(step.layout), "layout": str(step.layout), "devices": step.layout.devices,
+                          "needed_bytes": step.needed_bytes, "free_bytes": free,
+                          "fits": None if free is None else free >= 0, "peak_allocated_bytes": step.peak_bytes,
+                          "step_seconds": step.step_seconds, "step_seconds_low": low, "step_seconds_high": high,
+                          "bound": step.bound, "mfu": step.mfu, "tokens_per_second": self.tokens_per_second(step),
+                          "days": self.days(step), "dollars": self.dollars(step)})
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that ``json.dumps`` takes."""
@@ -130,45 +132,29 @@ class SearchResult:
 
     def to_dataframe(self) -> pandas.DataFrame:
         """The rows of all composed steps. Raises MissingExtraError without pandas."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError("to_dataframe() needs pandas, which is not installed: "
-                                    "pip install 'symbolic-analyzer[report]'") from error
-        return pandas.DataFrame(self.rows(self.composed))
+        return import_pandas().DataFrame(self.rows(self.composed))
 
     def table(self, steps: Sequence[Step] | None = None, fmt: str = "text") -> str:
         """The ranked layouts, a row each."""
-        headers, rows = self._cells(self.steps if steps is None else steps)
-        return print_rows(headers, rows, left=(1, 5), fmt=fmt)
-
-    def _cells(self, steps: Sequence[Step]) -> tuple[list[str], list[list[str]]]:
-        headers = ["", "Layout", "Needed", "Free", "Step", "Bound", "MFU", "Tokens/s"]
+        headers = ["", "Layout", "Needed", "Free", "Step", "Bound", "MFU", "Tokens/s", "Days", "Cost"]
         rows = []
-        for i, step in enumerate(steps, 1):
-            ends = step.step_seconds_range
+        for i, step in enumerate(self.steps if steps is None else steps, 1):
+            ends, days, dollars = step.step_seconds_range, self.days(step), self.dollars(step)
             seconds = format_seconds(step.step_seconds)
             seconds += "" if ends is None else f" ({format_ends(seconds, map(format_seconds, ends))})"
             speed = format_count(round(self.tokens_per_second(step)))
             rows.append([str(i), str(step.layout), format_bytes(step.needed_bytes), format_bytes(self.free_bytes(step)),
-                         seconds, step.bound, format_percent(step.mfu), speed])
-        if self.tokens is not None:
-            headers.append("Days")
-            for row, step in zip(rows, steps):
-                row.append(f"{self.days(step):.2f}")
-            if self.price is not None:
-                headers.append("Cost")
-                for row, step in zip(rows, steps):
-                    row.append(f"${self.dollars(step):,.0f}")
-        return headers, rows
+                         seconds, step.bound, format_percent(step.mfu), speed, f"{days:.2f}" if days else "",
+                         f"${dollars:,.0f}" if dollars else ""])
+        width = 8 if self.tokens is None else 9 if self.price is None else 10
+        return print_rows(headers[:width], [row[:width] for row in rows], left=(1, 5), fmt=fmt)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        said = (f"{self.name} on {self.devices:,} {self.device}: steps of {self.global_batch:,} samples of "
-                f"{self.sequence:,} tokens")
-        yield said
+        yield (f"{self.name} on {self.devices:,} {self.device}: steps of {self.global_batch:,} samples of "
+               f"{self.sequence:,} tokens")
         yield "" if self.fits else "nothing fits; of these layouts the least memory is missing:"
         yield self.table()
         yield "N x M in a layout: of each rank N micro-batches a step, of M samples each"
@@ -234,20 +220,15 @@ class SearchResult:
         return write_page(f"Layouts of {self.name} on {self.devices:,} {self.device}", parts, path)
 
     def _sweep_part(self) -> Part:
-        steps = self.composed
-        fields = ("sharding", "tensor", "context", "pipeline", "schedule", "micro_batch", "checkpointing")
-        dimensions = []
-        for name in fields:
-            values = [str(getattr(step.layout, name)) for step in steps]
-            if len(set(values)) > 1:
-                dimensions.append({"title": name, "values": values, "order": sorted(set(values))})
-        quantities = [{"title": "Needed", "unit": "bytes", "more": False, "values": [s.needed_bytes for s in steps]},
-                      {"title": "Step", "unit": "seconds", "more": False, "values": [s.step_seconds for s in steps]},
-                      {"title": "MFU", "unit": "share", "more": True, "values": [s.mfu for s in steps]}]
-        fits = ["unknown" if self.capacity_bytes is None else "yes" if s.needed_bytes <= self.capacity_bytes else "no"
-                for s in steps]
-        return Part("sweep", "Layouts", {"dimensions": dimensions, "fits": fits, "quantities": quantities,
-                                         "x": "Needed", "y": "Step"})
+        rows = self.rows(self.composed)
+        quantities = [{"title": title, "unit": unit, "more": more, "values": [row[name] for row in rows]}
+                      for title, unit, name, more in (("Needed", "bytes", "needed_bytes", False),
+                                                      ("Step", "seconds", "step_seconds", False),
+                                                      ("MFU", "share", "mfu", True))]
+        return Part("sweep", "Layouts", {
+            "dimensions": list_dimensions(rows, ("sharding", "tensor", "context", "pipeline", "schedule", "micro_batch",
+                                                 "checkpointing")),
+            "fits": list_fits(rows), "quantities": quantities, "x": "Needed", "y": "Step"})
 
 
 def _wrap(text: str) -> list[str]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analyzer.errors import InputError, MissingExtraError
+from analyzer.errors import InputError
 from analyzer.output import check_output, write_output
+from analyzer.report.export.table_file import import_pandas
 from analyzer.report.page.document import Headline, Part, Tile, headline_part, write_page
 from analyzer.units import format_bytes, format_seconds
 
@@ -65,15 +66,19 @@ def describe_sweep(rows: Sequence[Row]) -> dict[str, Any] | None:
     titles = [q["title"] for q in known]
     sizes_vary = any(len({row.get(name) for row in rows}) > 1 for name in _SIZES)
     wanted = [*(title for title, _ in _COSTS if sizes_vary), "Step", *titles[1:]]
-    fits = ["unknown" if row.get("fits") is None else "yes" if row["fits"] else "no" for row in rows]
-    return {"dimensions": list_dimensions(rows), "fits": fits, "quantities": known, "x": titles[0],
+    return {"dimensions": list_dimensions(rows), "fits": list_fits(rows), "quantities": known, "x": titles[0],
             "y": next(title for title in wanted if title in titles)}
 
 
-def list_dimensions(rows: Sequence[Row], least: int = 1) -> list[dict[str, Any]]:
-    """The axes of the grid that have more than ``least`` values among the rows, as text."""
+def list_fits(rows: Sequence[Row]) -> list[str]:
+    return ["unknown" if row.get("fits") is None else "yes" if row["fits"] else "no" for row in rows]
+
+
+def list_dimensions(rows: Sequence[Row], axes: Sequence[str] = ("target", *AXES),
+                    least: int = 1) -> list[dict[str, Any]]:
+    """The ``axes`` that have more than ``least`` values among the rows, as text."""
     found = []
-    for name in ("target", *AXES):
+    for name in axes:
         values = [row.get(name) for row in rows]
         if len(set(values)) > least and any(value is not None for value in values):
             # None last, numbers by their size
@@ -155,12 +160,7 @@ class SweepResult:
 
     def to_dataframe(self) -> pandas.DataFrame:
         """The rows as a table of nullable columns. Raises MissingExtraError without pandas."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtraError(
-                "to_dataframe() needs pandas, which is not installed: pip install "
-                "'symbolic-analyzer[report]'") from error
+        pandas = import_pandas()
         return pandas.DataFrame({name: pandas.Series([row.get(name) for row in self.rows], dtype=_PANDAS[kind])
                                  for name, kind in COLUMNS.items()})
 
