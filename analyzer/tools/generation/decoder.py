@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from analyzer.errors import InputError
 from analyzer.zoo.causal_lm import KeyValueCache
+from analyzer.zoo.transformers_models import spectrogram_shape
 
 from .stored_cache import CacheForm, StoredLayer, attend_cache, make_stored_cache, scale_bytes
 
@@ -156,6 +157,20 @@ def make_decoder(model: nn.Module, form: CacheForm, prompt_tokens: int, new_toke
     return Decoder(model)
 
 
+def prompt_shape(model: Any, prompt_tokens: int) -> tuple[tuple[int, ...], torch.dtype]:
+    """Of a sequence that is read first: token indices, or the spectrogram (channels, frames) that a speech model is
+    for. Raises InputError for an encoder of anything else.
+    """
+    main, config = getattr(model, "main_input_name", "input_ids"), getattr(model, "config", None)
+    if main == "input_ids" or not getattr(config, "is_encoder_decoder", False):
+        return (prompt_tokens,), torch.int64
+    sizes = spectrogram_shape(config) if main == "input_features" else None
+    if sizes is None:
+        raise InputError(f"{type(model).__name__}: its encoder reads {main}, not tokens; call profile_generate from "
+                         "Python with prompt=, a tensor of them")
+    return sizes[1:], model.dtype
+
+
 def is_of_transformers(model: nn.Module) -> bool:
     """Whether it is a model of transformers; raises InputError for one that cannot generate."""
     can_generate = getattr(model, "can_generate", None)
@@ -264,9 +279,6 @@ class StoredDecoder(TransformersDecoder):
 
     def used_bytes(self) -> int:
         return sum(layer.used_bytes() for layer in self.layers())
-
-    def bends(self) -> list[int]:
-        return sorted({layer.sliding_window - 1 for layer in self.layers() if layer.sliding_window is not None})
 
     @contextmanager
     def _attending(self) -> Iterator[None]:

@@ -29,19 +29,14 @@ from analyzer.results.tree import ModulePaths
 from analyzer.results.verdict import Verdict
 from analyzer.zoo.command_option import find_autocast, model_errors, read_recipe
 from analyzer.zoo.target import load_target
-from analyzer.zoo.transformers_models import spectrogram_shape
 
-from .decoder import Decoder, kept_bytes, make_decoder, tensors_kept
+from .decoder import Decoder, kept_bytes, make_decoder, prompt_shape, tensors_kept
 from .generation_profile import GenerationProfile, GenerationStep, fill_in, spread
 from .serving import ServingPoint, fill_costs, max_sequences, serving_table, sweep_sequences, tell_which_fit
 from .stored_cache import BLOCK_SIZE, CacheForm
 
 # the phase in which the cache grows by tokens that are not run: inference has no gradients to zero
 _SKIPPED = "zero_grad"
-
-# Fields of a step that are fields of a phase.
-_AMOUNTS = ("flops", "macs", "read_bytes", "written_bytes", "seconds", "allocated_bytes", "peak_allocated_bytes",
-            "peak_reserved_bytes")
 
 
 @leaves_no_tensor
@@ -84,28 +79,17 @@ def profile_generate(model: nn.Module | Callable[[], nn.Module], prompt_tokens: 
     module = model if isinstance(model, nn.Module) else build_model(model)
     assumed: tuple[str, ...] = ()
     if prompt is None:
-        prompt, assumed = _make_prompt(module, batch_size, prompt_tokens)
+        shape, dtype = prompt_shape(module, prompt_tokens)
+        prompt = torch.ones((batch_size, *shape), dtype=dtype)
+        if len(shape) > 1:
+            assumed = (f"the prompt is a spectrogram of {shape[1]:,} frames with {shape[0]} channels, the length that "
+                       f"{type(module).__name__} is for, whatever prompt_tokens says",)
     if prompt.dim() < 2:
         raise InputError(f"profile_generate(prompt of shape {tuple(prompt.shape)}): its first dimension is the batch, "
                          "the next the tokens")
     with set_training(module, False), _telling_what_reads_no_tokens(module):
         found = _Generation(session, module, prompt, new_tokens, form).run(samples)
         return replace(found, assumptions=(*assumed, *found.assumptions))
-
-
-def _make_prompt(module: Any, batch_size: int, prompt_tokens: int) -> tuple[Tensor, tuple[str, ...]]:
-    """What a model reads first, and what is assumed of it. Raises InputError for an encoder of anything else."""
-    main, config = getattr(module, "main_input_name", "input_ids"), getattr(module, "config", None)
-    if main == "input_ids" or not getattr(config, "is_encoder_decoder", False):
-        return torch.ones((batch_size, prompt_tokens), dtype=torch.int64), ()
-    sizes = spectrogram_shape(config) if main == "input_features" else None
-    if sizes is None:
-        raise InputError(f"{type(module).__name__}: its encoder reads {main}, not tokens; call it "
-                         "from Python with prompt=, a tensor of them")
-    _, channels, frames = sizes
-    return (torch.zeros((batch_size, channels, frames), dtype=module.dtype),
-            (f"the prompt is a spectrogram of {frames:,} frames with {channels} channels, the length that "
-             f"{type(module).__name__} is for, whatever prompt_tokens says",))
 
 
 @contextmanager
@@ -160,7 +144,7 @@ class _Generation:
                     assert next_token is not None
                     next_token = self._pass(recorder, decoder, next_token, step, index)
             decode = run.build() if len(self.steps) > 1 else None
-            steps = fill_costs(run, self.steps, _AMOUNTS)
+            steps = fill_costs(run, self.steps)
             short = describe_shortage(recorder.log, ModulePaths())
             if short is not None and short.step is not None:
                 short = replace(short, step=passes[short.step])

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Any, Literal, TypeVar
 
@@ -32,15 +32,18 @@ from .stored_cache import BLOCK_SIZE, CacheForm
 Pass = TypeVar("Pass")
 
 
-def fill_costs(run: Run, passes: Sequence[Pass], names: Sequence[str]) -> list[Pass]:
-    """``passes``, each a step of the log, with the figures ``names`` of that step's forward phase; None is unknown."""
+def fill_costs(run: Run, passes: Sequence[Pass]) -> list[Pass]:
+    """``passes``, each a step of the log, with the figures of that step's forward phase that their fields are named
+    as; None is unknown.
+    """
     rows: dict[int, dict[str, Any]] = {}
     for annotation in run.annotate():
         for (step, phase), row in annotation.phases.items():
             if phase == "forward":
                 rows.setdefault(step, {}).update(row)
     filled: list[Any] = list(passes)
-    return [replace(record, **{name: rows.get(i, {}).get(name) for name in names}) for i, record in enumerate(filled)]
+    return [replace(record, **{field.name: rows[i][field.name] for field in fields(record)
+                               if field.name in rows.get(i, {})}) for i, record in enumerate(filled)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,6 @@ class PassCost:
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
 
-
-_AMOUNTS = ("flops", "read_bytes", "written_bytes", "seconds", "peak_allocated_bytes", "peak_reserved_bytes")
 
 PREFILL_CHUNK = 2048  # tokens of prompts that a pass reads at most (vLLM's config, DEFAULT_MAX_NUM_BATCHED_TOKENS)
 
@@ -211,7 +212,7 @@ class Server:
                     decoder.cache.layers[:] = states
                 decoder.skip(self.context_tokens - 1 - chunk)
                 _read(session, recorder, decoder, last, passes)
-            costs = fill_costs(run, passes, _AMOUNTS)[decoder.has_states:]
+            costs = fill_costs(run, passes)[decoder.has_states:]
             short, found = describe_shortage(recorder.log, ModulePaths()), run.build()
             point = ServingPoint(sequences=sequences, context_tokens=self.context_tokens, device=found.device,
                                  weight_bytes=found.param_bytes, prefill=costs[0] if costs else None, profile=found,

@@ -27,9 +27,9 @@ from analyzer.tools.generation.decoder import (
     TransformersDecoder,
     is_of_transformers,
     kept_bytes,
+    prompt_shape,
 )
 from analyzer.tools.generation.stored_cache import CacheForm
-from analyzer.zoo.transformers_models import spectrogram_shape
 
 from .pass_kernels import TOKENS, PassReading
 from .served_model import ServedModel
@@ -56,8 +56,8 @@ def read_served_model(model: nn.Module | Callable[[], nn.Module], name: str = "m
                 recorder.begin("forward")
                 with torch.no_grad():
                     if isinstance(decoder, EncoderDecoder) and step == 0:
-                        prompt = _make_prompt(module, tokens)
-                        decoder.encoded = decoder.model.get_encoder()(prompt)
+                        prompt, dtype = prompt_shape(module, _PROMPT)
+                        decoder.encoded = decoder.model.get_encoder()(tokens.new_ones((TOKENS, *prompt), dtype=dtype))
                     else:
                         decoder.read(tokens)
                 recorder.end()
@@ -66,7 +66,7 @@ def read_served_model(model: nn.Module | Callable[[], nn.Module], name: str = "m
                  for step in range(log.steps)]
         found = PassReading(log, steps[-1], cached=theirs).run()
         if isinstance(decoder, EncoderDecoder):
-            found = _add_encoder(found, log, steps, decoder.encoded[0].shape[1], _frames_of(module))
+            found = _add_encoder(found, log, steps, decoder.encoded[0].shape[1], len(prompt) > 1)
         states = 0
         if isinstance(decoder, StoredDecoder):
             kept = sum(x.untyped_storage().nbytes() for layer in decoder.layers() for x in (layer.keys, layer.values)
@@ -83,32 +83,17 @@ def read_served_model(model: nn.Module | Callable[[], nn.Module], name: str = "m
 _PROMPT = 37  # tokens that an encoder of any number reads, a prime too
 
 
-def _frames_of(module: Any) -> int | None:
-    """Positions that an encoder of spectrograms gives; None where it reads tokens."""
-    shape = spectrogram_shape(module.config) if module.main_input_name == "input_features" else None
-    return None if shape is None else shape[2]
-
-
-def _make_prompt(module: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """What the encoder reads. Raises InputError where it is neither tokens nor a spectrogram."""
-    if module.main_input_name == "input_ids":
-        return tokens.new_ones((TOKENS, _PROMPT))
-    shape = spectrogram_shape(module.config)
-    if shape is None:
-        raise InputError(f"{type(module).__name__}: its encoder reads {module.main_input_name}, which servers of text "
-                         "and speech do not")
-    return torch.zeros((TOKENS, *shape[1:]), dtype=module.dtype, device=tokens.device)
-
-
 def _add_encoder(found: ServedModel, log: Log, steps: list[list[OpCall]], positions: int,
-                 frames: int | None) -> ServedModel:
-    """The encoder's kernels, by position, and the keys and values that the decoder makes of what it gives, once."""
+                 is_fixed: bool) -> ServedModel:
+    """The encoder's kernels, by position, and the keys and values that the decoder makes of what it gives, once.
+    ``is_fixed``: prompts all have that length.
+    """
     encoder = PassReading(log, steps[0], cached=True, tokens=TOKENS * positions).run(is_whole=False)
     kernels = Counter(dict(encoder.kernels))
     for product, count in PassReading(log, steps[1], cached=True).run().products:
         if product.rows == positions:
             kernels[replace(product, rows=1)] += count
-    return replace(found, encoder=dict(kernels), prompt_tokens=None if frames is None else positions)
+    return replace(found, encoder=dict(kernels), prompt_tokens=positions if is_fixed else None)
 
 
 def _make_decoder(module: Any, theirs: bool, encodes: bool) -> Decoder:
