@@ -223,7 +223,10 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
         try:
             searcher.bound()
             if not searcher.counts["layouts"]:
-                raise InputError(_explain_nothing(searcher))
+                raise InputError(
+                    f"search: no layout of {searcher.template.name} on {devices} devices makes a step of "
+                    f"{question.global_batch} samples: give --global-batch a number that the ranks divide, or other "
+                    f"choices; choices were {asdict(question.space)}")
             searcher.rank(count)
             if not searcher.steps:
                 raise InputError(f"search: no layout of {searcher.template.name} can be run: "
@@ -262,13 +265,6 @@ def _running(workers: int | None, executor: Executor | None) -> Iterator[Run]:
         else:
             pool = executor
             yield lambda jobs: run_in_executor(jobs, pool, run_probe)
-
-
-def _explain_nothing(searcher: Searcher) -> str:
-    asked = searcher.question
-    return (f"search: no layout of {searcher.template.name} on {asked.devices} devices makes a step of "
-            f"{asked.global_batch} samples: give --global-batch a number that the ranks divide, or other choices; "
-            f"choices were {asdict(asked.space)}")
 
 
 def _list_changes(searcher: Searcher) -> tuple[Change, ...]:

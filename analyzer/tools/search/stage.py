@@ -99,30 +99,19 @@ class Template:
 
     def cut(self, part: Part) -> nn.Module:
         """A copy of a part of the model on meta: so many of its blocks, nothing in the place of what others hold."""
-        if self.path:
-            container = self.model.get_submodule(self.path)
-            held = dict(container._modules)
-        left_out = [*([] if part.first else self.before), *([] if part.last else self.behind)]
-        kept = {path: self.model.get_submodule(path) for path in left_out}
-        try:
-            if self.path and part.blocks < len(self.blocks):
-                container._modules.clear()
-                container._modules.update(list(held.items())[:part.blocks])
-            for path in left_out:
-                self.model.set_submodule(path, nn.Identity())
-            memo: dict[int, Any] = {}
-            for tensor in (*self.model.parameters(), *self.model.buffers()):
-                empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-                memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(
-                    tensor, nn.Parameter) else empty
-            with without_modes():
-                return copy.deepcopy(self.model, memo)
-        finally:
-            if self.path:
-                container._modules.clear()
-                container._modules.update(held)
-            for path, module in kept.items():
-                self.model.set_submodule(path, module)
+        outside = [*([] if part.first else self.before), *([] if part.last else self.behind)]
+        left_out = [*self.blocks[part.blocks:], *(self.model.get_submodule(path) for path in outside)]
+        memo: dict[int, Any] = {id(module): nn.Identity() for module in left_out}  # what is there is not copied
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+        with without_modes():
+            copied = copy.deepcopy(self.model, memo)
+        if self.blocks:
+            held = copied.get_submodule(self.path)._modules
+            for name in list(held)[part.blocks:]:
+                del held[name]
+        return copied
 
 
 def list_experts(block: nn.Module) -> list[tuple[str, Any]]:
