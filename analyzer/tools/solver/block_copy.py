@@ -62,14 +62,11 @@ class BlockCopies:
         for offloaded in before.sent:
             offloaded.let_go()
         if output is not None and before._sent:
-            sent = before._sent
+            output.register_hook(lambda gradient: before.fetch())
 
-            def fetch(gradient: Tensor) -> None:
-                for ref in sent:
-                    if (offloaded := ref()) is not None:
-                        offloaded.fetch()
-
-            output.register_hook(fetch)
+    def fetch(self) -> None:
+        for offloaded in self.sent:
+            offloaded.fetch()
 
 
 def can_wait_on_host(tensor: Tensor) -> bool:

@@ -23,7 +23,7 @@ from analyzer.hardware.kernel_time.collective import host_copy_time
 
 from .application import BlockChoice
 from .block_step import BlockInfo, BlockStep
-from .chain import least_limit
+from .chain import least_limit, undominated
 from .solver_registry import solve_units
 from .unit import Unit, peak_bytes, total_cost
 
@@ -91,10 +91,8 @@ def list_options(block: BlockInfo, rate: CopyRate, following: BlockInfo | None,
 
 def _find_frontier(held: np.ndarray, total: np.ndarray, allowed: np.ndarray, below: int) -> np.ndarray:
     """Places of what is allowed and no other of it beats in bytes held, ``below`` so many, and in seconds."""
-    order = np.flatnonzero(allowed)
-    order = order[np.lexsort((held[order], total[order]))]
-    lowest = np.minimum.accumulate(np.concatenate([[below], held[order]]))
-    order = order[held[order] < lowest[:-1]][::-1]
+    order = np.flatnonzero(allowed & (held < below))
+    order = order[undominated(total[order], held[order])][::-1]
     found: np.ndarray = order[::max(1, -(-len(order) // _MOST_OPTIONS))]  # from what holds least on
     return found
 

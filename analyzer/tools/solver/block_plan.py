@@ -239,8 +239,51 @@ class BlockPlanner:
     def plan(self, budget: int | float | str, host_bytes: int | str | None = None, method: str = "auto") -> BlockPlan:
         """The plan for ``budget``; see `plan_blocks`."""
         register_solver.look_up(method, f"method={method!r}")
-        limit = None if host_bytes is None else _read_bytes("host_bytes", host_bytes)
-        return self._plan(self._read_budget(budget), limit, method)
+        most_sent = None if host_bytes is None else _read_bytes("host_bytes", host_bytes)
+        budget = self._read_budget(budget)
+        plain, step, whole, recomputed = self.profile_ends()
+
+        def result(choices: list[BlockChoice], found: Profile) -> BlockPlan:
+            return BlockPlan(found.name, self.device.name, budget, PlannedStep.of(plain), PlannedStep.of(recomputed),
+                             PlannedStep.of(found), tuple(choices), found.assumptions, found)
+
+        if (fitting := self._fit(plain, None, budget)) is not None:
+            return result([BlockChoice(b.path, kept_bytes=b.saved_bytes) for b in step.blocks], fitting)
+        best: tuple[list[BlockChoice], Profile] | None = None
+        if (fitting := self._fit(recomputed, whole, budget)) is not None:
+            best = whole, fitting
+        smallest = self._peak(recomputed)
+        rate, fails = CopyRate.of(self.device), None
+        # what the account lacks: workspaces inside of calls, and what the allocator keeps in its cache
+        limit = budget - max(0, smallest - account(step, whole))
+        for i in range(_ROUNDS):
+            with progress_part(0.3 + 0.7 * i / _ROUNDS, 0.3 + 0.7 * (i + 1) / _ROUNDS, f"plan {i + 1}"):
+                choices = choose(step, rate, limit, method, most_sent)
+                if is_last := choices is None:
+                    if best is not None:
+                        break
+                    choices = choose(step, rate, least_bytes(step, rate), "chain", most_sent) or whole
+                found = self._profile(choices)
+                fitting = self._fit(found, choices, budget)
+            peak = self._peak(fitting or found)
+            smallest = min(smallest, peak)
+            if fitting is not None:
+                if best is None or _seconds(fitting) <= _seconds(best[1]):
+                    best = choices, fitting
+                spare = budget - peak
+                if is_last or spare <= _CLOSE * budget:
+                    break
+                limit += spare if fails is None else min(spare, (fails - limit) // 2)
+            elif is_last:
+                break
+            else:
+                fails = limit
+                limit -= max(peak - budget, budget // 200)
+        if best is None:
+            raise InfeasibleBudgetError(
+                f"budget={budget:,}: no plan of {plain.name} stays within {format_bytes(budget)}; the least that one "
+                f"takes is {smallest:,} bytes ({format_bytes(smallest)})")
+        return result(*best)
 
     def _read_budget(self, budget: int | float | str) -> int:
         """In bytes of the whole step; a share is one of what was neither there before it nor is a gradient."""
@@ -266,51 +309,6 @@ class BlockPlanner:
             self._known = plain, step, whole, recomputed
         return self._known
 
-    def _plan(self, budget: int, host_bytes: int | None, method: str) -> BlockPlan:
-        plain, step, whole, recomputed = self.profile_ends()
-
-        def result(choices: list[BlockChoice], found: Profile) -> BlockPlan:
-            return BlockPlan(found.name, self.device.name, budget, PlannedStep.of(plain), PlannedStep.of(recomputed),
-                             PlannedStep.of(found), tuple(choices), found.assumptions, found)
-
-        if (fitting := self._fit(plain, None, budget)) is not None:
-            return result([BlockChoice(b.path, kept_bytes=b.saved_bytes) for b in step.blocks], fitting)
-        best: tuple[list[BlockChoice], Profile] | None = None
-        if (fitting := self._fit(recomputed, whole, budget)) is not None:
-            best = whole, fitting
-        smallest = self._peak(recomputed)
-        rate, fails = CopyRate.of(self.device), None
-        # what the account lacks: workspaces inside of calls, and what the allocator keeps in its cache
-        limit = budget - max(0, smallest - account(step, whole))
-        for i in range(_ROUNDS):
-            with progress_part(0.3 + 0.7 * i / _ROUNDS, 0.3 + 0.7 * (i + 1) / _ROUNDS, f"plan {i + 1}"):
-                choices = choose(step, rate, limit, method, host_bytes)
-                if is_last := choices is None:
-                    if best is not None:
-                        break
-                    choices = choose(step, rate, least_bytes(step, rate), "chain", host_bytes) or whole
-                found = self._profile(choices)
-                fitting = self._fit(found, choices, budget)
-            peak = self._peak(fitting or found)
-            smallest = min(smallest, peak)
-            if fitting is not None:
-                if best is None or _seconds(fitting) <= _seconds(best[1]):
-                    best = choices, fitting
-                spare = budget - peak
-                if is_last or spare <= _CLOSE * budget:
-                    break
-                limit += spare if fails is None else min(spare, (fails - limit) // 2)
-            elif is_last:
-                break
-            else:
-                fails = limit
-                limit -= max(peak - budget, budget // 200)
-        if best is None:
-            raise InfeasibleBudgetError(
-                f"budget={budget:,}: no plan of {plain.name} stays within {format_bytes(budget)}; the least that one "
-                f"takes is {smallest:,} bytes ({format_bytes(smallest)})")
-        return result(*best)
-
     def _fit(self, found: Profile, choices: list[BlockChoice] | None, budget: int) -> Profile | None:
         """The profile of a step that stays within the budget, where ``found`` does; None where it does not. What only
         the allocator's cache takes beyond it, a step with so much memory gives back; of a rank none is run.
@@ -334,49 +332,43 @@ class BlockPlanner:
             reader.read(log)
             return Annotation()
 
-        def prepare(module: nn.Module) -> Callable[[], None]:
-            reader.paths = tuple(self._find_paths(module))
-            return _put_on(module, [BlockChoice(path) for path in reader.paths], reader.noting)
+        def list_plain(module: nn.Module) -> list[BlockChoice]:
+            names = {inner: path for path, inner in module.named_modules()}
+            reader.paths = tuple(self.paths or [names[block] for block in blocks_of(module, "plan_blocks")])
+            return [BlockChoice(path) for path in reader.paths]
 
-        found = self._run(prepare, self.options, profilers=[take])
+        found = self._run(list_plain, self.options, reader.noting, profilers=[take])
         if found.step_seconds is None or reader.step is None:
             raise InputError(f"plan_blocks({found.name}): the time of the step on {self.device.name} is not known, "
                              "so nothing says what running again costs")
         return found, reader.step
 
-    def _find_paths(self, module: nn.Module) -> list[str]:
-        if self.paths is not None:
-            return list(self.paths)
-        names = {inner: path for path, inner in module.named_modules()}
-        return [names[block] for block in blocks_of(module, "plan_blocks")]
-
     def _profile(self, choices: list[BlockChoice] | None, options: ProfileOptions | None = None) -> Profile:
-        return self._run(lambda module: _put_on(module, choices or [], None), options or self.options)
+        return self._run(lambda module: choices or [], options or self.options)
 
-    def _run(self, prepare: Callable[[nn.Module], Callable[[], None]], options: ProfileOptions,
-             **more: Any) -> Profile:
+    def _run(self, choices_of: Callable[[nn.Module], list[BlockChoice]], options: ProfileOptions,
+             around: Callable[[str, nn.Module], AbstractContextManager[Any]] | None = None, **more: Any) -> Profile:
         model, (args, kwargs) = self.model, self.arguments
         settings = {**self.settings, **more, "device": self.device, "options": options}
-        if isinstance(model, nn.Module):
-            undo = prepare(model)
-            try:
-                return profile(model, args, kwargs, **settings)
-            finally:
-                undo()
+
+        def put_on(module: nn.Module) -> list[BlockChoice]:
+            choices = choices_of(module)
+            apply_choices(module, choices, f"plan_blocks({type(module).__name__})", around)
+            return choices
 
         def build() -> nn.Module:
-            module = call_factory(model)
-            prepare(module)
+            module = call_factory(self.model)
+            put_on(module)
             return module
 
-        return profile(build, args, kwargs, **settings)
+        if not isinstance(model, nn.Module):
+            return profile(build, args, kwargs, **settings)
+        choices = put_on(model)
+        try:
+            return profile(model, args, kwargs, **settings)
+        finally:
+            undo_choices(model, choices, "plan_blocks()")
 
 
 def _seconds(found: Profile | PlannedStep) -> float:
     return float("inf") if found.step_seconds is None else found.step_seconds
-
-
-def _put_on(module: nn.Module, choices: list[BlockChoice],
-            around: Callable[[str, nn.Module], AbstractContextManager[Any]] | None) -> Callable[[], None]:
-    apply_choices(module, choices, f"plan_blocks({type(module).__name__})", around)
-    return partial(undo_choices, module, choices, "plan_blocks()")
