@@ -168,17 +168,16 @@ class _Reader:
 
     def read(self, height: int | None, width: int | None, frames: int | None, steps: int | None,
              guidance: float | None) -> Pipeline:
-        height, width, frames = self._find_sizes(height, width, frames)
+        self.height, self.width, self.frames = self._find_sizes(height, width, frames)
         calls, doubles, negates = _read_loop(self.kind, self.main)
         guidance = self.defaults.get("guidance_scale") if guidance is None else guidance
         guided = negates and guidance is not None and guidance > 1
-        rows = self.batch * (2 if guided and doubles else 1)
+        self.rows = self.batch * (2 if guided and doubles else 1)
         if "true_cfg_scale" in self.defaults:
             self.assumptions.append("no negative prompt is given, so the denoiser runs once a step")
-        text, tokens, width_of_pooled = self._read_text(2 if guided else 1)
-        latents = self._prepare_latents(rows, height, width, frames)
-        sizes = _Sizes(rows, tokens, width_of_pooled, height, width, frames)
-        kwargs = self._fill(calls[0], latents, sizes)
+        text, self.text_tokens, pooled = self._read_text(2 if guided else 1)
+        latents = self._prepare_latents()
+        kwargs = self._fill(calls[0], latents, pooled)
         steps = steps or self.defaults.get("num_inference_steps")
         if steps is None:
             raise InputError(f"{PREFIX}{self.said}: {self.kind.__name__} has no number of steps of its own; give steps "
@@ -186,7 +185,7 @@ class _Reader:
         return Pipeline(
             self.said, text, Component("denoiser", self.denoiser, (), kwargs,
                                        steps * (2 if guided and not doubles and len(calls) > 1 else 1)),
-            self._read_decoder(height, width, frames), self.batch, height, width, frames, steps,
+            self._read_decoder(), self.batch, self.height, self.width, self.frames, steps,
             self._count_tokens(latents[0]), tuple(self.assumptions))
 
     # --- modules ---
@@ -239,7 +238,7 @@ class _Reader:
         seen = sum(tokens.values()) if self.kind.__name__ in _JOINED else tokens.get(False, tokens.get(True, 0))
         return tuple(found), seen or int(longest or _CLIP_TOKENS), pooled
 
-    def _read_decoder(self, height: int, width: int, frames: int | None) -> Component | None:
+    def _read_decoder(self) -> Component | None:
         if self.vae is None:
             return None
         config = self.vae.config
@@ -248,12 +247,12 @@ class _Reader:
             raise InputError(f"{PREFIX}{self.said}: vae: its config has neither latent_channels nor z_dim")
         space, time = self._scales()
         deep = () if not any(isinstance(part, nn.Conv3d) for part in self.vae.modules()) else (
-            ((frames or 1) - 1) // time + 1,)
-        batch, calls = (self.batch, 1) if frames is None else (1, self.batch)
+            ((self.frames or 1) - 1) // time + 1,)
+        batch, calls = (self.batch, 1) if self.frames is None else (1, self.batch)
         if calls > 1:
             self.assumptions.append("videos are decoded one after the other (enable_slicing)")
-        latents = torch.empty((batch, channels, *deep, height // space, width // space), dtype=self.dtype,
-                              device="meta")
+        latents = torch.empty((batch, channels, *deep, self.height // space, self.width // space),
+                              dtype=self.dtype, device="meta")
         return Component("decoder", _Decoder(self.vae), (latents,), {}, calls)
 
     # --- sizes ---
@@ -290,14 +289,14 @@ class _Reader:
         many = self.defaults.get("num_frames") or getattr(config, "sample_frames", None) or 1
         return height or own("height", tall), width or own("width", wide), (frames or many) if is_video else None
 
-    def _prepare_latents(self, rows: int, height: int, width: int, frames: int | None) -> tuple[Any, ...]:
+    def _prepare_latents(self) -> tuple[Any, ...]:
         """The latents, and whatever else the pipeline makes with them."""
         config = self.denoiser.config
         channels = getattr(config, "in_channels", None) or config.in_visual_dim
         if "img_ids" in _names(self.denoiser.forward) or "img_shapes" in _names(self.denoiser.forward):
             channels //= 4  # two by two latents are one token (_pack_latents)
-        given = {"batch_size": rows, "num_channels_latents": channels, "num_latents_channels": channels,
-                 "num_channels": channels, "height": height, "width": width, "num_frames": frames,
+        given = {"batch_size": self.rows, "num_channels_latents": channels, "num_latents_channels": channels,
+                 "num_channels": channels, "height": self.height, "width": self.width, "num_frames": self.frames,
                  "dtype": self.dtype, "device": torch.device("meta"), "generator": None, "latents": None}
         names = _names(self.shell.prepare_latents)
         found = self.shell.prepare_latents(**{name: value for name, value in given.items() if name in names})
@@ -315,23 +314,22 @@ class _Reader:
         area = patch**2 * deep if isinstance(patch, int) else math.prod(patch)
         return int(math.prod(latents.shape[1:]) // config.in_channels // area)
 
-    def _fill(self, call: ast.Call, latents: tuple[Any, ...], sizes: _Sizes) -> dict[str, Any]:
+    def _fill(self, call: ast.Call, latents: tuple[Any, ...], pooled: int) -> dict[str, Any]:
         """What the loop calls the denoiser with, by the names of its arguments; of others its own defaults."""
         names = _names(self.denoiser.forward)
         wanted = [*names[:len(call.args)], *(word.arg for word in call.keywords if word.arg)]
         (space, time), rate = self._scales(), self.defaults.get("frame_rate") or 1
-        made = {**_text_inputs(self.denoiser.config, sizes, self.dtype),
+        made = {**self._text_inputs(pooled), "return_dict": False,
                 "hidden_states": latents[0], "sample": latents[0], "x": [x.unsqueeze(1) for x in latents[0]],
-                "return_dict": False,
                 "img_ids": latents[1] if len(latents) > 1 else None,
-                "img_shapes": [[(1, sizes.height // space // 2, sizes.width // space // 2)]] * sizes.rows,
-                "num_frames": ((sizes.frames or 1) - 1) // time + 1, "height": sizes.height // space,
-                "width": sizes.width // space, "rope_interpolation_scale": (time / rate, space, space)}
+                "img_shapes": [[(1, self.height // space // 2, self.width // space // 2)]] * self.rows,
+                "num_frames": ((self.frames or 1) - 1) // time + 1, "height": self.height // space,
+                "width": self.width // space, "rope_interpolation_scale": (time / rate, space, space)}
         if made["img_ids"] is not None:
-            made["txt_ids"] = torch.empty((sizes.tokens, latents[1].shape[-1]), dtype=self.dtype, device="meta")
+            made["txt_ids"] = torch.empty((self.text_tokens, latents[1].shape[-1]), dtype=self.dtype, device="meta")
         rotary = getattr(self.shell, "_prepare_rotary_positional_embeddings", None)
         if rotary is not None and getattr(self.denoiser.config, "use_rotary_positional_embeddings", False):
-            made["image_rotary_emb"] = rotary(sizes.height, sizes.width, latents[0].shape[1], torch.device("meta"))
+            made["image_rotary_emb"] = rotary(self.height, self.width, latents[0].shape[1], torch.device("meta"))
         required = [name for name, parameter in inspect.signature(self.denoiser.forward).parameters.items()
                     if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
         missing = [name for name in required if name not in made]
@@ -340,39 +338,27 @@ class _Reader:
                              "here; call profile_diffusion from Python with a Pipeline of its Components")
         return {name: made[name] for name in dict.fromkeys([*wanted, *required]) if made.get(name) is not None}
 
+    def _text_inputs(self, pooled: int) -> dict[str, Any]:
+        """What a denoiser reads of texts and times, by the names of its arguments."""
+        def empty(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Of a call: rows, tokens and width of the pooled text, pixels, frames."""
-
-    rows: int
-    tokens: int
-    pooled: int
-    height: int
-    width: int
-    frames: int | None
-
-
-def _text_inputs(config: Any, sizes: _Sizes, dtype: torch.dtype) -> dict[str, Any]:
-    """What a denoiser reads of texts and times, by the names of its arguments."""
-    def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    rows = sizes.rows
-    wide = next((value for name in _WIDTHS if (value := getattr(config, name, None))), sizes.pooled)
-    mask = torch.ones((rows, sizes.tokens), dtype=torch.int64)  # with its contents: some count the tokens
-    pooled = getattr(config, "pooled_projection_dim", None) or sizes.pooled
-    found: dict[str, Any] = {
-        "timestep": empty(rows, dtype=torch.float32), "encoder_hidden_states": empty(rows, sizes.tokens, wide),
-        "encoder_attention_mask": mask, "encoder_hidden_states_mask": mask, "pooled_projections": empty(rows, pooled),
-        "guidance": empty(rows) if getattr(config, "guidance_embeds", False) else None,
-        "original_size": empty(rows, 2), "target_size": empty(rows, 2), "crop_coords": empty(rows, 2),
-        "t": empty(rows, dtype=torch.float32), "cap_feats": [empty(sizes.tokens, wide) for _ in range(rows)]}
-    if getattr(config, "addition_embed_type", None) == "text_time":
-        found["added_cond_kwargs"] = {"text_embeds": empty(rows, sizes.pooled), "time_ids": empty(rows, 6)}
-    elif hasattr(config, "use_additional_conditions"):
-        found["added_cond_kwargs"] = {"resolution": empty(rows, 2), "aspect_ratio": empty(rows, 1)}
-    return found
+        config, rows, tokens = self.denoiser.config, self.rows, self.text_tokens
+        wide = next((value for name in _WIDTHS if (value := getattr(config, name, None))), pooled)
+        mask = torch.ones((rows, tokens), dtype=torch.int64)  # with its contents: some count the tokens
+        projected = getattr(config, "pooled_projection_dim", None) or pooled
+        found: dict[str, Any] = {
+            "timestep": empty(rows, dtype=torch.float32), "encoder_hidden_states": empty(rows, tokens, wide),
+            "encoder_attention_mask": mask, "encoder_hidden_states_mask": mask,
+            "pooled_projections": empty(rows, projected),
+            "guidance": empty(rows) if getattr(config, "guidance_embeds", False) else None,
+            "original_size": empty(rows, 2), "target_size": empty(rows, 2), "crop_coords": empty(rows, 2),
+            "t": empty(rows, dtype=torch.float32), "cap_feats": [empty(tokens, wide) for _ in range(rows)]}
+        if getattr(config, "addition_embed_type", None) == "text_time":
+            found["added_cond_kwargs"] = {"text_embeds": empty(rows, pooled), "time_ids": empty(rows, 6)}
+        elif hasattr(config, "use_additional_conditions"):
+            found["added_cond_kwargs"] = {"resolution": empty(rows, 2), "aspect_ratio": empty(rows, 1)}
+        return found
 
 
 def _names(function: Any) -> list[str]:

@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -31,6 +31,7 @@ from .diffusion_profile import DiffusionPart, DiffusionProfile
 from .pipeline import Component, Pipeline, read_pipeline, telling
 from .sharing import Attention, Degrees, find_attentions, share
 
+_FLASH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _FASTER = 1e4  # than the device: its kernels then end before the host has launched the next one
 ONE_DEVICE = Degrees()
 _SHARED = ("a call of the denoiser and its FLOPs are those of one of the devices, memory is that of a device with all "
@@ -76,7 +77,7 @@ def run_components(pipeline: Pipeline, device: DeviceSpec, attention: str, share
     """``shares``: whether several devices will share the denoiser's tokens."""
     parts: list[DiffusionPart] = []
     attentions: list[Attention] = []
-    with _attending(attention):
+    with nullcontext() if attention == "sdpa" else sdpa_kernel(_FLASH, set_priority=True):
         for component in pipeline.components:
             is_shared = shares and component is pipeline.denoiser
             found = _run(component, device, {"attentions": find_attentions(attentions, pipeline.tokens)}
@@ -114,15 +115,6 @@ def compose(pipeline: Pipeline, runs: Runs, device: DeviceSpec, degrees: Degrees
         parts=parts, peak_allocated_bytes=_find_peak(parts), assumptions=(
             said, *([] if degrees.ranks == 1 else [_SHARED]), *pipeline.assumptions))
     return _add_power(result, find_mean_work(parts, place + 1, degrees.ranks), device, carbon, known)
-
-
-@contextmanager
-def _attending(attention: str) -> Iterator[None]:
-    if attention == "sdpa":
-        yield
-        return
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH], set_priority=True):
-        yield
 
 
 def _run(component: Component, device: DeviceSpec, profilers: Mapping[str, Profiler]) -> Profile:

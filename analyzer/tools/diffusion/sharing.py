@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -134,6 +134,12 @@ def share(name: str, part: DiffusionPart, attentions: tuple[Attention, ...], tok
         for bound in BOUNDS:
             bounds[bound] += times * seconds[bound]
 
+    def send(times: int, kind: Literal["all_to_all", "send"], nbytes: int, among: int) -> None:
+        sent = collective_time(kind, nbytes, among, cluster)
+        if sent is None:
+            raise InputError(f"{name}: the links of {cluster.name} are not known; leave out --ring and --ulysses")
+        bounds["communication"] += times * sent.seconds / constants["exchange_share"]
+
     for attention in inner:
         rows, heads, calls = attention.rows, attention.heads, attention.calls
         queries = latents + (own if attention.tokens == whole else 0)
@@ -144,25 +150,15 @@ def share(name: str, part: DiffusionPart, attentions: tuple[Attention, ...], tok
                 (rows, queries, heads, width), (rows, keys, heads, width),
                 (rows, queries * degrees.ulysses, heads // degrees.ulysses, width)), (attention.dtype,) * 3, device)
             for moved in (queries, keys):
-                sent = collective_time("all_to_all", each * moved, degrees.ulysses, cluster)
-                if sent is None:
-                    raise _unknown_links(name, cluster.name)
-                bounds["communication"] += 2 * calls * sent.seconds / constants["exchange_share"]
+                send(2 * calls, "all_to_all", each * moved, degrees.ulysses)
             add(calls, copies)
         if degrees.ring > 1:
             shape = rows, queries, heads
             joined = _time_module(_Join, (), ((*shape, width), (*shape, 1), (*shape, width), (rows, heads, queries)), (
                 torch.float32, torch.float32, attention.dtype, torch.float32), device)
-            sent = collective_time("send", 2 * each * keys, 2, cluster)
-            if sent is None:
-                raise _unknown_links(name, cluster.name)
-            bounds["communication"] += calls * (degrees.ring - 1) * sent.seconds / constants["exchange_share"]
+            send(calls * (degrees.ring - 1), "send", 2 * each * keys, 2)
             add(degrees.ring * calls, joined)
             host_seconds += calls * degrees.ring * constants["ring_seconds"]
     return replace(part, bounds=dict(bounds), flops=round(part.flops * shares), product_seconds=(
         part.product_seconds and part.product_seconds * shares), traffic_seconds=(
         part.traffic_seconds and part.traffic_seconds * shares)), host_seconds
-
-
-def _unknown_links(name: str, cluster: str) -> InputError:
-    return InputError(f"{name}: the links of {cluster} are not known; leave out --ring and --ulysses")

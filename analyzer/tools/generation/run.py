@@ -267,14 +267,17 @@ def run_generate(arguments: argparse.Namespace) -> int:
         from analyzer.tools.diffusion.run import run_diffusion
 
         text, code = run_diffusion(arguments)
-        print(text)
-        return code
-    if asks_for_server(arguments):
+    elif asks_for_server(arguments):
         from analyzer.tools.serving.run import run_server
 
         text, code = run_server(arguments)
-        print(text)
-        return code
+    else:
+        text, code = _run_eager(arguments)
+    print(text)
+    return code
+
+
+def _run_eager(arguments: argparse.Namespace) -> tuple[str, int]:
     find_device(arguments.device)  # before any work: a wrong name costs no waiting
     recipe = read_recipe(arguments)
     options = {**read_cache(arguments), "autocast": find_autocast(arguments), "device": arguments.device}
@@ -282,16 +285,14 @@ def run_generate(arguments: argparse.Namespace) -> int:
     with model_errors(arguments.target):
         model = build_model(partial(recipe.build, target.build))
     if asks_for_serving(arguments):
-        text, code = _run_serving(arguments, model, options)
-    else:
-        with model_errors(arguments.target):
-            found = profile_generate(model, arguments.prompt, arguments.new_tokens, batch_size=arguments.batch,
-                                     samples=arguments.samples or None, **options)
-        rows = arguments.rows or None
-        text, code = _add_verdict(found.summary(rows), found.verdict)
-        if arguments.format != "text":
-            text = found.table(rows, fmt=FORMATS[arguments.format])
-        if arguments.json is not None:
-            found.to_json(arguments.json)  # before anything is printed, for a reader that goes
-    print(text)
-    return code
+        return _run_serving(arguments, model, options)
+    with model_errors(arguments.target):
+        found = profile_generate(model, arguments.prompt, arguments.new_tokens, batch_size=arguments.batch,
+                                 samples=arguments.samples or None, **options)
+    rows = arguments.rows or None
+    text, code = _add_verdict(found.summary(rows), found.verdict)
+    if arguments.format != "text":
+        text = found.table(rows, fmt=FORMATS[arguments.format])
+    if arguments.json is not None:
+        found.to_json(arguments.json)  # before anything is printed, for a reader that goes
+    return text, code

@@ -83,7 +83,7 @@ class Layout:
 class Engine(NamedTuple):
     """What servers differ in. Times of a pass's host work are fitted constants: ``benchmarks/calibration/serving.py``.
 
-    - ``library``: whose attention kernels it runs. ``chunk``: tokens of a pass at most. ``sequences``: at once at most.
+    - ``name``: attention kernels have it too. ``chunk``: tokens of a pass at most. ``sequences``: at once at most.
     - ``memory_share``: of the device, or with ``of_free`` of what weights leave, that cache and activations may take.
     - ``reserves``: whether a sequence begins only where its longest possible cache has room; others take pages as they
       go and start over where none is left.
@@ -91,7 +91,6 @@ class Engine(NamedTuple):
     """
 
     name: str
-    library: str
     chunk: int
     sequences: int
     memory_share: float
@@ -107,9 +106,9 @@ class Engine(NamedTuple):
 #: the cache has room). TensorRT-LLM: llm_args.py (max_num_tokens 8,192, max_batch_size 2,048, free_gpu_memory_fraction
 #: 0.9, GUARANTEED_NO_EVICT, overlap scheduler).
 ENGINES = {engine.name: engine for engine in (
-    Engine("vllm", "vllm", 8192, 1024, 0.9, False, False, True),
-    Engine("sglang", "sglang", 8192, 2048, 0.88, False, False, True),
-    Engine("trtllm", "trtllm", 8192, 2048, 0.9, True, True, True))}
+    Engine("vllm", 8192, 1024, 0.9, False, False, True),
+    Engine("sglang", 8192, 2048, 0.88, False, False, True),
+    Engine("trtllm", 8192, 2048, 0.9, True, True, True))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

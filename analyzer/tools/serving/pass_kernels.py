@@ -47,8 +47,6 @@ class PassReading:
         self.following: list[OpCall] = []
         self.top_k = self.table = 0
         self.table_weight = -1
-        grouped = [call.signature.inputs[1].shape[0] for call in calls if _short_name(call) == "_grouped_mm"]
-        self.experts = max(grouped, default=0)
         self.maker = {storage: call for call in calls if not is_view(call) for storage in call.outputs}
         self.routers = self._find_routers()
 
@@ -72,8 +70,9 @@ class PassReading:
     def _find_routers(self) -> set[int]:
         """The storages of scores of experts: products that a choice of the largest is made from."""
         found: set[int] = set()
-        for call in self.calls if self.experts else ():
-            if _short_name(call) == "topk":
+        has_experts = any(_short_name(call) == "_grouped_mm" for call in self.calls)
+        for call in self.calls:
+            if has_experts and _short_name(call) == "topk":
                 storage = call.inputs[0]
                 while storage in self.maker and _short_name(self.maker[storage]) not in _PRODUCTS and self.maker[
                         storage].inputs:

@@ -207,7 +207,7 @@ class PassTimer:
             if kernel.window:
                 keys = min(keys, kernel.window + chunk.tokens)
             times.append(attention_time(
-                self.deployment.engine.library, 1, heads, heads if kernel.is_latent else kv_heads, chunk.tokens,
+                self.deployment.engine.name, 1, heads, heads if kernel.is_latent else kv_heads, chunk.tokens,
                 max(keys, chunk.tokens), query, value, "bfloat16", self.device, causal=not sees_all,
                 window=kernel.window, kv_item_bytes=0 if kernel.is_latent or sees_all else item))
         return None if None in times else join(time for time in times if time is not None)
@@ -215,7 +215,7 @@ class PassTimer:
     def _decode_attention(self, kernel: AttentionKernel, heads: int, kv_heads: int, batch: Batch,
                           item: int) -> KernelTime | None:
         keys = kernel.keys or max(1, batch.context - self.deployment.model.read_tokens)
-        library, count = self.deployment.engine.library, batch.sequences
+        library, count = self.deployment.engine.name, batch.sequences
         if not kernel.is_latent:
             grouped = heads * batch.drafted  # queries of drafts are more rows of the same tile
             return attention_time(library, count, grouped, kv_heads, 1, keys, kernel.head_dim, kernel.value_dim,
