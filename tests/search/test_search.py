@@ -63,6 +63,7 @@ def test_a_model_of_images_is_laid_out_by_data() -> None:
     assert {str(step.layout) for step in found.steps} == {
         "ddp 2, 1 x 2", "fsdp 2, 1 x 2", "ddp 2, 1 x 2, bf16", "fsdp 2, 1 x 2, bf16"}
     assert found.failed == {}
+    assert found.sequence == 1  # an image has no tokens
 
 
 def test_what_failed_is_tried_again(tmp_path: Path) -> None:
@@ -143,6 +144,7 @@ def test_accelerate_reads_its_file(found: SearchResult, tmp_path: Path) -> None:
     ({"checkpointing": "planned"}, "torchtitan", "takes no plan of blocks"),
     ({"checkpointing": "selective"}, "megatron", "has other selective checkpoints, and no plan of blocks"),
     ({"precision": "bf16"}, "megatron", "keeps float32 copies"),
+    ({"compile": True}, "megatron", "compiles no blocks"),
     ({"precision": "float8"}, "accelerate", "keeps parameters in float32, and has another float8")])
 def test_what_a_program_cannot_run(found: SearchResult, changed: dict[str, str], program: str, said: str) -> None:
     step = next(step for step in found.composed if step.layout.pipeline == 1)
@@ -159,6 +161,7 @@ def test_what_a_program_cannot_run(found: SearchResult, changed: dict[str, str],
     ({"expert": 2}, "megatron", "--expert-model-parallel-size 2 "),
     ({"sharding": "fsdp"}, "megatron", "--data-parallel-sharding-strategy optim_grads_params "),
     ({"sharding": "fsdp"}, "torchtitan", 'fsdp_reshard_after_forward = "default"\n'),
+    ({"shard": 12}, "accelerate", "num_machines: 2\nnum_processes: 12\n"),
     ({"compile": True}, "accelerate", "  dynamo_use_regional_compilation: true\n")])
 def test_what_a_program_is_told(found: SearchResult, changed: dict[str, object], program: str, expected: str) -> None:
     step = next(step for step in found.composed if step.layout.pipeline == 1)

@@ -89,7 +89,8 @@ def write_megatron(found: SearchResult, step: Step) -> str:
         (lay.optimizer in (*_ADAMW, "adamw_offloaded"), "is given AdamW alone, this layout has another optimizer"),
         (lay.checkpointing in ("none", "blocks"), "has other selective checkpoints, and no plan of blocks"),
         (lay.precision == "mixed", "keeps float32 copies, and has no float8 scaled by row"),
-        (not lay.offload, "keeps parameters on the device")))
+        (not lay.offload, "keeps parameters on the device"),
+        (not lay.compile, "compiles no blocks")))
     words: list[tuple[str, object]] = [
         ("--tensor-model-parallel-size", lay.tensor), ("--pipeline-model-parallel-size", lay.pipeline),
         ("--context-parallel-size", lay.context), ("--expert-model-parallel-size", lay.expert),
@@ -130,8 +131,8 @@ def write_deepspeed(found: SearchResult, step: Step) -> str:
     stage = {"ddp": 0, "zero1": 1, "fsdp_kept": 2, "fsdp": 3}[lay.sharding]
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": True}
     if lay.offload:
-        zero.update(offload_optimizer={"device": "cpu", "pin_memory": True},
-                    **({"offload_param": {"device": "cpu", "pin_memory": True}} if stage == 3 else {}))
+        held = ("offload_optimizer", "offload_param") if stage == 3 else ("offload_optimizer", )
+        zero.update(dict.fromkeys(held, {"device": "cpu", "pin_memory": True}))
     if stage == 3 and lay.replicate > 1:
         zero["mics_shard_size"] = lay.shard
     data = {"train_batch_size": lay.global_batch, "train_micro_batch_size_per_gpu": lay.micro_batch,
@@ -151,7 +152,7 @@ def write_accelerate(found: SearchResult, step: Step) -> str:
         (lay.precision == "mixed", "keeps parameters in float32, and has another float8")))
     lines = [f"# Accelerator(gradient_accumulation_steps={lay.micro_batches}), batches of {lay.micro_batch} a device",
              "compute_environment: LOCAL_MACHINE", "distributed_type: FSDP", "mixed_precision: bf16",
-             f"num_machines: {max(1, lay.devices // found.devices_per_host)}", f"num_processes: {lay.devices}",
+             f"num_machines: {-(-lay.devices // found.devices_per_host)}", f"num_processes: {lay.devices}",
              "fsdp_config:", "  fsdp_version: 2", "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
              f"  fsdp_reshard_after_forward: {str(lay.sharding == 'fsdp').lower()}",
              f"  fsdp_offload_params: {str(lay.offload).lower()}",

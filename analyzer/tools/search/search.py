@@ -17,6 +17,7 @@ from torch import nn
 
 from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.hardware.cluster_spec import ClusterSpec, cluster_of, find_cluster
+from analyzer.record.options import count_tokens
 from analyzer.results.build import package_version
 from analyzer.tools.sweep.run import run_in_executor, start_worker
 from analyzer.units import format_bytes
@@ -248,7 +249,8 @@ def _find_length(template: Template) -> int:
     longest = getattr(getattr(template.model, "config", None), "max_position_embeddings", None)
     if isinstance(longest, int) and template.takes_tokens:
         return min(longest, LONGEST)
-    return template.inputs[0].shape[1] if template.inputs and len(template.inputs[0].shape) > 1 else 1
+    tokens = count_tokens((spec.name or "", spec) for spec in template.inputs)
+    return 1 if tokens is None else tokens // template.inputs[0].shape[0]
 
 
 @contextmanager
