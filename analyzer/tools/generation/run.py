@@ -30,9 +30,9 @@ from analyzer.results.verdict import Verdict
 from analyzer.zoo.command_option import find_autocast, model_errors, read_recipe
 from analyzer.zoo.target import load_target
 
-from .decoder import Decoder, kept_bytes, make_decoder, prompt_shape, tensors_kept
+from .decoder import Decoder, kept_bytes, make_decoder, prompt_shape
 from .generation_profile import GenerationProfile, GenerationStep, fill_in, spread
-from .serving import ServingPoint, fill_costs, max_sequences, serving_table, sweep_sequences, tell_which_fit
+from .serving import ServingPoint, fill_costs, max_sequences, run_pass, serving_table, sweep_sequences, tell_which_fit
 from .stored_cache import BLOCK_SIZE, CacheForm
 
 # the phase in which the cache grows by tokens that are not run: inference has no gradients to zero
@@ -171,15 +171,8 @@ class _Generation:
         return sorted({0, *(1 + i for i in spread(last, max(2, samples))), *beside})
 
     def _pass(self, recorder: Recorder, decoder: Decoder, tokens: Tensor, step: int, index: int) -> Tensor:
-        """One pass, and the choice of the next token, (batch, 1): the largest of the last logits in float32."""
-        recorder.start_step(step, placeholders=step == 0)
-        recorder.begin("forward")
-        with torch.no_grad(), self.session.casting():
-            logits = decoder.read(tokens)
-            chosen = logits[:, -1, :].to(torch.float32, copy=True).argmax(dim=-1, keepdim=True)
-        del logits
-        recorder.end()
-        recorder.mark(tensors_kept(decoder.cache), "cache")
+        """One pass, and the choice of the next token, (batch, 1)."""
+        chosen = run_pass(self.session, recorder, decoder, tokens, step)
         context = self.prompt_tokens + index
         read = 1 if index and decoder.cache_kind != "none" else context
         self.steps.append(GenerationStep(index, read, context, cache_bytes=kept_bytes(decoder.cache),

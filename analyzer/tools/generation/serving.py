@@ -26,10 +26,25 @@ from analyzer.results.timeline import describe_shortage
 from analyzer.results.tree import ModulePaths
 from analyzer.results.verdict import Verdict
 
-from .decoder import StoredDecoder, check_positions, is_of_transformers, kept_bytes, tensors_kept
+from .decoder import Decoder, StoredDecoder, check_positions, is_of_transformers, kept_bytes, tensors_kept
 from .stored_cache import BLOCK_SIZE, CacheForm
 
 Pass = TypeVar("Pass")
+
+
+def run_pass(session: Session, recorder: Recorder, decoder: Decoder, tokens: Tensor, step: int) -> Tensor:
+    """One pass over ``tokens``, a step of the log, and the choice of the next ones, (batch, 1): the largest of the last
+    logits in float32.
+    """
+    recorder.start_step(step, placeholders=step == 0)
+    recorder.begin("forward")
+    with torch.no_grad(), session.casting():
+        logits = decoder.read(tokens)
+        chosen = logits[:, -1, :].to(torch.float32, copy=True).argmax(dim=-1, keepdim=True)
+    del logits
+    recorder.end()
+    recorder.mark(tensors_kept(decoder.cache), "cache")
+    return chosen
 
 
 def fill_costs(run: Run, passes: Sequence[Pass]) -> list[Pass]:
@@ -202,16 +217,22 @@ class Server:
                     (torch.ones((1, chunk), dtype=torch.int64), torch.ones((sequences, 1), dtype=torch.int64)), {},
                     ["prompt", "last_tokens"])
                 decoder = StoredDecoder(run.root, self.form, self.context_tokens, sequences)
+
+                def read(tokens: Tensor) -> None:
+                    recorder.describe_step(len(passes))
+                    run_pass(session, recorder, decoder, tokens, len(passes))
+                    passes.append(PassCost(tokens.shape[0], tokens.shape[1], decoder.context))
+
                 states = None
                 if decoder.has_states:  # which a pass of all sequences makes
                     decoder.skip(self.context_tokens - 1)
-                    _read(session, recorder, decoder, last, passes)
+                    read(last)
                     states = decoder.start_over()
-                _read(session, recorder, decoder, prompt, passes)
+                read(prompt)
                 if states is not None:
                     decoder.cache.layers[:] = states
                 decoder.skip(self.context_tokens - 1 - chunk)
-                _read(session, recorder, decoder, last, passes)
+                read(last)
             costs = fill_costs(run, passes)[decoder.has_states:]
             short, found = describe_shortage(recorder.log, ModulePaths()), run.build()
             point = ServingPoint(sequences=sequences, context_tokens=self.context_tokens, device=found.device,
@@ -224,21 +245,6 @@ class Server:
                 for name in ("peak_allocated_bytes", "peak_reserved_bytes")}
             return replace(point, cache_bytes=kept_bytes(decoder.cache), used_cache_bytes=decoder.used_bytes(),
                            decode=costs[1], profile=replace(found, **peaks))
-
-
-def _read(session: Session, recorder: Recorder, decoder: StoredDecoder, tokens: Tensor,
-          passes: list[PassCost]) -> None:
-    """One pass over ``tokens``, a step of the log, and the choice of the next ones: the largest of the last logits."""
-    recorder.start_step(len(passes), placeholders=not passes)
-    recorder.describe_step(len(passes))
-    recorder.begin("forward")
-    with torch.no_grad(), session.casting():
-        logits = decoder.read(tokens)
-        chosen = logits[:, -1:, :].to(torch.float32, copy=True).argmax(dim=-1)
-    del logits, chosen
-    recorder.end()
-    recorder.mark(tensors_kept(decoder.cache), "cache")
-    passes.append(PassCost(tokens.shape[0], tokens.shape[1], decoder.context))
 
 
 # Numbers of sequences beside each other: speed, memory, and whether it fits; by the place of each figure in a point.

@@ -51,7 +51,7 @@ class Layout:
     dp: int = 1
     ep: int = 1
 
-    def check(self, model: ServedModel | None = None) -> None:
+    def check(self, model: ServedModel) -> None:
         for name in ("tp", "pp", "dp", "ep"):
             value = getattr(self, name)
             if not is_count(value, 1):
@@ -59,8 +59,6 @@ class Layout:
         if self.ep not in (1, self.tp * self.dp):
             raise InputError(f"--ep {self.ep}: experts are spread over all ranks of a stage, {self.tp * self.dp} of "
                              f"--tp {self.tp} --dp {self.dp}, or over none (1)")
-        if model is None:
-            return
         if self.ep > 1 and not model.has_experts:
             raise InputError(f"--ep {self.ep}: {model.name} has no experts; leave it out")
         for kernel, _ in model.attentions:

@@ -81,9 +81,9 @@ def _describe(deployment: Deployment, timer: PassTimer, traffic: Traffic, line: 
     whole = traffic.prompt_tokens + traffic.new_tokens
     each = _summarize(line, "token_seconds", constants["token_spread"])
     return ServedProfile(
-        name=deployment.model.name, device=deployment.device.name, engine=deployment.engine.name, tp=layout.tp,
-        pp=layout.pp, dp=layout.dp, ep=layout.ep, weights=deployment.weights, experts=deployment.experts,
-        cache=deployment.cache, prompt_tokens=traffic.prompt_tokens, new_tokens=traffic.new_tokens,
+        name=deployment.model.name, device=deployment.device.name, engine=deployment.engine.name, layout=layout,
+        weights=deployment.weights, experts=deployment.experts, cache=deployment.cache,
+        prompt_tokens=traffic.prompt_tokens, new_tokens=traffic.new_tokens,
         concurrency=traffic.concurrency, rate=traffic.rate,
         first_token=_summarize(line, "first_seconds", constants["first_spread"]),
         each_token=each,

@@ -55,10 +55,7 @@ class ServedProfile:
     name: str
     device: str
     engine: str
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    ep: int = 1
+    layout: Layout = Layout()
     weights: str
     experts: str | None = None
     cache: str
@@ -87,16 +84,6 @@ class ServedProfile:
     rules: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
 
-    @property
-    def gpus(self) -> int:
-        """Of one replica."""
-        return self.tp * self.pp * self.dp
-
-    @property
-    def layout(self) -> str:
-        """Its ranks in words."""
-        return str(Layout(self.tp, self.pp, self.dp, self.ep))
-
     def to_json(self, path: str | Path | None = None) -> str:
         """All of it as JSON text, also written to ``path`` if one is given."""
         return write_record(self, FORMAT, path)
@@ -110,8 +97,8 @@ class ServedProfile:
     def head(self) -> str:
         """What is served, and how."""
         formats = self.weights + (f", experts {self.experts}" if self.experts else "") + f", cache {self.cache}"
-        return (f"{self.name} on {self.gpus} x {self.device} ({self.layout}), {self.engine}, {formats}; prompts of "
-                f"{self.prompt_tokens:,} tokens, {self.new_tokens:,} new ones")
+        return (f"{self.name} on {self.layout.gpus} x {self.device} ({self.layout}), {self.engine}, {formats}; prompts "
+                f"of {self.prompt_tokens:,} tokens, {self.new_tokens:,} new ones")
 
     def summary(self) -> str:
         """The four questions: how fast, how many at once, on which card, at what cost; and what bounds it."""
@@ -134,9 +121,8 @@ class ServedProfile:
         return print_rows(("", "Mean", "Median", "p99", "Range of the mean"), rows)
 
     def _list_figures(self) -> str:
-        found = [f"{format_quantity(self.tokens_per_second, 'count')} new tokens a second, "
-                 f"{format_quantity(self.tokens_per_second / self.gpus, 'count')} a GPU; {self.running:.1f} sequences "
-                 "decode in the mean"]
+        whole, each = (format_quantity(self.tokens_per_second / of, "count") for of in (1, self.layout.gpus))
+        found = [f"{whole} new tokens a second, {each} a GPU; {self.running:.1f} sequences decode in the mean"]
         if self.watts is not None and self.joules_per_token is not None and self.joules_range is not None:
             low, high = self.joules_range
             found.append(f"{self.watts:.0f} W a GPU, {self.joules_per_token:.3g} J a token ({low:.3g} to {high:.3g})")
@@ -192,10 +178,10 @@ FORMAT = SavedFormat("analyzer.served", 1, "served profile", "predict it again")
 
 def table_of_points(points: Sequence[ServedProfile], fmt: str = "text") -> str:
     """A row for each of several concurrencies or rates."""
-    rows = [[str(point.concurrency if point.concurrency is not None else point.rate), point.layout,
+    rows = [[str(point.concurrency if point.concurrency is not None else point.rate), str(point.layout),
              format_seconds(point.first_token.mean), format_seconds(point.each_token.mean),
              format_quantity(point.tokens_per_second, "count"),
-             format_quantity(point.tokens_per_second / point.gpus, "count"), point.decode.bound,
+             format_quantity(point.tokens_per_second / point.layout.gpus, "count"), point.decode.bound,
              "-" if point.watts is None else f"{point.watts:.0f}",
              "-" if point.joules_per_token is None else f"{point.joules_per_token:.3g}",
              "yes" if point.is_full else "no"] for point in points]

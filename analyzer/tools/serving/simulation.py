@@ -62,8 +62,6 @@ class Timeline:
     """What became of all requests of one rank."""
 
     requests: tuple[Served, ...]
-    seconds: float
-    passes: int
     running: float                 #: sequences that decode, in the mean over time
     context: float                 #: tokens of each of them
     prompt_tokens: float           #: of prompts that a pass reads, in the mean over passes
@@ -140,7 +138,7 @@ class Scheduler:
             if self.traffic.rate and len(self.waiting) > self.count // 2 and len(self.done) > _ENOUGH:
                 break  # it will not catch up
         stable = not self.traffic.rate or len(self.done) >= self.count and not self._waits_ever_longer()
-        return Timeline(tuple(self.done), self.now, self.passes, self.area / max(self.now, 1e-12),
+        return Timeline(tuple(self.done), self.area / max(self.now, 1e-12),
                         self.context_area / max(self.area, 1e-12), self.prompts / max(1, self.passes), self.is_full,
                         stable, self.answered / self.now if self.now else 0.0)
 
