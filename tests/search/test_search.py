@@ -3,6 +3,8 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from analyzer.tools.search.export import export
 from analyzer.tools.search.layout import Layout
 from analyzer.tools.search.probe import Journal, Probe
 from analyzer.tools.search.result import SearchResult
-from analyzer.tools.search.search import Interrupted
+from analyzer.tools.search.search import Interrupted, _list_changes
 from analyzer.tools.search.stage import Part
 from analyzer.zoo.llama import Llama, LlamaConfig
 
@@ -64,6 +66,17 @@ def test_a_model_of_images_is_laid_out_by_data() -> None:
         "ddp 2, 1 x 2", "fsdp 2, 1 x 2", "ddp 2, 1 x 2, bf16", "fsdp 2, 1 x 2, bf16"}
     assert found.failed == {}
     assert found.sequence == 1  # an image has no tokens
+
+
+def test_advice_where_tokens_are_not_divided(found: SearchResult) -> None:
+    best = replace(found.best, layout=replace(found.best.layout, sequence_parallel=False))
+    assert best.layout.tensor == 1
+    asked: list[Layout] = []
+    searcher: Any = SimpleNamespace(best=best, steps={best.layout: best}, evaluate=asked.extend, fits=lambda step: True)
+    assert _list_changes(searcher) == ()  # as nothing could be run
+    assert asked[:3] == [replace(best.layout, compile=True),
+                         replace(best.layout, micro_batches=2 * best.layout.micro_batches),
+                         replace(best.layout, precision="bf16")]
 
 
 def test_what_failed_is_tried_again(tmp_path: Path) -> None:

@@ -277,15 +277,16 @@ def _list_changes(searcher: Searcher) -> tuple[Change, ...]:
     lay, found = best.layout, []
     varied = {"compile each block": replace(lay, compile=True),
               "twice the global batch": replace(lay, micro_batches=2 * lay.micro_batches),
-              "parameters, gradients and states in bfloat16": replace(lay, precision="bf16"),
-              "no tensor parallelism within sequences (no SP)": replace(lay, sequence_parallel=False)}
+              "parameters, gradients and states in bfloat16": replace(lay, precision="bf16")}
+    if lay.tensor > 1:
+        varied["no tensor parallelism within sequences (no SP)"] = replace(lay, sequence_parallel=False)
     if lay.micro_batches % (2 * lay.pipeline) == 0:
         varied["twice the micro-batch"] = replace(
             lay, micro_batch=2 * lay.micro_batch, micro_batches=lay.micro_batches // 2)
     if lay.checkpointing != "none" and lay.pipeline == 1:
         varied["checkpoints planned for the memory that there is"] = replace(lay, checkpointing="planned")
     for name, layout in varied.items():
-        if layout == lay or layout in searcher.steps or layout.tensor == 1 and not layout.sequence_parallel:
+        if layout in searcher.steps:  # the best itself among them
             continue
         searcher.evaluate([layout])
         step = searcher.steps.pop(layout, None)

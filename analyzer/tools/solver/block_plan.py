@@ -17,9 +17,7 @@ from analyzer.api.argument import call_factory
 from analyzer.api.profile import profile
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.profilers.annotation import Annotation
 from analyzer.recipe.recipe import blocks_of
-from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions, progress_part
 from analyzer.report.export.json_format import read_record, write_record
 from analyzer.report.node_table import print_rows
@@ -328,16 +326,12 @@ class BlockPlanner:
         """The profile of the step without a plan, and what its blocks take."""
         reader = StepReader(self.device)
 
-        def take(log: Log) -> Annotation:
-            reader.read(log)
-            return Annotation()
-
         def list_plain(module: nn.Module) -> list[BlockChoice]:
             names = {inner: path for path, inner in module.named_modules()}
             reader.paths = tuple(self.paths or [names[block] for block in blocks_of(module, "plan_blocks")])
             return [BlockChoice(path) for path in reader.paths]
 
-        found = self._run(list_plain, self.options, reader.noting, profilers=[take])
+        found = self._run(list_plain, self.options, reader.noting, profilers=[reader])
         if found.step_seconds is None or reader.step is None:
             raise InputError(f"plan_blocks({found.name}): the time of the step on {self.device.name} is not known, "
                              "so nothing says what running again costs")

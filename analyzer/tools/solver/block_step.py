@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from analyzer.hardware import DeviceSpec
 from analyzer.meta.state import current
+from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.kernel_time import is_view
 from analyzer.profilers.latency import call_seconds
 from analyzer.record.call_table import OpCall
@@ -118,9 +119,11 @@ class StepReader:
             yield
         self.notes[path] = mode.notes
 
-    def read(self, log: Log) -> None:
+    def __call__(self, log: Log) -> Annotation:
+        """As one of the profilers of `analyzer.profile`."""
         with log.reading():
             self.step = _Reading(log, self).read()
+        return Annotation()
 
 
 class _Reading:
