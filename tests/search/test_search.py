@@ -1,6 +1,7 @@
 """The search: who profiles changes nothing, an interruption neither; what the result says and writes."""
 import json
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,12 +80,27 @@ def test_advice_where_tokens_are_not_divided(found: SearchResult) -> None:
                          replace(best.layout, precision="bf16")]
 
 
+class LostWorkers(Executor):
+    """As a pool of processes of which one was killed."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        lost: Future[Any] = Future()
+        lost.set_exception(BrokenProcessPool("a process was terminated abruptly"))
+        return lost
+
+
+def test_a_lost_process_says_nothing_of_a_layout() -> None:
+    with pytest.raises(InputError, match=(
+            "another process could not profile a rank: BrokenProcessPool: a process was terminated abruptly; give")):
+        search(small, "4xh100", executor=LostWorkers(), **OPTIONS)
+
+
 def test_what_failed_is_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "search.jsonl"
     probes = [Probe(Layout(shard=shard), Part(1)) for shard in (1, 2)]
     journal = Journal(path, {})
     journal.add(probes[0], {"step_seconds": 1.0})
-    journal.add(probes[1], {"error": "BrokenProcessPool: a process was killed"})
+    journal.add(probes[1], {"error": "ModuleNotFoundError: No module named 'torchao'"})
     assert list(journal.known) == [probe.key for probe in probes]
     assert Journal(path, {}).known == {probes[0].key: {"step_seconds": 1.0}}
 

@@ -86,9 +86,6 @@ class ProbeJob:
     subject: Subject
     probe: Probe
 
-    def make_row(self, error: str) -> dict[str, Any]:
-        return {"error": error}
-
 
 def run_probe(job: ProbeJob) -> dict[str, Any]:
     """The figures of a probe, or the ``error`` that its model raised."""
@@ -210,9 +207,7 @@ class Journal:
             write_output(path, first + "\n")
 
     def add(self, probe: Probe, figures: dict[str, Any]) -> None:
-        """Of what failed the file has nothing: a worker that was lost, or a package that was missing, may be there the
-        next time.
-        """
+        """Of what failed the file has nothing: a package that was missing may be there the next time."""
         self.made += 1
         self.known[probe.key] = figures
         if self.path is not None and "error" not in figures:

@@ -6,9 +6,10 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.hardware.cluster_spec import ClusterSpec, cluster_of, find_cluster
 from analyzer.record.options import count_tokens
 from analyzer.results.build import package_version
-from analyzer.tools.sweep.run import run_in_executor, start_worker
+from analyzer.tools.sweep.run import start_worker
 from analyzer.units import format_bytes
 from analyzer.zoo.target import Target
 
@@ -194,8 +195,8 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
     one a core); who does it changes no answer. ``resume`` is a file of what was profiled, from which a search that was
     stopped goes on. ``progress`` is called with a share and a text.
 
-    Raises InputError where nothing can be chosen, and for an argument or choice that cannot be, TargetError,
-    UnknownDeviceError, `Interrupted` on Ctrl-C.
+    Raises InputError where nothing can be chosen, for an argument or choice that cannot be, and where a process that
+    profiles is lost; TargetError, UnknownDeviceError, `Interrupted` on Ctrl-C.
 
     >>> from analyzer.parallel import search
     >>> found = search("llama_1b", "8xh100", global_batch=64, sequence=2048, count=1, advice=False,
@@ -262,11 +263,25 @@ def _running(workers: int | None, executor: Executor | None) -> Iterator[Run]:
             # spawn: a fork would copy the threads' locks of torch and of the caller
             executor = stack.enter_context(ProcessPoolExecutor(
                 workers or os.cpu_count() or 1, multiprocessing.get_context("spawn"), initializer=start_worker))
-        if executor is None:
-            yield lambda jobs: ((job, run_probe(job)) for job in jobs)
-        else:
-            pool = executor
-            yield lambda jobs: run_in_executor(jobs, pool, run_probe)
+        yield partial(_run_in, executor) if executor is not None else (
+            lambda jobs: ((job, run_probe(job)) for job in jobs))
+
+
+def _run_in(executor: Executor, jobs: Sequence[ProbeJob]) -> Iterator[tuple[ProbeJob, dict[str, Any]]]:
+    """Figures as they come. What the executor itself raises says nothing of a layout, and ends the search."""
+    futures: dict[Future[dict[str, Any]], ProbeJob] = {}
+    try:
+        futures.update((executor.submit(run_probe, job), job) for job in jobs)
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    except Exception as error:
+        raise InputError(
+            f"search: another process could not profile a rank: {type(error).__name__}: {error}; give a TARGET text or "
+            "a function at the top level of a module, call search() under `if __name__ == '__main__':`, and give fewer "
+            "workers where memory ran out; resume= keeps what was profiled") from error
+    finally:
+        for future in futures:
+            future.cancel()
 
 
 def _list_changes(searcher: Searcher) -> tuple[Change, ...]:

@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -108,22 +108,13 @@ def read_figures(found: Profile) -> dict[str, Any]:
 Done = tuple[Job, Row]
 
 
-class Runnable(Protocol):
-    """A job of any kind, which makes a row of what went wrong."""
-
-    def make_row(self, *, error: str) -> Row: ...
-
-
-_Any = TypeVar("_Any", bound=Runnable)
-
 _DIED = ("the worker process died: killed, for example for memory; if every row says so, the script that calls sweep() "
          "lacks `if __name__ == '__main__':`")
 
 
-def run_in_executor(jobs: Sequence[_Any], executor: Executor,
-                    run: Callable[[_Any], Row]) -> Generator[tuple[_Any, Row], None, None]:
+def run_in_executor(jobs: Sequence[Job], executor: Executor) -> Generator[Done, None, None]:
     """Rows as they come. What the executor itself raises for a job (a lost worker) becomes its row's error."""
-    futures = {executor.submit(run, job): job for job in jobs}
+    futures = {executor.submit(run_job, job): job for job in jobs}
     try:
         for future in as_completed(futures):
             yield futures[future], _take(future, futures[future])
@@ -132,7 +123,7 @@ def run_in_executor(jobs: Sequence[_Any], executor: Executor,
             future.cancel()
 
 
-def _take(future: Future[Row], job: Runnable) -> Row:
+def _take(future: Future[Row], job: Job) -> Row:
     try:
         return future.result()
     except (Exception, CancelledError) as error:
@@ -225,7 +216,7 @@ def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] 
     rows: dict[Job, Row] = {}
     by_model = sorted(jobs, key=lambda job: str(job.model_key[1:]))
     if executor is not None:
-        ran = run_in_executor(by_model, executor, run_job)
+        ran = run_in_executor(by_model, executor)
     elif workers == 0:
         ran = ((job, run_job(job)) for job in by_model)
     else:
