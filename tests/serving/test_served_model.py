@@ -2,6 +2,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -288,6 +289,18 @@ def test_prefill_and_decode_apart(llama):
     whole = next(fleet for fleet in found.fleets if len(fleet.pools) == 1)
     assert whole.commands["vLLM"][0].startswith("vllm serve org/model --tensor-parallel-size")
     assert not find_fleets([deployment], Target(1e-3, 1e-3, 1), 1024, 128).fleets
+
+
+def test_a_layout_without_room_does_not_end_the_search(gpt_oss):
+    """Memory for one sequence of 100,000 tokens and no more: the schedule, which counts the bytes of a token as they
+    are at 4,096, where windows have a greater part, has room for fewer.
+    """
+    deployment = make_deployment(gpt_oss, device="l4", experts="mxfp4")
+    held = deployment.weight_bytes() + deployment.activation_bytes() + deployment.cache_bytes(100_000)
+    tight = replace(deployment, device=replace(deployment.device, memory_bytes=math.ceil(held / 0.9)))
+    assert tight.most_sequences(100_000) == 1
+    found = find_fleets([tight], Target(1000, 1, 0.001), 99_900, 100)
+    assert found.fleets and "l4 tp1: hf:gpt-oss-20b: no room for one sequence of 100,000 tokens" in found.refused[0]
 
 
 # ---------------------------------------------------------------- the answer, and what is refused

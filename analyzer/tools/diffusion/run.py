@@ -114,7 +114,15 @@ def compose(pipeline: Pipeline, runs: Runs, device: DeviceSpec, degrees: Degrees
         width=pipeline.width, frames=pipeline.frames, steps=pipeline.steps, ring=degrees.ring, ulysses=degrees.ulysses,
         parts=parts, peak_allocated_bytes=_find_peak(parts), assumptions=(
             said, *([] if degrees.ranks == 1 else [_SHARED]), *pipeline.assumptions))
-    return _add_power(result, find_mean_work(parts, place + 1, degrees.ranks), device, carbon, known)
+    work = find_mean_work(parts, place + 1, degrees.ranks)
+    watts = None if work is None else watts_of(work, device, known)
+    if watts is None or result.seconds is None:
+        return result
+    ends = result.seconds_range or (result.seconds,) * 2
+    joules = watts * result.gpus * result.seconds / result.batch_size
+    return replace(result, watts=watts * result.gpus, joules=joules,
+                   joules_range=joules_range(joules, known, (result.seconds, *ends)),
+                   grams=None if carbon is None else joules / JOULES_OF_KWH * carbon)
 
 
 def _run(component: Component, device: DeviceSpec, profilers: Mapping[str, Profiler]) -> Profile:
@@ -161,17 +169,6 @@ def find_mean_work(parts: Sequence[DiffusionPart], decoder: int, ranks: int) -> 
         work = Work(part.bounds, part.product_seconds, part.traffic_seconds)
         found += [(busy, work), (part.calls - busy, Work({"host": sum(part.bounds.values())}, 0.0, 0.0))]
     return add_work(found)
-
-
-def _add_power(found: DiffusionProfile, work: Work | None, device: DeviceSpec, carbon: float | None,
-               constants: Mapping[str, float]) -> DiffusionProfile:
-    watts = None if work is None else watts_of(work, device, constants)
-    if watts is None or found.seconds is None:
-        return found
-    joules, ends = watts * found.gpus * found.seconds / found.batch_size, found.seconds_range or (found.seconds,) * 2
-    return replace(found, watts=watts * found.gpus, joules=joules,
-                   joules_range=joules_range(joules, constants, (found.seconds, *ends)),
-                   grams=None if carbon is None else joules / JOULES_OF_KWH * carbon)
 
 
 #: Options of `analyzer generate` that pipelines do not have.

@@ -1,8 +1,10 @@
 """How a model is served: formats, ranks, engine; and what of it lies on one device."""
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from analyzer.errors import InputError, is_count
@@ -97,16 +99,12 @@ class Engine(NamedTuple):
     overlaps: bool
 
 
-#: vLLM: config.py (8,192 tokens and 1,024 sequences on devices of 70 GiB or more, gpu_memory_utilization 0.9) and its
-#: release notes (0.14: asynchronous scheduling is the default; before, the device waits for the host). SGLang:
-#: server_args.py (chunked_prefill_size 8,192 on devices of 60 to 160 GB, mem_fraction_static 0.88 where the memory is
-#: not known and near it elsewhere, overlap schedule), model_runner.py (init_memory_pool: 2,048 requests at least, where
-#: the cache has room). TensorRT-LLM: llm_args.py (max_num_tokens 8,192, max_batch_size 2,048, free_gpu_memory_fraction
-#: 0.9, GUARANTEED_NO_EVICT, overlap scheduler).
-ENGINES = {engine.name: engine for engine in (
-    Engine("vllm", 8192, 1024, 0.9, False, False, True),
-    Engine("sglang", 8192, 2048, 0.88, False, False, True),
-    Engine("trtllm", 8192, 2048, 0.9, True, True, True))}
+_PUBLISHED = json.loads((Path(__file__).parents[2] / "zoo" / "published" / "servers" / "servers.json").read_text())
+#: Which operators a server runs as one kernel, and where that is published. Told with every answer.
+RULES = tuple(_PUBLISHED["rules"])
+#: Where each figure is published is beside it in the data.
+ENGINES = {name: Engine(name, **{field: fields[field] for field in Engine._fields[1:]})
+           for name, fields in _PUBLISHED["engines"].items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

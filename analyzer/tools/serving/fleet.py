@@ -18,7 +18,7 @@ from analyzer.units import format_seconds
 
 from .deployment import CACHE_BYTES, Deployment, Layout
 from .pass_time import PassTimer
-from .simulation import Traffic, simulate
+from .simulation import NoRoomError, Traffic, simulate
 
 _REQUESTS = 160      # that are simulated for each size of a fleet
 _MOST_REPLICAS = 4096
@@ -171,12 +171,6 @@ def _size(timer: PassTimer, target: Target, prompt_tokens: int, new_tokens: int,
     return run(high)
 
 
-def transfer_seconds(deployment: Deployment, tokens: int) -> float | None:
-    """Of the cache of a prompt from one replica to another, over the network between hosts; each rank sends its own."""
-    fabric = deployment.cluster.fabric
-    return None if fabric is None else deployment.cache_bytes(tokens) / fabric.bandwidth
-
-
 def find_fleets(deployments: Sequence[Deployment], target: Target, prompt_tokens: int, new_tokens: int, *,
                 prices: Sequence[float | None] = (), repository: str = "MODEL") -> FleetSearch:
     """Fleets of each of ``deployments`` (one a device; their layouts are varied) that keep ``target``, and the command
@@ -200,13 +194,15 @@ def find_fleets(deployments: Sequence[Deployment], target: Target, prompt_tokens
                         sized.append((deployment, pool))
                     elif role == "both":
                         refused.append(f"{base.device.name} {layout}: one request alone takes longer")
-            except UnknownSpeedError as error:
+            except (UnknownSpeedError, NoRoomError) as error:
                 refused.append(f"{base.device.name} {layout}: {error}")
         found: list[tuple[Deployment, tuple[Pool, ...], float]] = [
             (deployment, (pool,), 0.0) for deployment, pool in pools["both"]]
         for prefill, first in pools["prefill"]:
-            sent = transfer_seconds(prefill, prompt_tokens)
-            if sent is not None and first.first_seconds + sent <= target.first_seconds:
+            # the cache of a prompt goes to another replica over the network between hosts; each rank sends its own
+            fabric = prefill.cluster.fabric
+            sent = math.inf if fabric is None else prefill.cache_bytes(prompt_tokens) / fabric.bandwidth
+            if first.first_seconds + sent <= target.first_seconds:
                 found += [(deployment, (first, second), sent) for deployment, second in pools["decode"]]
         for deployment, parts, sent in found:
             dollars = None if price is None else price * sum(pool.gpus for pool in parts)

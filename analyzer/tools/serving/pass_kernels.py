@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -298,14 +297,9 @@ class PassReading:
                 continue  # sampling, which servers do their own way
             kernels[item] += 1
         output: Any = items[head]
+        last = next(call for call in reversed(self.calls) if _short_name(call) in _PRODUCTS and not is_view(call))
         return ServedModel(name="", kernels=dict(kernels), hidden=output.k, vocabulary=output.n, top_k=self.top_k,
-                           table=self.table, shares_table=self.table_weight in self._head_weights())
-
-    def _head_weights(self) -> Iterator[int]:
-        for call in reversed(self.calls):
-            if _short_name(call) in _PRODUCTS and not is_view(call):
-                yield from (storage for storage in call.inputs if storage in self.weights)
-                return
+                           table=self.table, shares_table=self.table_weight in last.inputs)
 
     def _expand(self, place: int, item: AttentionKernel) -> AttentionKernel:
         """Latent attention: what a query and a value of a head have in a prompt, by the products around it."""

@@ -26,7 +26,6 @@ LATENT_SHARE = 660 / 989
 #: Bytes up to which all-reduce is a server's own kernel: vLLM custom_all_reduce.py, max_size of 8 MiB, on NVLink and up
 #: to 8 ranks; and up to which it takes one shot: csrc/custom_all_reduce.cuh, 512 KiB of up to 4 ranks, 256 KiB of 8.
 CUSTOM_BYTES, ONE_SHOT_BYTES = 8 << 20, {2: 8 << 20, 4: 512 << 10, 8: 256 << 10}
-CUSTOM_RANKS = 8
 
 
 class Chunk(NamedTuple):
@@ -251,7 +250,7 @@ class PassTimer:
         ranks, cluster = self.deployment.layout.tp, self.deployment.cluster
         nccl = _known(self._collective("all_reduce", nbytes, ranks))
         path = find_path(cluster, ranks, min(ranks, cluster.devices_per_host))
-        if path is None or path.medium != "nvlink" or ranks > CUSTOM_RANKS or nbytes > CUSTOM_BYTES:
+        if path is None or path.medium != "nvlink" or ranks > max(ONE_SHOT_BYTES) or nbytes > CUSTOM_BYTES:
             return nccl
         common = find_constants("collective", self.device)
         hop, rate = path.hop_seconds or common["nvlink_hop_seconds"], common["nvlink_send_share"] * path.bandwidth

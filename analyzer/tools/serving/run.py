@@ -67,14 +67,6 @@ def read_target(arguments: argparse.Namespace) -> ServedModel:
     return replace(found, repository=given) if Path(given).is_dir() else found
 
 
-def run_server(arguments: argparse.Namespace) -> tuple[str, int]:
-    """The text to print and the exit code: 0, or 3 where one sequence does not fit, or no fleet keeps the target."""
-    try:
-        return _run_server(arguments)
-    except NoRoomError as error:
-        return f"does NOT fit: {error}", 3
-
-
 def time_points(arguments: argparse.Namespace, points: Sequence[ServingPoint]) -> tuple[list[ServingPoint], str]:
     """Points of `generation.serving` with the seconds of a server's passes, and a line that says so."""
     settings = read_settings(arguments)
@@ -94,7 +86,8 @@ def time_points(arguments: argparse.Namespace, points: Sequence[ServingPoint]) -
     return timed, said if bounds else ""
 
 
-def _run_server(arguments: argparse.Namespace) -> tuple[str, int]:
+def run_server(arguments: argparse.Namespace) -> tuple[str, int]:
+    """The text to print and the exit code: 0, or 3 where one sequence does not fit, or no fleet keeps the target."""
     devices = split_devices(arguments.device)
     for name in devices:  # before any work
         find_device(name)
@@ -108,10 +101,13 @@ def _run_server(arguments: argparse.Namespace) -> tuple[str, int]:
     model = read_target(arguments)
     numbers = arguments.concurrency or (None if arguments.rate is not None else [arguments.batch])
     price, = price_of(arguments.prices, devices)
-    points = [profile_served(
-        model, arguments.prompt, arguments.new_tokens, concurrency=number, rate=arguments.rate, device=devices[0],
-        price=price, carbon=arguments.carbon, drafted=arguments.draft, acceptance=arguments.acceptance, **settings)
-        for number in (numbers or [None])]
+    try:
+        points = [profile_served(
+            model, arguments.prompt, arguments.new_tokens, concurrency=number, rate=arguments.rate, device=devices[0],
+            price=price, carbon=arguments.carbon, drafted=arguments.draft, acceptance=arguments.acceptance, **settings)
+            for number in (numbers or [None])]
+    except NoRoomError as error:
+        return f"does NOT fit: {error}", 3
     if arguments.json is not None:
         if len(points) > 1:
             raise InputError(f"--json {arguments.json}: is of one answer; give one --concurrency")

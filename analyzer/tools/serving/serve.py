@@ -11,10 +11,10 @@ from analyzer.hardware.kernel_time.estimate import find_constants
 from analyzer.hardware.power import JOULES_OF_KWH, joules_range
 from analyzer.tools.generation.stored_cache import BLOCK_SIZE
 
-from .deployment import CACHE_BYTES, ENGINES, WEIGHT_FORMATS, Deployment, Layout
+from .deployment import CACHE_BYTES, ENGINES, RULES, WEIGHT_FORMATS, Deployment, Layout
 from .pass_time import Batch, Chunk, PassTimer
 from .read_model import read_served_model
-from .served_model import RULES, ServedModel
+from .served_model import ServedModel
 from .served_profile import PassPart, PassRow, Seconds, ServedProfile
 from .simulation import Timeline, Traffic, simulate
 from .watts import find_watts

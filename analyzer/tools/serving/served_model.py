@@ -5,19 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-#: Which operators a server runs as one kernel, and where that is published. Told with every answer.
-RULES = (
-    "a pass is one CUDA graph: no host time for an operator (vLLM docs, CUDA Graphs; SGLang --cuda-graph-max-bs; "
-    "TensorRT-LLM cuda_graph_config)",
-    "products of one input are one product: qkv, gate and up (vLLM QKVParallelLinear, MergedColumnParallelLinear)",
-    "what lies between two products is one kernel: residual add with norm, norm of heads with rotary embedding, gated "
-    "activation, quantization of the next product's input (vllm/compilation/fusion.py, csrc/layernorm_kernels.cu)",
-    "attention reads the paged cache where it lies, and writes new keys and values (FlashAttention, FlashInfer, XQA)",
-    "experts: routing, sorting tokens by expert, two grouped products, a weighted sum (vLLM fused_moe)",
-    "a product of split input ends in an all-reduce: one or two shots over NVLink up to 8 MiB, NCCL above (vLLM "
-    "csrc/custom_all_reduce.cuh)",
-    "the output head and sampling run for one token of each sequence")
-
 Split = Literal["column", "row", "heads", "none"]
 
 

@@ -287,13 +287,6 @@ class Scheduler:
             self.waiting.appendleft(again)
 
 
-def count_requests(traffic: Traffic) -> int:
-    """How many requests are simulated: several for each client, and enough for a 99th percentile at a rate."""
-    if traffic.bursts:
-        return 10 * (traffic.concurrency or 1)
-    return 500 if traffic.rate is not None else max(32, 3 * (traffic.concurrency or 1))
-
-
 def simulate(deployment: Deployment, timer: PassTimer, traffic: Traffic, requests: int | None = None) -> Timeline:
     """What becomes of ``traffic`` on one replica: its clients, or its requests, are shared evenly by the copies of
     attention, and by the batches that its stages work on at a time. Raises NoRoomError.
@@ -302,7 +295,10 @@ def simulate(deployment: Deployment, timer: PassTimer, traffic: Traffic, request
     own = traffic if copies == 1 else replace(
         traffic, concurrency=None if traffic.concurrency is None else max(1, round(traffic.concurrency / copies)),
         rate=None if traffic.rate is None else traffic.rate / copies)
-    found = Scheduler(deployment, timer, own, requests or count_requests(own)).run()
+    if requests is None:  # several for each client, and enough for a 99th percentile at a rate
+        clients = own.concurrency or 1
+        requests = 10 * clients if own.bursts else 500 if own.rate is not None else max(32, 3 * clients)
+    found = Scheduler(deployment, timer, own, requests).run()
     start = timer.constants[f"{deployment.engine.name}.request_seconds"]
     served = tuple(request._replace(first_seconds=request.first_seconds + start) for request in found.requests)
     return replace(found, requests=served)
