@@ -64,10 +64,12 @@ def run_command(command: str) -> str:  # the command, its output and its exit co
 def run_here(words: list[str]) -> tuple[str, int]:
     from analyzer.cli import main
 
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+    out, told = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(told), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         code = main(words)
+    if code == 1:  # a fault of analyzer, which no page shows
+        raise RuntimeError(f"analyzer {shlex.join(words)}\n{told.getvalue()}")
     return out.getvalue(), code
 
 
