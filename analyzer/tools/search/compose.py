@@ -160,6 +160,10 @@ def most_in_flight(lists: ActionLists, saved: Sequence[float] | None = None) -> 
 
 # Probes of a layout, by what they are for.
 
+def _kind(part: Part) -> str:
+    return "first" if part.first else "last" if part.last else "middle"
+
+
 def list_probes(layout: Layout, sizes: ModelSizes) -> dict[tuple[str, int, int], Probe]:
     """The probes from which a layout's step is composed: by kind of rank, its blocks, and ranks of the pipeline."""
     if layout.pipeline == 1:
@@ -169,13 +173,13 @@ def list_probes(layout: Layout, sizes: ModelSizes) -> dict[tuple[str, int, int],
     counts = [part.blocks for part in list_parts(layout, sizes.blocks)]
     more = (FEW, ) if set(counts) == {FEW} and layout.virtual == 1 else (FEW, FEW + 1)
     base = replace(layout, virtual=1, schedule="1F1B")
-    for kind, part, place, flies in (("middle", Part(FEW, False, False), 1, 1), ("first", Part(FEW, True, False), 0, 0),
-                                     ("last", Part(FEW, False, True), 1, 0)):
-        for blocks in more if kind == "middle" else (FEW, ):
-            for ranks in (SHORT, LONG):
-                # a middle stage has one before it; the last one is that of two
-                probed = replace(base, pipeline=2 if kind == "last" else ranks + flies, micro_batches=ranks + 1)
-                found[kind, blocks, ranks] = Probe(probed, part._replace(blocks=blocks), place)
+    middle, first, last = Part(FEW, False, False), Part(FEW, True, False), Part(FEW, False, True)
+    for part in (*(middle._replace(blocks=blocks) for blocks in more), first, last):
+        for ranks in (SHORT, LONG):
+            # a middle stage has one before it; the last one is that of two
+            stages = {"middle": ranks + 1, "first": ranks, "last": 2}[_kind(part)]
+            probed = replace(base, pipeline=stages, micro_batches=ranks + 1)
+            found[_kind(part), part.blocks, ranks] = Probe(probed, part, 0 if part.first else 1)
     return found
 
 
@@ -214,8 +218,8 @@ def _compose_one(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, in
     def total(name: str) -> float:
         return found.get(name, 0.0) + more * (found.get(name, 0.0) - one.get(name, 0.0))
 
-    inputs = _round(layout.micro_batches * token_bytes(layout, sizes)) - _round(
-        min(2, layout.micro_batches) * token_bytes(layout, sizes))
+    tokens = token_bytes(layout, sizes)
+    inputs = _round(layout.micro_batches * tokens) - _round(min(2, layout.micro_batches) * tokens)
     seconds = total("step_seconds")
     passes = int(found["pass_peak_bytes"]) + inputs
     update = int(found["update_peak_bytes"]) + inputs
@@ -228,10 +232,6 @@ def _compose_one(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, in
     ideal = total("ideal_seconds") if "ideal_seconds" in found else None
     bounds = {name.removeprefix("bound_"): total(name) for name in found if name.startswith("bound_")}
     return Step(layout, seconds, known_range, stage.needed_bytes + int(found["unseen_bytes"]), ideal, bounds, (stage, ))
-
-
-def _kind(part: Part) -> str:
-    return "first" if part.first else "last" if part.last else "middle"
 
 
 class _Adder:
