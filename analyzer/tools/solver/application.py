@@ -264,7 +264,7 @@ class PlannedForward:
     """A block's forward as a plan has it, in the place of ``forward`` on the module; its class and hooks stay."""
 
     def __init__(self, module: nn.Module, choice: BlockChoice, engine: CopyEngine,
-                 around: Callable[[str, nn.Module], AbstractContextManager[Any]] | None = None) -> None:
+                 around: Callable[[str], AbstractContextManager[Any]] | None = None) -> None:
         self.module, self.choice, self.engine, self.around = module, choice, engine, around
         self.before = vars(module).get("forward")  #: what the user had put there
 
@@ -276,7 +276,7 @@ class PlannedForward:
         copies = BlockCopies(self.engine)
         args, kwargs = tree_map(lambda value: value, (args, kwargs))  # lists that others append to, as of DenseNet
         if not choice.runs_again:
-            with nullcontext() if self.around is None else self.around(choice.path, self.module):
+            with nullcontext() if self.around is None else self.around(choice.path):
                 output = forward(*args, **kwargs)
         else:
             norms = tracked_norms(self.module.modules())
@@ -300,7 +300,7 @@ def _sending(args: tuple[Any, ...], copies: BlockCopies) -> AbstractContextManag
 
 
 def apply_choices(model: nn.Module, choices: Iterable[BlockChoice], caller: str,
-                  around: Callable[[str, nn.Module], AbstractContextManager[Any]] | None = None) -> None:
+                  around: Callable[[str], AbstractContextManager[Any]] | None = None) -> None:
     """Give the blocks of ``model`` a `PlannedForward`. Raises InputError, and changes none, where one is missing."""
     if not isinstance(model, nn.Module):
         raise InputError(f"{caller}: takes a torch.nn.Module")

@@ -341,7 +341,7 @@ class BlockPlanner:
         return self._run(lambda module: choices or [], options or self.options)
 
     def _run(self, choices_of: Callable[[nn.Module], list[BlockChoice]], options: ProfileOptions,
-             around: Callable[[str, nn.Module], AbstractContextManager[Any]] | None = None, **more: Any) -> Profile:
+             around: Callable[[str], AbstractContextManager[Any]] | None = None, **more: Any) -> Profile:
         model, (args, kwargs) = self.model, self.arguments
         settings = {**self.settings, **more, "device": self.device, "options": options}
 

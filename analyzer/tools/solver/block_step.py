@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from analyzer.hardware import DeviceSpec
@@ -113,7 +112,7 @@ class StepReader:
         self.step: BlockStep | None = None
 
     @contextmanager
-    def noting(self, path: str, module: nn.Module) -> Iterator[None]:
+    def noting(self, path: str) -> Iterator[None]:
         """The block's forward runs; the last of a run counts."""
         with (mode := _Noting()):
             yield
