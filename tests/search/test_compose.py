@@ -140,6 +140,30 @@ def check_bounds(layout: Layout, subject: Subject) -> None:
     assert 0.5 * step.step_seconds < least_seconds(layout, sizes(subject), bare, subject.cluster) <= step.step_seconds
 
 
+@pytest.mark.parametrize(("schedule", "micro_batches", "expected"), [
+    # the device has 4 blocks of 3 s, an end of 1 s at each side; rank 1 waits for the 2 blocks and the end before it
+    ("1F1B", 10, 10 * (2 * 3 + 1) + (2 * 3 + 1)),
+    ("ZBVZeroBubble", 10, 10 * (2 * 3 + 2) + 0),  # rank 0 has both ends, and no rank before it
+])
+def test_a_host_and_its_device_work_at_once(schedule: str, micro_batches: int, expected: float) -> None:
+    def bare_figures(blocks: int, ends: int, launch: float) -> Figures:  # of a block, ``launch`` is waiting
+        busy = 3.0 * blocks + ends
+        return {"step_seconds": busy + launch * blocks, "launch_seconds": launch * blocks,
+                "forward_seconds": busy / 3 + launch * blocks / 3, "forward_launch_seconds": launch * blocks / 3}
+
+    virtual = 1 if schedule == "1F1B" else 2
+    layout = Layout(pipeline=2, micro_batches=micro_batches, virtual=virtual, schedule=schedule)
+    model = ModelSizes(4, 0, 0, 0, (0, 0, 0), 8, True, 8)
+
+    def least(launch: float) -> float:
+        kinds = {"one": (1, 0), "two": (2, 0), "plain": (1, 0), "first": (1, 1), "last": (1, 1)}
+        bare = {name: bare_figures(*kind, launch) for name, kind in kinds.items()}
+        return least_seconds(layout, model, bare, SUBJECT.cluster)
+
+    assert least(0.0) == least(2.0) == pytest.approx(expected)  # the host takes less than the device
+    assert least(9.0) == pytest.approx(micro_batches * 2 * 9)  # and more: two blocks a rank
+
+
 def test_bounds_of_float8_are_of_its_products() -> None:
     pytest.importorskip("torchao")
     check_bounds(Layout(shard=4, micro_batches=2, precision="float8"), SUBJECT)

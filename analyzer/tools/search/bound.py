@@ -1,7 +1,7 @@
 """Bounds: bytes and seconds that no step of a layout can be below, from bare probes."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from analyzer.hardware.cluster_spec import ClusterSpec
@@ -83,27 +83,46 @@ def _grow(bare: Mapping[str, Figures], name: str) -> float:
 
 
 def least_seconds(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures], cluster: ClusterSpec) -> float:
-    """Seconds that a step takes at least: each rank computes all its micro-batches, and in a pipeline waits for the
-    first one to come and the last one to go back.
+    """Seconds that a step takes at least. The device computes all micro-batches of a rank, and in a pipeline waits for
+    the first one to come and the last one to go back; the host works at least while the device waits for it. The two
+    are not added up: the host may launch one micro-batch while the device computes the one before.
     """
     if "two" not in bare:
-        return layout.micro_batches * bare["whole"]["step_seconds"] if "whole" in bare else 0.0
-    block = max(0.0, _grow(bare, "step_seconds"))
-    first, last = max(0.0, bare["one"]["step_seconds"] - block), 0.0
-    if sizes.has_ends:
-        first, last = (max(0.0, bare[end]["step_seconds"] - bare["plain"]["step_seconds"]) for end in ("first", "last"))
-    if layout.pipeline == 1:
-        computes = layout.micro_batches * (sizes.blocks * block + first + last)
-        return max(computes, _least_comm_seconds(layout, sizes, cluster))
+        whole = bare.get("whole", {})
+        launch = whole.get("launch_seconds", 0.0)
+        return layout.micro_batches * max(launch, whole.get("step_seconds", 0.0) - launch)
     parts = list_parts(layout, sizes.blocks)
-    costs = [part.blocks * block + part.first * first + part.last * last for part in parts]
-    ranks = [sum(costs[stage] for stage in stages) for stages in list_stages(layout)]
+    launches = _least_costs(parts, sizes, bare, _launch_seconds)
+    computes = _least_costs(parts, sizes, bare, _busy_seconds)
+    if layout.pipeline == 1:
+        return max(layout.micro_batches * max(launches[0], computes[0]), _least_comm_seconds(layout, sizes, cluster))
     if layout.schedule in ("1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS"):
-        fills = [sum(costs[:rank]) for rank in range(layout.pipeline)]  # of the first stage of each rank
+        fills = [sum(computes[:rank]) for rank in range(layout.pipeline)]  # of the first stage of each rank
     else:
-        share = max(0.0, bare["two"]["forward_seconds"] - bare["one"]["forward_seconds"])
+        share = max(0.0, _grow(bare, "forward_seconds") - _grow(bare, "forward_launch_seconds"))
         fills = [sum(part.blocks for part in parts[:rank]) * share for rank in range(layout.pipeline)]
-    return max(layout.micro_batches * cost + fill for cost, fill in zip(ranks, fills))
+    return max(max(layout.micro_batches * sum(computes[stage] for stage in stages) + fill,
+                   layout.micro_batches * sum(launches[stage] for stage in stages))
+               for stages, fill in zip(list_stages(layout), fills))
+
+
+def _least_costs(parts: Sequence[Part], sizes: ModelSizes, bare: Mapping[str, Figures],
+                 read: Callable[[Figures], float]) -> list[float]:
+    """Seconds of one micro-batch in each part, of the device or of its host."""
+    one, two = read(bare["one"]), read(bare["two"])
+    block = max(0.0, two - one)
+    first, last = max(0.0, one - block), 0.0
+    if sizes.has_ends:
+        first, last = (max(0.0, read(bare[end]) - read(bare["plain"])) for end in ("first", "last"))
+    return [part.blocks * block + part.first * first + part.last * last for part in parts]
+
+
+def _launch_seconds(figures: Figures) -> float:
+    return figures.get("launch_seconds", 0.0)
+
+
+def _busy_seconds(figures: Figures) -> float:
+    return figures["step_seconds"] - _launch_seconds(figures)
 
 
 def _least_comm_seconds(layout: Layout, sizes: ModelSizes, cluster: ClusterSpec) -> float:
