@@ -25,6 +25,7 @@ from torch._inductor.fx_passes import joint_graph, pad_mm
 from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import hints
+from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -241,6 +242,8 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
             return scan_in_parts(self, *args)
 
     yield triton_split_scan.TritonSplitScanKernel, "scan", scan
+    # how a mixed reduction is split would be timed with max_autotune: Inductor's first choice is taken
+    yield CoordescTuner, "autotune_single_field", staticmethod(lambda bench, value, *limits: value)
     yield triton.TritonKernel, "codegen_kernel", write_no_code
     yield triton_combo_kernel.ComboKernel, "codegen_kernel", write_no_combo
     yield mps.MetalKernel, "codegen_kernel", write_no_code

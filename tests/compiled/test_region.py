@@ -580,3 +580,14 @@ def test_a_selective_checkpoint_keeps_what_a_graph_gives_where_it_is_told_of_it(
     held = [profile(Block(keeps), args=(torch.empty(512, 512, requires_grad=True),), device="h100",
                     optimizer="sgd").phases["forward"].allocated_bytes for keeps in (True, False)]
     assert held[0] - held[1] == kept
+
+
+def test_nothing_is_timed_to_split_a_mixed_reduction():
+    model = nn.Sequential(nn.Linear(768, 768), nn.LayerNorm(768))
+    found = []
+    for tunes in (False, True):  # as the mode max-autotune does
+        with torch._inductor.config.patch(coordinate_descent_tuning=tunes):
+            found.append(profile(torch.compile(model), (torch.zeros(8192, 768),), device="h100", optimizer=None,
+                                 loss_fn=lambda out: out.sum()))
+    assert found[0].peak_allocated_bytes == found[1].peak_allocated_bytes
+    assert found[0].step_seconds == found[1].step_seconds
