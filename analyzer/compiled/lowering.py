@@ -205,7 +205,7 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
         return ""
 
     def write_no_combo(self: Any, name: str | None = None) -> str:
-        self.select_dispatch_strategy()
+        self.dispatch_class = triton_combo_kernel.ComboKernel.SequentialDispatch  # a call asks that there is one
         return write_no_code(self)
 
     def define(self: Any, source: str, nodes: Sequence[Any], kernel: Any = None) -> str:

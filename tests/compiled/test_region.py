@@ -591,3 +591,17 @@ def test_nothing_is_timed_to_split_a_mixed_reduction():
                                  loss_fn=lambda out: out.sum()))
     assert found[0].peak_allocated_bytes == found[1].peak_allocated_bytes
     assert found[0].step_seconds == found[1].step_seconds
+
+
+def test_kernels_of_several_sizes_are_combined():
+    class Sums(nn.Module):  # two results that have nothing to do with each other, of 64 and 4,096 rows
+        def forward(self, x, y):
+            return x.tanh() + 1, y.exp() * 2
+
+    found = []
+    for combines in (False, True):
+        with torch._inductor.config.patch(combo_kernels=combines):
+            p = profile(torch.compile(Sums()), (torch.zeros(64, 32), torch.zeros(4096, 32)), device="h100",
+                        mode="infer")
+        found.append((p.phases["forward"].kernels, p.phases["forward"].written_bytes))
+    assert found == [(2, 4 * 32 * (64 + 4096)), (1, 4 * 32 * (64 + 4096))]
