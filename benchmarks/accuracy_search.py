@@ -100,7 +100,7 @@ of which {len(whole.steps):,} can be run and {len(whole.ranked):,} fit. Profiled
 of each stage; composed, {len({probe.key for probe in probes}):,}. **The search profiled {len(asked):,}**, and composed
 {len(found.steps):,} steps.
 The best ten are {'the same' if [s.layout for s in best] == [s.layout for s in known] else 'NOT the same'}. Bounds are \
-{percent(min(loose))} to {percent(max(loose))} of the steps, {percent(statistics.median(loose))} in the median.
+{percent(min(loose))} to {percent(max(loose))} of the steps, {percent(statistics.median(loose))} in the median{'' if max(loose) <= 1 else ': NOT bounds of all'}.
 
 {markdown(["", "best of all", "best of the search", "seconds", "of the search", "GiB"], rows, 3)}"""
 

@@ -148,7 +148,7 @@ def check_bounds(layout: Layout, subject: Subject) -> None:
 def test_a_host_and_its_device_work_at_once(schedule: str, micro_batches: int, expected: float) -> None:
     def bare_figures(blocks: int, ends: int, launch: float) -> Figures:  # of a block, ``launch`` is waiting
         busy = 3.0 * blocks + ends
-        return {"step_seconds": busy + launch * blocks, "launch_seconds": launch * blocks,
+        return {"step_seconds": busy + launch * blocks, "bound_launch": launch * blocks,
                 "forward_seconds": busy / 3 + launch * blocks / 3, "forward_launch_seconds": launch * blocks / 3}
 
     virtual = 1 if schedule == "1F1B" else 2

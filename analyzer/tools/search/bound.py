@@ -87,10 +87,8 @@ def least_seconds(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures]
     the first one to come and the last one to go back; the host works at least while the device waits for it. The two
     are not added up: the host may launch one micro-batch while the device computes the one before.
     """
-    if "two" not in bare:
-        whole = bare.get("whole", {})
-        launch = whole.get("launch_seconds", 0.0)
-        return layout.micro_batches * max(launch, whole.get("step_seconds", 0.0) - launch)
+    if "whole" in bare:
+        return layout.micro_batches * max(_launch_seconds(bare["whole"]), _busy_seconds(bare["whole"]))
     parts = list_parts(layout, sizes.blocks)
     launches = _least_costs(parts, sizes, bare, _launch_seconds)
     computes = _least_costs(parts, sizes, bare, _busy_seconds)
@@ -118,7 +116,7 @@ def _least_costs(parts: Sequence[Part], sizes: ModelSizes, bare: Mapping[str, Fi
 
 
 def _launch_seconds(figures: Figures) -> float:
-    return figures.get("launch_seconds", 0.0)
+    return figures.get("bound_launch", 0.0)
 
 
 def _busy_seconds(figures: Figures) -> float:

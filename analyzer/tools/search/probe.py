@@ -148,9 +148,6 @@ def read_figures(p: Profile, device: DeviceSpec, size: int) -> Figures:
     def seconds_of(name: str) -> float:
         return (p.phases[name].seconds or 0.0) if name in p.phases else 0.0
 
-    def launch_in(*names: str) -> float:
-        return sum(p.phases[name].launch_seconds or 0.0 for name in names if name in p.phases)
-
     rows = p.comm or ()
     waits = {phase: sum(row.exposed_seconds or 0.0 for row in rows if row.kind in POINT_TO_POINT
                         and row.phase == phase) for phase in ("forward", "backward")}
@@ -171,7 +168,7 @@ def read_figures(p: Profile, device: DeviceSpec, size: int) -> Figures:
         "forward_seconds": seconds_of("forward") - waits["forward"],
         "backward_seconds": seconds_of("backward") - waits["backward"] - exchange,
         "exchange_seconds": exchange,
-        "launch_seconds": launch_in("forward", "backward"), "forward_launch_seconds": launch_in("forward"),
+        "forward_launch_seconds": None if forward is None else forward.launch_seconds,
         "optimizer_seconds": seconds_of("optimizer"), "step_seconds": p.step_seconds,
         "send_seconds": sum(sends) / len(sends) if sends else 0.0,
         "ideal_seconds": None if mfu is None else mfu * (p.step_seconds or 0.0),
