@@ -19,12 +19,11 @@ from analyzer.hardware.kernel_time.estimate import find_constants
 from analyzer.hardware.power import JOULES_OF_KWH, Work, add_work, joules_range, watts_of
 from analyzer.profilers.annotation import Profiler
 from analyzer.report.node_table import FORMATS, format_quantity
-from analyzer.report.speed import PARTS, find_least_seconds
+from analyzer.report.run_cost import find_step_work
 from analyzer.results.info import bound_seconds
 from analyzer.results.profile import Profile
 from analyzer.tools.serving.fleet import price_of
 from analyzer.tools.serving.run import names_server
-from analyzer.units import add_quantities
 from analyzer.zoo.command_option import model_errors, read_recipe
 
 from .diffusion_profile import DiffusionPart, DiffusionProfile
@@ -82,14 +81,13 @@ def run_components(pipeline: Pipeline, device: DeviceSpec, attention: str, share
             is_shared = shares and component is pipeline.denoiser
             found = _run(component, device, {"attentions": find_attentions(attentions, pipeline.tokens)}
                          if is_shared and pipeline.tokens else {})
-            phase, peak = found.phases["forward"], find_least_seconds(found, PARTS["mfu"], device, None)
-            moved = add_quantities([phase.read_bytes, phase.written_bytes])
+            work = find_step_work(found, device)
             parts.append(DiffusionPart(
                 name=component.name, calls=component.calls, seconds=found.step_seconds,
-                seconds_range=found.step_seconds_range, bounds=bound_seconds(phase), product_seconds=peak,
-                traffic_seconds=None if moved is None or not device.memory_bandwidth else
-                moved / device.memory_bandwidth, param_bytes=found.param_bytes,
-                peak_allocated_bytes=found.peak_allocated_bytes, flops=found.fwd_flops))
+                seconds_range=found.step_seconds_range, bounds=bound_seconds(found.phases["forward"]),
+                product_seconds=work and work.product_seconds, traffic_seconds=work and work.traffic_seconds,
+                param_bytes=found.param_bytes, peak_allocated_bytes=found.peak_allocated_bytes,
+                flops=found.fwd_flops))
         host = _find_host_seconds(pipeline.denoiser, device) if shares else None
     return Runs(tuple(parts), attention, tuple(attentions), host)
 
