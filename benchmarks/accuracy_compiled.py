@@ -284,8 +284,7 @@ def pair_tables() -> str:
     return f"{markdown(header, rows)}\n\nDifferences predicted are off by at most, in parts of the eager step: {worst}."
 
 
-PARTS: Mapping[str, Callable[[], str]] = {"time": time_tables, "kernels": kernel_tables,
-                                              "pairs": pair_tables}
+PARTS: Mapping[str, Callable[[], str]] = {"time": time_tables, "kernels": kernel_tables, "pairs": pair_tables}
 
 
 def main() -> int:

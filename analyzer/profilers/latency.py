@@ -42,6 +42,7 @@ def range_at_paces(seconds: float, host_spread: float, compute: ErrorSum, commun
 #: What a step's seconds are spent on: the first is the device's waiting for the host, the others are of kernels.
 BOUND_FIELDS = tuple(f"{bound}_seconds" for bound in ("launch", *BOUNDS))
 
+
 def find_slowest(log: Log) -> float:
     """How much longer the slowest rank of a job may compute, on one host or on several."""
     world = log.world

@@ -22,7 +22,8 @@ _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _COMPLEX = (torch.complex64, torch.complex128)
 
 
-_WIDE = (9, 10, 12) if torch.__version__ >= "2.12" else (9,)  # majors of compute capabilities
+#: major compute capabilities whose workspaces of cuBLAS are of 32 MiB
+_MAJORS_OF_32_MIB = (9, 10, 12) if torch.__version__ >= "2.12" else (9,)
 
 
 def cublas_workspace_bytes() -> int:
@@ -36,7 +37,7 @@ def cublas_workspace_bytes() -> int:
     if pairs:
         return sum(int(kib) * int(count) for kib, count in pairs) << 10
     major, _ = simulated_spec().compute_capability or (0, 0)
-    return 32 * _MIB if major in _WIDE else (2 * 4096 + 8 * 16) << 10
+    return 32 * _MIB if major in _MAJORS_OF_32_MIB else (2 * 4096 + 8 * 16) << 10
 
 
 def cublaslt_workspace_bytes() -> int:

@@ -131,8 +131,8 @@ class KernelTime:
 
 #: How much longer the slowest rank of a job may compute, for which all others wait: GPUs of one kind in one cluster
 #: vary by 8 % on average and by up to 22 %, by application and cluster (Sinha et al., "Not All GPUs Are Created Equal:
-#: Characterizing Variability in Large-Scale, Accelerator-Rich Systems", SC 2022). The average is taken within one host,
-#: the most for a job on several.
+#: Characterizing Variability in Large-Scale, Accelerator-Rich Systems", SC 2022, abstract of arXiv:2208.11035v3). The
+#: average is taken within one host, the most for a job on several.
 SLOWEST_RANK, SLOWEST_OF_HOSTS = 0.08, 0.22
 
 
