@@ -93,6 +93,7 @@ def every(folder: Path) -> str:
     loose = [seconds / whole.steps[layout].step_seconds for layout, seconds in found.bounds.items()
              if layout in whole.steps]
     ranks = sum(layout.pipeline for layout in layouts)
+    above = "" if max(loose) <= 1 else ": NOT bounds of all"
     rows = [[str(i), str(a.layout), str(b.layout), f"{a.step_seconds:.4f}", f"{b.step_seconds:.4f}",
              f"{a.needed_bytes / 2**30:.2f}"] for i, (a, b) in enumerate(zip(known, best), 1)]
     return f"""{describe_run(time.perf_counter() - began)}: {len(layouts):,} layouts of a model of 64 blocks on 16 H100,
@@ -100,7 +101,7 @@ of which {len(whole.steps):,} can be run and {len(whole.ranked):,} fit. Profiled
 of each stage; composed, {len({probe.key for probe in probes}):,}. **The search profiled {len(asked):,}**, and composed
 {len(found.steps):,} steps.
 The best ten are {'the same' if [s.layout for s in best] == [s.layout for s in known] else 'NOT the same'}. Bounds are \
-{percent(min(loose))} to {percent(max(loose))} of the steps, {percent(statistics.median(loose))} in the median{'' if max(loose) <= 1 else ': NOT bounds of all'}.
+{percent(min(loose))} to {percent(max(loose))} of the steps, {percent(statistics.median(loose))} in the median{above}.
 
 {markdown(["", "best of all", "best of the search", "seconds", "of the search", "GiB"], rows, 3)}"""
 
