@@ -55,6 +55,14 @@ def here(name):
     return f"test_sweep:{name}"
 
 
+@pytest.fixture(autouse=True)
+def interrupts_are_heard():
+    """Also where the tests run in the background of a shell, which has them ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def importable(monkeypatch):
     folder = os.path.dirname(__file__)
