@@ -32,8 +32,6 @@ NOTES = [
          "The loss of two sequences is compiled by a PyTorch of May 2025 (2.8 alpha), here by today's; what holds 5 "
          "GiB more is not known."),
     Note(("debug-cp8", ), "Told to two digits (0.25 GiB), of which most are the allocator's blocks and workspaces."),
-    Note(("fms-acceleration", ),
-         "peft and transformers of the row (4.48) are rebuilt by today's model and this package's adapters."),
 ]
 
 APART = [Note(("modded-nanogpt",),
