@@ -4,9 +4,10 @@ docs/accuracy.md.
     python -m benchmarks.accuracy_parallel [PART OF AN ID ...] [--processes N] [--keep FILE]
 
 The rows are in ``benchmarks/truth/parallel.json``; what is rebuilt is in ``benchmarks/parallel/``, around packages of
-the extra ``parallel``. The time is compared of rows that tell a step's, were not compiled and have no pipeline, whose
-bubble one rank does not tell. With ids given nothing is written. Each prediction is added to FILE, and none that is
-there is made again: runs of parts make one table in the end.
+the extra ``parallel``. The memory is compared of rows that are told as exact; the time of all that tell a step's and
+have no pipeline, whose bubble one rank does not tell, those of which something is guessed apart. With ids given
+nothing is written. Each prediction is added to FILE, and none that is there is made again: runs of parts make one
+table in the end.
 """
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ import statistics
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +51,7 @@ NAMED_ABOVE = 0.08
 PACKAGES = {"megatron-core": "0.16", "torchtitan": "0.2"}  #: of the extra, and the releases that the rebuilds are of
 LICENCES = {"MooreThreads/SimuMax": "Apache-2.0", "NVIDIA/Megatron-LM": "BSD-3-Clause and Apache-2.0",
             "pytorch/torchtitan": "BSD-3-Clause", "pytorch/ao": "BSD-3-Clause",
-            "foundation-model-stack/fms-acceleration": "Apache-2.0"}
+            "foundation-model-stack/fms-acceleration": "Apache-2.0", "foundation-model-stack/fms-fsdp": "Apache-2.0"}
 
 
 class Judged(NamedTuple):  # a row, with what was predicted and measured, in bytes
@@ -63,9 +64,12 @@ class Judged(NamedTuple):  # a row, with what was predicted and measured, in byt
         return self.predicted / self.measured - 1
 
 
-def read_rows() -> list[dict[str, Any]]:  # the rows told as exact that have a figure of memory
-    return [row for row in (*read_truth("parallel")["rows"], *map(row_of_b200, read_truth("megatron_b200")["rows"]))
-            if row["measured"].get("memory_gib") and row.get("confidence", "exact") == "exact"]
+def read_rows() -> list[dict[str, Any]]:
+    return [*read_truth("parallel")["rows"], *map(row_of_b200, read_truth("megatron_b200")["rows"])]
+
+
+def has_memory(row: dict[str, Any]) -> bool:  # whether a row has a figure of memory, and nothing of it is guessed
+    return bool(row["measured"].get("memory_gib")) and not row.get("guessed")
 
 
 def measured_bytes(row: dict[str, Any]) -> float:
@@ -82,8 +86,8 @@ def find_version(package: str) -> str:  # the release that is installed, or that
 
 def require_packages(rows: list[dict[str, Any]]) -> None:
     """Raises MissingExtraError where what the rebuilds of rows run is not installed, or is of another release."""
-    if all(row["source"]["repo"] == "foundation-model-stack/fms-acceleration" for row in rows):
-        return  # rebuilt by this package's own recipes
+    if all(row["source"]["repo"].startswith("foundation-model-stack/") for row in rows):
+        return  # rebuilt by what is here
     for name, release in PACKAGES.items():
         found = find_version(name)
         if not found.startswith(release):
@@ -93,7 +97,7 @@ def require_packages(rows: list[dict[str, Any]]) -> None:
 
 def job_of(row: dict[str, Any]) -> str:  # equal for rows of which the same is predicted
     family = family_of(row)
-    others = ("id", "source", "measured", "notes", "confidence", "software")
+    others = ("id", "source", "measured", "notes", "confidence", "guessed", "software")
     made = {name: value for name, value in row.items() if name not in others}
     return json.dumps([made, None if family is None else family.code_of(row)], sort_keys=True)
 
@@ -133,11 +137,12 @@ def judge(row: dict[str, Any], keep: Path | None = None) -> Prediction | str:
 def judge_time(row: dict[str, Any], found: Prediction) -> Timed | None:
     """The step that was measured beside the predicted one; None where either is not known or not of one rank."""
     measured, family = row["measured"].get("step_s"), family_of(row)
-    if measured is None or family is None or row["training"].get("compile") or row["parallel"].get("pp", 1) > 1:
+    if measured is None or family is None or row["parallel"].get("pp", 1) > 1:
         return None
     if found.step_seconds is None or found.step_low is None or found.step_high is None:
         return None
-    return Timed(family.name, device_of(row), row["id"], measured, found.step_seconds, found.step_low,
+    name = f"{family.name}, with a guess" if row.get("guessed") else family.name
+    return Timed(name, device_of(row), row["id"], measured, found.step_seconds, found.step_low,
                  found.step_high, None)
 
 
@@ -209,7 +214,7 @@ Sources:
 {sources}"""
 
 
-def time_tables(judged: Sequence[Timed]) -> str:
+def time_tables(judged: Sequence[Timed], guesses: Mapping[str, str]) -> str:
     families = {"all": list(judged)}
     for case in judged:
         families.setdefault(case.family, []).append(case)
@@ -217,8 +222,13 @@ def time_tables(judged: Sequence[Timed]) -> str:
              f"{rank_correlation(part):.3f}" if len(part) > 2 else "-"] for name, part in families.items()]
     every = [[case.scheme.removeprefix("megatron-golden-"), f"{case.measured:.3f}", f"{case.predicted:.3f}",
               percent(case.deviation, signed=True), f"{case.low:.3f} to {case.high:.3f}"] for case in judged]
-    return (markdown(["rows", *ERRORS[:5], "median, with sign", "Spearman"], rows) + "\n\nIn seconds:\n\n"
-            + markdown(["row", "measured", "predicted", "error", "range"], every))
+    of_guess: dict[str, list[str]] = {}
+    for case in judged:
+        of_guess.setdefault(guesses.get(case.scheme, ""), []).append(case.scheme)
+    guessed = "\n".join(f"- {guess}: {', '.join(names)}" for guess, names in of_guess.items() if guess)
+    return "\n\n".join([markdown(["rows", *ERRORS[:5], "median, with sign", "Spearman"], rows), "In seconds:",
+                        markdown(["row", "measured", "predicted", "error", "range"], every),
+                        *([f"What is guessed of a row:\n\n{guessed}"] if guessed else [])])
 
 
 def main() -> int:
@@ -230,14 +240,17 @@ def main() -> int:
     rows = [row for row in rows if row not in apart]
     require_packages(rows)
     found = judge_all(rows, options.processes, options.keep)
-    judged = [Judged(row, found[row["id"]].predicted, measured_bytes(row)) for row in rows if row["id"] in found]
-    if not judged:
-        return 1
+    judged = [Judged(row, found[row["id"]].predicted, measured_bytes(row)) for row in rows
+              if row["id"] in found and has_memory(row)]
     timed = [case for row in rows if row["id"] in found and (case := judge_time(row, found[row["id"]])) is not None]
     seconds = sum({p.job: p.seconds for p in found.values()}.values())
-    blocks = {"accuracy_parallel": section(judged, apart, seconds)}
+    guesses = {row["id"]: "; ".join(row.get("guessed", ())) for row in rows}
+    blocks = {}
+    if judged:
+        blocks["accuracy_parallel"] = section(judged, list(filter(has_memory, apart)), seconds)
     if timed:
-        blocks["accuracy_parallel time"] = f"{describe_run(seconds)}: {len(timed)} runs.\n\n{time_tables(timed)}"
+        tables = time_tables(timed, guesses)
+        blocks["accuracy_parallel time"] = f"{describe_run(seconds)}: {len(timed)} runs.\n\n{tables}"
     publish("accuracy.md", blocks, not options.parts)
     unnamed = [one.row["id"] for one in judged if abs(one.error) > NAMED_ABOVE and note_of(one.row, NOTES) is None]
     if unnamed:

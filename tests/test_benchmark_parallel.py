@@ -8,9 +8,9 @@ import torch
 from analyzer import profile
 from analyzer.parallel import world
 from benchmarks import accuracy_parallel
-from benchmarks.accuracy_parallel import find_reason, measured_bytes, read_rows
+from benchmarks.accuracy_parallel import find_reason, has_memory, judge_time, measured_bytes, read_rows
 from benchmarks.accuracy_rank import judge
-from benchmarks.parallel import transformer_engine
+from benchmarks.parallel import fms_fsdp, transformer_engine
 from benchmarks.parallel.family import APART, Prediction, family_of, find_lacking, note_of, predict
 from benchmarks.parallel.rank import CASES
 from benchmarks.truth_table import read_truth
@@ -42,8 +42,29 @@ def test_frozen_layers_hold_their_inputs_and_gradients_until_backward_ends():
 
 
 def test_each_row_is_rebuilt_or_told_why_not():
-    assert len(ROWS) == 161 + 12  # and the runs on B200
+    assert sum(map(has_memory, ROWS.values())) == 161 + 12  # and the runs on B200
     assert all(family_of(row) is not None or note_of(row, APART) is not None for row in ROWS.values())
+
+
+def test_steps_of_rows_that_guess_are_told_apart_and_those_with_a_pipeline_left_out():
+    found = Prediction("", 2, 3, 0.5, "reserved", 1.0, 0.9, 1.2)
+    exact, guessed = (judge_time(ROWS[f"fms-fsdp-{name}-96xh100"], found) for name in ("compile-7b", "eager-13b"))
+    assert (exact.family, guessed.family) == ("fms-fsdp", "fms-fsdp, with a guess")
+    assert (exact.measured, exact.predicted, exact.low, exact.high) == (0.8533, 1.0, 0.9, 1.2)
+    assert judge_time(ROWS["megatron-golden-gpt-gpt3-7b-tp1-pp4-memory-speed-dev-dgx-h100"], found) is None
+
+
+def test_blocks_of_fms_fsdp_are_checkpointed_evenly():
+    """A block is where its number, times the share, reaches the next half: 0.4 of four are the second and the last."""
+    row = copy.deepcopy(ROWS["fms-fsdp-eager-13b-96xh100"])
+    row["model"].update(layers=4, hidden=64, ffn=96, heads=4, kv_heads=2, vocab=100, seq_len=16)
+    row["training"]["checkpointed_share"], row["hardware"]["gpus"] = 0.4, 8
+    with world(8):
+        job = fms_fsdp.prepare(row)
+        model = job.build()
+    kinds = [type(layer._fsdp_wrapped_module).__name__ for layer in model.layers]
+    assert kinds == ["Block", "CheckpointWrapper", "Block", "CheckpointWrapper"]
+    assert predict(row).step_seconds > 0
 
 
 @pytest.mark.parametrize(("row", "feature"), [

@@ -109,7 +109,8 @@ FAMILIES = {"MooreThreads/SimuMax": Family("megatron", "megatron", "megatron", "
             "PKU-DAIR/Hetu-Galvatron": Family("galvatron", "galvatron", "megatron", "allocated"),
             "pytorch/torchtitan": Family("torchtitan", "torchtitan", "torchtitan", "reserved"),
             "pytorch/ao": Family("torchao", "torchtitan", "torchtitan", "reserved"),
-            "foundation-model-stack/fms-acceleration": Family("fms", "transformers_lora", "transformers", "allocated")}
+            "foundation-model-stack/fms-acceleration": Family("fms", "transformers_lora", "transformers", "allocated"),
+            "foundation-model-stack/fms-fsdp": Family("fms-fsdp", "fms_fsdp", "torch", "allocated")}
 
 DEVICES = {"A100": "a100_80gb", "H100": "h100_sxm", "H200": "h200", "GB200": "gb200", "B200": "b200",
            "MI300X": "mi300x"}
@@ -135,11 +136,13 @@ def predict(row: Settings) -> Prediction:  # the peaks of the rank that was meas
     rank = size - 1 if family.last_rank else 0
     # ROCm's builds ignored the setting: c10/cuda/CUDAAllocatorConfig.h, PYTORCH_C10_DRIVER_API_SUPPORTED
     expandable = "expandable_segments:True" in str(row["training"].get("allocator")) and device_of(row) != "mi300x"
-    options = ProfileOptions(steps=2, allocator=AllocatorOptions(expandable_segments=expandable), keep_events=False)
+    options = ProfileOptions(steps=2, allocator=AllocatorOptions(expandable_segments=expandable), keep_events=False,
+                             unknown_value="placeholder")  # of a norm that is printed
     began = time.perf_counter()
     module = importlib.import_module(f"benchmarks.parallel.{family.module}")
     context = getattr(module, "environment", nullcontext)(row)
-    with context, world(size, rank, row["hardware"]["gpus_per_node"]):
+    cluster = getattr(module, "CLUSTERS", {}).get(row["hardware"]["gpu"].split()[0])
+    with context, world(size, rank, row["hardware"]["gpus_per_node"], cluster):
         job = module.prepare(row)
         p = profile(job.build, step=lambda model, optimizer: job.step(), device=device_of(row), options=options)
     gc.collect()

@@ -78,6 +78,8 @@ def flavor_of(row: Settings) -> tuple[str, str]:  # torchtitan's names of the ro
         return "qwen3", row["model"]["family"].partition("-")[2]
     if "debugmodel" in family:
         return "llama3", "debugmodel_flex_attn" if "Flex" in str(row["training"]["attention_kernel"]) else "debugmodel"
+    if "llama-2" in family:
+        return "llama3", "8B"  # to which the row's sizes are given
     return "llama3", row["model"]["family"].rpartition("-")[2]
 
 
@@ -117,6 +119,10 @@ class Job:  # one rank of a row: its model, and a step of it
                             tp=parallel["tp"], pp=parallel["pp"], ep=1, etp=1, world_size=row["hardware"]["gpus"])
         arguments = copy.deepcopy(spec.model_args[flavor])
         arguments.vocab_size, arguments.n_layers = row["model"]["vocab"], row["model"]["layers"]
+        if "Llama-2" in row["model"]["family"]:  # as torchtitan's `llama2_configs` were
+            arguments.dim, arguments.n_heads, arguments.n_kv_heads = (
+                row["model"][name] for name in ("hidden", "heads", "kv_heads"))
+            arguments.multiple_of, arguments.ffn_dim_multiplier = 256, None
         arguments.update_from_config(config)
         with torch.device("meta"), set_default_dtype(torch.float32):
             model = spec.model_cls(arguments)
