@@ -17,7 +17,7 @@ from analyzer.record.reference_count import next_sequence_number
 
 from .functional import put_writes_last
 from .joint_graph import GraphTape, JointGraph, place_of
-from .traced_tensor import GraphShape, coerce_like, exchange, is_wrapped, parts_of, rebuild_like
+from .traced_tensor import GraphShape, coerce_like, exchange, history_of, is_wrapped, parts_of, rebuild_like
 
 Tensor = torch.Tensor
 
@@ -54,13 +54,14 @@ class StandIns:
 
     def replace(self, tensor: Tensor) -> None:
         """Put a leaf in the place of ``tensor``, where it has a history from before the graph."""
-        if not tensor.requires_grad or tensor.grad_fn is None and not tensor._backward_hooks and not is_wrapped(tensor):
+        made_by = history_of(tensor)
+        if not tensor.requires_grad or made_by is None and not tensor._backward_hooks and not is_wrapped(tensor):
             return
-        if tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= self._first_node:
+        if made_by is not None and made_by._sequence_nr() >= self._first_node:
             return  # the graph made it
         if is_wrapped(tensor):
             self.wrapped[id(tensor)] = tensor
-            if tensor.grad_fn is None:
+            if made_by is None:
                 return
         if id(tensor) in self.replaced or not is_wrapped(tensor) and not is_plain(tensor):
             return
@@ -68,7 +69,7 @@ class StandIns:
             leaf = (tensor.detach() if is_wrapped(tensor) else alias(tensor)).requires_grad_()
             other: Tensor = _Apart.apply(leaf)  # type: ignore[no-untyped-call]
         exchange(tensor, other)
-        self.replaced[id(tensor)] = _Replaced(tensor, other, leaf, tensor.grad_fn)
+        self.replaced[id(tensor)] = _Replaced(tensor, other, leaf, history_of(tensor))
 
     def put_back(self) -> None:
         """Each tensor is in its own place again."""
@@ -88,17 +89,18 @@ class _Put:
 
     tensor: Tensor
     base: int | Tensor      #: index of the result, or the primal
-    part: Any = None        #: (offset from the result's own, shape, strides), None: all of it
+    part: Any = None        #: (offset from the result's own, shape, strides, dtype), None: all of it
     is_leaf: bool = False
 
     def make(self, results: Sequence[Any]) -> Tensor:
         base: Tensor = self.base if isinstance(self.base, Tensor) else results[self.base]
         if self.part is None:
             return base
-        offset, shape, stride, needs_gradient = self.part
-        offset += 0 if isinstance(self.base, Tensor) else base.storage_offset()
+        offset, shape, stride, dtype, needs_gradient = self.part
         with torch._C._EnableTorchFunction():
-            found = base.as_strided(shape, stride, offset)
+            whole = base if base.dtype is dtype else base.view(dtype)
+            offset += 0 if isinstance(self.base, Tensor) else whole.storage_offset()
+            found = whole.as_strided(shape, stride, offset)
             return found if needs_gradient else found.detach()
 
 
@@ -125,13 +127,13 @@ class GraphEnd:
             if is_wrapped(tensor):
                 self._add_wrapped(tensor)
                 continue
-            number, offset, shape, stride, _ = place_of(tensor)
+            number, offset, shape, stride, dtype = place_of(tensor)
             primal = tape.primal_of.get(number)
             if space_of(tensor) is self.space:
                 groups.setdefault(number, []).append(tensor)
-            elif (primal is not None and tensor.grad_fn is not None and id(tensor) not in self.stand_ins.replaced
+            elif (primal is not None and history_of(tensor) is not None and id(tensor) not in self.stand_ins.replaced
                   and all(tensor is not p for p in tape.primals)):
-                self._puts.append(_Put(tensor, tape.primals[primal], (offset, shape, stride, True)))
+                self._puts.append(_Put(tensor, tape.primals[primal], (offset, shape, stride, dtype, True)))
         for group in groups.values():
             self._add_group(group)
         self._write_primals()
@@ -139,7 +141,7 @@ class GraphEnd:
 
     def _add_wrapped(self, tensor: Tensor) -> None:
         is_made = any(space_of(part) is self.space for part in parts_of(tensor))
-        if is_made or tensor.grad_fn is not None and id(tensor) not in self.stand_ins.wrapped:
+        if is_made or history_of(tensor) is not None and id(tensor) not in self.stand_ins.wrapped:
             self._puts.append(_Put(tensor, len(self.results)))
             self.results.append(tensor)
 
@@ -160,7 +162,8 @@ class GraphEnd:
             self._followed.append((index, storage.followed, storage.nbytes()))
         for tensor in group:
             part = None if tensor is base else (
-                tensor.storage_offset() - start, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
+                tensor.storage_offset() - start * base.itemsize // tensor.itemsize, tuple(tensor.shape),
+                tensor.stride(), tensor.dtype, tensor.requires_grad)
             self._puts.append(_Put(tensor, index, part, tensor.is_leaf and tensor.requires_grad))
 
     def _write_primals(self) -> None:
@@ -168,7 +171,7 @@ class GraphEnd:
         for i in self.tape.written:
             primal = self.tape.primals[i]
             replaced = self.stand_ins.replaced.get(id(primal))
-            if primal.grad_fn is None or replaced is not None and primal.grad_fn is replaced.node:
+            if history_of(primal) is None or replaced is not None and history_of(primal) is replaced.node:
                 self.tape.write_back(i)
             else:
                 self.results.append(primal)
@@ -181,7 +184,7 @@ class GraphEnd:
         inputs, own = self._list_inputs(primals)
         leaves = [self.stand_ins.leaf_of(p) for p in inputs]
         wanted = [i for i, t in enumerate(leaves) if t.requires_grad and t.is_leaf]
-        differentiated = [i for i, t in enumerate(self.results) if t.grad_fn is not None]
+        differentiated = [i for i, t in enumerate(self.results) if history_of(t) is not None]
         if not torch.is_grad_enabled() or not wanted:
             differentiated = []
         gradients: list[fx.Node | None] = [None] * len(primals)

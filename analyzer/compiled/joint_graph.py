@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
 from analyzer.meta.intercept.mode_stack import without_modes
@@ -28,7 +29,7 @@ from .frame import is_asserting
 from .functional import functional_of, is_view, view_inverse
 from .traced_tensor import GraphShape
 
-_aten = torch.ops.aten
+_aten, _functional = torch.ops.aten, torch.ops._c10d_functional
 _Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]  # storage, offset, shape, strides, dtype
 Tensor = torch.Tensor
 
@@ -76,6 +77,10 @@ class View(NamedTuple):
     args: tuple[Any, ...]  #: behind the source
     kwargs: dict[str, Any]
     part: int | None
+
+
+_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER = (
+    getattr(torch.ops.c10d, name) for name in ("allreduce_", "_allgather_base_", "_reduce_scatter_base_"))
 
 
 _PUTS = frozenset({_aten.index_put, _aten.index_put_, _aten._index_put_impl_})
@@ -145,10 +150,23 @@ class GraphTape:
         node = self._call(_aten.copy_.default, (self.placeholders[primal], self.value(tensor)), {}, tensor)
         node.meta["partitioner_tag"] = "must_be_in_forward"
 
+    def ends_before(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether the graph ends before a collective: one that is not waited for, or that Dynamo has no functional form
+        of. Source: ``CollectiveFunctionRewriteVariable`` of torch/_dynamo/variables/functions.py.
+        """
+        if func.namespace != "c10d":
+            return False
+        if func.overloadpacket not in (_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER):
+            return True
+        place = [a.name for a in func._schema.arguments].index("async_op")
+        return place >= len(args) or bool(args[place])
+
     def composition(self, func: Any) -> Callable[..., Any] | None:
         """What takes an operator apart: the compiler's decomposition, or its functional form and a write."""
         if self._pauses:
             return None
+        if func.namespace == "c10d":
+            return partial(self._communicate, func)
         if func._schema.is_mutable:
             return partial(self._write_functionally, func)
         return self.decompositions.get(func)
@@ -272,6 +290,21 @@ class GraphTape:
         for i, tensor in enumerate(written, max(1, len(own))):
             self.write(tensor, self._call(operator.getitem, (node, i), {}, tensor))
         return answer
+
+    def _communicate(self, func: Any, *args: Any) -> Any:
+        """A collective that is waited for, as a functional one whose result is copied to where it belongs."""
+        reduces_all = func.overloadpacket is _ALL_REDUCE
+        group = ProcessGroup.unbox(args[1 if reduces_all else 2])
+        size, name = group.size(), group.group_name
+        for tensor in args[0] if reduces_all else args[:1]:
+            if reduces_all:
+                made = _functional.all_reduce(tensor, "sum", name)
+            elif func.overloadpacket is _ALL_GATHER:
+                made = _functional.all_gather_into_tensor(args[1], size, name)
+            else:
+                made = _functional.reduce_scatter_tensor(args[1], "sum", size, name)
+            tensor.copy_(_functional.wait_tensor(made))
+        return self._unrecorded(func, args, {})
 
     def _change_geometry(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``unsqueeze_`` and its like: the tensor is another view from now on."""

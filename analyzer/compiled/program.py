@@ -122,12 +122,13 @@ class Program:
             names[f"empty_strided_{device}"] = _factory(state, device)
         names["empty_strided"] = lambda size, stride, device, dtype: _factory(state, device)(size, stride, dtype)
         exec(self._code, names)
+        before = recorder.compiled_in, recorder.launch  # of the graph with the operator that has this one inside
         at(())
         recorder.launch = launched
         try:
             found: Sequence[Tensor | None] = names["Runner"](partitions=[]).call(args)
         finally:
-            recorder.compiled_in = recorder.launch = None
+            recorder.compiled_in, recorder.launch = before
         return found
 
 
@@ -146,6 +147,7 @@ class OperatorProgram(Program):
     def _run(self, args: list[Tensor | None], rows: Rows, is_backward: bool,
              launched: Launch) -> Sequence[Tensor | None]:
         recorder = active_state().recorder
+        before = recorder.compiled_in, recorder.launch
         recorder.launch = launched if launched.captured else None  # else PyTorch dispatches them
         values: dict[fx.Node, Any] = dict(zip(self.module.graph.find_nodes(op="placeholder"), args))
         args.clear()
@@ -163,7 +165,7 @@ class OperatorProgram(Program):
                 for dead in self._dying.get(node, ()):
                     del values[dead]
         finally:
-            recorder.compiled_in = recorder.launch = None
+            recorder.compiled_in, recorder.launch = before
         raise AssertionError("the graph has no output")
 
 

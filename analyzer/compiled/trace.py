@@ -153,6 +153,8 @@ class FunctionTrace:
                 raise GraphBreak("PyTorch's compiler has no kernel for the shapes of aten._thnn_fused_gru_cell")
             if func in _RECURRENT and not dynamo_config.allow_rnn:
                 raise GraphBreak("Dynamo takes no nn.RNN, nn.LSTM or nn.GRU")
+            if func is Tensor.add_ and isinstance(kwargs.get("alpha"), Tensor):
+                func = _add_scaled
             result = call(func, args, kwargs)
         except GraphBreak as reason:
             if is_in_transform():
@@ -290,6 +292,11 @@ class FunctionTrace:
             if tensor is not None and is_held(tensor):
                 found.append(tensor)
         return found
+
+
+def _add_scaled(x: Tensor, other: Tensor, *, alpha: Tensor) -> Tensor:
+    """``add_`` by a tensor's number, for which Dynamo does not ask (``method_add_`` of its variables/tensor.py)."""
+    return x.add_(other * alpha)
 
 
 _CALL = FunctionTrace.call.__code__

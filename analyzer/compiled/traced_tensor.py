@@ -43,6 +43,18 @@ def _reference_of_cpp() -> int:
     return found
 
 
+def history_of(tensor: Tensor) -> Any:
+    """What made a tensor, as autograd has it. Of a view that was made where no gradients are recorded there is nothing,
+    and asking raises where it was written since (``handle_view_on_rebase`` in ``torch/csrc/autograd/variable.cpp``).
+    """
+    if tensor._is_view() and torch._C._autograd._get_creation_meta(tensor) in _WITHOUT_HISTORY:
+        return None
+    return tensor.grad_fn
+
+
+_WITHOUT_HISTORY = (torch._C._autograd.CreationMeta.NO_GRAD_MODE, torch._C._autograd.CreationMeta.INFERENCE_MODE)
+
+
 def take_saved_tensor_hooks() -> Hooks:
     """Take off the hooks on tensors that autograd saves (of checkpoints, offloading); the outermost is the first."""
     found: Hooks = []

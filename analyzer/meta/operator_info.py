@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch._library.custom_ops import OPDEFS
 
 from analyzer.errors import InputError, is_count
 from analyzer.hardware.catalogue import simulated_spec
@@ -118,11 +119,24 @@ class OperatorInfo:
         self.host_outputs = _HOST_OUTPUTS.get(self.name, ())
         self.composite = bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
         self.composition = compositions.find(schema.name)  #: what the device runs instead of one kernel
+        #: what ``torch.library.custom_op`` made of a function that is no communication
+        self.written: Any = None if self.communicates or "group_name" in self.arguments else OPDEFS.get(schema.name)
         # Contents are worked out on the host, where the kernels of cuDNN and other libraries of a device are not.
         self.runs_on_host: bool = torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU")
 
 
 describe_operator = functools.cache(OperatorInfo)
+
+
+other_rules: list[Callable[[Any], bool]] = []
+"""Each tells of an operator whether a room above has a rule for it: of its FLOPs or its time."""
+
+
+def is_described(info: OperatorInfo) -> bool:
+    """Whether anything is registered of an operator, which then is one call, whatever it does inside."""
+    return (has_rule(info) or any(key in register_shape_impl for key in (info.op, info.packet))
+            or any(knows(info.op) for knows in other_rules))
+
 
 _AT_LEAST_0 = "a whole number of bytes, at least 0"
 

@@ -118,6 +118,14 @@ def append_outside(x, w):
 
 kept: list[torch.Tensor] = []
 
+def write_part_without_grad(x, w):
+    with torch.no_grad():
+        part = w[:2]
+        part.mul_(2)
+    print(end="")  # where a graph ends
+    return x @ w
+
+
 def put_by_mask(x, w):
     y, mask = torch.zeros_like(x), x[:, 0] > 0.5
     y[mask] = (x @ w)[mask]
@@ -127,6 +135,10 @@ def put_by_mask(x, w):
 RESULTS = {
     "one": lambda x, w: F.gelu(x @ w),
     "views of one": lambda x, w: (x.t(), (y := x * 2), y.view(-1), y[0]),
+    "a view of another dtype": lambda x, w: (y := x * 2, y.view(torch.int32)[1:]),
+    "a write to a view of another dtype": lambda x, w: ((y := x * 2).view(torch.int32).bitwise_and_(-2), y),
+    "a write where no gradients are recorded": write_part_without_grad,
+    "scaled by a tensor": lambda x, w: (x * 2).add_(x, alpha=torch.tensor(2.0)),
     "parts of one storage as arguments": lambda x, w: torch.compile(lambda a, b: a * b)(*x.chunk(2, -1)),
     "an object": give_object,
     "a dataclass": lambda x, w: Result(x * 2, [x.sin()]),

@@ -3,6 +3,7 @@ from collections import Counter
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
@@ -19,6 +20,7 @@ from torch.distributed.tensor.parallel import (
 from analyzer import ProfileOptions, profile
 from analyzer.errors import InputError
 from analyzer.parallel import world
+from tests.call import Call
 
 ROWS, WIDTH, HIDDEN, BLOCKS, RANKS = 512, 256, 1024, 2, 8
 MIB = 2**20
@@ -165,6 +167,24 @@ def test_graphs_of_replicated_models_end_where_buckets_do():
     assert [row.graphs for row in p.compiled] == [3]
     assert len(p.comm) == 3 and sum(row.bytes for row in p.comm) == 4 * 2048 * 2049 * 4
     assert all(row.exposed_seconds < row.seconds / 2 for row in p.comm[:-1])
+
+
+@pytest.mark.parametrize(("waits", "graphs"), [(True, 1), (False, 2)])
+def test_collectives_that_are_waited_for_are_in_the_graph(waits, graphs):
+    def scatter(x):
+        part, whole = x.new_empty(ROWS // RANKS, WIDTH), x * 2
+        work = dist.reduce_scatter_tensor(part, whole, async_op=not waits)
+        if work is not None:
+            work.wait()
+        return part + 1
+
+    with world(RANKS):
+        p = profile(torch.compile(Call(lambda m, x: scatter(x))), args=(X,), device="h100", mode="infer")
+    call, = p.compiled
+    assert call.graphs == graphs and [b.reason for b in call.breaks] == [
+        "Dynamo takes no c10d._reduce_scatter_base_.default"] * (graphs - 1)
+    row, = p.comm
+    assert (row.kind, row.bytes) == ("reduce_scatter", ROWS * WIDTH * 4)
 
 
 def test_some_blocks_run_for_many():

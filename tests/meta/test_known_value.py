@@ -1,4 +1,6 @@
 """Values of small tensors follow from their factory, through views and in-place operators, as on real tensors."""
+import io
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -118,6 +120,23 @@ def test_a_write_of_unknown_data_is_forgotten_everywhere():
         x[3] = torch.randint(0, 5, (1,)).expand(2)[0] + torch.randint(0, 9, (4, 4)).sum()
         with pytest.raises(DataDependentError):
             view[0].item()
+
+
+def test_what_is_read_into_the_array_of_an_empty_tensor_is_in_the_tensor():
+    with MetaTensorMode(MetaOptions(unknown_value="placeholder")):
+        tokens = torch.empty(6, dtype=torch.uint16, pin_memory=True)
+        assert io.BytesIO(bytes([7, 0, 1, 0, 7, 0, 0, 1, 2, 0, 7, 0])).readinto(tokens.numpy()) == 12
+        assert tokens[2:].tolist() == [7, 256, 2, 7] and (tokens == 7).nonzero().tolist() == [[0], [2], [5]]
+        assert tokens.cuda()[3].item() == 256
+
+
+def test_a_number_is_copied_to_a_mask():
+    with MetaTensorMode():
+        mask = torch.zeros(4, dtype=torch.bool)
+        mask[1:].copy_(True)
+        assert mask.tolist() == [False, True, True, True]
+        big = torch.zeros(1 << 22, dtype=torch.bool, device="cuda")  # of which only is known how many are set
+        assert big.copy_(1).nonzero().shape[0] == 1 << 22 and big.copy_(0).nonzero().shape[0] == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.complex64])

@@ -4,21 +4,32 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.graph import _engine_run_backward
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from analyzer.errors import InputError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta import argument as collective
+from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
 from analyzer.meta.intercept.replacement import call_handlers, waiting
-from analyzer.meta.operator_info import OperatorInfo, describe_operator, has_rule, hold_blocks, kernel_memory
+from analyzer.meta.operator_info import (
+    OperatorInfo,
+    describe_operator,
+    has_rule,
+    hold_blocks,
+    is_described,
+    kernel_memory,
+)
 from analyzer.meta.simulated_device import devices, reopened
 from analyzer.meta.spec import Signature, name_arguments, spec_of, to_specs
-from analyzer.meta.state import MetaState, mode_in_force
+from analyzer.meta.state import MetaState, mode_in_force, set_state
+from analyzer.meta.tensor import device_of
 from analyzer.meta.value.data_dependent import answer_data_dependent, depends_on_data
 
 from .call import OperatorCall, find_entry, rebuild, resolve, result_device, storage_of
@@ -90,6 +101,9 @@ class MetaDispatchMode(DirectDispatchMode):
         assert state is not None
         try:
             if state.graph is not None and state.graph.called is None:
+                if state.graph.ends_before(func, args):
+                    with self, reopened(), mode_in_force(), state.tracing.outside(f"Dynamo takes no {func}"):
+                        return func(*args, **kwargs or {})
                 return state.graph.call(func, args, kwargs or {}, self._handle)
             if state.space.is_shared:
                 with state.space.turn:
@@ -106,7 +120,8 @@ class MetaDispatchMode(DirectDispatchMode):
         if state.graph is not None and not info.composite:
             found.append(state.graph.composition(info.op))
         if not whole and info.op not in self._whole:
-            found += [info.op.decompose if info.composite else None, info.composition]
+            found += [info.op.decompose if info.composite else None, info.composition,
+                      None if info.written is None else partial(_run_written, state, info)]
         return [compose for compose in found if compose is not None]
 
     def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool) -> Any:
@@ -115,7 +130,7 @@ class MetaDispatchMode(DirectDispatchMode):
         info = describe_operator(func)
         if info.silent:
             return func(*args, **kwargs)
-        if info.composite or info.composition is not None or state.graph is not None:
+        if info.composite or info.composition is not None or info.written is not None or state.graph is not None:
             for compose in self._compositions(state, info, whole):
                 with self, reopened():
                     result = compose(*args, **kwargs)
@@ -151,6 +166,45 @@ class MetaDispatchMode(DirectDispatchMode):
         if state.graph is not None:
             state.graph.dispatched(func, args, kwargs, call.result)
         return call.result
+
+
+# What ``torch.library.custom_op`` made of a function runs as this function does: what it launches, computes and holds
+# meanwhile is seen. One that needs data, or calls what is no operator (a Triton kernel, a library), stays one operator.
+
+_runs_without_data: dict[Any, bool] = {}  #: by operator and kind of device
+
+
+def _run_written(state: MetaState, info: OperatorInfo, *args: Any, **kwargs: Any) -> Any:
+    if state.graph is not None or state.tape is not None or is_described(info):
+        return NotImplemented
+    kind = next((device_of(t).type for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)), "cpu")
+    kernels = info.written._backend_fns
+    function = kernels.get(kind, kernels.get(None))
+    if function is None:
+        return NotImplemented
+    if (info.op, kind) not in _runs_without_data:
+        with torch._C._EnableTorchFunction(), mode_in_force(), torch.no_grad():
+            _runs_without_data[info.op, kind] = _can_run(state, function, args, kwargs)
+    if not _runs_without_data[info.op, kind]:
+        return NotImplemented
+    with torch._C._EnableTorchFunction(), mode_in_force(), torch.no_grad():
+        return function(*args, **kwargs)
+
+
+def _can_run(state: MetaState, function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether a function runs on tensors without data: tried in a memory of its own, where nothing is recorded."""
+    def copy(tensor: Tensor) -> Tensor:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device_of(tensor))
+
+    set_state(MetaState(replace(state.options, unknown_value="error"), AddressSpace(), state.adopted_device))
+    try:
+        args, kwargs = tree_map_only(Tensor, copy, (args, kwargs))
+        function(*args, **kwargs)
+    except Exception:  # whatever the function raises: the answer is no
+        return False
+    finally:
+        set_state(state)
+    return True
 
 
 def _execute(state: MetaState, call: OperatorCall) -> None:

@@ -13,6 +13,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import CPU, MetaState, active_state, current, indexed_device
 from analyzer.meta.tensor import META, MetaTensor, data_ptr, device_of, is_around_tensors, keep_class, use_on
 from analyzer.meta.value.contents import read_known
+from analyzer.meta.value.known_value import Deferred
 
 Handler = Callable[[MetaState, Any, tuple[Any, ...], dict[str, Any]], Any]
 handlers: dict[Any, Handler] = {}
@@ -192,7 +193,13 @@ def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
             with without_modes():
                 value = torch.ones(x.shape, dtype=x.dtype, device=CPU)
     with without_modes():
-        return value.numpy().copy()
+        array = value.numpy().copy()
+        storage = _storage_of(x)
+        # they share memory: what is written to the array, such as a file that is read into it, is the tensor's
+        if isinstance(storage, MetaStorage) and storage.known is None and storage.device == CPU and (
+                not x.is_floating_point() and x.is_contiguous() and x.nbytes == storage.nbytes()):
+            storage.known = Deferred(torch.from_numpy(array))
+        return array
 
 
 @handles(Tensor.device.__get__)

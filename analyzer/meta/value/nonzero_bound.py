@@ -112,9 +112,11 @@ def _rows(x: Tensor, dim: int, index: Tensor, value: Any, *_: Any, **__: Any) ->
     return [x, *_value(value, index.numel() * (x.numel() // max(1, x.shape[dim])) if x.dim() else 1)]
 
 
-def _copy(x: Tensor, source: Tensor, *_: Any, **__: Any) -> list[Part]:
+def _copy(x: Tensor, source: Any, *_: Any, **__: Any) -> list[Part]:
     storage = x.untyped_storage()
-    kept = [] if isinstance(storage, MetaStorage) and covers_storage(x, storage) else [x]
+    kept: list[Part] = [] if isinstance(storage, MetaStorage) and covers_storage(x, storage) else [x]
+    if not isinstance(source, Tensor):  # `x.copy_(1)`
+        return [*kept, *_value(source, x.numel())]
     return [*kept, (source, x.numel(), x.numel() // max(1, source.numel()))]
 
 

@@ -13,7 +13,7 @@ import torch
 
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime
-from analyzer.meta.operator_info import register_shape_impl
+from analyzer.meta.operator_info import other_rules, register_shape_impl
 from analyzer.meta.spec import Signature, TensorSpec, as_operator, check_operator
 from analyzer.registry import Call, Registry
 
@@ -155,6 +155,9 @@ InputError for another key, and a profile does for another result. An operator w
 register_time_impl: OperatorRegistry[TimeRule] = OperatorRegistry("register_time_impl", Call("f(signature, device)", 2))
 """Register the seconds of an operator's kernels: a function of the call's `Signature` and a `DeviceSpec` that returns a
 `KernelTime`, or None where it is not known. An operator without a rule takes the time of the bytes that it moves."""
+
+other_rules.append(lambda op: any(registry.find_variant(op) is not None
+                                  for registry in (register_flop_impl, register_time_impl)))
 
 SPARSE_FORMULAS: dict[str, Formula] = {}
 """By the name of an operator of ATen, what it counts where it takes or gives a sparse tensor; of others, which have
