@@ -17,7 +17,7 @@ from analyzer.record.reference_count import next_sequence_number
 
 from .functional import put_writes_last
 from .joint_graph import GraphTape, JointGraph, place_of
-from .traced_tensor import GraphShape, coerce_like, exchange, history_of, is_wrapped, parts_of, rebuild_like
+from .traced_tensor import GraphShape, coerce_like, exchange, is_unrecorded, is_wrapped, parts_of, rebuild_like
 
 Tensor = torch.Tensor
 
@@ -54,8 +54,10 @@ class StandIns:
 
     def replace(self, tensor: Tensor) -> None:
         """Put a leaf in the place of ``tensor``, where it has a history from before the graph."""
-        made_by = history_of(tensor)
-        if not tensor.requires_grad or made_by is None and not tensor._backward_hooks and not is_wrapped(tensor):
+        if is_unrecorded(tensor) or not tensor.requires_grad:
+            return
+        made_by = tensor.grad_fn
+        if made_by is None and not tensor._backward_hooks and not is_wrapped(tensor):
             return
         if made_by is not None and made_by._sequence_nr() >= self._first_node:
             return  # the graph made it
@@ -69,7 +71,7 @@ class StandIns:
             leaf = (tensor.detach() if is_wrapped(tensor) else alias(tensor)).requires_grad_()
             other: Tensor = _Apart.apply(leaf)  # type: ignore[no-untyped-call]
         exchange(tensor, other)
-        self.replaced[id(tensor)] = _Replaced(tensor, other, leaf, history_of(tensor))
+        self.replaced[id(tensor)] = _Replaced(tensor, other, leaf, tensor.grad_fn)
 
     def put_back(self) -> None:
         """Each tensor is in its own place again."""
@@ -131,8 +133,8 @@ class GraphEnd:
             primal = tape.primal_of.get(number)
             if space_of(tensor) is self.space:
                 groups.setdefault(number, []).append(tensor)
-            elif (primal is not None and history_of(tensor) is not None and id(tensor) not in self.stand_ins.replaced
-                  and all(tensor is not p for p in tape.primals)):
+            elif (primal is not None and not is_unrecorded(tensor) and tensor.grad_fn is not None
+                  and id(tensor) not in self.stand_ins.replaced and all(tensor is not p for p in tape.primals)):
                 self._puts.append(_Put(tensor, tape.primals[primal], (offset, shape, stride, dtype, True)))
         for group in groups.values():
             self._add_group(group)
@@ -141,7 +143,7 @@ class GraphEnd:
 
     def _add_wrapped(self, tensor: Tensor) -> None:
         is_made = any(space_of(part) is self.space for part in parts_of(tensor))
-        if is_made or history_of(tensor) is not None and id(tensor) not in self.stand_ins.wrapped:
+        if is_made or tensor.grad_fn is not None and id(tensor) not in self.stand_ins.wrapped:
             self._puts.append(_Put(tensor, len(self.results)))
             self.results.append(tensor)
 
@@ -171,7 +173,8 @@ class GraphEnd:
         for i in self.tape.written:
             primal = self.tape.primals[i]
             replaced = self.stand_ins.replaced.get(id(primal))
-            if history_of(primal) is None or replaced is not None and history_of(primal) is replaced.node:
+            if is_unrecorded(primal) or primal.grad_fn is None or (
+                    replaced is not None and primal.grad_fn is replaced.node):
                 self.tape.write_back(i)
             else:
                 self.results.append(primal)
@@ -184,7 +187,7 @@ class GraphEnd:
         inputs, own = self._list_inputs(primals)
         leaves = [self.stand_ins.leaf_of(p) for p in inputs]
         wanted = [i for i, t in enumerate(leaves) if t.requires_grad and t.is_leaf]
-        differentiated = [i for i, t in enumerate(self.results) if history_of(t) is not None]
+        differentiated = [i for i, t in enumerate(self.results) if t.grad_fn is not None]
         if not torch.is_grad_enabled() or not wanted:
             differentiated = []
         gradients: list[fx.Node | None] = [None] * len(primals)
@@ -233,7 +236,8 @@ class GraphEnd:
         found = [t for t in self.stand_ins.wrapped.values() if wrapped[id(t)]]
         parts = {i for t in found for i in wrapped[id(t)]}
         plain = [i for i in range(len(primals)) if i not in parts]
-        return [*[primals[i] for i in plain], *found], [*[[i] for i in plain], *[wrapped[id(t)] for t in found]]
+        own = [alias(primals[i]) if is_unrecorded(primals[i]) else primals[i] for i in plain]
+        return [*own, *found], [*[[i] for i in plain], *[wrapped[id(t)] for t in found]]
 
     def finish(self, results: Sequence[Any]) -> None:
         """Tensors that the code holds become the real ones."""

@@ -43,13 +43,11 @@ def _reference_of_cpp() -> int:
     return found
 
 
-def history_of(tensor: Tensor) -> Any:
-    """What made a tensor, as autograd has it. Of a view that was made where no gradients are recorded there is nothing,
-    and asking raises where it was written since (``handle_view_on_rebase`` in ``torch/csrc/autograd/variable.cpp``).
+def is_unrecorded(tensor: Tensor) -> bool:
+    """Whether a tensor is a view that was made where no gradients are recorded. It has no history, and asking for one
+    raises where it was written since (``handle_view_on_rebase`` in ``torch/csrc/autograd/variable.cpp``).
     """
-    if tensor._is_view() and torch._C._autograd._get_creation_meta(tensor) in _WITHOUT_HISTORY:
-        return None
-    return tensor.grad_fn
+    return tensor._is_view() and torch._C._autograd._get_creation_meta(tensor) in _WITHOUT_HISTORY
 
 
 _WITHOUT_HISTORY = (torch._C._autograd.CreationMeta.NO_GRAD_MODE, torch._C._autograd.CreationMeta.INFERENCE_MODE)
