@@ -87,6 +87,15 @@ class CallTimer:
 
         return [timed._replace(work=work_at(timed)) for timed in self.timed]
 
+    def sustain(self, share: float) -> None:
+        """Let kernels take longer by this share of what they do under load for long."""
+        for number, timed in enumerate(self.timed):
+            if more := timed.kernel.load_seconds:
+                seconds = round((timed.kernel.seconds + share * more) * PICOSECONDS) / PICOSECONDS
+                kernel = replace(timed.kernel, seconds=seconds, load_seconds=(1 - share) * more)
+                self.timed[number] = timed._replace(
+                    kernel=kernel, work=timed.work._replace(device=self._on_device(kernel)))
+
     def at_fabric(self, cluster: ClusterSpec) -> list[TimedCall]:
         """`timed` on hosts that another network joins."""
         log = self.log

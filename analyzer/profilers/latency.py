@@ -7,7 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of
-from analyzer.hardware.kernel_time.estimate import BOUNDS, SLOWEST_OF_HOSTS, SLOWEST_RANK, ErrorSum, find_range
+from analyzer.hardware.kernel_time.estimate import (
+    BOUNDS,
+    SLOWEST_OF_HOSTS,
+    SLOWEST_RANK,
+    ErrorSum,
+    find_constants,
+    find_range,
+    slowdown_of_board,
+)
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 from analyzer.record.process_group import ProcessGroupSpec, communicates
@@ -53,6 +61,11 @@ def find_slowest(log: Log) -> float:
 OVERLAP = ("seconds on several streams: communication runs beside computation, which lacks the multiprocessors that it "
            "holds, and all ranks come at once; kernels that fill the device take turns, and so do collectives over the "
            "same links")
+
+
+#: Of its power limit, what a device takes in other kernels than products: the mean of five (copy, GELU, sum, softmax,
+#: layer norm) on an H200, 508 to 706 W of 700 (``benchmarks/truth/energy.json``).
+OTHERS_SHARE = 0.91
 
 
 #: How an assumption begins that is a figure which a step depends on, and which was not given.
@@ -124,6 +137,17 @@ class _Latency:
         sequence = CallSequence(log, self.timer)
         # all kernels are on one stream, with nothing that waits for them but the calls themselves
         in_turn = self.timer.is_host or not log.streams and not any(map(communicates, log.signatures()))
+
+        def run_timed(timed: list[TimedCall]) -> float:
+            if in_turn:
+                return sum(time.total for time in time_phases(sequence, timed, last).values()) / PICOSECONDS
+            *_, schedule = schedule_steps(sequence, timed, last)
+            return schedule.end() / PICOSECONDS
+
+        steady = [(tally.number, timed) for tally, timed in tallies if tally.step == last]
+        if not self.timer.is_host and (share := self._find_load(steady, run_timed)):
+            self.timer.sustain(share)
+            tallies = [(tally, self.timer.time(tally.call)) for tally, _ in tallies]
         times = time_phases(sequence, self.timer.timed) if in_turn else self._schedule(sequence)
         spent: dict[tuple[int, str], Counter[str]] = {(r.step, r.phase): Counter() for r in log.phases}
         launched: Counter[tuple[int, str]] = Counter()
@@ -139,14 +163,7 @@ class _Latency:
         seconds = math.fsum(time.total for (step, _), time in times.items() if step == last) / PICOSECONDS
 
         def run(pace: Pace) -> float:
-            timed = self.timer.at_pace(pace)
-            if in_turn:
-                return sum(time.total for time in time_phases(sequence, timed, last).values()) / PICOSECONDS
-            return run_timed(timed)
-
-        def run_timed(timed: list[TimedCall]) -> float:
-            *_, schedule = schedule_steps(sequence, timed, last)
-            return schedule.end() / PICOSECONDS
+            return run_timed(self.timer.at_pace(pace))
 
         def run_on(network: float) -> float:
             assert assumed is not None
@@ -172,6 +189,22 @@ class _Latency:
         out.totals = {**sum_seconds({phase: row["seconds"] for phase, row in steady.items()}),
                       "kernel_seconds": sum(row["kernel_seconds"] for row in steady.values())}
         return out
+
+    def _find_load(self, calls: list[tuple[int, TimedCall]], run: Callable[[list[TimedCall]], float]) -> float:
+        """The share of `KernelTime.load_seconds` by which kernels take longer in a training step, which is one of many
+        in a row: the clock is what the power limit leaves on the average of the step. An H200 that multiplies runs at
+        1,485 MHz in place of 1,980, however short the product, and at 1,867 in a step of products and other kernels.
+        """
+        more = math.fsum(number * timed.kernel.load_seconds for number, timed in calls)
+        if not more or not any(record.phase == "backward" for record in self.log.phases):
+            return 0.0
+        device, computing = self.timer.device, [calls for calls in calls if calls[1].kind != COMMUNICATION]
+        busy = math.fsum(number * timed.kernel.seconds for number, timed in computing)
+        others = math.fsum(number * timed.kernel.seconds for number, timed in computing if not timed.kernel.load_seconds)
+        waiting = max(0.0, run(self.timer.timed) - busy)
+        left = (1 - find_constants("power", device)["idle_share"]) * waiting
+        left += max(0.0, 1 - OTHERS_SHARE * slowdown_of_board(device)) * others
+        return max(0.0, 1 - left / more)
 
     def _tell_network(self, cluster: ClusterSpec, seconds: float, at_half: float) -> str:
         assert cluster.fabric is not None

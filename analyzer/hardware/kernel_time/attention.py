@@ -10,7 +10,7 @@ from typing import NamedTuple
 from analyzer.errors import InputError
 from analyzer.hardware.device_spec import DeviceSpec
 
-from .estimate import NO_TIME, KernelTime, find_constants
+from .estimate import NO_TIME, KernelTime, find_constants, slowdown_of_board
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +283,8 @@ def predict(size: AttentionSize, kernel: str, phase: str, device: DeviceSpec, c:
         kernels += 1
     floor /= (device.clock_hertz or TYPICAL_CLOCK_HERTZ)
     bound = "latency" if floor > seconds else "memory" if memory > arithmetic else "arithmetic"
-    return KernelTime(floor + seconds, c.get("spread", 0.5), bound, kernels)
+    more = (slowdown_of_board(device) - 1) * seconds if bound == "arithmetic" else 0.0
+    return KernelTime(floor + seconds, c.get("spread", 0.5), bound, kernels, load_seconds=more)
 
 
 def attention_time(kernel: str, batch: int, heads: int, kv_heads: int, q_len: int, kv_len: int, head_dim: int,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from analyzer.hardware.device_spec import DeviceSpec
+from analyzer.hardware.device_spec import DeviceSpec, read_shipped
 
 # Fitted constants of the kernel models, by family and device.
 #
@@ -40,21 +40,40 @@ def read_fitted(family: str) -> Mapping[str, Any]:
 _ALIKE = {"Ampere GA10x": "Ada Lovelace", "RTX Blackwell": "Ada Lovelace", "Blackwell": "Hopper"}
 
 
+#: Families of kernels of which NVIDIA's devices alone were measured, and the least spread of another maker's: as much
+#: as the time is too short if the kernels of its libraries reach half the share of the peak rates.
+_MEASURED = frozenset(("attention", "collective", "convolution", "inductor", "matmul", "memory_bound"))
+_UNMEASURED_SPREAD = 1.0
+
+
 @functools.lru_cache(maxsize=256)
-def _merge(family: str, name: str, architecture: str | None) -> Mapping[str, float]:
+def _merge(family: str, name: str, architecture: str | None, vendor: str | None) -> Mapping[str, float]:
     data = read_fitted(family)
     own = data["architectures"].get(architecture)
     if own is None:  # those of another generation, but not how sure they are there
         like = data["architectures"].get(_ALIKE.get(architecture or ""), {})
         own = {name: value for name, value in like.items() if not name.endswith("spread")}
-    return {**data["generic"], **own, **data["devices"].get(name, {})}
+    found = {**data["generic"], **own, **data["devices"].get(name, {})}
+    least = 0.0 if vendor in (None, "NVIDIA") or family not in _MEASURED else _UNMEASURED_SPREAD
+    return {name: max(value, least) if name.endswith("spread") else value for name, value in found.items()}
 
 
 def find_constants(family: str, device: DeviceSpec) -> Mapping[str, float]:
     """The constants of a family of kernels on a device: its own calibration first, then what is fitted."""
-    merged = _merge(family, device.chip, device.architecture)
+    merged = _merge(family, device.chip, device.architecture, device.vendor)
     own = device.calibration.get(family)
     return merged if own is None else {**merged, **own}
+
+
+@functools.lru_cache(maxsize=64)
+def slowdown_of_board(device: DeviceSpec) -> float:
+    """How many times longer than on the chip's own board a kernel takes on one that may take less power: products and
+    attention take all that theirs may (``benchmarks/truth/energy.json``: 686 to 694 W of an H200's 700), and as many
+    joules of a FLOP here as there. 1 for that board itself, and where a limit is unknown.
+    """
+    chip = read_shipped(device.chip)
+    known = chip is not None and chip.power_watts and device.power_watts
+    return max(1.0, chip.power_watts / device.power_watts) if known else 1.0  # type: ignore[union-attr, operator]
 
 
 FAMILY = "error"
@@ -110,6 +129,8 @@ class KernelTime:
     - ``bound``: one of `BOUNDS`.
     - ``kernels``: how many kernels are launched.
     - ``below``: the same as ``spread`` downwards, where a cause is known that makes it take longer alone.
+    - ``load_seconds``: how much longer it takes where the device is under load for long, so that its clock has come
+      down to what the power limit leaves.
     """
 
     seconds: float
@@ -117,6 +138,7 @@ class KernelTime:
     bound: str
     kernels: int = 1
     below: float | None = field(default=None, repr=False)
+    load_seconds: float = field(default=0.0, repr=False)
 
     @property
     def low(self) -> float:
@@ -168,7 +190,8 @@ def join(times: Iterable[KernelTime]) -> KernelTime:
     seconds = sum(part.seconds for part in parts)
     error = math.sqrt(sum((part.seconds * part.spread) ** 2 for part in parts))
     longest = max(parts, key=lambda part: part.seconds)
-    return KernelTime(seconds, error / seconds if seconds else 0.0, longest.bound, sum(part.kernels for part in parts))
+    return KernelTime(seconds, error / seconds if seconds else 0.0, longest.bound, sum(part.kernels for part in parts),
+                      load_seconds=sum(part.load_seconds for part in parts))
 
 
 def join_known(*times: KernelTime | None) -> KernelTime | None:

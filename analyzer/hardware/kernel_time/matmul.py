@@ -9,7 +9,7 @@ from typing import NamedTuple
 from analyzer.hardware.device_spec import DeviceSpec
 from analyzer.hardware.listing import find_peak
 
-from .estimate import BOUNDS, NO_TIME, KernelTime, find_constants
+from .estimate import BOUNDS, NO_TIME, KernelTime, find_constants, slowdown_of_board
 
 #: Joules of a FLOP if a board's whole power limit went into its peak rate, by architecture: on the CUDA cores in
 #: float32, on the tensor cores in 16 bits; from data sheets. 16 and 12 nm: V100 PCIe (250 W, 14 TFLOP/s, 112 TFLOP/s),
@@ -176,8 +176,8 @@ class ProductMachine:
             self.pipes[nbytes] = single._replace(element_seconds=loads)
         self.bandwidth = device.memory_bandwidth * of("bandwidth_share")
         self.floor_seconds = of("floor_seconds")
-        self.slowdown = slowdown_under_load(
-            device, kind == "single", self.itemsize, peak * of("peak_share"), of("joules_scale"))
+        self.slowdown = max(slowdown_of_board(device), slowdown_under_load(
+            device, kind == "single", self.itemsize, peak * of("peak_share"), of("joules_scale")))
         self.slow_seconds = of("slow_seconds")
         self.spreads = {bound: of(f"{bound}_spread") for bound in BOUNDS[:3]}
         self.unaligned_spread = 0.0 if kind == "single" else constants["unaligned_spread"]
@@ -206,13 +206,17 @@ class ProductMachine:
         memory = nbytes / self.bandwidth
         full = 2 * batch * m * n * k / (self.pipe.flops_per_second * self.multiprocessors)
         busy = blocks.seconds * (1 + (self.slowdown - 1) * full / (full + self.slow_seconds))
-        work = (busy ** self.power + memory ** self.power) ** (1 / self.power)
+        work = self._beside(busy, memory)
         if 2 * full < blocks.seconds and 2 * memory < busy or work < self.floor_seconds:
             bound = "latency"
         else:
             bound = "memory" if memory > busy else "arithmetic"
         spread = self.spreads[bound] if row_bytes == 16 else max(self.spreads[bound], self.unaligned_spread)
-        return KernelTime(self.floor_seconds + work, spread, bound, 1 + (blocks.split > 1))
+        return KernelTime(self.floor_seconds + work, spread, bound, 1 + (blocks.split > 1),
+                          load_seconds=self._beside(blocks.seconds * self.slowdown, memory) - work)
+
+    def _beside(self, busy: float, memory: float) -> float:
+        return (busy ** self.power + memory ** self.power) ** (1 / self.power)
 
     def quantizing_seconds(self, count: int) -> float:
         """Of the kernel that brings ``count`` 16-bit numbers into 8 bits."""
