@@ -283,6 +283,24 @@ def test_a_device_of_a_file_has_verdict_utilization_and_roofline(run, tmp_path):
     assert out.read_text().startswith("name,kind,part,type,flops,bytes,intensity,seconds,")
 
 
+def test_experts_are_chosen_unevenly_with_a_skew(run, tmp_path):
+    """96 choices by Zipf's law of exponent 1 among 4 experts, whose harmonic number is 25/12: 46 fall on the first."""
+    (tmp_path / "experts.py").write_text("""
+from torch import bincount, nn
+class First(nn.Linear):
+    def forward(self, x):
+        rows, = bincount(nn.functional.linear(x, self.weight).argmax(-1), minlength=4)[:1].tolist()
+        return nn.functional.linear(x[:rows], self.weight)
+def build():
+    return First(8, 4, bias=False)
+""")
+    for words, rows, saved in ((), 24, None), (("--skew", "1.0"), 46, "1"):
+        assert run("profile", f"{tmp_path / 'experts.py'}:build", "--input", "96x8", *words, "--json",
+                   str(tmp_path / "p.json"))[0] == 0
+        p = Profile.from_json(tmp_path / "p.json")
+        assert (p.fwd_macs, p.made_by.options.get("skew")) == ((96 + rows) * 8 * 4, saved)
+
+
 def test_a_saved_profile_says_which_command_made_it_and_that_makes_it_again(run, tmp_path):
     code, _, _ = run("profile", "resnet18", "--mode", "infer", "--dtype", "bf16", "--device", "a100",
                      "--input", "2x3x64x64", "--json", str(tmp_path / "p.json"))

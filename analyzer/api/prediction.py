@@ -12,7 +12,7 @@ from analyzer.distributed.world_state import WorldSpec
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.profilers.flops import make_flops_profiler
-from analyzer.record.options import progress_of
+from analyzer.record.options import ProfileOptions, progress_of
 from analyzer.results.profile import Profile
 from analyzer.results.world import CommandInfo, Option
 from analyzer.zoo import command_option
@@ -45,8 +45,8 @@ def read_world(arguments: argparse.Namespace) -> World | None:
 
 #: options that a saved profile holds, in the order of the command that it prints
 SAVED_OPTIONS = ("input", "mode", "autocast", "dtype", "quantize", "lora", "attention", "loss_chunks", "checkpointing",
-                 "compile", "optimizer", "accumulate", "device", "convention", "world", "rank", "devices_per_host",
-                 "cluster")
+                 "compile", "optimizer", "accumulate", "skew", "device", "convention", "world", "rank",
+                 "devices_per_host", "cluster")
 
 
 def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[Profile]:
@@ -68,12 +68,13 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
         with progress_of(i, len(targets), target.name), command_option.model_errors(target.name):
             args, kwargs = command_option.make_inputs(specs)
             found.append(profile(partial(build, target), args, kwargs, device=arguments.device,
-                                 world=read_world(arguments),
+                                 world=read_world(arguments), options=ProfileOptions(skew=arguments.skew),
                                  profilers={"flops": make_flops_profiler(arguments.convention)},
                                  **command_option.find_step(arguments, recipe)))
             # labels follow from the other inputs, and the dtype of what is not given from the recipe
             given = command_option.choose_inputs(target, arguments.input, train=False)
-            said: dict[str, Option] = {option: value for option in SAVED_OPTIONS
+            said: dict[str, Option] = {option: f"{value:g}" if isinstance(value, float) else value
+                                       for option in SAVED_OPTIONS
                                        if (value := getattr(arguments, option)) not in (None, False)}
             found[-1].complete(made_by=CommandInfo(name, {**said, "input": tuple([str(spec) for spec in given])}))
             if made_up := [spec.assumption for spec in specs if spec.assumption is not None]:

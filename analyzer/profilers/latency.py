@@ -144,8 +144,8 @@ class _Latency:
             *_, schedule = schedule_steps(sequence, timed, last)
             return schedule.end() / PICOSECONDS
 
-        steady = [(tally.number, timed) for tally, timed in tallies if tally.step == last]
-        if not self.timer.is_host and (share := self._find_load(steady, run_timed)):
+        again = [(tally.number, timed) for tally, timed in tallies if tally.step == last]
+        if not self.timer.is_host and (share := self._find_load(again, run_timed)):
             self.timer.sustain(share)
             tallies = [(tally, self.timer.time(tally.call)) for tally, _ in tallies]
         times = time_phases(sequence, self.timer.timed) if in_turn else self._schedule(sequence)
@@ -198,12 +198,11 @@ class _Latency:
         more = math.fsum(number * timed.kernel.load_seconds for number, timed in calls)
         if not more or not any(record.phase == "backward" for record in self.log.phases):
             return 0.0
-        device, computing = self.timer.device, [calls for calls in calls if calls[1].kind != COMMUNICATION]
-        busy = math.fsum(number * timed.kernel.seconds for number, timed in computing)
-        others = math.fsum(number * timed.kernel.seconds for number, timed in computing if not timed.kernel.load_seconds)
-        waiting = max(0.0, run(self.timer.timed) - busy)
-        left = (1 - find_constants("power", device)["idle_share"]) * waiting
-        left += max(0.0, 1 - OTHERS_SHARE * slowdown_of_board(device)) * others
+        device, computing = self.timer.device, [call for call in calls if call[1].kind != COMMUNICATION]
+        waiting = run(self.timer.timed) - math.fsum(number * timed.kernel.seconds for number, timed in computing)
+        left = (1 - find_constants("power", device)["idle_share"]) * max(0.0, waiting)
+        left += max(0.0, 1 - OTHERS_SHARE * slowdown_of_board(device)) * math.fsum(
+            number * timed.kernel.seconds for number, timed in computing if not timed.kernel.load_seconds)
         return max(0.0, 1 - left / more)
 
     def _tell_network(self, cluster: ClusterSpec, seconds: float, at_half: float) -> str:

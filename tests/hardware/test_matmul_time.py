@@ -4,6 +4,8 @@ from dataclasses import replace
 import pytest
 
 from analyzer.hardware import PeakRates, find_device
+from analyzer.hardware.kernel_time.attention import attention_time
+from analyzer.hardware.kernel_time.estimate import slowdown_of_board
 from analyzer.hardware.kernel_time.matmul import (
     HOPPER_TILES,
     TENSOR_TILES,
@@ -92,6 +94,32 @@ def test_a_lower_power_limit_slows_large_products_only() -> None:
     assert seconds(1, 8192, 8192, 8192, "bfloat16", weak) > 1.5 * seconds(1, 8192, 8192, 8192, "bfloat16", same)
     assert seconds(1, 16, 1024, 1024, "bfloat16", weak) < 1.05 * seconds(1, 16, 1024, 1024, "bfloat16", same)
     assert slowdown_under_load(replace(l40s, power_watts=None), False, 2, 1e15, 1.0) == 1.0
+
+
+@pytest.mark.parametrize(("size", "dtype", "measured"), [
+    (8192, "bfloat16", 1.648577e-3), (4096, "bfloat16", 0.206926e-3), (8192, "tf32", 3.195843e-3),
+    (8192, "float8_e4m3fn", 0.873164e-3)])
+def test_a_product_that_is_repeated_for_seconds_takes_what_the_limit_leaves(size: int, dtype: str, measured: float
+                                                                            ) -> None:
+    """Measured on an H200 (benchmarks/truth/energy.json), whose clock came down to 1,455 to 1,530 MHz."""
+    name = "float32" if dtype == "tf32" else dtype
+    time = matmul_time(1, size, size, size, name, find_device("h200"), allow_tf32=dtype == "tf32")
+    assert time is not None
+    assert time.seconds + time.load_seconds == pytest.approx(measured, rel=0.04)
+
+
+def test_a_board_of_less_power_has_less_for_products_and_attention() -> None:
+    usual, board = find_device("h100_sxm"), find_device("h100_sxm,power=350")
+    more, unknown = find_device("h100_sxm,power=900"), replace(board, power_watts=None)
+    assert [slowdown_of_board(device) for device in (usual, board, more, unknown)] == [1, 2, 1, 1]
+    for kernel in ("flash", "cudnn"):
+        times = [attention_time(kernel, 1, 32, 8, 8192, 8192, 128, 128, "bfloat16", device, causal=True, backward=True)
+                 for device in (usual, board)]
+        assert times[0].seconds == times[1].seconds and times[0].load_seconds == 0.0
+        assert times[1].load_seconds == pytest.approx(times[1].seconds, rel=0.01)
+    bits = [matmul_time(1, 8192, 8192, 8192, "float8_e4m3fn", device) for device in (usual, board)]
+    whole = [time.seconds + time.load_seconds for time in bits]
+    assert whole[1] == pytest.approx(2 * whole[0], rel=0.02)
 
 
 def test_nothing_to_compute_takes_no_time_and_an_unknown_device_has_none() -> None:

@@ -21,6 +21,7 @@ from analyzer.profilers.latency import SLOWEST_RANK
 from tests.call import Call
 
 US = 1e-6
+LOAD = {"sin": 10}  #: microseconds longer under load
 #: microseconds of a kernel, and how far it may be off
 TIMES = {"sin": (40, 0.25), "cos": (100, 0.5), "all_reduce": (200, 1.0)}
 ZERO = HostSpec(**{field.name: 0.0 for field in dataclasses.fields(HostSpec)})
@@ -32,17 +33,19 @@ def group() -> Iterator[None]:
         yield
 
 
-def run(monkeypatch: pytest.MonkeyPatch, forward: Any, host: HostSpec = ZERO) -> Profile:
+def run(monkeypatch: pytest.MonkeyPatch, forward: Any, host: HostSpec = ZERO, mode: str = "infer",
+        device: str = "h100") -> Profile:
     def time(call: Any, spec: Any, log: Any) -> KernelTime:
         name = call.signature.op.__name__.partition(".")[0]
         seconds, spread = TIMES.get(name, (0, 0.0))
         bound = "communication" if name == "all_reduce" else "arithmetic"
-        return KernelTime(seconds * US, spread, bound) if seconds else NO_TIME
+        return KernelTime(seconds * US, spread, bound, load_seconds=LOAD.get(name, 0) * US) if seconds else NO_TIME
 
     monkeypatch.setattr(call_sequence, "kernel_time", time)
     monkeypatch.setattr(host_time, "host_of", lambda spec: host)
     monkeypatch.setattr(call_sequence, "find_share", lambda *given: 0.0)
-    return profile(Call(lambda m, x: forward(x)), (torch.empty(8), ), device="h100", mode="infer",
+    x = torch.empty(8, requires_grad=mode == "train")
+    return profile(Call(lambda m, x: forward(x)), (x, ), device=device, mode=mode,
                    options=ProfileOptions(steps=1))
 
 
@@ -117,3 +120,18 @@ def test_replayed_layers_have_the_range_of_layers_that_were_run() -> None:
                              reuse=reuse) for reuse in (True, False))
     assert any(row.replayed for row in replayed.replay)
     assert replayed.step_seconds_range == ran.step_seconds_range
+
+
+@pytest.mark.parametrize(("count", "device", "launch", "share"), [
+    (1, "h100", 0, 0.1),                   # of 10 us that the kernel takes longer, 9 % of 100 are left by the other
+    (5, "h100", 0, 0.82),                  # 9 of 50
+    (5, "h100_sxm,power=500", 0, 1.0),     # of a board of less power the other takes all
+    (1, "h100", 200, 0.0)])                # the device waits
+def test_kernels_of_a_training_step_take_what_the_power_limit_leaves(monkeypatch: pytest.MonkeyPatch, count: int,
+                                                                     device: str, launch: int, share: float) -> None:
+    """Its backward pass has one kernel, a cosine of 100 us."""
+    host = dataclasses.replace(ZERO, launch_seconds=launch * US)
+    p = run(monkeypatch, sines(count), host, "train", device)
+    assert p.kernel_seconds == pytest.approx((count * (40 + 10 * share) + 100) * US)
+    assert p.phases["forward"].seconds == pytest.approx(max(count * (40 + 10 * share), launch + 40) * US)
+    assert run(monkeypatch, sines(count), host, "infer", device).kernel_seconds == pytest.approx(count * 40 * US)

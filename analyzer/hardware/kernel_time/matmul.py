@@ -216,7 +216,7 @@ class ProductMachine:
                           load_seconds=self._beside(blocks.seconds * self.slowdown, memory) - work)
 
     def _beside(self, busy: float, memory: float) -> float:
-        return (busy ** self.power + memory ** self.power) ** (1 / self.power)
+        return float((busy ** self.power + memory ** self.power) ** (1 / self.power))
 
     def quantizing_seconds(self, count: int) -> float:
         """Of the kernel that brings ``count`` 16-bit numbers into 8 bits."""

@@ -46,5 +46,11 @@ def test_a_device_s_own_calibration_stands_before_all() -> None:
     assert (found["share"], found["spread"], found["floor"]) == (0.9, 0.1, 1.0)
 
 
+def test_kernels_of_another_maker_may_take_twice_as_long() -> None:
+    found = find_constants("matmul", find_device("mi300x"))
+    assert (found["share"], found["spread"], found["half.peak_share"]) == (0.5, 1.0, 0.511)
+    assert find_constants("host", find_device("mi300x"))["spread"] == 0.4
+
+
 def test_an_unknown_architecture_takes_any_device_s() -> None:
     assert find_constants("made_up", DeviceSpec("card", architecture="Rubin"))["share"] == 0.5
