@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -50,8 +51,8 @@ def list_buffers(arguments: Any) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def describe(name: str, kernel: Any, parts: Sequence[Any], read: Iterable[str],
-             written: Iterable[str]) -> tuple[FusedKernel, tuple[int, ...]]:
-    """What a kernel of the scheduler's ``parts`` is, and the places of the operators that it computes."""
+             written: Iterable[str]) -> tuple[FusedKernel, str]:
+    """What a kernel of the scheduler's ``parts`` is, and the operators that it computes, by `places_of`."""
     nodes = [node for part in parts if isinstance(part, scheduler.BaseSchedulerNode) for node in part.get_nodes()]
     touched: list[dict[str, int]] = [{}, {}]
     origins: dict[fx.Node, None] = {}
@@ -147,9 +148,20 @@ def _as_int(size: Any) -> int:
     return int(V.graph.sizevars.optimization_hint(size))
 
 
-def places_of(origins: Iterable[fx.Node]) -> tuple[int, ...]:
-    """The places in the joint graph of the operators that a kernel computes, of those that stem from it."""
-    return tuple(sorted({origin.meta["place"] for origin in origins if "place" in origin.meta}))
+def places_of(origins: Iterable[fx.Node]) -> str:
+    """The operators that a kernel computes, of those that stem from the joint graph, as a program names them."""
+    return " ".join(map(name_place, sorted({origin.meta["place"] for origin in origins if "place" in origin.meta})))
+
+
+def name_place(place: int) -> str:
+    """A program's name for the operator at a place in the joint graph, a word as names of buffers are."""
+    return f"o{place}"
+
+
+@lru_cache(None)
+def read_places(names: str) -> tuple[int, ...]:
+    """The places that `places_of` names."""
+    return tuple([int(name[1:]) for name in names.split()])
 
 
 def _signature_of(node: fx.Node) -> Signature:

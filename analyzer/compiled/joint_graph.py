@@ -340,7 +340,10 @@ class GraphTape:
             device = device_of(result)  # the mode calls factories on meta
             args = [device if isinstance(value, torch.device) else value for value in args]
             kwargs = {name: device if isinstance(value, torch.device) else value for name, value in kwargs.items()}
-        node = self.graph.call_function(func, tuple(args), dict(kwargs))
+        node = self.graph.call_function(func)  # with arguments it would look for symbols in them
+        node.args = tuple(args)
+        if kwargs:
+            node.kwargs = dict(kwargs)
         self._describe(node, _specs_of(result))
         return node
 

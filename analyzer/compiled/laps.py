@@ -1,7 +1,7 @@
 """Laps of a sequence: stretches in a row that are alike, and which item of one stands for which of the next."""
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -14,11 +14,16 @@ class Chains:
         self._before: dict[Hashable, Hashable] = {}
         self._found: dict[Hashable, tuple[list[Any], int]] = {}
 
+    def allows(self, item: Hashable, following: Hashable) -> bool:
+        """Whether what is known agrees with it."""
+        return self._next.get(item, following) == following and self._before.get(following, item) == item
+
     def add(self, item: Hashable, following: Hashable) -> bool:
         """Whether that agrees with what is known."""
-        self._found = {}
-        return self._next.setdefault(item, following) == following and (
-            self._before.setdefault(following, item) == item)
+        agrees = self.allows(item, following)
+        if agrees:
+            self._next[item], self._before[following], self._found = following, item, {}
+        return agrees
 
     def find(self, item: Hashable) -> tuple[list[Any], int] | None:
         """The chain of an item, and its place there."""
@@ -31,13 +36,12 @@ class Chains:
                     self._found.update({member: (chain, i) for i, member in enumerate(chain)})
         return self._found.get(item)
 
-    def follows(self, item: Hashable, other: Hashable, step: int) -> bool | None:
-        """Whether ``other`` is ``item`` a lap later (``step`` 1) or before (-1); None where nothing is known."""
-        if step < 0:
-            item, other = other, item
-        if item in self._next:
-            return self._next[item] == other
-        return False if other in self._before else None
+    def distance(self, item: Hashable, other: Hashable) -> int | None:
+        """How many laps ``other`` is behind ``item``: 0 where they are in two chains, None where neither is in any."""
+        found, behind = self.find(item), self.find(other)
+        if found is None or behind is None:
+            return None if found is behind else 0
+        return behind[1] - found[1] if found[0] is behind[0] else 0
 
     def shift(self, item: Any, laps: int) -> Any:
         """What stands for ``item`` so many laps later; itself where it belongs to no lap, None beyond the ends."""
@@ -52,20 +56,22 @@ class Chains:
         return list({id(found[0]): found[0] for item in self._next if (found := self.find(item))}.values())
 
 
-def find_run(labels: Sequence[Hashable], agree: Callable[[int, int], bool], laps: int) -> tuple[int, int, int] | None:
-    """Start, stop and period of the longest stretch of at least so many laps, of which each agrees with the next."""
-    last: dict[Hashable, int] = {}
+def find_run(labels: Sequence[Hashable], agree: Callable[[int, int], bool],
+             laps: Callable[[int], int]) -> tuple[int, int, int] | None:
+    """Start, stop and period of the longest stretch of which each lap agrees with the next; of a period it has at least
+    so many ``laps``.
+    """
+    before: dict[Hashable, deque[int]] = {}
     distances: Counter[int] = Counter()
-    for i, label in enumerate(labels):
-        if label in last:
-            distances[i - last[label]] += 1
-        last[label] = i
-    # what a lap has once is a period apart; what it has several times, less
+    for i, label in enumerate(labels):  # what a lap has several times is often less than a period apart
+        places = before.setdefault(label, deque(maxlen=16))
+        distances.update([i - place for place in places])
+        places.append(i)
     best: tuple[int, int, int] | None = None
     for period in sorted(p for p, _ in distances.most_common(32)):
         start, length = _longest(i + period < len(labels) and labels[i] == labels[i + period] and agree(i, i + period)
                                  for i in range(len(labels)))
-        if (length + period) // period < laps:
+        if (length + period) // period < laps(period):
             continue
         if best is None or length + period > 1.25 * (best[1] - best[0]):
             best = start, start + length + period, period

@@ -197,6 +197,7 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
     their numbers, as (owner, name, function).
     """
     defined: list[tuple[str, Any, Sequence[Any]]] = []
+    numbers: dict[FusedKernel, int] = {}
     extern_call, combine = scheduler.Scheduler.codegen_extern_call, simd.SIMDScheduling.generate_combo_kernel_code
     scan_in_parts: Callable[..., Any] = triton_split_scan.TritonSplitScanKernel.scan
 
@@ -218,9 +219,11 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
         title, kernel, nodes = defined[int(name.split()[1])]
         read, written = list_buffers(getattr(kernel, "args", kernel))
         made, places = describe(title, kernel, nodes, read, written)
-        self.writeline(f"launch({len(found.kernels)}, {places}, [{', '.join(read.values())}], "
+        if made not in numbers:
+            numbers[made] = len(found.kernels)
+            found.kernels.append(made)
+        self.writeline(f"launch({numbers[made]}, {places!r}, [{', '.join(read.values())}], "
                        f"[{', '.join(written.values())}])")
-        found.kernels.append(made)
 
     def call_metal(self: Any, name: str, node: Any = None, deallocate_ws: bool = True) -> None:
         V.graph.wrapper_code.generate_kernel_call(name, [])
@@ -233,7 +236,7 @@ def _replacements(found: LoweredGraph) -> Iterator[tuple[Any, str, Any]]:
 
     def call_extern(self: Any, node: Any) -> None:
         if not isinstance(node.node, ir.MultiOutput):  # which takes a result out of a call's tuple
-            V.graph.wrapper_code.writeline(f"at({places_of(origins_of_extern(node.node))})")
+            V.graph.wrapper_code.writeline(f"at({places_of(origins_of_extern(node.node))!r})")
         extern_call(self, node)
 
     def scan(self: Any, *args: Any) -> Any:  # which asks Triton, that may not be installed, how wide a type is

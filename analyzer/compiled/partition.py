@@ -25,22 +25,22 @@ from torch.utils._pytree import tree_map_only
 from .joint_graph import JointGraph
 
 
-def partition(joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule | None]:
-    """The forward and the backward half of a joint graph. Call it in `lowering.compiling_for`."""
+def partition(joint: JointGraph) -> list[fx.GraphModule]:
+    """The forward half of a joint graph, and its backward one if it has one. Call it in `lowering.compiling_for`."""
     inputs = _fake_inputs(joint.module)
     with (V.set_fake_mode(joint.fake_mode), tracing(TracingContext(joint.fake_mode)), _folding_on_host(),
           mock.patch.object(partitioners, "functionalize_rng_ops", _leave_random)):
         if not joint.differentiated:
-            halves: tuple[fx.GraphModule, ...] = (compile_fx._recursive_joint_graph_passes(joint.module),)
+            halves = [compile_fx._recursive_joint_graph_passes(joint.module)]
         else:
-            halves = compile_fx.partition_fn(
+            halves = [*compile_fx.partition_fn(
                 joint.module, inputs, num_fwd_outputs=joint.results,
-                static_lifetime_input_indices=list(range(joint.given, len(joint.primals))))
+                static_lifetime_input_indices=list(range(joint.given, len(joint.primals))))]
         for graph in halves:  # what passes put in has no strides yet, and views share no storage
             compile_fx.fake_tensor_prop(graph, _fake_inputs(graph))
-    if len(halves) > 1:
+    if joint.differentiated:
         _mark_donated(halves[0], halves[1], joint.results)
-    return halves[0], halves[1] if len(halves) > 1 else None
+    return halves
 
 
 def _mark_donated(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
@@ -62,14 +62,12 @@ def _mark_donated(forward: fx.GraphModule, backward: fx.GraphModule, results: in
         saved[i].meta["donated"] = True
 
 
-def partition_plainly(joint: JointGraph, saves_all: bool) -> tuple[fx.GraphModule, fx.GraphModule | None]:
+def partition_plainly(joint: JointGraph, saves_all: bool) -> list[fx.GraphModule]:
     """The halves without Inductor's passes; where it ``saves_all``, nothing is recomputed."""
     if not joint.differentiated:
-        return joint.module, None
+        return [joint.module]
     cut = partitioners.default_partition if saves_all else partitioners.min_cut_rematerialization_partition
-    halves: tuple[fx.GraphModule, fx.GraphModule] = cut(
-        joint.module, _fake_inputs(joint.module), num_fwd_outputs=joint.results)
-    return halves
+    return [*cut(joint.module, _fake_inputs(joint.module), num_fwd_outputs=joint.results)]
 
 
 def _leave_random(joint: Any, forward: Any, backward: Any, symbols: int) -> tuple[Any, Any]:

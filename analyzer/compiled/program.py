@@ -21,11 +21,13 @@ from torch import fx
 
 from analyzer.memory.allocator import Block
 from analyzer.meta.address_space import AddressSpace
+from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import Launch, Signature, spec_of
 from analyzer.meta.state import MetaState, active_state
-from analyzer.meta.tensor import device_of
+from analyzer.meta.tensor import device_of, keep_class
 from analyzer.record.recorder import CompiledPlace
 
+from .generated_kernel import read_places
 from .joint_graph import JointGraph
 from .lowering import LoweredGraph, extern_kernels
 
@@ -93,24 +95,24 @@ class Program:
         state = active_state()
         recorder = state.recorder
 
-        def launch(index: int, places: tuple[int, ...], read: list[Tensor], written: list[Tensor]) -> None:
-            kernel = self.kernels[index]
-            key = index, tuple(map(spec_of, read)), tuple(map(spec_of, written))
-            signature = self._signatures.get(key)
-            if signature is None:
-                signature = self._signatures[key] = Signature(kernel, (), {}, key[1], key[2])  # type: ignore[arg-type]
-            recorder.compiled_in = rows.locate(places, is_backward, recorder.count_calls(), is_fused=True)
-            recorder.called(signature, [t.untyped_storage() for t in read], [t.untyped_storage() for t in written])
+        def launch(index: int, places: str, read: list[Tensor], written: list[Tensor]) -> None:
+            with torch._C.DisableTorchFunction():
+                key = index, tuple(map(spec_of, read)), tuple(map(spec_of, written))
+                signature = self._signatures.get(key)
+                if signature is None:
+                    kernel: Any = self.kernels[index]
+                    signature = self._signatures[key] = Signature(kernel, (), {}, key[1], key[2])
+                recorder.compiled_in = rows.locate(
+                    read_places(places), is_backward, recorder.count_calls(), is_fused=True)
+                recorder.called(signature, [t.untyped_storage() for t in read], [t.untyped_storage() for t in written])
 
-        def at(places: tuple[int, ...]) -> None:
-            recorder.compiled_in = rows.locate(places, is_backward, recorder.count_calls())
+        def at(places: str) -> None:
+            recorder.compiled_in = rows.locate(read_places(places), is_backward, recorder.count_calls())
 
         def reinterpret(tensor: Tensor, size: Any, stride: Any, offset: int) -> Tensor:
-            state.recorder = None
-            try:
-                return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
-            finally:
-                state.recorder = recorder
+            with without_modes():
+                found: Tensor = keep_class(torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset))
+                return found
 
         names: dict[str, Any] = {
             "torch": torch, "aten": torch.ops.aten, "launch": launch, "at": at, "reinterpret_tensor": reinterpret,
@@ -123,7 +125,7 @@ class Program:
         names["empty_strided"] = lambda size, stride, device, dtype: _factory(state, device)(size, stride, dtype)
         exec(self._code, names)
         before = recorder.compiled_in, recorder.launch  # of the graph with the operator that has this one inside
-        at(())
+        at("")
         recorder.launch = launched
         try:
             found: Sequence[Tensor | None] = names["Runner"](partitions=[]).call(args)
@@ -139,34 +141,25 @@ class OperatorProgram(Program):
         self.module, self.launches = module, 0
         self.externs = sum([1 for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)
                             and not any(result.alias_info for result in node.target._schema.returns)])
-        last = {n: node for node in module.graph.nodes for n in node.all_input_nodes}
-        self._dying: dict[fx.Node, list[fx.Node]] = {}
-        for node, user in last.items():
-            self._dying.setdefault(user, []).append(node)
 
     def _run(self, args: list[Tensor | None], rows: Rows, is_backward: bool,
              launched: Launch) -> Sequence[Tensor | None]:
         recorder = active_state().recorder
         before = recorder.compiled_in, recorder.launch
+
+        class Located(fx.Interpreter):
+            def run_node(self, n: fx.Node) -> Any:
+                if n.op == "call_function":
+                    places = [n.meta["place"]] if "place" in n.meta else []
+                    recorder.compiled_in = rows.locate(places, is_backward, recorder.count_calls())
+                return super().run_node(n)
+
         recorder.launch = launched if launched.captured else None  # else PyTorch dispatches them
-        values: dict[fx.Node, Any] = dict(zip(self.module.graph.find_nodes(op="placeholder"), args))
-        args.clear()
         try:
-            for node in self.module.graph.nodes:
-                if node.op == "output":
-                    return fx.map_arg(node.args[0], values.__getitem__)
-                if node.op == "call_function":
-                    place = node.meta.get("place")
-                    recorder.compiled_in = rows.locate(
-                        () if place is None else (place,), is_backward, recorder.count_calls())
-                    given = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-                    values[node] = node.target(*given[0], **given[1])
-                    del given
-                for dead in self._dying.get(node, ()):
-                    del values[dead]
+            found: Sequence[Tensor | None] = Located(self.module).boxed_run(args)
         finally:
             recorder.compiled_in, recorder.launch = before
-        raise AssertionError("the graph has no output")
+        return found
 
 
 def _nothing(*args: Any, **kwargs: Any) -> int:

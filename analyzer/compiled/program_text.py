@@ -1,45 +1,41 @@
 """Programs that Inductor generates, read as lines with names in them, and written with more laps than they have.
 
-Of a program three things are known by layer: parameters (their names, by `Chains` of the joint graph), the operators
-that a line is for, and, where lines repeat, the buffers in them. ``shift`` layers later all three have other names.
+Of a program three things are known by layer: parameters and the operators that a line is for (by `Chains` of the joint
+graph), and, where lines repeat, the buffers in them. ``shift`` layers later all three have other names. What repeats in
+a program may be several layers, as kernels are fused over layers.
 """
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from .laps import Chains, find_run
-from .lowering import LoweredGraph
 
 _WORD = re.compile(r"([A-Za-z_]\w*)")
-_CALL = re.compile(r"(launch\()(\d+)(, )(\([^()]*\)|\d+)(.*)|(at\()(.*)(\))$")
 _SEEDS = re.compile(r"\[(\d+)\], out=(\w+)\)")
+EQUAL = 4
+"""Layers at least, of two laps or more, that are equal up to names where a program repeats."""
 
 
 @dataclass
 class Layers:
-    """What a joint graph knows of its layers: the names of parameters and the marks of operators, each with that of the
-    next layer; how many layers a program lacks, how many it has at least; and the names of all primals.
+    """What a joint graph knows of its layers: the names of parameters and of operators, each with that of the next
+    layer; how many layers a program lacks; the names of all primals; and how many random numbers a layer draws.
     """
 
     names: Chains
-    marks: Chains
     missing: int
-    kept: int
     primals: list[str]
-    seeds: int  #: random numbers that a layer draws
-
-
-Hole = Any  # a name, or the mark of an operator: an int
+    seeds: int
 
 
 @dataclass
 class _Run:
-    """Lines from ``start`` to ``stop`` that repeat every ``period``, and go from early layers to late ones where
-    ``step`` is 1, else back; before the line at ``place`` laps are missing.
+    """Lines from ``start`` to ``stop`` that repeat every ``period``, ``step`` layers later or, below 0, earlier; before
+    the line at ``place`` laps are missing.
     """
 
     start: int
@@ -49,23 +45,12 @@ class _Run:
     place: int = 0
 
 
-@dataclass
-class _Line:
-    indent: str
-    text: tuple[Any, ...]  #: without its holes
-    holes: list[Hole]
-    order: list[int | str]  #: pieces of text, and indices of holes
-
-    def write(self, rename: Callable[[Hole], Hole]) -> str:
-        return self.indent + "".join(p if isinstance(p, str) else str(rename(self.holes[p])) for p in self.order)
-
-
 class _Program:
-    """The lines of one half of a graph."""
+    """The lines of one half of a graph, as words (at the odd places) and what is between them."""
 
-    def __init__(self, lowered: LoweredGraph, layers: Layers) -> None:
+    def __init__(self, source: str, layers: Layers) -> None:
         self.layers = layers
-        self.head, _, rest = lowered.source.partition("    def call(self, args):\n")
+        self.head, _, rest = source.partition("    def call(self, args):\n")
         body, _, tail = rest.partition("\n        return (")
         returned, _, self.end = tail.partition("\n")
         lines = [line for line in body.split("\n") if line.strip() and not line.lstrip().startswith("#")]
@@ -73,167 +58,157 @@ class _Program:
         self.returned = _split(returned.rstrip()[:-1])
         targets = {line.strip().partition(" = ")[0] for line in lines[2:] if " = " in line}
         self.known = {*self.arguments, *(t for t in targets if t.isidentifier())}
-        kinds: dict[Any, int] = {}
-        self._kinds = [kinds.setdefault(kernel, len(kinds)) for kernel in lowered.kernels]
-        self.lines = [self._read(line.partition("  # ")[0].rstrip()) for line in lines[2:]]
+        self.lines = [_WORD.split(line.partition("  # ")[0].rstrip()) for line in lines[2:]]
+        self.names = [[word for word in line[1::2] if self._is_name(word)] for line in self.lines]
         self.buffers = Chains()
         self.runs: list[_Run] = []
-        self.written: set[Hole] = set()  #: names that are in what was written
+        self.laps = 1                   #: layers after which the lines repeat
+        self.written: set[str] = set()  #: names that are in what was written
 
-    def _read(self, line: str) -> _Line:
-        body = line.lstrip()
-        holes: list[Hole] = []
-        order: list[int | str] = []
-
-        def add(text: str, marks: bool = False) -> None:
-            for i, piece in enumerate(re.split(r"(\d+)" if marks else _WORD, text)):
-                if i % 2 and (marks or piece in self.known):
-                    order.append(len(holes))
-                    holes.append(int(piece) if marks else piece)
-                elif piece:
-                    order.append(piece)
-
-        found, kind = _CALL.fullmatch(body), None
-        if found is None:
-            add(body)
-        elif found[1]:
-            order.append(found[1] + found[2] + found[3])
-            kind = self._kinds[int(found[2])]
-            add(found[4], marks=True)
-            add(found[5])
-        else:
-            order.append(found[6])
-            add(found[7], marks=True)
-            order.append(found[8])
-        text = tuple(p if isinstance(p, str) else None for p in order)
-        return _Line(line[:len(line) - len(body)], text if kind is None else (kind, *text[1:]), holes, order)
+    def _is_name(self, word: str) -> bool:
+        """Whether a word may be another one in another layer."""
+        return word in self.known or self.layers.names.find(word) is not None
 
     def find_laps(self) -> bool:
-        """Whether three laps or more in a row are equal up to names. What stands for what there is put into chains."""
-        kinds: dict[Any, int] = {}
-        texts = [kinds.setdefault(line.text, len(kinds)) for line in self.lines]
+        """Whether laps in a row are equal up to names. What stands for what there is put into chains."""
+        kinds: dict[tuple[str | None, ...], int] = {}
+        texts = [kinds.setdefault(tuple([None if i % 2 and self._is_name(word) else word
+                                         for i, word in enumerate(line)]), len(kinds)) for line in self.lines]
         parts = [(0, len(self.lines))]
         while parts:
             start, stop = parts.pop()
-            found = [run for step in (1, -1) if (run := self._find_run(texts, start, stop, step)) is not None]
-            if not found:
+            run = self._find_run(texts, start, stop)
+            if run is None:
                 continue
-            run = max(found, key=lambda run: run.stop - run.start)
             for i in range(run.start, run.stop - run.period):
-                for a, b in self._pair(i, i + run.period, run.step) or ():
-                    self.buffers.add(*((a, b) if run.step > 0 else (b, a)))
+                for pair in self._pair(i, i + run.period, run.step) or ():
+                    self.buffers.add(*pair)
             run.place = run.start + (run.stop - run.start) // run.period // 2 * run.period
             self.runs.append(run)
             parts += [(start, run.start), (run.stop, stop)]
         self.runs.sort(key=lambda run: run.start)
-        return bool(self.runs)
+        laps = {abs(run.step) for run in self.runs}
+        self.laps = next(iter(laps), 1)
+        return len(laps) == 1 and self.layers.missing % self.laps == 0
 
-    def _find_run(self, texts: Sequence[int], start: int, stop: int, step: int) -> _Run | None:
+    def _find_run(self, texts: Sequence[int], start: int, stop: int) -> _Run | None:
         """The longest stretch between two lines in which most of the laps are."""
-        def agree(i: int, j: int) -> bool:
-            return self._pair(start + i, start + j, step) is not None
+        steps: dict[int, int] = {}
 
-        least = self.layers.kept // 2 + 1
+        def find_step(period: int) -> int:
+            if period not in steps:
+                steps[period] = self._find_step(start, stop, period)
+            return steps[period]
+
+        def agree(i: int, j: int) -> bool:
+            return self._pair(start + i, start + j, find_step(j - i)) is not None
+
+        def least(period: int) -> int:
+            return max(2, EQUAL // max(1, abs(find_step(period))))
+
         found = find_run(texts[start:stop], agree, least)
         if found is None:
             return None
         first, last, period = start + found[0], start + found[1], found[2]
-        chains, best, i = Chains(), _Run(0, 0, period, step), first
+        chains, best, i = Chains(), _Run(0, 0, period, find_step(period)), first
         while i < last - period:  # the longest stretch in which each name has one that stands for it
-            pairs = self._pair(i, i + period, step)
-            if pairs is not None and all([chains.add(a, b) for a, b in pairs]):
+            pairs = self._pair(i, i + period, best.step)
+            if pairs is not None and all([self.buffers.allows(*pair) and chains.add(*pair) for pair in pairs]):
                 i += 1
                 if i - first > best.stop - best.start - period or not best.stop:
                     best.start, best.stop = first, i + period
             else:
                 chains, first = Chains(), first + 1
                 i = first
-        if best.stop - best.start < least * period or not any(
-                self._steps(i, i + period, step) for i in range(best.start, best.start + period)):
-            return None
-        return best
+        return best if best.stop - best.start >= least(period) * period else None
 
-    def _steps(self, i: int, j: int, step: int) -> bool:
-        """Whether two lines are of one layer and of the next."""
-        return any((self.layers.names if isinstance(a, str) else self.layers.marks).follows(a, b, step)
-                   or self.buffers.follows(a, b, step) for a, b in zip(self.lines[i].holes, self.lines[j].holes))
+    def _find_step(self, start: int, stop: int, period: int) -> int:
+        """How many layers later most of the lines are that are a ``period`` further; 0 where none is."""
+        pairs = zip(self.names[start:stop - period], self.names[start + period:stop])
+        found = Counter([step for names in pairs for a, b in zip(*names)
+                         if (step := self.layers.names.distance(a, b))])
+        return found.most_common(1)[0][0] if found else 0
 
-    def _is_of_layer(self, hole: Hole) -> bool:
-        chains = (self.layers.names, self.buffers) if isinstance(hole, str) else (self.layers.marks,)
-        return any(c.find(hole) is not None for c in chains)
-
-    def _pair(self, i: int, j: int, step: int) -> list[tuple[Hole, Hole]] | None:
-        """The names of two lines that stand for each other, None where they cannot."""
+    def _pair(self, i: int, j: int, step: int) -> list[tuple[str, str]] | None:
+        """The buffers of two lines that stand for each other, earlier layers' first; None where they cannot, or where
+        ``step`` is 0.
+        """
         pairs = []
-        for a, b in zip(self.lines[i].holes, self.lines[j].holes):
+        for a, b in zip(self.names[i], self.names[j]):
             if a == b:
                 continue
-            chains = self.layers.names if isinstance(a, str) else self.layers.marks
-            if (known := chains.follows(a, b, step)) is None and isinstance(a, str):
-                known = self.buffers.follows(a, b, step)
-                pairs.append((a, b))
-            if known is False or known is None and not isinstance(a, str):
+            known = self.layers.names.distance(a, b)
+            if known is None:
+                pairs.append((a, b) if step > 0 else (b, a))
+            elif known != step:
                 return None
-        return pairs
+        return pairs if step else None
 
-    def rename(self, shift: int | None) -> Callable[[Hole], Hole]:
+    def rename(self, shift: int | None) -> Callable[[str], str]:
         """What names are in the whole program, in lines of layers that are there ``shift`` layers later; None: of the
         first layers or the last ones, as each name tells.
         """
-        def find(hole: Hole) -> Hole:
-            is_buffer = isinstance(hole, str) and self.buffers.find(hole) is not None
-            chains = self.buffers if is_buffer else self.layers.names if isinstance(hole, str) else self.layers.marks
-            found = chains.find(hole)
+        def find(name: str) -> str:
+            found, is_buffer, full = self.buffers.find(name), True, name
+            if found is None:
+                found, is_buffer = self.layers.names.find(name), False
             if found is not None:
-                chain, place = found
-                length = len(chain) - (0 if is_buffer else self.layers.missing)
-                place += (self.layers.missing if 2 * place >= length else 0) if shift is None else shift
+                (chain, place), missing = found, self.layers.missing
+                later = shift
+                if later is None:
+                    later = missing if 2 * place >= len(chain) - (0 if is_buffer else missing) else 0
+                place += later // self.laps if is_buffer else later
                 if not is_buffer and not 0 <= place < len(chain):
                     raise _Unlike
-                hole = f"{chain[0]}_{place}" if is_buffer else chain[place]
-            self.written.add(hole)
-            return hole
+                full = f"{chain[0]}_{place}" if is_buffer else chain[place]
+            if name in self.known:
+                self.written.add(full)
+            return full
         return find
 
     def write(self) -> list[str]:
         found: list[str] = []
         last, missing, of_ends = 0, self.layers.missing, self.rename(None)
         for run in self.runs:
-            found += [line.write(of_ends) for line in self.lines[last:run.start]]
+            found += [self._write_line(line, of_ends) for line in self.lines[last:run.start]]
             before, last = 0 if run.step > 0 else missing, run.stop
             found += self._write_lap(run, run.start, run.place, before)
-            for lap in range(1, missing + 1):
+            for lap in range(1, missing // self.laps + 1):
                 found += self._write_lap(run, run.place - run.period, run.place, before + lap * run.step)
             found += self._write_lap(run, run.place, run.stop, missing - before)
-        return found + [line.write(of_ends) for line in self.lines[last:]]
+        return found + [self._write_line(line, of_ends) for line in self.lines[last:]]
+
+    def _write_line(self, line: Sequence[str], rename: Callable[[str], str]) -> str:
+        return "".join([rename(word) if i % 2 and self._is_name(word) else word for i, word in enumerate(line)])
 
     def _write_lap(self, run: _Run, start: int, stop: int, shift: int) -> list[str]:
         """Lines of a run; what the next lap has under the same name is of no layer."""
         of_layer, of_none = self.rename(shift), self.rename(None)
         found = []
         for i in range(start, stop):
-            other = self.lines[i + run.period if i + run.period < run.stop else i - run.period].holes
-            same = {hole for hole, next_hole in zip(self.lines[i].holes, other) if hole == next_hole}
-            found.append(self.lines[i].write(lambda hole, same=same: (  # type: ignore[misc]
-                of_none if hole in same else of_layer)(hole)))
+            other = i + run.period if i + run.period < run.stop else i - run.period
+            same = {name for name, next_name in zip(self.names[i], self.names[other]) if name == next_name}
+            found.append(self._write_line(self.lines[i], lambda name, same=same: (  # type: ignore[misc]
+                of_none if name in same else of_layer)(name)))
         return found
 
-    def names_in(self, expression: str) -> list[str]:
-        return [word for word in _WORD.findall(expression) if word in self.known]
-
     def write_expression(self, expression: str, shift: int | None = None) -> str:
-        rename = self.rename(shift)
-        return _WORD.sub(lambda m: rename(m[0]) if m[0] in self.known else m[0], expression)
+        return self._write_line(_WORD.split(expression), self.rename(shift))
 
-    def write_of_layer(self, expressions: Sequence[str | None], place: int) -> str:
-        """What is at ``place`` among all layers, by what is there in the first, some of the middle, and the last."""
-        length = len(expressions)
-        for at, shift in ((place, 0), (place - self.layers.missing, self.layers.missing)):
+    def write_of_layer(self, expressions: Sequence[str | None], place: int, laps: int = 1) -> str:
+        """What is at ``place`` among all layers, or groups of ``laps`` of them, by what is there in the first, some of
+        the middle, and the last.
+        """
+        length, missing = len(expressions), self.layers.missing
+        for at, shift in ((place, 0), (place - missing // laps, missing)):
             if 0 <= at < length and (2 * at >= length) == (shift > 0) and (found := expressions[at]) is not None:
                 return self.write_expression(found, shift)
         for at, found in enumerate(expressions):
-            if found is not None and all(map(self._is_of_layer, self.names_in(found))):
-                return self.write_expression(found, place - at)
+            shift = (place - at) * laps
+            if found is not None and shift % self.laps == 0 and all(
+                    self.buffers.find(word) or self.layers.names.find(word)
+                    for word in _WORD.findall(found) if word in self.known):
+                return self.write_expression(found, shift)
         raise _Unlike
 
     def join(self, arguments: Sequence[str], lines: Sequence[str], returned: Sequence[str]) -> str:
@@ -270,17 +245,19 @@ def _split(text: str) -> list[str]:
     return [ast.get_source_segment(source, e) or "" for e in tree.elts] if isinstance(tree, ast.Tuple) else []
 
 
-def write_laps(layers: Layers, results: int, forward: LoweredGraph, backward: LoweredGraph | None) -> list[str] | None:
-    """The sources of both halves with the laps that are missing, None where their laps are not alike."""
-    halves = [_Program(half, layers) for half in (forward, backward) if half is not None]
-    if not all([half.find_laps() for half in halves]):
+def write_laps(layers: Layers, results: int, sources: Sequence[str]) -> list[str] | None:
+    """The sources of the forward half, and of the backward one where there is one, with the laps that are missing; None
+    where their laps are not alike.
+    """
+    halves = [_Program(source, layers) for source in sources]
+    if not all([half.find_laps() for half in halves]) or len({half.laps for half in halves}) > 1:
         return None
     first = halves[0]
     try:
         written = [_seeded(half.write(), layers) for half in halves]
         primals = [name if layers.names.find(name) else first.rename(None)(name) for name in layers.primals]
         returned = [first.write_expression(e) for e in first.returned[:results]]
-        if backward is None:
+        if len(halves) == 1:
             others = [first.write_expression(e) for e in first.returned[results:]]
             return [first.join(primals, written[0], [*returned, *others])]
         second = halves[1]
@@ -304,7 +281,7 @@ def _seeded(lines: list[str], layers: Layers) -> list[str]:
 
 def _saved(first: _Program, second: _Program, results: int) -> dict[str, str]:
     """What forward saves: by the name that backward has for it, the expression in forward."""
-    layers = first.layers
+    layers, laps = first.layers, first.laps
     slots = dict(zip(second.arguments, first.returned[results:]))
     found: dict[str, str] = {}
     for name, expression in slots.items():
@@ -312,10 +289,10 @@ def _saved(first: _Program, second: _Program, results: int) -> dict[str, str]:
             found.update({full: full for full in parameters[0] if full in second.written})
         elif (chain := second.buffers.find(name)) is not None:
             expressions = [slots.get(member) for member in chain[0]]
-            for place in range(len(expressions) + layers.missing):
+            for place in range(len(expressions) + layers.missing // laps):
                 full = f"{chain[0][0]}_{place}"
                 if full in second.written and full not in found and any(expressions):
-                    found[full] = first.write_of_layer(expressions, place)
+                    found[full] = first.write_of_layer(expressions, place, laps)
         else:
             found[name] = first.write_expression(expression)
     return found

@@ -32,7 +32,7 @@ from .joint_graph import JointGraph
 from .lowering import LoweredGraph, compiling_for, lower
 from .partition import partition, partition_plainly
 from .program import OperatorProgram, Program, Rows, find_capture_obstacle
-from .repeat import Shortened, label_of, shorten
+from .repeat import Labels, Shortened, label_nodes, shorten
 from .trace import BucketEnds, FunctionTrace
 from .traced_tensor import GraphShape
 
@@ -107,11 +107,12 @@ class _Call:
             if inductor_config._micro_pipeline_tp:
                 active_state().assume("torch.compile, asynchronous tensor parallelism (_micro_pipeline_tp): products "
                                       "and collectives are not taken apart, each runs whole")
-            key = (_key_of(joint.graph, joint.results), joint.given, self.device, backend,
+            labels = label_nodes(joint.graph)
+            key = (_key_of(labels), joint.results, joint.given, self.device, backend,
                    inductor_config.get_hash(), functorch_config.get_hash(), torch.backends.cuda.matmul.fp32_precision)
             graphs = _made.get(key)
             if graphs is None:
-                graphs = _made[key] = _compile(joint, self.device, backend)
+                graphs = _made[key] = _compile(joint, labels, self.device, backend)
         self.keys.append(key)
         self.graphs.append(graphs.description)
         rows, fresh = Rows(joint), range(joint.given) if self.captures(joint, backend) else None
@@ -203,57 +204,50 @@ class _Known:
         return f"size {d} of tensor {i} is {given[i].shape[d]}, it was {before[i].shape[d]}"
 
 
-def _compile(joint: JointGraph, device: DeviceSpec, backend: str) -> CompiledGraphs:
+def _compile(joint: JointGraph, labels: Labels, device: DeviceSpec, backend: str) -> CompiledGraphs:
+    if backend != "inductor":
+        with compiling_for(device):
+            plain = partition_plainly(joint, backend.endswith("default_partitioner"))
+        return _made_of(joint, labels, plain, [OperatorProgram(half) for half in plain])
     # a budget is a part of what the whole graph would save
-    short = shorten(joint) if backend == "inductor" and functorch_config.activation_memory_budget == 1 else None
+    short = shorten(joint, labels) if functorch_config.activation_memory_budget == 1 else None
     if short is not None:
-        halves = _lower(short.joint, device)
-        whole = short.extend(halves[0][1], halves[1][1] if len(halves) > 1 else None)
+        graphs, programs = _lower(short.joint, device)
+        whole = short.extend(programs)
         if whole is not None:
-            return _made_of(joint, [graph for graph, _ in halves], [Program(half) for half in whole if half], short)
-    if backend == "inductor":
-        halves = _lower(joint, device)
-        return _made_of(joint, [graph for graph, _ in halves], [Program(half) for _, half in halves])
-    with compiling_for(device):
-        plain = [half for half in partition_plainly(joint, backend.endswith("default_partitioner")) if half is not None]
-    return _made_of(joint, plain, [OperatorProgram(half) for half in plain])
+            return _made_of(joint, labels, graphs, list(map(Program, whole)), short)
+    graphs, programs = _lower(joint, device)
+    return _made_of(joint, labels, graphs, list(map(Program, programs)))
 
 
-def _lower(joint: JointGraph, device: DeviceSpec) -> list[tuple[fx.GraphModule, LoweredGraph]]:
+def _lower(joint: JointGraph, device: DeviceSpec) -> tuple[list[fx.GraphModule], list[LoweredGraph]]:
     """The halves of a joint graph, and what Inductor makes of them."""
     with compiling_for(device):
-        forward, backward = partition(joint)
-    if backward is None:
-        return [(forward, lower(forward, joint.fake_mode, device, "inference", joint.results))]
-    return [(forward, lower(forward, joint.fake_mode, device, "forward", joint.results)),
-            (backward, lower(backward, joint.fake_mode, device, "backward"))]
+        halves = partition(joint)
+    kinds = ("forward", "backward") if len(halves) > 1 else ("inference",)
+    return halves, [lower(half, joint.fake_mode, device, kind, 0 if kind == "backward" else joint.results)
+                    for half, kind in zip(halves, kinds)]
 
 
-def _made_of(joint: JointGraph, halves: list[fx.GraphModule], programs: list[Program],
+def _made_of(joint: JointGraph, labels: Labels, halves: list[fx.GraphModule], programs: Sequence[Program],
              short: Shortened | None = None) -> CompiledGraphs:
-    return CompiledGraphs(programs[0], programs[1] if len(programs) > 1 else None, joint.results,
-                          _describe(joint, halves, programs, short))
-
-
-def _describe(joint: JointGraph, halves: list[fx.GraphModule], programs: list[Program],
-              short: Shortened | None) -> CompiledGraph:
     def times(node: fx.Node) -> int:
         return 1 if short is None or "place" not in node.meta else short.times(node.meta["place"])
 
-    whole = joint.module.graph if short is None else joint.graph  # passes give the module another graph
-    first = sum([1 for node in whole.nodes if node.op == "call_function"
-                 and node.meta.get("partitioner_tag") != "is_backward"])
-    if len(halves) == 1:
-        return CompiledGraph(first, fwd_kernels=programs[0].launches, fwd_extern_kernels=programs[0].externs)
-    outputs: Any = halves[0].graph.output_node().args[0]
-    saved = outputs[joint.results:]
-    again = {node.meta.get("place"): node for node in halves[1].graph.nodes if node.op == "call_function"
-             and joint.forward_of[node.meta.get("place", 0)] == node.meta.get("place")}
-    made = {_origin_of(n): n for n in saved if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), Tensor)}
-    sizes = [origin.meta["val"].untyped_storage().nbytes() * times(node) for origin, node in made.items()
-             if origin.op != "placeholder"]
-    return CompiledGraph(first, sum(map(times, again.values())), sum(sizes), programs[0].launches,
-                         programs[1].launches, programs[0].externs, programs[1].externs)
+    forward, backward = programs[0], programs[1] if len(programs) > 1 else None
+    found = CompiledGraph(sum([node.op == "call_function" and node.meta.get("partitioner_tag") != "is_backward"
+                               for node in labels]), 0, None, forward.launches, 0, forward.externs)
+    if backward is not None:
+        outputs: Any = halves[0].graph.output_node().args[0]
+        again = {node.meta.get("place"): node for node in halves[1].graph.nodes if node.op == "call_function"
+                 and joint.forward_of[node.meta.get("place", 0)] == node.meta.get("place")}
+        made = {_origin_of(n): n for n in outputs[joint.results:]
+                if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), Tensor)}
+        sizes = [origin.meta["val"].untyped_storage().nbytes() * times(node) for origin, node in made.items()
+                 if origin.op != "placeholder"]
+        found = found._replace(recomputed=sum(map(times, again.values())), saved_bytes=sum(sizes),
+                               bwd_kernels=backward.launches, bwd_extern_kernels=backward.externs)
+    return CompiledGraphs(forward, backward, joint.results, found)
 
 
 def _origin_of(node: fx.Node) -> fx.Node:
@@ -315,16 +309,11 @@ def _run_in(mode: MetaDispatchMode, run: Callable[..., Any], inputs: list[Tensor
         return run(inputs)
 
 
-def _key_of(graph: fx.Graph, results: int) -> Any:
+def _key_of(labels: Labels) -> Any:
     """What tells one graph from another: its nodes, with their arguments and specs. In which modules they are, only
     `Rows` asks.
     """
-    places: dict[fx.Node, int] = {}
-    rows = []
-    for node in graph.nodes:
-        places[node] = len(places)
-        label, inputs = label_of(node)
-        meta = node.meta
-        rows.append((node.op, label, tuple([places[n] for n in inputs]), meta.get("ac_graph_id"),
-                     str(meta["custom"]) if "custom" in meta else None))
-    return results, tuple(rows)
+    places = {node: place for place, node in enumerate(labels)}
+    return tuple([(node.op, label, tuple([places[n] for n in inputs]), node.meta.get("ac_graph_id"),
+                   str(node.meta["custom"]) if "custom" in node.meta else None)
+                  for node, (label, inputs) in labels.items()])

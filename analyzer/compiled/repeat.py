@@ -7,8 +7,9 @@ equal up to names, the program of the whole graph is had by writing out the laps
 """
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,13 +18,21 @@ from torch import fx
 from analyzer.meta.spec import TensorSpec
 
 from .functional import put_writes_last
+from .generated_kernel import name_place
 from .joint_graph import JointGraph
 from .laps import Chains, find_run
 from .lowering import LoweredGraph
 from .program_text import Layers, write_laps
 
 KEPT = 6
-"""Laps that remain: the first and the last of a program differ from the others, and three in a row must be equal."""
+"""Laps that remain: the first and the last of a program differ from the others, and `EQUAL` in a row must be equal."""
+GROUP = 4
+"""Of how many laps those that are left out without gradients are a multiple: there a program repeats every two or four.
+Residuals are added up until a sum reads more than four buffers, which is then written (``realize_reads_threshold`` of
+torch/_inductor/config.py): of two additions a layer, in every second one. What each layer makes of nothing of its own,
+such as a mask, one kernel makes for all layers that are at most 64 nodes apart (``are_long_distant_nodes`` of
+torch/_inductor/scheduler.py). Three groups remain, or four where layers make such things.
+"""
 
 
 @dataclass
@@ -41,11 +50,15 @@ class _Run:
         return (self.stop - self.start) // self.period
 
 
-Rows = dict[fx.Node, tuple[Hashable, list[fx.Node]]]
+Labels = dict[fx.Node, tuple[Hashable, list[fx.Node]]]
 
 
-def label_of(node: fx.Node) -> tuple[Hashable, list[fx.Node]]:
-    """What an operator is without the nodes that it reads, and those in order."""
+def label_nodes(graph: fx.Graph) -> Labels:
+    """Of each node what it is without the nodes that it reads, and those in order."""
+    return {node: _label_of(node) for node in graph.nodes}
+
+
+def _label_of(node: fx.Node) -> tuple[Hashable, list[fx.Node]]:
     inputs: list[fx.Node] = []
 
     def flat(value: Any) -> Hashable:
@@ -72,175 +85,136 @@ def _flat_specs(specs: Any) -> Hashable:
 class Shortened:
     """A joint graph with ``removed`` laps less, as ``joint``; `extend` makes the programs of the whole of its own.
 
-    Layers before those that are left out are early, those behind them late. Backward runs the late ones first.
+    Layers before those that are left out are early, those behind them late. Backward runs the late ones first. In the
+    short graph late layers have the parameters, and the places, of those that follow the early ones.
     """
 
-    def __init__(self, whole: JointGraph, rows: Rows, forward: _Run, backward: _Run | None, primals: Chains,
-                 marks: Chains) -> None:
-        self.whole, self.removed = whole, forward.laps - KEPT
-        self._rows, self._forward, self._backward = rows, forward, backward
-        self._primals, self._marks = primals, marks
-        self._inputs: list[fx.Node] = whole.graph.find_nodes(op="placeholder")
+    def __init__(self, whole: JointGraph, runs: list[_Run], removed: int, alike: Chains) -> None:
+        self.whole, self.removed = whole, removed
+        self._runs, self._alike = runs, alike  # nodes, each with that of the next layer
+        self._late: dict[fx.Node, bool | None] = {}  # of operators, None: it is left out
         self._kept: dict[fx.Node, fx.Node] = {}
+        self._inputs: list[fx.Node] = whole.graph.find_nodes(op="placeholder")
         self.joint = self._make()
-
-    def _cut(self, run: _Run) -> tuple[int, int]:
-        """Which operators of a run are left out: laps of its middle."""
-        first = run.start + (run.laps - self.removed) // 2 * run.period
-        return first, first + self.removed * run.period
 
     def _make(self) -> JointGraph:
         graph, whole = fx.Graph(), self.whole
-        gone = {member for chain in self._primals.chains() for member in chain[len(chain) - self.removed:]}
-        for node in self._inputs:
-            if node not in gone:
-                self._kept[node] = graph.node_copy(node)
-        for run in (self._forward, self._backward):
-            if run is not None:
-                first, last = self._cut(run)
-                for i in (*range(first), *range(last, len(run.nodes))):
-                    self._kept[run.nodes[i]] = self._copy(graph, run, i)
+        gone = {node for chain in self._alike.chains() if chain[0].op == "placeholder"
+                for node in chain[len(chain) - self.removed:]}
+        self._kept = {node: graph.node_copy(node) for node in self._inputs if node not in gone}
+        for run, is_forward in zip(self._runs, (True, False)):
+            first = run.start + (run.laps - self.removed) // 2 * run.period
+            last = first + self.removed * run.period
+            self._late |= {node: None if first <= i < last else (i >= last) is is_forward
+                           for i, node in enumerate(run.nodes)}
+            for node in run.nodes:
+                if self._late[node] is not None:
+                    self._kept[node] = self._copy(graph, node)
         put_writes_last(graph)
         outputs: Any = whole.graph.output_node().args[0]
-        results = [self._kept[self._resolve(value, self._forward, len(self._forward.nodes))]
-                   if isinstance(value, fx.Node) else value for value in outputs[:whole.results]]
+        results = [self._resolve(value, None) if isinstance(value, fx.Node) else value
+                   for value in outputs[:whole.results]]
         primals = self._inputs[:len(whole.primals)]
         gradients = dict(zip(primals, outputs[whole.results:]))
-        graph.output((*results, *[self._gradient(node, gradients) for node in primals
-                                  if node in gradients and node not in gone]))
-        short = replace(whole, graph=graph,
-                        primals=[primal for primal, node in zip(whole.primals, primals) if node not in gone])
-        if hasattr(whole, "given"):
-            short.given = sum(node not in gone for node in primals[:whole.given])
-        return short
+        graph.output((*results, *[self._gradient(node, gradients) for node in gradients if node not in gone]))
+        return replace(whole, graph=graph, given=sum(node not in gone for node in primals[:whole.given]),
+                       primals=[primal for primal, node in zip(whole.primals, primals) if node not in gone])
 
-    def _copy(self, graph: fx.Graph, run: _Run, i: int) -> fx.Node:
-        node = run.nodes[i]
-        copy = graph.node_copy(node, lambda other: self._kept[self._resolve(other, run, i)])
-        if self._is_late(run, i):
-            copy.meta["place"] = self._marks.shift(node.meta["place"], -self.removed)
-            if copy.meta["place"] is None:
-                raise _Unlike
+    def _copy(self, graph: fx.Graph, node: fx.Node) -> fx.Node:
+        copy = graph.node_copy(node, lambda other: self._resolve(other, node))
+        if self._late[node]:
+            copy.meta["place"] = self._alike.shift(node, -self.removed).meta["place"]
         return copy
 
-    def _is_late(self, run: _Run, i: int) -> bool:
-        first, last = self._cut(run)
-        return i >= last if run is self._forward else i < first
-
-    def _resolve(self, node: fx.Node, run: _Run, i: int) -> fx.Node:
-        """The kept node that stands for ``node``, which the operator at ``i`` of a run, or its end, reads."""
-        is_late, in_laps = self._is_late(run, i), run.start <= i < run.stop
-        found: fx.Node | None
-        if in_laps and self._is_the_same(node, run, i):
-            found = node
-        elif node.op == "placeholder":
-            found = self._primals.shift(node, -self.removed if is_late else 0)
-        else:
-            home = self._forward if node in self._forward.place else self._backward
-            assert home is not None
-            k, (first, last) = home.place[node], self._cut(home)
-            if not in_laps and home.start <= k < home.stop and (
-                    k < last if is_late or home is self._backward else k >= first):
+    def _resolve(self, node: fx.Node, reader: fx.Node | None) -> fx.Node:
+        """The kept node that stands for ``node``, which ``reader`` reads; None: the end of the forward pass."""
+        is_late = True if reader is None else self._late[reader]
+        found: fx.Node | None = node
+        if node.op == "placeholder":
+            found = self._alike.shift(node, -self.removed if is_late else 0)
+        elif self._alike.find(node) is not None and self._late[node] is not is_late:
+            if reader is None or self._alike.find(reader) is None:
                 raise _Unlike  # it reads one layer and no other alike
-            length = self.removed * home.period
-            if home is self._backward or is_late:
-                is_behind = home is self._forward or i >= self._cut(run)[1]
-                k -= length if is_behind and in_laps and k < last else 0
-            elif in_laps and k >= first:
-                k += length
-            found = home.nodes[k] if 0 <= k < len(home.nodes) else None
+            found = self._alike.shift(node, -self.removed if is_late else self.removed)
         if found is None or found not in self._kept:
             raise _Unlike
-        return found
-
-    def _is_the_same(self, node: fx.Node, run: _Run, i: int) -> bool:
-        """Whether every lap reads ``node``."""
-        other = run.nodes[i + run.period if i + run.period < run.stop else i - run.period]
-        return any(a is node and b is node for a, b in zip(self._rows[run.nodes[i]][1], self._rows[other][1]))
+        return self._kept[found]
 
     def _gradient(self, primal: fx.Node, gradients: dict[fx.Node, Any]) -> Any:
         """That of a kept primal, made for an early layer, or for a late one."""
-        if self._primals.find(primal) is None:
+        if self._alike.find(primal) is None:
             found = gradients[primal]
             if found is not None and found not in self._kept:
                 raise _Unlike
             return None if found is None else self._kept[found]
-        pair = [gradients[node] for node in (primal, self._primals.shift(primal, self.removed))]
+        pair = [gradients[node] for node in (primal, self._alike.shift(primal, self.removed))]
         if pair == [None, None]:
             return None
-        for found, late in zip(pair, (False, True)):
-            if found in self._kept and self._backward is not None and (
-                    late == self._is_late(self._backward, self._backward.place.get(found, len(self._backward.nodes)))):
+        for found, is_late in zip(pair, (False, True)):
+            if found in self._kept and self._late.get(found) is is_late:
                 return self._kept[found]
         raise _Unlike
 
     def times(self, place: int) -> int:
         """How many operators of the whole graph one of the short graph stands for: one lap has those left out."""
-        found = self._marks.find(place)
+        found = self._names.find(name_place(place))
         return 1 + self.removed if found is not None and found[1] == (len(found[0]) - self.removed) // 2 else 1
 
-    def extend(self, forward: LoweredGraph, backward: LoweredGraph | None
-               ) -> tuple[LoweredGraph, LoweredGraph | None] | None:
+    @cached_property
+    def _names(self) -> Chains:
+        """The names of operators and primals in programs, each with that of the next layer."""
+        found = Chains()
+        for chain in self._alike.chains():
+            names = [node.name if node.op == "placeholder" else name_place(node.meta["place"]) for node in chain]
+            for name, following in zip(names, names[1:]):
+                found.add(name, following)
+        return found
+
+    def extend(self, halves: Sequence[LoweredGraph]) -> list[LoweredGraph] | None:
         """The programs of the whole graph, where those of the short one, given, repeat themselves; else None."""
-        names = Chains()
-        for chain in self._primals.chains():
-            for node, following in zip(chain, chain[1:]):
-                names.add(node.name, following.name)
-        run = self._forward
+        run = self._runs[0]
         seeds = sum(["rand" in str(node.target) for node in run.nodes[run.start:run.start + run.period]])
         primals = [node.name for node in self._inputs[:len(self.whole.primals)]]
-        layers = Layers(names, self._marks, self.removed, KEPT, primals, seeds)
-        sources = write_laps(layers, self.whole.results, forward, backward)
-        if sources is None:
-            return None
-        return replace(forward, source=sources[0]), None if backward is None else replace(backward, source=sources[1])
+        sources = write_laps(Layers(self._names, self.removed, primals, seeds), self.whole.results,
+                             [half.source for half in halves])
+        return None if sources is None else [replace(half, source=source) for half, source in zip(halves, sources)]
 
 
 class _Unlike(Exception):
     """Something reads a lap that is left out."""
 
 
-def shorten(joint: JointGraph) -> Shortened | None:
+def shorten(joint: JointGraph, rows: Labels) -> Shortened | None:
     """``joint`` with fewer laps, None where it has none that are alike, or too few."""
-    nodes = [node for node in joint.graph.nodes if node.op == "call_function"]
-    rows = {node: label_of(node) for node in joint.graph.nodes}
+    nodes = [node for node in rows if node.op == "call_function"]
     forward = [node for node in nodes if node.meta.get("partitioner_tag") != "is_backward"]
     backward = [node for node in nodes if node.meta.get("partitioner_tag") == "is_backward"]
     first = _find(forward, rows, None)
-    if first is None:
+    second = _find(backward, rows, first) if first is not None and backward else None
+    if first is None or backward and second is None:
         return None
-    if not backward and first.laps >= 2 * (KEPT + 2):
-        # without gradients residuals are added up until a sum reads more than four buffers, which is then written
-        # (``realize_reads_threshold`` of torch/_inductor/config.py): the program of two additions a layer repeats
-        # every two layers
-        first.period *= 2
-    second = _find(backward, rows, first) if backward else None
-    if backward and (second is None or second.laps - (first.laps - KEPT) < 3):
-        return None
-    primals, marks = Chains(), Chains()
-    for run, forwards in ((first, True), (second, False)):
-        if run is None:
-            continue
+    runs = [first] if second is None else [first, second]
+    alike, same, makes_same = Chains(), set[fx.Node](), False
+    for run, step in zip(runs, (1, -1)):
         for i in range(run.start, run.stop - run.period):
             pair = run.nodes[i], run.nodes[i + run.period]
-            for a, b in zip(rows[pair[0]][1], rows[pair[1]][1]):
-                if a is not b and a.op == "placeholder" and not (primals.add(a, b) if forwards else primals.add(b, a)):
+            inputs = list(zip(*[rows[node][1] for node in pair]))
+            makes_same |= all([a is b for a, b in inputs])
+            same.update([a for a, b in inputs if a is b])
+            for a, b in (pair, *[(a, b) for a, b in inputs if a is not b and a.op == "placeholder"]):
+                if not alike.add(*(a, b)[::step]):
                     return None
-            a, b = [node.meta["place"] for node in pair]
-            if not (marks.add(a, b) if forwards else marks.add(b, a)):
-                return None
-    for chain in primals.chains():
-        for a, b in zip(chain, chain[1:]):
-            marks.add(a.meta["place"], b.meta["place"])
-    if min(map(len, primals.chains()), default=first.laps) < first.laps - KEPT + 3:
+    removed = first.laps - KEPT if backward else (first.laps - (4 if makes_same else 3) * GROUP) // GROUP * GROUP
+    lengths = [len(chain) for chain in alike.chains() if chain[0].op == "placeholder"] + [run.laps for run in runs]
+    if removed < 2 or min(lengths) < removed + 3 or any(alike.find(node) is not None for node in same):
         return None
     try:
-        return Shortened(joint, rows, first, second, primals, marks)
+        return Shortened(joint, runs, removed, alike)
     except _Unlike:
         return None
 
 
-def _find(nodes: list[fx.Node], rows: Rows, forward: _Run | None) -> _Run | None:
+def _find(nodes: list[fx.Node], rows: Labels, forward: _Run | None) -> _Run | None:
     """The laps of one half; of backward, those in which what is read of ``forward`` lies one lap earlier each time."""
     place = {node: i for i, node in enumerate(nodes)}
 
@@ -261,5 +235,5 @@ def _find(nodes: list[fx.Node], rows: Rows, forward: _Run | None) -> _Run | None
 
     ids: dict[Hashable, int] = {}
     labels = [ids.setdefault(rows[node][0], len(ids)) for node in nodes]
-    found = find_run(labels, agree, KEPT + 2)
+    found = find_run(labels, agree, lambda period: KEPT)
     return None if found is None else _Run(nodes, *found, place)

@@ -1,11 +1,13 @@
 """Programs of many layers, written from those of a few: the same as those of the whole graph, line by line."""
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from analyzer import profile
 from analyzer.compiled import region
-from analyzer.compiled.repeat import KEPT, Shortened, shorten
+from analyzer.compiled.repeat import GROUP, KEPT, Shortened, shorten
+from analyzer.zoo import llama
 from analyzer.zoo.llama import Llama, LlamaConfig
 
 WIDTH, TOKENS = 64, 256
@@ -43,20 +45,41 @@ def measure(model, mode, monkeypatch, whole):
     with monkeypatch.context() as patch:
         patch.setattr("analyzer.compiled.repeat.Shortened", Noted)
         if whole:
-            patch.setattr(region, "shorten", lambda joint: None)
+            patch.setattr(region, "shorten", lambda joint, labels: None)
         ids = torch.zeros(1, TOKENS, dtype=torch.int64)
         return profile(torch.compile(model), ids, mode=mode, device="h100"), left_out
 
 
-def test_inference_repeats_every_two_layers(monkeypatch):
-    """A residual is written when four were added to it, two of each layer."""
-    layers = 2 * (KEPT + 3)  # of two in each lap, as the ends of a graph differ
-    short, left_out = measure(build(layers), "infer", monkeypatch, whole=False)
-    whole, _ = measure(build(layers), "infer", monkeypatch, whole=True)
-    assert left_out == [2]
+class Masked(nn.Module):
+    """Each layer makes what is added to its scores of one mask."""
+
+    def __init__(self, count, monkeypatch):
+        super().__init__()
+        self.llama, self.mask = build(count), None
+        monkeypatch.setattr(llama, "attend", lambda query, keys, values, grouped: F.scaled_dot_product_attention(
+            query, keys, values, self.mask))
+
+    def forward(self, ids):
+        causal = torch.ones(TOKENS, TOKENS, dtype=torch.bool, device=ids.device).tril()
+        self.mask = causal & (ids > 0)[:, None, None]
+        logits = self.llama(ids)
+        self.mask = None
+        return logits
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_inference_repeats_every_two_layers_and_with_a_mask_every_four(is_masked, monkeypatch):
+    """A residual is written when four were added to it, two of each layer. One kernel makes the masks of four layers,
+    whose kernels are 20 or 21 apart. Of the layers, one is cut in two by the ends of what is alike.
+    """
+    layers = (4 if is_masked else 3) * GROUP + GROUP + 1
+    model = Masked(layers, monkeypatch) if is_masked else build(layers)
+    short, left_out = measure(model, "infer", monkeypatch, whole=False)
+    whole, _ = measure(model, "infer", monkeypatch, whole=True)
+    assert left_out == [GROUP]
     assert short.peak_allocated_bytes == whole.peak_allocated_bytes
     assert short.step_seconds == pytest.approx(whole.step_seconds)
-    assert short.kernels == whole.kernels
+    assert short.kernels == whole.kernels and short.compiled == whole.compiled
 
 
 def test_the_profile_is_that_of_the_whole_graph(monkeypatch):
@@ -64,7 +87,7 @@ def test_the_profile_is_that_of_the_whole_graph(monkeypatch):
     whole, none = measure(build(KEPT + 3), "train", monkeypatch, whole=True)
     assert left_out and left_out[0] >= 1 and not none
     assert short.peak_allocated_bytes == whole.peak_allocated_bytes
-    assert short.step_seconds == pytest.approx(whole.step_seconds)
+    assert short.step_seconds == pytest.approx(whole.step_seconds) and short.compiled == whole.compiled
     for name, phase in whole.step_phases.items():
         assert short.step_phases[name].allocated_bytes == phase.allocated_bytes, name
         assert short.step_phases[name].peak_allocated_bytes == phase.peak_allocated_bytes, name
@@ -77,8 +100,8 @@ def test_few_layers_and_layers_that_are_read_elsewhere_are_compiled_as_they_are(
     class Answered(Exception):
         """No graph need be compiled."""
 
-    def answer(joint):
-        raise Answered(shorten(joint))
+    def answer(joint, labels):
+        raise Answered(shorten(joint, labels))
 
     monkeypatch.setattr(region, "shorten", answer)
     with pytest.raises(Answered) as found:
