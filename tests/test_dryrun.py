@@ -267,6 +267,33 @@ def test_what_is_compiled_runs_compiled_and_data_is_taken_as_finite(script):
     assert "unknown values were taken as finite" in run.profile.assumptions
 
 
+def test_graphs_that_break_in_what_a_module_calls_are_divided_from_the_first_call_on(script, capsys):
+    """Each of two functions has two graphs; the module's own one ends where each is called. What it counts is once."""
+    run = dry_run(script("""
+    def half(module, x):
+        x = module(x).relu()
+        torch._dynamo.graph_break()
+        return x.exp()
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.calls = nn.Linear(256, 8), nn.Linear(8, 8), []
+        def forward(self, x):
+            self.calls.append(x.shape)
+            return half(self.second, half(self.first, x.sin()).cos()).tan()
+    net = Net().cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compiled = torch.compile(net)
+    compiled(torch.randn(4, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    print(len(net.calls))
+    """), steps=2)
+    assert run.error is None, run.format_error()
+    assert [row.graphs for row in run.profile.compiled] == [7]
+    assert capsys.readouterr().out.split() == ["1"]
+    assert not any("from the next call on" in line for line in run.profile.assumptions)
+
+
 def test_optimizers_that_step_in_turn_make_a_step_together(script):
     run = dry_run(script("""
     other = nn.Linear(8, 256).cuda()

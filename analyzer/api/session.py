@@ -123,9 +123,15 @@ class Session:
 
     def _compile(self, function: Callable[..., Any], args: Any, kwargs: Any, config: dict[str, Any]) -> Any:
         from analyzer.compiled.frame import Frames  # which import Dynamo and TorchInductor
-        from analyzer.compiled.region import call_compiled
+        from analyzer.compiled.region import call_compiled, find_breaks
 
         frames = self.frames = self.frames or Frames()
+        owner, is_inner = getattr(function, "__self__", None), active_state().tracing is not None
+        if not (self.restarts or is_inner) and isinstance(owner, torch.nn.Module) and type(owner) not in frames.tried:
+            frames.tried.add(type(owner))
+            with keep_surroundings(owner, values=(args, kwargs)) as surroundings:
+                find_breaks(function, args, kwargs, config, frames)
+                surroundings.put_back_all()
         result = call_compiled(self.spec or simulated_spec(), function, args, kwargs, config, frames)
         if frames.are_new:
             frames.are_new = False

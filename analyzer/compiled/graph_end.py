@@ -34,6 +34,12 @@ class _Apart(torch.autograd.Function):
         return gradient
 
 
+def set_apart(leaf: Tensor) -> Tensor:
+    """What stands for a result of an earlier graph: it has a history, that of ``leaf`` alone."""
+    found: Tensor = _Apart.apply(leaf)  # type: ignore[no-untyped-call]
+    return found
+
+
 @dataclass
 class _Replaced:
     """A tensor with a history, which a graph's own history must not reach into: a leaf is in its place meanwhile."""
@@ -69,7 +75,7 @@ class StandIns:
             return
         with torch.enable_grad():
             leaf = (tensor.detach() if is_wrapped(tensor) else alias(tensor)).requires_grad_()
-            other: Tensor = _Apart.apply(leaf)  # type: ignore[no-untyped-call]
+            other = set_apart(leaf)
         exchange(tensor, other)
         self.replaced[id(tensor)] = _Replaced(tensor, other, leaf, tensor.grad_fn)
 

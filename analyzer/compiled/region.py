@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
+from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.dispatch.mode import MetaDispatchMode
 from analyzer.meta.simulated_device import reopened
 from analyzer.meta.source_line import user_line
@@ -28,6 +29,7 @@ from analyzer.record.log import CompileBreak, CompiledCall, CompiledGraph
 
 from .frame import Frames
 from .functional import is_view
+from .graph_end import set_apart
 from .joint_graph import JointGraph
 from .lowering import LoweredGraph, compiling_for, lower
 from .partition import partition, partition_plainly
@@ -73,6 +75,34 @@ def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[
             function, args, kwargs)
     call.note(state.recorder, [spec_of(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
     return result
+
+
+def find_breaks(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], config: dict[str, Any],
+                frames: Frames) -> None:
+    """Tell ``frames`` where graphs end in functions that ``function`` calls, from runs of its code in which no graph
+    runs. What the code changes is changed afterwards.
+    """
+    state = active_state()
+    space, recorder = state.space, state.recorder
+    state.space, state.recorder, frames.are_new = AddressSpace(), None, True
+    try:
+        with _compiling:
+            while frames.are_new:
+                frames.are_new = False
+                FunctionTrace(state, {}, _make_results, lambda reason: None, config, None, frames).call(
+                    function, args, kwargs)
+    finally:
+        state.space, state.recorder = space, recorder
+
+
+def _make_results(joint: JointGraph) -> Sequence[Tensor | None]:
+    """What stands for the results of a graph that does not run."""
+    outputs: Any = joint.graph.output_node().args[0]
+    specs = [node.meta["spec"] if isinstance(node, fx.Node) else None for node in outputs[:joint.results]]
+    found = joint.shape.join_results([None if spec is None else torch.empty_strided(
+        spec, spec.stride, dtype=spec.dtype, device=spec.device) for spec in specs])
+    with torch.enable_grad():
+        return [set_apart(t.requires_grad_()) if i in joint.differentiated else t for i, t in enumerate(found)]
 
 
 #: One thread at a time traces and compiles, as in PyTorch (``compile_lock`` of ``torch/_dynamo/convert_frame.py``):
