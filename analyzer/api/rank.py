@@ -10,6 +10,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from analyzer.distributed import process_group
 from analyzer.distributed.collective import current_collectives
+from analyzer.distributed.deepspeed import is_engine, list_held
 from analyzer.distributed.dtensor import count_whole
 from analyzer.distributed.fsdp import list_flat_parameters
 from analyzer.distributed.world import World
@@ -25,7 +26,7 @@ from analyzer.meta.tensor import device_of
 from analyzer.profilers.communication import name_buffers
 from analyzer.recipe.optimizer import TORCHS_OWN
 from analyzer.record.collector import rare_collections
-from analyzer.record.eager import RUNS_MODEL, EagerStep, StepOptimizer
+from analyzer.record.eager import RUNS_MODEL, EagerStep, StepOptimizer, check_loss
 from analyzer.record.log import Log
 from analyzer.record.memory_recorder import BUILT
 from analyzer.record.optimizer_step import why_unknown
@@ -74,6 +75,12 @@ class RankStep(EagerStep):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
+        self.is_engine = self.mode == "train" and is_engine(self.model)
+        if self.is_engine:
+            with torch._C.DisableTorchFunction():
+                for category, tensor in list_held(self.model):
+                    self.recorder.mark([tensor], category, undecided=("", BUILT))
+            self.step = self.step or self._run_engine
         self._follow_parameters()
 
     def is_last(self, index: int) -> bool:
@@ -81,8 +88,10 @@ class RankStep(EagerStep):
         # Of DDP the second forward pass makes the buckets anew, or the third where the graph is static, since the first
         # backward pass only counts; where unused parameters are looked for, none does (``should_rebuild_buckets`` and
         # ``autograd_hook`` in torch/csrc/distributed/c10d/reducer.cpp). ZeRO that overlaps with DDP makes its states in
-        # the step after that (torch/distributed/algorithms/ddp_comm_hooks/ddp_zero_hook.py).
-        asked, steps = self.options.steps, 1
+        # the step after that (torch/distributed/algorithms/ddp_comm_hooks/ddp_zero_hook.py). DeepSpeed's stage 3 notes
+        # the order of modules in the first step, and compares it among ranks at the start of the second (``reset_step``
+        # of deepspeed/runtime/zero/partitioned_param_coordinator.py).
+        asked, steps = self.options.steps, 3 if self.is_engine else 1
         for wrapper in current_collectives().reducers:
             if wrapper.static_graph:
                 steps = max(steps, 4)
@@ -91,6 +100,18 @@ class RankStep(EagerStep):
         optimizer = self.optimizer
         overlaps = isinstance(optimizer, ZeroRedundancyOptimizer) and optimizer._overlap_with_ddp
         return index + 1 >= (asked if asked == 1 else max(asked, steps + overlaps))
+
+    def _run_engine(self, engine: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """A step of DeepSpeed's engine, as its documentation has it: deepspeed.ai/getting-started, "Training"."""
+        if optimizer is not None:
+            raise InputError("optimizer: DeepSpeed's engine has its own: name it in its configuration, or give it to "
+                             "make_engine or deepspeed.initialize")
+        for _ in range(engine.gradient_accumulation_steps()):
+            loss = self.loss_fn(engine(*args, **kwargs))
+            check_loss(loss)
+            engine.backward(loss)
+            del loss
+            engine.step()
 
     def update(self) -> None:
         super().update()
@@ -102,7 +123,7 @@ class RankStep(EagerStep):
 
     def _follow_parameters(self) -> None:
         """Parameters may be put into other tensors: `ZeroRedundancyOptimizer` puts those of a rank into one."""
-        if self.mode != "train":
+        if self.mode != "train" or self.is_engine:  # which puts whole parameters elsewhere in each step
             return
         recorder, table = self.recorder, self.recorder.log.storage_table
         with torch._C.DisableTorchFunction():
@@ -239,7 +260,8 @@ def _run_blocks(steps: RankStep, live: LiveStorages, reason: str | None,
 
     def run() -> None:
         steps.run()
-        name_buffers(recorder.log, current_collectives().made_to_communicate)
+        collectives = current_collectives()
+        name_buffers(recorder.log, collectives.made_to_communicate, collectives.is_gathered)
 
     step = ReplayInfo("", "step", type(module).__name__, False, reason or STEPS_RUN)
     if chain is None:

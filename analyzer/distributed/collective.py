@@ -68,6 +68,7 @@ class Collectives:
         self.propagate = ContentRule(contents).propagate
         self.reducers: weakref.WeakSet[Any] = weakref.WeakSet()  #: each `DistributedDataParallel`, whose reducer is C++
         self._bucket_numbers: list[range] = []  # of storages made while buckets were
+        self._gathered_numbers: list[range] = []  # and while parameters were put together
         self._streams: dict[tuple[str, int], SimulatedStream] = {}  # of each group, and of each pair of ranks
         self._ends: dict[int, SimulatedEvent] = {}  # of the last collective that has a storage, by its number
 
@@ -77,9 +78,19 @@ class Collectives:
         yield
         self._bucket_numbers.append(range(first, next_number()))
 
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        first = next_number()
+        yield
+        self._gathered_numbers.append(range(first, next_number()))
+
     def made_to_communicate(self, number: int) -> bool:
         """Whether the storage of a number was made for buckets of gradients."""
         return any(number in numbers for numbers in self._bucket_numbers)
+
+    def is_gathered(self, number: int) -> bool:
+        """Whether the storage of a number was made for whole parameters."""
+        return any(number in numbers for numbers in self._gathered_numbers)
 
     def shape(self, info: OperatorInfo) -> Callable[..., Any] | None:
         return returned_by(info.op)

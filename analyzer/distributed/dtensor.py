@@ -79,7 +79,8 @@ def count_whole(root: torch.nn.Module) -> int:
     flat = {id(parameter): parameter for parameter, _ in list_flat_parameters(root.modules())}
     views = {id(view) for parameter in flat.values() for view in views_of(parameter)}
     whole = sum(shape.numel() for parameter in flat.values() for shape in shapes_in(parameter))
-    return whole + sum(p.numel() for p in root.parameters() if id(p) not in flat and id(p) not in views)
+    return whole + sum(getattr(p, "ds_numel", None) or p.numel() for p in root.parameters()  # of DeepSpeed's stage 3
+                       if id(p) not in flat and id(p) not in views)
 
 
 # Private torch API: meshes of thousands of ranks, each made once and read without a tensor's way through the mode.

@@ -21,6 +21,7 @@ from analyzer.meta.tensor import device_of
 
 from . import collective, dtensor, fsdp, known_content, process_group
 from .collective import current_collectives
+from .deepspeed import engines_kept_aside
 from .process_group import make_default_group, process_groups_kept_aside
 from .world_state import StageNotToldError, WorldSpec, active_world_state, current_world
 
@@ -165,6 +166,7 @@ def simulated_world(spec: WorldSpec, contents: Any, is_initialized: bool) -> Ite
     """A block in which torch.distributed is that of ``spec``, or will be when the program initialises it."""
     with ExitStack() as undo:
         undo.enter_context(process_groups_kept_aside())
+        undo.enter_context(engines_kept_aside())
         undo.enter_context(_world_replacements.installed())
         undo.enter_context(collective_hook.simulating(collective.Collectives(spec.local_size, contents)))
         if is_initialized:

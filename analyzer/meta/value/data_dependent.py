@@ -11,7 +11,7 @@ from analyzer.errors import DataDependentError
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.operator_info import OperatorInfo
-from analyzer.meta.source_line import asked_by
+from analyzer.meta.source_line import asked_by, user_frame
 from analyzer.meta.spec import Signature, spec_of
 from analyzer.meta.state import MetaState
 from analyzer.meta.tensor import META, kernel, new_tensor
@@ -27,6 +27,7 @@ _OPTIMIZERS = os.path.join(_TORCH, "optim") + os.sep
 # These check that data is valid before they use it.
 _CHECKS = (os.path.join(_TORCH, "distributions") + os.sep, os.path.join(_TORCH, "nn", "utils", "parametrizations.py"))
 _BOOLEAN = (torch.bool, torch.uint8)
+_ENGINE = os.path.join("", "deepspeed", "runtime", "")
 _CONDITION = torch.empty((), dtype=torch.bool, device=META)  # whose value is not known
 STAND_IN = "an unknown scalar"  #: how an assumption begins that says what it was taken as
 _MOST_PLACEHOLDERS = 100_000  # a loop that data would end does not end with them; a trace gives it up
@@ -87,6 +88,10 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = "aten.item (also b
             f"zero {state.where()}")
         state.unknown_sizes += 1
         return number
+    frame = user_frame()
+    if frame is not None and _ENGINE in frame.f_code.co_filename:  # norms, which scale an update, or if it is left out
+        state.assume("DeepSpeed is taken to find gradients finite")
+        return float(state.placeholder) if tensor.dtype.is_floating_point else 0 if tensor.dtype is not torch.bool else False
     if (expected := expected_scalar(state, tensor)) is not None:
         return expected
     # What an optimizer of torch asks for only scales its update: no size and no path depends on it.

@@ -1,0 +1,216 @@
+"""Private API of DeepSpeed, whose ZeRO runs in a world as the code that it is: what it compiles for a GPU, what it keeps
+process-wide, what its optimizers hold, and its JSON configuration.
+"""
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from analyzer.errors import InputError, MissingExtraError
+from analyzer.meta.intercept.replacement import SharedReplacements, Undo, answer
+
+from .collective import current_collectives
+from .world_state import current_world
+
+# What is compiled when an optimizer is made (deepspeed/ops/op_builder): its two Adams are kernels that read gradients,
+# parameters and moments once and write the last three, as torch's fused one does.
+
+
+def _update(gradients: list[torch.Tensor], parameters: list[torch.Tensor], means: list[torch.Tensor],
+            squares: list[torch.Tensor], count: torch.Tensor) -> None:
+    torch._fused_adamw_(parameters, gradients, means, squares, [], [count] * len(parameters), lr=1e-3, beta1=0.9,
+                        beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False)
+
+
+def _update_on_host(number: int, step: int, *settings_and_tensors: Any) -> None:
+    """``adam_update`` of csrc/adam/cpu_adam.cpp: its last arguments are parameter, gradient and both moments."""
+    parameter, gradient, mean, square = settings_and_tensors[-4:]
+    _update([gradient], [parameter], [mean], [square], parameter.new_empty(()))
+
+
+_OPERATORS: dict[str, Any] = {
+    "fused_adam": SimpleNamespace(multi_tensor_adam=lambda size, flag, lists, *settings: _update(*lists, flag)),
+    "cpu_adam": SimpleNamespace(create_adam=lambda *settings: None, destroy_adam=lambda number: None,
+                                adam_update=_update_on_host)}
+
+
+def _load(builder: Any, verbose: bool = True) -> Any:
+    if builder.name not in _OPERATORS:
+        raise InputError(f"DeepSpeed would compile its operator {builder.name!r}, of which only {', '.join(_OPERATORS)} "
+                         "are known here: choose the optimizer Adam or AdamW, no quantized communication, and no NVMe")
+    return _OPERATORS[builder.name]
+
+
+def _make_buckets(original: Any, *args: Any) -> None:
+    with current_collectives().making_buckets():
+        original(*args)
+
+
+def _gather(original: Any, *args: Any, **kwargs: Any) -> None:
+    with current_collectives().gathering():
+        original(*args, **kwargs)
+
+
+def _replacements() -> Iterator[Undo]:
+    yield answer(sys.modules["deepspeed.ops.op_builder.builder"].OpBuilder, "load", _load, where=current_world)
+    yield answer(sys.modules["deepspeed.runtime.zero.stage_1_and_2"].DeepSpeedZeroOptimizer, "setup_buckets",
+                 _make_buckets, passes_original=True, where=current_world)
+    yield answer(sys.modules["deepspeed.runtime.zero.partition_parameters"].AllGatherCoalescedHandle, "wait",
+                 _gather, passes_original=True, where=current_world)
+
+
+_replaced = SharedReplacements(_replacements)
+_worlds: list[ExitStack] = []  # what the world that is entered undoes
+
+#: what DeepSpeed keeps process-wide of its device and its groups, by module
+_STATES = {"deepspeed.accelerator.real_accelerator": ("ds_accelerator", ), "deepspeed.comm.comm": ("cdb", ),
+           "deepspeed.utils.groups": (
+               "mesh_device", "_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_TENSOR_MODEL_PARALLEL_GROUP",
+               "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "_ALL_TO_ALL_GROUP", "_EXPERT_PARALLEL_GROUP",
+               "_EXPERT_PARALLEL_GROUP_RANKS", "_EXPERT_DATA_PARALLEL_GROUP", "_EXPERT_DATA_PARALLEL_GROUP_RANKS")}
+
+
+@contextmanager
+def engines_kept_aside() -> Iterator[None]:
+    """A block of a world, in which DeepSpeed finds the simulated device, and no process groups yet. Afterwards what it
+    keeps process-wide is as before, and so is `torch.nn.functional.linear`, in whose place stage 3 leaves its own.
+    """
+    before, linear = _forget(), functional.linear
+    try:
+        with ExitStack() as undo:
+            _worlds.append(undo)
+            undo.callback(_worlds.pop)
+            if before:
+                undo.enter_context(_replaced.installed())
+            yield
+    finally:
+        _forget()
+        for name, values in before.items():
+            vars(sys.modules[name]).update(values)
+        if getattr(functional.linear, "__module__", "").startswith("deepspeed."):
+            functional.linear = linear
+
+
+def _forget() -> dict[str, dict[str, Any]]:
+    """What was there, by module and name, of the modules that are loaded."""
+    found: dict[str, dict[str, Any]] = {}
+    for module, names in _STATES.items():
+        held = vars(sys.modules[module]) if module in sys.modules else {}
+        found |= {module: {name: held[name] for name in names if name in held}} if held else {}
+        held.update({name: {} if isinstance(value, dict) else None for name, value in found.get(module, {}).items()})
+    return found
+
+
+# What an engine is, and what it holds.
+
+def is_engine(module: nn.Module) -> bool:
+    package = sys.modules.get("deepspeed.runtime.engine")
+    return package is not None and isinstance(module, package.DeepSpeedEngine)
+
+
+def list_held(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that the optimizer of an engine holds from the start, with their category: the copies in float32 that it
+    updates count as its states, as in the paper of ZeRO (Rajbhandari et al., SC 2020, section 3.1: K = 12).
+    """
+    zero: Any = engine.optimizer
+    inner, own = getattr(zero, "optimizer", zero), {id(p) for p in engine.module.parameters()}
+    masters = [p for group in inner.param_groups for p in group["params"] if id(p) not in own]
+    yield from (("optimizer state", p) for p in [*masters, *getattr(zero, "fp32_partitioned_groups_flat", ())])
+    # deepspeed/runtime/zero/stage3.py; one of stage_1_and_2.py makes its buckets in the first backward pass
+    if isinstance(gradients := getattr(zero, "grad_partitions_flat_buffer", None), torch.Tensor):
+        yield "gradient", gradients
+    for bucket in getattr(zero, "ipg_buckets", {}).values():
+        held = bucket.buffer if isinstance(bucket.buffer, list) else [bucket.buffer]
+        yield from (("communication buffer", buffer) for buffer in held if isinstance(buffer, torch.Tensor))
+
+
+# The file that DeepSpeed is given.
+
+#: by the name of a setting that is "auto", of the width of a model: transformers/integrations/deepspeed.py,
+#: ``trainer_config_finalize``
+_OF_WIDTH: dict[str, Callable[[int], int]] = {
+    "reduce_bucket_size": lambda width: width * width,
+    "stage3_prefetch_bucket_size": lambda width: int(0.9 * width * width),
+    "stage3_param_persistence_threshold": lambda width: 10 * width}
+
+
+def make_engine(model: nn.Module, config: str | Path | Mapping[str, Any],
+                optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None) -> nn.Module:
+    """The engine of DeepSpeed for a model in a `world`, as ``deepspeed.initialize`` makes it of a configuration: its
+    JSON file, or what is in it. `profile` of the engine runs ``backward`` and ``step`` of it over
+    ``gradient_accumulation_steps`` micro-batches. ``optimizer`` makes one where the configuration names none.
+
+    What is ``"auto"`` is as transformers' trainer has it: buckets by ``model.config.hidden_size``, clipping at 1.0,
+    half precision as the parameters are; the rest as if it were not said. Raises InputError for a file that is no
+    JSON, for NVMe, and where no optimizer is named; MissingExtraError without DeepSpeed.
+    """
+    is_new = "deepspeed" not in sys.modules
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise MissingExtraError("DeepSpeed is not installed, whose own code is run: pip install deepspeed") from error
+    settings = read_config(config, model)
+    if optimizer is None and "optimizer" not in settings:
+        raise InputError(f"{_name(config)}: names no optimizer: add \"optimizer\": {{\"type\": \"AdamW\"}}, or give one")
+    if _worlds and is_new:
+        _worlds[-1].enter_context(_replaced.installed())
+    trained = [p for p in model.parameters() if p.requires_grad]
+    engine: nn.Module = deepspeed.initialize(model=model, config=settings, model_parameters=trained,
+                                             optimizer=None if optimizer is None else optimizer(trained))[0]
+    return engine
+
+
+def _name(config: str | Path | Mapping[str, Any]) -> str:
+    return "the configuration of DeepSpeed" if isinstance(config, Mapping) else str(config)
+
+
+def read_config(config: str | Path | Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """What a configuration says of a model, without what is "auto"; see `make_engine`."""
+    try:
+        text = json.dumps(config) if isinstance(config, Mapping) else Path(config).read_text(encoding="utf-8")
+        found = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{_name(config)}: is no JSON file of DeepSpeed: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{_name(config)}: must hold an object, {{...}}")
+    zero = found.get("zero_optimization", {})
+    for name in ("offload_optimizer", "offload_param"):
+        if (zero.get(name) or {}).get("device") == "nvme":
+            raise InputError(f"{_name(config)}: {name} on NVMe (ZeRO-Infinity) is not modelled: give \"cpu\" or \"none\"")
+    _fill_width(zero, model, _name(config))
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    for name, half in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        if found.get(name, {}).get("enabled") == "auto":
+            found[name]["enabled"] = dtype is half
+    if found.get("gradient_clipping") == "auto":
+        found["gradient_clipping"] = 1.0
+    if "auto" in found.get("scheduler", {}).get("params", {}).values():
+        del found["scheduler"]  # which holds no memory, and changes no time
+    found = _without_auto(found)
+    if not found.keys() & {"train_batch_size", "train_micro_batch_size_per_gpu"}:
+        found["train_micro_batch_size_per_gpu"] = 1  # whose only use is to be compared with the other two
+    return found
+
+
+def _fill_width(zero: dict[str, Any], model: nn.Module, said: str) -> None:
+    asked = [name for name in _OF_WIDTH if zero.get(name) == "auto"]
+    config: Any = getattr(model, "config", None)
+    width = getattr(config, "hidden_size", None) or getattr(getattr(config, "text_config", None), "hidden_size", None)
+    if asked and width is None:
+        raise InputError(f"{said}: {', '.join(asked)} is \"auto\", and {type(model).__name__} has no config.hidden_size: "
+                         "give numbers of elements")
+    zero.update({name: _OF_WIDTH[name](width) for name in asked})
+
+
+def _without_auto(tree: dict[str, Any]) -> dict[str, Any]:
+    return {name: _without_auto(value) if isinstance(value, dict) else value for name, value in tree.items()
+            if value != "auto"}
