@@ -79,7 +79,7 @@ TARGET is one of
 Several targets make one table with a row each. With --world, a factory wraps the model as a script would (DDP,
 fully_shard, parallelize_module), and the profile is that of one rank.
 """,
-            {**_RECIPE, "ranks of a job": "world, rank, devices-per-host, cluster"}, """\
+            {**_RECIPE, "ranks of a job": "world, rank, devices-per-host, cluster, deepspeed"}, """\
 analyzer profile vit_b_16 --input 8x3x224x224
 analyzer profile hf:BertConfig --input input_ids=int64:8x512 --optimizer adamw --autocast bfloat16
 analyzer profile llama_1b --dtype bf16 --quantize nf4 --lora r=16 --checkpointing --optimizer adamw8bit
@@ -87,6 +87,7 @@ analyzer profile torchvision:resnet50 --mode infer --device a100 --show summary,
 analyzer profile mynet.py:Net --input 8x3x224x224 --json net.json && analyzer show net.json --report tree --depth 2
 analyzer profile gpt2 --device h100 --autocast bf16 --optimizer adamw --compile --show compile
 analyzer profile llama_1b --device h100 --export roofline=llama.csv --export modules=modules.csv
+analyzer profile hf:llama-3.1-8b --checkpointing --world 16 --deepspeed ds.json
 """, {0: "done", 1: _MODEL, 2: _INPUT, 3: "it does not fit on the device"}),
 
     Command("show", "print reports of a saved profile, in the layout of other tools too", "analyzer.show:run_show",

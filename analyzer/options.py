@@ -165,7 +165,9 @@ _OF_RANKS = (
     Option("--ranks", "several, each in a process of its own", type=read_numbers, metavar="R,R"),
     _number("--devices-per-host", "ranks on a host (default: as many as hosts of the cluster have, else 8)"),
     Option("--cluster", "hosts and links, e.g. dgx_h100 or dgx_h100,fabric=25e9 (default: the usual ones of the "
-           "device)", metavar="NAME"))
+           "device)", metavar="NAME"),
+    Option("--deepspeed", "the engine that DeepSpeed, which is to be installed, makes of the model by this JSON file",
+           metavar="FILE"))
 
 _REPORTS = "{analyzer.results.view:register_report}, or one that the TARGET's file registers with register_report"
 

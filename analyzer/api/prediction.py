@@ -7,11 +7,13 @@ from functools import partial
 
 import torch
 
+from analyzer.distributed.deepspeed import make_engine
 from analyzer.distributed.world import World, world
 from analyzer.distributed.world_state import WorldSpec
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.profilers.flops import make_flops_profiler
+from analyzer.recipe.optimizer import find_optimizer
 from analyzer.record.options import ProfileOptions, progress_of
 from analyzer.results.profile import Profile
 from analyzer.results.world import CommandInfo, Option
@@ -22,7 +24,7 @@ from analyzer.zoo.target import load_target
 from .argument import build_model
 from .profile import profile
 
-_NEED_WORLD = ("rank", "ranks", "devices_per_host", "cluster")
+_NEED_WORLD = ("rank", "ranks", "devices_per_host", "cluster", "deepspeed")
 
 
 def check_world_options(arguments: argparse.Namespace) -> None:
@@ -46,7 +48,7 @@ def read_world(arguments: argparse.Namespace) -> World | None:
 #: options that a saved profile holds, in the order of the command that it prints
 SAVED_OPTIONS = ("input", "mode", "autocast", "dtype", "quantize", "lora", "attention", "loss_chunks", "checkpointing",
                  "compile", "optimizer", "accumulate", "skew", "device", "convention", "world", "rank",
-                 "devices_per_host", "cluster")
+                 "devices_per_host", "cluster", "deepspeed")
 
 
 def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[Profile]:
@@ -60,9 +62,17 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
 
     def build(target: Target) -> torch.nn.Module:
         make = partial(recipe.build, target.build)
+        if arguments.deepspeed is not None:
+            return make_engine(make().train(train), arguments.deepspeed, find_optimizer(recipe.optimizer))
         # in a world the model is built and run under one mode
         return (make() if arguments.world is not None else build_model(make)).train(train)
 
+    step = command_option.find_step(arguments, recipe)
+    if arguments.deepspeed is not None:
+        if recipe.accumulate > 1:
+            raise InputError(f"--accumulate {recipe.accumulate}: is gradient_accumulation_steps in "
+                             f"{arguments.deepspeed}")
+        step["optimizer"] = None  # which the engine has
     found = []
     for i, (name, target, specs) in enumerate(zip(names, targets, inputs, strict=True)):
         with progress_of(i, len(targets), target.name), command_option.model_errors(target.name):
@@ -70,7 +80,7 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
             found.append(profile(partial(build, target), args, kwargs, device=arguments.device,
                                  world=read_world(arguments), options=ProfileOptions(skew=arguments.skew),
                                  profilers={"flops": make_flops_profiler(arguments.convention)},
-                                 **command_option.find_step(arguments, recipe)))
+                                 **step))
             # labels follow from the other inputs, and the dtype of what is not given from the recipe
             given = command_option.choose_inputs(target, arguments.input, train=False)
             said: dict[str, Option] = {option: f"{value:g}" if isinstance(value, float) else value

@@ -1,5 +1,5 @@
-"""Private API of DeepSpeed, whose ZeRO runs in a world as the code that it is: what it compiles for a GPU, what it keeps
-process-wide, what its optimizers hold, and its JSON configuration.
+"""Private API of DeepSpeed, whose ZeRO runs in a world as the code that it is: what it compiles for a GPU, what it
+keeps process-wide, what its optimizers hold, and its JSON configuration.
 """
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ def _update(gradients: list[torch.Tensor], parameters: list[torch.Tensor], means
                         beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False)
 
 
+def _update_on_device(size: int, flag: torch.Tensor, lists: list[list[torch.Tensor]], *settings: Any) -> None:
+    """``multi_tensor_adam_cuda`` of csrc/adam/multi_tensor_adam.cu; the flag is in the place of torch's count."""
+    gradients, parameters, means, squares = lists
+    _update(gradients, parameters, means, squares, flag)
+
+
 def _update_on_host(number: int, step: int, *settings_and_tensors: Any) -> None:
     """``adam_update`` of csrc/adam/cpu_adam.cpp: its last arguments are parameter, gradient and both moments."""
     parameter, gradient, mean, square = settings_and_tensors[-4:]
@@ -38,15 +44,16 @@ def _update_on_host(number: int, step: int, *settings_and_tensors: Any) -> None:
 
 
 _OPERATORS: dict[str, Any] = {
-    "fused_adam": SimpleNamespace(multi_tensor_adam=lambda size, flag, lists, *settings: _update(*lists, flag)),
+    "fused_adam": SimpleNamespace(multi_tensor_adam=_update_on_device),
     "cpu_adam": SimpleNamespace(create_adam=lambda *settings: None, destroy_adam=lambda number: None,
                                 adam_update=_update_on_host)}
 
 
 def _load(builder: Any, verbose: bool = True) -> Any:
     if builder.name not in _OPERATORS:
-        raise InputError(f"DeepSpeed would compile its operator {builder.name!r}, of which only {', '.join(_OPERATORS)} "
-                         "are known here: choose the optimizer Adam or AdamW, no quantized communication, and no NVMe")
+        raise InputError(f"DeepSpeed would compile its operator {builder.name!r}, of which only "
+                         f"{', '.join(_OPERATORS)} are known here: choose the optimizer Adam or AdamW, no quantized "
+                         "communication, and no NVMe")
     return _OPERATORS[builder.name]
 
 
@@ -61,7 +68,10 @@ def _gather(original: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _replacements() -> Iterator[Undo]:
-    yield answer(sys.modules["deepspeed.ops.op_builder.builder"].OpBuilder, "load", _load, where=current_world)
+    # which of them there are was decided by the device that was there when DeepSpeed was imported
+    for name, kind in (("builder", "OpBuilder"), ("cpu.no_impl", "NotImplementedBuilder")):
+        if (module := sys.modules.get(f"deepspeed.ops.op_builder.{name}")) is not None:
+            yield answer(getattr(module, kind), "load", _load, where=current_world)
     yield answer(sys.modules["deepspeed.runtime.zero.stage_1_and_2"].DeepSpeedZeroOptimizer, "setup_buckets",
                  _make_buckets, passes_original=True, where=current_world)
     yield answer(sys.modules["deepspeed.runtime.zero.partition_parameters"].AllGatherCoalescedHandle, "wait",
@@ -157,10 +167,11 @@ def make_engine(model: nn.Module, config: str | Path | Mapping[str, Any],
     try:
         import deepspeed
     except ImportError as error:
-        raise MissingExtraError("DeepSpeed is not installed, whose own code is run: pip install deepspeed") from error
+        raise MissingExtraError(f"{_name(config)}: DeepSpeed's own code is run, and it is not installed: pip install "
+                                "'symbolic-analyzer[deepspeed]'") from error
     settings = read_config(config, model)
     if optimizer is None and "optimizer" not in settings:
-        raise InputError(f"{_name(config)}: names no optimizer: add \"optimizer\": {{\"type\": \"AdamW\"}}, or give one")
+        raise InputError(f'{_name(config)}: names no optimizer: add "optimizer": {{"type": "AdamW"}}, or give one')
     if _worlds and is_new:
         _worlds[-1].enter_context(_replaced.installed())
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -185,7 +196,7 @@ def read_config(config: str | Path | Mapping[str, Any], model: nn.Module) -> dic
     zero = found.get("zero_optimization", {})
     for name in ("offload_optimizer", "offload_param"):
         if (zero.get(name) or {}).get("device") == "nvme":
-            raise InputError(f"{_name(config)}: {name} on NVMe (ZeRO-Infinity) is not modelled: give \"cpu\" or \"none\"")
+            raise InputError(f'{_name(config)}: {name} on NVMe (ZeRO-Infinity) is not modelled: give "cpu" or "none"')
     _fill_width(zero, model, _name(config))
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     for name, half in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
@@ -205,8 +216,10 @@ def _fill_width(zero: dict[str, Any], model: nn.Module, said: str) -> None:
     asked = [name for name in _OF_WIDTH if zero.get(name) == "auto"]
     config: Any = getattr(model, "config", None)
     width = getattr(config, "hidden_size", None) or getattr(getattr(config, "text_config", None), "hidden_size", None)
-    if asked and width is None:
-        raise InputError(f"{said}: {', '.join(asked)} is \"auto\", and {type(model).__name__} has no config.hidden_size: "
+    if not asked:
+        return
+    if width is None:
+        raise InputError(f'{said}: {", ".join(asked)} is "auto", and {type(model).__name__} has no config.hidden_size: '
                          "give numbers of elements")
     zero.update({name: _OF_WIDTH[name](width) for name in asked})
 

@@ -1,6 +1,7 @@
 """Training on many devices: a world of ranks that moves no data, and pipelines of stages joined into one timeline."""
 from typing import TYPE_CHECKING, Any
 
+from analyzer.distributed.deepspeed import make_engine
 from analyzer.distributed.world import world
 
 from .mesh_spec import MeshSpec
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from analyzer.tools.search.search import search
 
 __all__ = ["MeshSpec", "PipelineAction", "PipelineTimeline", "RankRow", "RankTable", "RankTime", "StageAction",
-           "StageCost", "join_timeline", "list_actions", "profile_ranks", "read_schedule", "search",
+           "StageCost", "join_timeline", "list_actions", "make_engine", "profile_ranks", "read_schedule", "search",
            "world"]
 
 

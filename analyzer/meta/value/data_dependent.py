@@ -91,7 +91,7 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = "aten.item (also b
     frame = user_frame()
     if frame is not None and _ENGINE in frame.f_code.co_filename:  # norms, which scale an update, or if it is left out
         state.assume("DeepSpeed is taken to find gradients finite")
-        return float(state.placeholder) if tensor.dtype.is_floating_point else 0 if tensor.dtype is not torch.bool else False
+        return float(state.placeholder) if tensor.dtype.is_floating_point else False  # or 0
     if (expected := expected_scalar(state, tensor)) is not None:
         return expected
     # What an optimizer of torch asks for only scales its update: no size and no path depends on it.
