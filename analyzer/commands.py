@@ -87,7 +87,6 @@ analyzer profile torchvision:resnet50 --mode infer --device a100 --show summary,
 analyzer profile mynet.py:Net --input 8x3x224x224 --json net.json && analyzer show net.json --report tree --depth 2
 analyzer profile gpt2 --device h100 --autocast bf16 --optimizer adamw --compile --show compile
 analyzer profile llama_1b --device h100 --export roofline=llama.csv --export modules=modules.csv
-analyzer profile hf:llama-3.1-8b --checkpointing --world 16 --deepspeed ds.json
 """, {0: "done", 1: _MODEL, 2: _INPUT, 3: "it does not fit on the device"}),
 
     Command("show", "print reports of a saved profile, in the layout of other tools too", "analyzer.show:run_show",
