@@ -154,8 +154,7 @@ _OF_A_STEP = (
     Option("--optimizer", "of {analyzer.recipe.optimizer:OPTIMIZERS}, or {analyzer.recipe.optimizer:FORM} (default: "
            "none, gradients only)", metavar="NAME"),
     _number("--accumulate", "micro-batches of a step, each as large as --input says", 1),
-    Option("--convention", "whose way of counting FLOPs: own (default; every operator, forward and backward), "
-           "deepspeed (the forward pass alone, as that package prints it)",
+    Option("--convention", "how FLOPs are counted: own (default; every operator, both passes), deepspeed (forward alone)",
            choices=("own", "deepspeed"), default="own", metavar="NAME"),
     Option("others", argparse.SUPPRESS, nargs="*", default=(), metavar="TARGET"))
 
