@@ -154,8 +154,8 @@ _OF_A_STEP = (
     Option("--optimizer", "of {analyzer.recipe.optimizer:OPTIMIZERS}, or {analyzer.recipe.optimizer:FORM} (default: "
            "none, gradients only)", metavar="NAME"),
     _number("--accumulate", "micro-batches of a step, each as large as --input says", 1),
-    Option("--convention", "how FLOPs are counted: own (default; every operator, both passes), deepspeed (forward alone)",
-           choices=("own", "deepspeed"), default="own", metavar="NAME"),
+    Option("--convention", "how FLOPs are counted: own (default; every operator, both passes), deepspeed (forward "
+           "alone)", choices=("own", "deepspeed"), default="own", metavar="NAME"),
     Option("others", argparse.SUPPRESS, nargs="*", default=(), metavar="TARGET"))
 
 _OF_RANKS = (
