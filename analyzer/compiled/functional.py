@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import fx
 
 _aten = torch.ops.aten
 
@@ -72,11 +71,3 @@ def view_inverse(view: Any, part: torch.Tensor) -> tuple[Any, tuple[Any, ...], b
     if func is _aten.view_as_complex.default:
         return _aten.view_as_real.default, (), False
     return None
-
-
-def put_writes_last(graph: fx.Graph) -> None:
-    """Writes to primals are behind the backward pass, as in AOTAutograd's graphs: passes that find equal operators
-    (``fx_graph_cse`` of ``torch/_functorch/compile_utils.py``) join none on two sides of a write.
-    """
-    for node in graph.find_nodes(op="call_function", target=_aten.copy_.default):
-        graph._root.prev.append(node)

@@ -30,11 +30,11 @@ from analyzer.record.log import CompileBreak, CompiledCall, CompiledGraph
 from .frame import Frames
 from .functional import is_view
 from .graph_end import set_apart
-from .joint_graph import JointGraph
+from .joint_graph import JointGraph, Labels, label_nodes
 from .lowering import LoweredGraph, compiling_for, lower
 from .partition import partition, partition_plainly
 from .program import OperatorProgram, Program, Rows, find_capture_obstacle
-from .repeat import Labels, Shortened, label_nodes, shorten
+from .repeat import Shortened, shorten
 from .trace import BucketEnds, FunctionTrace
 from .traced_tensor import GraphShape
 

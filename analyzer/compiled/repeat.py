@@ -12,14 +12,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import fx
 
-from analyzer.meta.spec import TensorSpec
-
-from .functional import put_writes_last
 from .generated_kernel import name_place
-from .joint_graph import JointGraph
+from .joint_graph import JointGraph, Labels, put_writes_last
 from .laps import Chains, find_run
 from .lowering import LoweredGraph
 from .program_text import Layers, write_laps
@@ -49,38 +45,6 @@ class _Run:
     @property
     def laps(self) -> int:
         return (self.stop - self.start) // self.period
-
-
-Labels = dict[fx.Node, tuple[Hashable, list[fx.Node]]]
-
-
-def label_nodes(graph: fx.Graph) -> Labels:
-    """Of each node what it is without the nodes that it reads, and those in order."""
-    return {node: _label_of(node) for node in graph.nodes}
-
-
-def _label_of(node: fx.Node) -> tuple[Hashable, list[fx.Node]]:
-    inputs: list[fx.Node] = []
-
-    def flat(value: Any) -> Hashable:
-        if isinstance(value, fx.Node):
-            inputs.append(value)
-            return fx.Node
-        if isinstance(value, (list, tuple)):
-            return tuple([flat(v) for v in value])
-        if isinstance(value, dict):
-            return tuple([(k, flat(v)) for k, v in value.items()])
-        return value if value is None or isinstance(value, (str, torch.dtype)) else (type(value), repr(value))
-
-    return (node.op == "call_function" and node.target, flat(node.args), flat(node.kwargs) if node.kwargs else (),
-            _flat_specs(node.meta.get("spec")), str(node.meta.get("recompute"))), inputs
-
-
-def _flat_specs(specs: Any) -> Hashable:
-    """What there is to tell one result of an operator from another."""
-    if isinstance(specs, TensorSpec):  # equal ones are one object, whose own equality is that of shapes
-        return id(specs)
-    return tuple([_flat_specs(one) for one in specs]) if isinstance(specs, (list, tuple)) else None
 
 
 class Shortened:

@@ -24,7 +24,8 @@ from analyzer.meta.tensor import device_of
 from .checkpoint import tagged_checkpoints
 from .frame import Frames, Root, list_frames
 from .graph_end import GraphEnd, StandIns, is_plain, space_of
-from .joint_graph import GraphBreak, GraphTape, JointGraph
+from .graph_tape import GraphBreak, GraphTape
+from .joint_graph import JointGraph
 from .traced_tensor import (
     Hooks,
     is_held,

@@ -107,7 +107,7 @@ class MetaState:
     arguments: tuple[Any, ...] = ()  #: positional ones of the torch function that runs
     recorder: Any = None  #: is told operator calls, workspaces, streams: `record.recorder.Recorder`
     tape: Any = None      #: sees torch functions as the user's code calls them: `fx.trace.tape.Tape`
-    graph: Any = None     #: the graph that is being made of a compiled function: `compiled.joint_graph.GraphTape`
+    graph: Any = None     #: the graph that is being made of a compiled function: `compiled.graph_tape.GraphTape`
     tracing: Any = None   #: the call of that function, of which it is a part: `compiled.trace.FunctionTrace`
     #: calls a function that is under ``torch.compile``, with its arguments and the compiler's configuration
     compile: Callable[[Callable[..., Any], Any, Any, dict[str, Any]], Any] = (
