@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -16,8 +17,8 @@ from torch._inductor.utils import get_fused_kernel_name
 from torch._inductor.virtualized import V
 from torch.utils._pytree import tree_leaves, tree_map
 
-from analyzer.hardware.kernel_time.generated import INNER, MIXED, OUTER, PERSISTENT, POINTWISE
-from analyzer.meta.fused_kernel import FusedKernel
+from analyzer.hardware.kernel_time.generated import INNER, MIXED, OUTER, PERSISTENT, POINTWISE, TILED
+from analyzer.meta.fused_kernel import DOUBLE, FusedKernel
 from analyzer.meta.spec import Signature, TensorSpec
 
 
@@ -78,7 +79,8 @@ def describe(name: str, kernel: Any, parts: Sequence[Any], read: Iterable[str],
     found = FusedKernel(name, elements, reduced, tuple([touched[0].get(b, 0) for b in read]),
                         tuple([touched[1].get(b, workspaces.get(b, 0)) for b in written]),
                         tuple([str(signature.op) for signature in signatures]), signatures, _kind_of(kernel),
-                        _reread_bytes(kernel, parts))
+                        _reread_bytes(kernel, parts), _count_scattered(kernel, reduced),
+                        _count_spread(kernel, nodes))
     return found, places_of(origins)
 
 
@@ -107,7 +109,7 @@ def _drop_made_before(origins: Mapping[fx.Node, None], read: Iterable[str]) -> d
 def _kind_of(kernel: Any) -> str:
     """How a kernel runs."""
     if not isinstance(kernel, simd.SIMDKernel) or not kernel.inside_reduction:
-        return POINTWISE
+        return TILED if "y" in getattr(kernel, "numels", ()) else POINTWISE
     if kernel.mix_order_reduction:
         return MIXED
     if kernel.persistent_reduction:
@@ -129,6 +131,55 @@ def _reread_bytes(kernel: Any, nodes: Sequence[Any]) -> int:
         elif isinstance(node, scheduler.BaseSchedulerNode):
             touched.update(node.get_read_write_buffer_accesses(True, True))
     return again
+
+
+#: Of rows that are longer a kernel that keeps them has one in a block (``MAX_PERSISTENT_BLOCK_NUMEL`` of
+#: ``torch/_inductor/runtime/triton_heuristics.py`` is 4,096 elements, and blocks are of 1 or 8 rows).
+_ROWS_TOGETHER = 512
+
+
+def _count_scattered(kernel: Any, reduced: int) -> int:
+    """How many elements a kernel that has one row in a block writes where its row does not lead: a transposed copy.
+    Where Inductor times several shapes of blocks (`ReductionHint.DEFAULT` of a loop) some have rows side by side.
+    """
+    if not isinstance(kernel, simd.SIMDKernel) or not kernel.inside_reduction:
+        return 0
+    hint = kernel.features.get_reduction_hint(getattr(kernel, "tiling_scores", None))
+    is_alone = reduced > _ROWS_TOGETHER if kernel.persistent_reduction else hint is hints.ReductionHint.INNER
+    if not is_alone or hint in (hints.ReductionHint.OUTER, hints.ReductionHint.OUTER_TINY):
+        return 0
+    features = kernel.features
+    found = simd_kernel_features.MemoryEstimator(features, (features.numel, features.reduction_numel))
+    loops = [found.persistent] if kernel.persistent_reduction else [found.outside_loop, *found.loops]
+    writes = [dep for loop in loops for deps in loop.writes.values() for dep in deps]
+    return sum(_as_int(dep.get_numel()) for dep in writes
+               if V.graph.sizevars.stride_vars(dep.index, found.symbols)[-1] not in (0, 1))
+
+
+#: Of functions that Inductor's loops have, those that take many instructions of a vector's elements.
+_SPREAD = frozenset(("exp", "exp2", "log", "log2", "rsqrt", "sqrt", "tanh", "sigmoid"))
+
+
+def _count_spread(kernel: Any, nodes: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+    """Functions of vectors that lie along a kernel's rows (of any, without rows), by name: for each element of its
+    loops, as the source has them there. Blocks of tiles share them among many, and a row's own are once for it.
+    """
+    found = Counter[str]()
+    kind = _kind_of(kernel)
+    for node in nodes if kind != TILED else ():
+        if not isinstance(node, scheduler.SchedulerNode):
+            continue
+        body, reach = node._body, dict[fx.Node, set[Any]]()
+        sizes = {var: _as_int(size) for var, size in body.var_ranges.items() if _as_int(size) > 1}
+        along = set(list(sizes)[-1:] if kind != POINTWISE else sizes)
+        for step in body.root_block.graph.nodes:
+            reach[step] = set().union(*[reach[given] for given in step.all_input_nodes])
+            if step.target == "get_index":
+                reach[step] = {var for var in sizes if var in body.indexing_exprs[step.args[0]].free_symbols}
+            name = DOUBLE if step.target == "to_dtype" and torch.float64 in step.args else step.target
+            if (name in _SPREAD or name == DOUBLE) and reach[step] & along and reach[step] != set(sizes):
+                found[name] += math.prod(sizes.values())
+    return tuple(sorted(found.items()))
 
 
 def _sizes_of(kernel: Any, nodes: Sequence[Any]) -> Iterator[tuple[int, int]]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from .spec import Signature
 
+DOUBLE = "double"
+
 
 @dataclass(frozen=True)
 class FusedKernel:
@@ -15,6 +17,9 @@ class FusedKernel:
     - ``parts``: the operators that it computes, as if each were called.
     - ``kind``: how it runs, one of `KINDS` of ``hardware/kernel_time/generated.py``.
     - ``reread_bytes``: what a loop over rows reads that an earlier loop of the kernel has read or written.
+    - ``scattered``: how many elements it writes one by one, as they do not lie along its rows.
+    - ``spread``: functions of vectors that it computes again for each element that they are spread over, by name: how
+      often. `DOUBLE` is a quotient in float64 with the conversions around it, as of torchao's scales.
     """
 
     name: str
@@ -26,6 +31,8 @@ class FusedKernel:
     parts: tuple[Signature, ...] = field(default=(), compare=False, repr=False)
     kind: str = "pointwise"
     reread_bytes: int = 0
+    scattered: int = 0
+    spread: tuple[tuple[str, int], ...] = ()
 
     @property
     def __name__(self) -> str:

@@ -9,7 +9,9 @@ microseconds ("Constant Time Launch for Straight-Line CUDA Graphs and Other Perf
 blog, 2024).
 
 Kernels are those of ``benchmarks/truth/kernels/generated.csv.gz``: training steps of seven models on one H200, which no
-other fit has. Rates, floors and latencies are those of the device's other kernels that memory bounds.
+other fit has. Rates, floors and latencies are those of the device's other kernels that memory bounds. Five kernels of
+float8 steps of an eighth (``titan8b``) tell what writing transposed copies element by element takes, and dividing in
+float64, for which all other constants stand as they are.
 
 ``python -m benchmarks.calibration.inductor`` writes ``fitted/inductor.json``; it takes about three minutes and needs a
 C++ compiler. With ``kernels`` the pace stays as it was.
@@ -159,7 +161,10 @@ BOUNDS: Bounds = {
     "online_instructions": (35, 5, 150), "variance_instructions": (100, 10, 300),
     "column_variance_instructions": (20, 5, 100),
     "atomic_instructions": (70, 5, 300), "start_latencies": (6, 1, 20)}
-FUNCTIONS = ("erf", "exp", "sine", "online", "variance", "column_variance", "atomic")
+FUNCTIONS = ("erf", "exp", "sine", "online", "variance", "column_variance", "atomic", "double")
+#: Of kernels of float8 steps alone, after all others.
+FLOAT8_BOUNDS: Bounds = {"double_instructions": (35, 5, 200), "scattered_instructions": (500, 50, 3000)}
+FLOAT8_CASES = "titan8b"
 DEVICE = "h200"
 
 
@@ -171,22 +176,24 @@ class Generated(NamedTuple):  # a kernel that was measured
     nbytes: int
     again: int
     functions: dict[str, int]  # evaluations for each element of the loops
+    scattered: int
     launches: int
     seconds: float
 
     def predict(self, device: DeviceSpec, constants: Constants) -> float:
         instructions = sum(constants[f"{name}_instructions"] * n for name, n in self.functions.items())
         time = generated_time(self.kind, self.elements, self.reduced, self.nbytes, self.again,
-                              instructions * self.elements * self.reduced, device)
+                              instructions * self.elements * self.reduced, device, self.scattered)
         assert time is not None
         return time.seconds
 
 
 @cache
-def read_generated() -> tuple[Generated, ...]:
+def read_generated(is_float8: bool = False) -> tuple[Generated, ...]:
     return tuple(Generated(row["case"].partition("/")[0], row["kind"], int(row["elements"]), int(row["reduced"]),
                            int(row["nbytes"]), int(row["again"]), {name: int(row[name]) for name in FUNCTIONS},
-                           int(row["launches"]), float(row["us"]) * 1e-6) for row in read_rows("generated"))
+                           int(row["scattered"]), int(row["launches"]), float(row["us"]) * 1e-6)
+                 for row in read_rows("generated") if row["case"].startswith(FLOAT8_CASES) == is_float8)
 
 
 def calibrated(constants: Constants) -> DeviceSpec:
@@ -209,7 +216,25 @@ def fit(kernels: Sequence[Generated]) -> Constants:
         return sum(weight(kernel) / totals[kernel.model]
                    * min(abs(math.log(kernel.predict(device, constants) / kernel.seconds)), 0.5) for kernel in kernels)
 
-    return descend(loss, BOUNDS, {"kernel_spread": 1.0}, rounds=12)
+    of_float8 = {name: usual for name, (usual, *_) in FLOAT8_BOUNDS.items()}  # which these kernels do not have
+    return descend(loss, BOUNDS, {"kernel_spread": 1.0, **of_float8}, rounds=12)
+
+
+def fit_float8(kernels: Sequence[Generated], constants: Constants) -> Constants:
+    """The constants of transposed copies and of float64, beside those of all other kernels."""
+    def loss(trial: Constants) -> float:
+        device = calibrated(trial)
+        return sum(abs(math.log(kernel.predict(device, trial) / kernel.seconds)) for kernel in kernels)
+
+    return descend(loss, FLOAT8_BOUNDS, constants, rounds=20)
+
+
+def describe_float8(constants: Constants) -> str:  # each kernel by what the other ones tell
+    kernels, errors = read_generated(True), []
+    for kernel in kernels:
+        found = fit_float8([other for other in kernels if other is not kernel], constants)
+        errors.append(f"{kernel.predict(calibrated(found), found) / kernel.seconds - 1:+.0%}")
+    return f"kernels of float8 steps left out one at a time: {', '.join(errors)}"
 
 
 @cache
@@ -255,7 +280,9 @@ def describe_models() -> str:
 def main() -> None:
     torch.set_num_threads(1)
     before = read_fitted(FAMILY)
-    kernels = {**fit(read_generated()), "kernel_spread": find_spread(), "random_instructions": RANDOM_INSTRUCTIONS}
+    usual = fit(read_generated())
+    kernels = {**fit_float8(read_generated(True), usual), "kernel_spread": find_spread(),
+               "random_instructions": RANDOM_INSTRUCTIONS}
     if "kernels" in sys.argv:
         pace = {name: value for name, value in before["generic"].items() if name not in kernels}
         machine, host = before["provenance"]["machine"], before["provenance"]["host"]
@@ -271,9 +298,10 @@ def main() -> None:
                 "benchmarks/truth/compiled.json; kernels: benchmarks/truth/kernels/generated.csv.gz; both measured on "
                 "one H200 for this project",
         "licence": "none needed; that of this project",
-        "note": f"a spread of 1: another host may be twice as fast or as slow; {describe_models()}",
+        "note": f"a spread of 1: another host may be twice as fast or as slow; {describe_models()}; "
+                f"{describe_float8(usual)}",
         "host": host, "machine": machine}, values)
-    print(json.dumps(values), host, describe_models())
+    print(json.dumps(values), host, describe_models(), describe_float8(usual))
 
 
 if __name__ == "__main__":

@@ -68,6 +68,35 @@ def test_what_a_kernel_reads_and_writes(name, made):
     assert list(kernel.read_bytes) == read and list(kernel.written_bytes) == written
 
 
+@pytest.mark.parametrize(("inputs", "scattered"), [(3, 1024 * 1024), (1, 0)])
+def test_a_transposed_copy_beside_a_sum_of_rows_is_written_element_by_element(inputs, scattered, made):
+    """Where eight times as many bytes lie along the rows, a block has one; else blocks of many rows are tried too."""
+    def run(*given):
+        total = sum(given)
+        return total / total.sum(-1, keepdim=True), (total * 2).to(torch.int8).t().contiguous()
+    profile(Call(run), args=tuple(torch.rand(1024, 1024) for _ in range(inputs)), device="h100", mode="infer")
+    assert [(kernel.reduced, kernel.scattered) for kernel in kernels_of(made)] == [(1024, scattered)]
+
+
+def test_functions_of_a_vector_that_is_spread_are_counted_for_each_element(made):
+    """A quotient in float64 of a number for each column, as a scale of float8 has; of the rows' own once a row."""
+    def scale(a, columns):
+        rows = a.amax(-1, keepdim=True).double().reciprocal().float()
+        return a * columns.double().reciprocal().float() * rows
+    profile(Call(scale), args=(X, VECTOR), device="h100", mode="infer")
+    profile(Call(lambda a, columns: a * columns.double().reciprocal().float()), args=(X, VECTOR), device="h100",
+            mode="infer")
+    profile(Call(lambda a, b: a * b.double().reciprocal().float()), args=(X, X + 1), device="h100", mode="infer")
+    assert [kernel.spread for kernel in kernels_of(made)] == [
+        (("double", ROWS * WIDTH),), (("double", ROWS * WIDTH),), ()]
+
+
+def test_a_transposed_copy_alone_is_made_of_tiles(made):
+    profile(Call(lambda a: (a * 2).t() + a), args=(torch.rand(1024, 1024),), device="h100", mode="infer")
+    kernel, = kernels_of(made)
+    assert (kernel.kind, kernel.scattered) == ("tiled", 0)
+
+
 def test_a_compiled_step_of_an_optimizer_has_foreach_kernels(made):
     """A kernel for all parameters: it reads each, its gradient and its momentum, and writes all but the gradient."""
     def make(parameters):

@@ -17,9 +17,11 @@ FAMILY = "inductor"
 #: Threads of a row in a loop: ``num_warps`` 8 of ``reduction_split_factor`` in ``torch/_inductor/choices.py``.
 ROW_THREADS = 256
 
-#: How a kernel runs: over elements; over rows that it keeps in registers; over long rows, bit by bit; over what lies
-#: across rows; over rows that it keeps and at once over the columns of some rows, one row after the other.
-POINTWISE, PERSISTENT, INNER, OUTER, MIXED = KINDS = ("pointwise", "persistent", "inner", "outer", "mixed")
+#: How a kernel runs: over elements; over tiles of two dimensions; over rows that it keeps in registers; over long rows,
+#: bit by bit; over what lies across rows; over rows that it keeps and at once over the columns of some rows, one row
+#: after the other.
+POINTWISE, TILED, PERSISTENT, INNER, OUTER, MIXED = KINDS = (
+    "pointwise", "tiled", "persistent", "inner", "outer", "mixed")
 
 
 def reread_bytes(nbytes: float, rows: int, machine: Machine) -> float:
@@ -29,9 +31,10 @@ def reread_bytes(nbytes: float, rows: int, machine: Machine) -> float:
 
 
 def generated_time(kind: str, elements: int, reduced: int, nbytes: float, again: float, instructions: float,
-                   device: DeviceSpec) -> KernelTime | None:
+                   device: DeviceSpec, scattered: int = 0) -> KernelTime | None:
     """A kernel of ``elements`` results, each of ``reduced`` elements, that moves ``nbytes`` and reads ``again`` a
-    second time. ``instructions`` are those of its functions, over all elements.
+    second time. ``instructions`` are those of its functions, over all elements; ``scattered`` elements are written one
+    by one, each a sector of the last cache of which it fills a part.
     """
     if (machine := read_machine(device)) is None:
         return None
@@ -42,6 +45,7 @@ def generated_time(kind: str, elements: int, reduced: int, nbytes: float, again:
         row = 1 << (reduced - 1).bit_length() if kind in (PERSISTENT, MIXED) else reduced  # lanes for a power of two
         of_each = constants["element_instructions"] + (constants["mixed_instructions"] if kind == MIXED else 0.0)
         arithmetic = (elements * row * of_each + instructions) / machine.issue_rate
+        memory = max(memory, scattered * constants["scattered_instructions"] / machine.issue_rate)
     work = memory + arithmetic if kind == MIXED else max(memory, arithmetic)
     seconds = math.hypot(machine.floor, work)
     if work:

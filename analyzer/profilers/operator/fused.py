@@ -8,7 +8,7 @@ from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime, find_constants
 from analyzer.hardware.kernel_time.generated import FAMILY, INNER, OUTER, PERSISTENT, generated_time
 from analyzer.hardware.kernel_time.pointwise import FAMILY as MEMORY_BOUND
-from analyzer.meta.fused_kernel import FusedKernel
+from analyzer.meta.fused_kernel import DOUBLE, FusedKernel
 from analyzer.meta.spec import Signature
 
 from .registration import FlopCount, per_input, per_output, register_flop_impl
@@ -75,16 +75,22 @@ def count_instructions(kernel: FusedKernel, device: DeviceSpec) -> float:
             total += find_constants(MEMORY_BOUND, device)["pow_instructions"] * min(part.outputs[0].numel, loops)
         elif name in VARIANCES and kernel.kind in _VARIANCES:  # others take the mean first
             total += constants[_VARIANCES[kernel.kind]] * loops
+    rates = device.flops_per_second
+    slowness = rates.fp32 / rates.fp64 / 2 if rates.fp32 and rates.fp64 else 1.0  # 1 on the H200, which was measured
+    for name, times in kernel.spread:
+        total += times * (constants["double_instructions"] * slowness if name == DOUBLE else constants[FUNCTIONS[name]])
     return total
 
 
 def fused_time(signature: Signature, device: DeviceSpec,
                time_part: Callable[[Signature], KernelTime | None]) -> KernelTime | None:
-    """The time of a generated kernel; never more than its parts take as kernels of their own."""
+    """The time of a generated kernel; no more than its parts take as kernels of their own, which write no transposed
+    copies one element after the other.
+    """
     kernel: FusedKernel = signature.op  # type: ignore[assignment]
     nbytes = sum(kernel.read_bytes) + sum(kernel.written_bytes)
     found = generated_time(kernel.kind, kernel.elements, kernel.reduced, nbytes, kernel.reread_bytes,
-                           count_instructions(kernel, device), device)
+                           count_instructions(kernel, device), device, kernel.scattered)
     if found is None:
         return None
     parts = [(name_of(part), time_part(part)) for part in kernel.parts]
@@ -93,7 +99,7 @@ def fused_time(signature: Signature, device: DeviceSpec,
         found = KernelTime(windows, found.spread, "arithmetic")
     if all(time is not None for _, time in parts):
         eager = sum(time.seconds for _, time in parts if time is not None)
-        if parts and found.seconds > eager > 0:
+        if parts and found.seconds > eager > 0 and not kernel.scattered:
             found = KernelTime(eager, found.spread, found.bound)
     return found
 
