@@ -150,7 +150,8 @@ def collective_time(kind: str, nbytes: int, ranks: int, cluster: ClusterSpec, *,
     if path.medium == "pcie" and ranks > 2 and _peers_are_assumed(cluster):
         through_host = path._replace(medium=_medium_of_host(ranks, cluster.devices_per_host))
         slow = estimate_collective(kind, nbytes, ranks, through_host, constants, dtype)
-        return KernelTime(cost.seconds, max(spread, slow.seconds / cost.seconds - 1), bound, below=spread)
+        longest = slow.seconds * (1 + constants[name_spread(through_host, slow)])
+        return KernelTime(cost.seconds, max(spread, longest / cost.seconds - 1), bound, below=spread)
     return KernelTime(cost.seconds, spread, bound)
 
 
