@@ -11,6 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -18,25 +19,21 @@ import torch
 from torch import fx
 from torch.utils import checkpoint
 
+Tag = Callable[[Sequence[fx.Node], Any, Any, Any, Any], None]
+"""Tags the nodes that a call of an operator, with its arguments and its result, put into the graph."""
 
-class Region:
-    """One checkpoint that is under way; one in another has the number of that. ``policy`` tells of an operator whether
-    it is recomputed; None: each is.
-    """
 
-    def __init__(self, number: int, policy: Callable[..., Any] | None) -> None:
-        self.number, self.policy = number, policy
-
-    def tag(self, nodes: Sequence[fx.Node], func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """``nodes`` are what a call of ``func`` in the checkpoint put into the graph."""
-        found: Any = checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
-        if self.policy is not None and func not in checkpoint.SAC_IGNORED_OPS:
-            context = checkpoint.SelectiveCheckpointContext(is_recompute=False, op_output=result)
-            found = self.policy(context, func, *args, **kwargs)
-            if isinstance(found, bool):
-                found = checkpoint._policy_from_bool(found)
-        for node in nodes:
-            node.meta["recompute"], node.meta["ac_graph_id"] = found, self.number
+def _tag(number: int, policy: Callable[..., Any] | None, nodes: Sequence[fx.Node], func: Any, args: Any, kwargs: Any,
+         result: Any) -> None:
+    """``policy`` of a checkpoint tells of an operator whether it is recomputed; None: each is."""
+    found: Any = checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+    if policy is not None and func not in checkpoint.SAC_IGNORED_OPS:
+        context = checkpoint.SelectiveCheckpointContext(is_recompute=False, op_output=result)
+        found = policy(context, func, *args, **kwargs)
+        if isinstance(found, bool):
+            found = checkpoint._policy_from_bool(found)
+    for node in nodes:
+        node.meta["recompute"], node.meta["ac_graph_id"] = found, number
 
 
 @contextmanager
@@ -48,13 +45,14 @@ def tagged_checkpoints(trace: Any) -> Iterator[None]:
 
     @contextmanager
     def region(context: Any = None) -> Iterator[None]:
-        outer, policy = trace.region, getattr(context, "policy_fn", None)
-        trace.region = Region(next(numbers) if outer is None else outer.number, policy)
+        # one in another has the number of that
+        outer, policy = trace.tag, getattr(context, "policy_fn", None)
+        trace.tag = partial(_tag, next(numbers) if outer is None else outer.args[0], policy)
         try:
             with nullcontext() if context is None or policy is not None else context:
                 yield
         finally:
-            trace.region = outer
+            trace.tag = outer
 
     def runs_as_written() -> bool:
         return trace.tape is None or threading.get_ident() != thread

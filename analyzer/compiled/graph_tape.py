@@ -23,6 +23,7 @@ from analyzer.meta.spec import TensorSpec, spec_of
 from analyzer.meta.tensor import alias, device_of
 from analyzer.record.reference_count import next_sequence_number
 
+from .checkpoint import Tag
 from .frame import is_asserting
 from .functional import functional_of, is_view, view_inverse
 
@@ -56,10 +57,10 @@ class GraphTape:
     """Writes down each operator that is dispatched. A write to a tensor is a new value of its storage."""
 
     def __init__(self, decompositions: Mapping[Any, Callable[..., Any]], locate: Callable[[], int],
-                 region: Callable[[], Any]) -> None:
+                 find_tag: Callable[[], Tag | None]) -> None:
         self.graph = fx.Graph()
         self.decompositions, self.locate = decompositions, locate
-        self.region = region                                  #: the checkpoint that is under way: `checkpoint.Region`
+        self.find_tag = find_tag                              #: of the checkpoint that is under way
         self.primals: list[Tensor] = []
         self.written: list[int] = []
         self.in_backward = False
@@ -152,25 +153,25 @@ class GraphTape:
 
     def call_around(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
         """An operator on tensors around others: a checkpoint's policy is asked of it, and of nothing that it runs."""
-        last, region = self.graph._root.prev, self.region
-        self.region = lambda: None
+        last, find_tag = self.graph._root.prev, self.find_tag
+        self.find_tag = lambda: None
         try:
             result = run()
         finally:
-            self.region = region
+            self.find_tag = find_tag
         self._tag_since(last, func, args, kwargs, result)
         return result
 
     def _tag_since(self, last: fx.Node, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """``func`` put what is behind ``last`` into the graph."""
-        region = self.region()
-        if region is not None:
+        tag = self.find_tag()
+        if tag is not None:
             made = []
             while last.next is not self.graph._root:
                 last = last.next
                 if last.op != "placeholder":  # a parameter's, which is first read here
                     made.append(last)
-            region.tag(made, func, args, kwargs, result)
+            tag(made, func, args, kwargs, result)
 
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """An operator ran that is one in the graph."""

@@ -65,6 +65,7 @@ def put_writes_last(graph: fx.Graph) -> None:
         graph._root.prev.append(node)
 
 
+_PLAIN = frozenset({type(None), str, int, torch.dtype})
 Labels = dict[fx.Node, tuple[Hashable, list[fx.Node]]]
 
 
@@ -84,7 +85,8 @@ def _label_of(node: fx.Node) -> tuple[Hashable, list[fx.Node]]:
             return tuple([flat(v) for v in value])
         if isinstance(value, dict):
             return tuple([(k, flat(v)) for k, v in value.items()])
-        return value if value is None or isinstance(value, (str, torch.dtype)) else (type(value), repr(value))
+        # 1.0 and True are equal to 1
+        return value if type(value) in _PLAIN else (type(value), repr(value))
 
     return (node.op == "call_function" and node.target, flat(node.args), flat(node.kwargs) if node.kwargs else (),
             _flat_specs(node.meta.get("spec")), str(node.meta.get("recompute"))), inputs

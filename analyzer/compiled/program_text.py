@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .laps import Chains, find_run
+from .laps import Chains, Unlike, find_run
 
 _WORD = re.compile(r"([A-Za-z_]\w*)")
 _SEEDS = re.compile(r"\[(\d+)\], out=(\w+)\)")
@@ -159,7 +159,7 @@ class _Program:
                     later = missing if 2 * place >= len(chain) - (0 if is_buffer else missing) else 0
                 place += later // self.laps if is_buffer else later
                 if not is_buffer and not 0 <= place < len(chain):
-                    raise _Unlike
+                    raise Unlike
                 full = f"{chain[0]}_{place}" if is_buffer else chain[place]
             if name in self.known:
                 self.written.add(full)
@@ -209,7 +209,7 @@ class _Program:
                     self.buffers.find(word) or self.layers.names.find(word)
                     for word in _WORD.findall(found) if word in self.known):
                 return self.write_expression(found, shift)
-        raise _Unlike
+        raise Unlike
 
     def join(self, arguments: Sequence[str], lines: Sequence[str], returned: Sequence[str]) -> str:
         self._check(arguments, lines, returned)
@@ -225,17 +225,13 @@ class _Program:
             is_assignment = is_assignment if target.isidentifier() else ""
             for word in _WORD.findall(value if is_assignment else line):
                 if word in self.written and word not in bound:
-                    raise _Unlike
+                    raise Unlike
             if is_assignment:
                 if target in bound:
-                    raise _Unlike
+                    raise Unlike
                 bound.add(target)
             for deleted in re.findall(r"\bdel (\w+)", line):
                 bound.discard(deleted)
-
-
-class _Unlike(Exception):
-    """Names do not go on as the layers do."""
 
 
 def _split(text: str) -> list[str]:
@@ -265,7 +261,7 @@ def write_laps(layers: Layers, results: int, sources: Sequence[str]) -> list[str
         arguments = [*saved, *map(second.rename(None), second.arguments[len(first.returned) - results:])]
         return [first.join(primals, written[0], [*returned, *saved.values()]),
                 second.join(arguments, written[1], _gradients(first, second))]
-    except _Unlike:
+    except Unlike:
         return None
 
 

@@ -16,7 +16,7 @@ from torch import fx
 
 from .generated_kernel import name_place
 from .joint_graph import JointGraph, Labels, put_writes_last
-from .laps import Chains, find_run
+from .laps import Chains, Unlike, find_run
 from .lowering import LoweredGraph
 from .program_text import Layers, write_laps
 
@@ -99,10 +99,10 @@ class Shortened:
             found = self._alike.shift(node, -self.removed if is_late else 0)
         elif self._alike.find(node) is not None and self._late[node] is not is_late:
             if reader is None or self._alike.find(reader) is None:
-                raise _Unlike  # it reads one layer and no other alike
+                raise Unlike  # it reads one layer and no other alike
             found = self._alike.shift(node, -self.removed if is_late else self.removed)
         if found is None or found not in self._kept:
-            raise _Unlike
+            raise Unlike
         return self._kept[found]
 
     def _gradient(self, primal: fx.Node, gradients: dict[fx.Node, Any]) -> Any:
@@ -110,7 +110,7 @@ class Shortened:
         if self._alike.find(primal) is None:
             found = gradients[primal]
             if found is not None and found not in self._kept:
-                raise _Unlike
+                raise Unlike
             return None if found is None else self._kept[found]
         pair = [gradients[node] for node in (primal, self._alike.shift(primal, self.removed))]
         if pair == [None, None]:
@@ -118,7 +118,7 @@ class Shortened:
         for found, is_late in zip(pair, (False, True)):
             if found in self._kept and self._late.get(found) is is_late:
                 return self._kept[found]
-        raise _Unlike
+        raise Unlike
 
     def times(self, place: int) -> int:
         """How many operators of the whole graph one of the short graph stands for: one lap has those left out."""
@@ -143,10 +143,6 @@ class Shortened:
         sources = write_laps(Layers(self._names, self.removed, primals, seeds), self.whole.results,
                              [half.source for half in halves])
         return None if sources is None else [replace(half, source=source) for half, source in zip(halves, sources)]
-
-
-class _Unlike(Exception):
-    """Something reads a lap that is left out."""
 
 
 def shorten(joint: JointGraph, rows: Labels) -> Shortened | None:
@@ -177,7 +173,7 @@ def shorten(joint: JointGraph, rows: Labels) -> Shortened | None:
         return None
     try:
         return Shortened(joint, runs, removed, alike)
-    except _Unlike:
+    except Unlike:
         return None
 
 

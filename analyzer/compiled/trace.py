@@ -107,7 +107,7 @@ class FunctionTrace:
         self._with_gradient: dict[int, Tensor] = {}  # to which a gradient was assigned
         self._hooks: Hooks | None = None  # around the call
         self._given = 0  # how many primals are arguments
-        self.region: Any = None  #: the checkpoint that is under way: `checkpoint.Region`
+        self.tag: Any = None  #: of the checkpoint that is under way: `checkpoint.Tag`
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What ``function`` gives for these arguments."""
@@ -241,7 +241,7 @@ class FunctionTrace:
     def _enter(self, tensors: Iterable[Tensor]) -> None:
         state = self.state
         self.tape = GraphTape(self.decompositions, (lambda: 0) if state.recorder is None else state.recorder._running,
-                              lambda: self.region)
+                              lambda: self.tag)
         self._made, self._with_gradient, self._stand_ins = {}, {}, StandIns()
         state.space, state.graph, state.tracing = self.space, self.tape, self
         hooks = take_saved_tensor_hooks()  # those around the call are for what the compiled graph saves
