@@ -1,12 +1,16 @@
 """Schedules of pipeline stages: the actions of each rank, in order."""
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from analyzer.errors import InputError
+
+from .v_schedule import BLOCKS, list_v_schedule
 
 #: Kinds of work that occupy the rank's compute stream, in the words of torch.distributed.pipelining.
 COMPUTE_KINDS = ("forward", "backward", "backward_input", "backward_weight", "optimizer")
@@ -104,7 +108,8 @@ class RankTime:
 
 
 def list_actions(schedule: str, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> ActionLists:
-    """What each rank does in one step of a schedule, sends and receives included. ``schedule`` is "megatron_1f1b", or a
+    """What each rank does in one step of a schedule, sends and receives included. ``schedule`` is "megatron_1f1b",
+    "VHalf" or "VMin", a CSV file as torch's schedules load it, with a row for each rank, or a
     name that ``torch.distributed.pipelining.schedules.get_schedule_class`` takes ("GPipe", "1F1B", "Interleaved1F1B",
     "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"). Those of one or two stages a rank take no other
     number of ``stages_per_rank``. Raises InputError for what cannot be run.
@@ -118,8 +123,38 @@ def list_actions(schedule: str, ranks: int, micro_batches: int, stages_per_rank:
         raise InputError(f"{said}: each must be 1 or more")
     if schedule == "megatron_1f1b":
         return _one_forward_one_backward(ranks, micro_batches, waits_for_sends=True)
+    if schedule in BLOCKS:
+        if stages_per_rank != 2:
+            raise InputError(f"{said}: has two stages a rank")
+        passes = list_v_schedule(schedule, ranks, micro_batches)
+        return _lower([[repr(PipelineAction(*one)) for one in own] for own in passes], micro_batches, 2, said)
+    if schedule.endswith(".csv"):
+        try:
+            rows = [row for row in csv.reader(Path(schedule).read_text(encoding="utf-8").splitlines()) if row]
+        except OSError as error:
+            raise InputError(f"{said}: {error}") from error
+        if len(rows) != ranks:
+            raise InputError(f"{said}: the file has {len(rows)} rows, one for each rank")
+        return _lower(rows, micro_batches, stages_per_rank, said)
     made = _make_torch_schedule(schedule, ranks, micro_batches, stages_per_rank, said)
     return read_schedule(made, ranks)
+
+
+def _lower(rows: list[list[str]], micro_batches: int, stages_per_rank: int, said: str) -> ActionLists:
+    """The lists of a schedule that is written as torch writes it, by its own passes: ``_PipelineScheduleRuntime._load_\
+csv``, which adds sends and receives where there are none.
+    """
+    from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+
+    way: Any = "compute_comms" if any("SEND" in cell for row in rows for cell in row) else "compute_only"
+    stages: Any = _stand_ins(len(rows), stages_per_rank)
+    try:
+        made = _PipelineScheduleRuntime(stages, micro_batches, loss_fn=lambda *_: None)
+        order: Any = {rank: [_Action.from_str(cell) for cell in row] for rank, row in enumerate(rows)}
+        made._prepare_schedule_with_comms(order, way)
+    except (AssertionError, RuntimeError, ValueError) as error:  # how torch says what a schedule lacks
+        raise InputError(f"{said}: {error}") from error
+    return read_schedule(made, len(rows))
 
 
 def read_schedule(schedule: Any, ranks: int) -> ActionLists:
@@ -157,11 +192,8 @@ def _make_torch_schedule(name: str, ranks: int, micro_batches: int, stages_per_r
     try:
         cls: Any = get_schedule_class(name)
     except ValueError as error:
-        raise InputError(f"{said}: {error}; or megatron_1f1b") from error
-    # What the constructors read of their stages; the lists need no module and no process group
-    stages = [SimpleNamespace(stage_index=ranks * i, num_stages=ranks * stages_per_rank, group_size=ranks, group_rank=0,
-                              group=None, is_first=i == 0, is_last=False, has_backward=True, submod=None,
-                              stage_index_to_group_rank={}) for i in range(stages_per_rank)]
+        raise InputError(f"{said}: {error}; or megatron_1f1b, {', '.join(BLOCKS)}, a .csv file") from error
+    stages = _stand_ins(ranks, stages_per_rank)
     takes_one = cls.__name__ in ("ScheduleGPipe", "Schedule1F1B")
     if takes_one and stages_per_rank > 1:
         raise InputError(f"{said}: has one stage a rank")
@@ -169,6 +201,13 @@ def _make_torch_schedule(name: str, ranks: int, micro_batches: int, stages_per_r
         return cls(stages[0] if takes_one else stages, micro_batches, loss_fn=lambda *_: None)
     except ValueError as error:
         raise InputError(f"{said}: {error}") from error
+
+
+def _stand_ins(ranks: int, stages_per_rank: int) -> list[SimpleNamespace]:
+    """What schedules read of their stages; the lists need no module and no process group."""
+    return [SimpleNamespace(stage_index=ranks * i, num_stages=ranks * stages_per_rank, group_size=ranks, group_rank=0,
+                            group=None, is_first=i == 0, is_last=False, has_backward=True, submod=None,
+                            stage_index_to_group_rank={}) for i in range(stages_per_rank)]
 
 
 def _one_forward_one_backward(ranks: int, micro_batches: int, waits_for_sends: bool) -> ActionLists:

@@ -1,4 +1,7 @@
 """Every schedule of torch.distributed.pipelining runs as it is: what a rank holds, keeps and sends, derived by hand."""
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +12,8 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from analyzer.errors import InputError
-from analyzer.parallel import profile_ranks, world
+from analyzer.parallel import list_actions, profile_ranks, read_schedule, world
+from analyzer.parallel.pipeline_schedule import COMPUTE_KINDS
 
 RANKS, BATCHES, ROWS, WIDTH = 4, 8, 4, 128
 MESSAGE = ROWS * WIDTH * 4  # bytes between stages, a micro-batch
@@ -17,10 +21,29 @@ MESSAGE = ROWS * WIDTH * 4  # bytes between stages, a micro-batch
 SINGLE, LOOP, V = (lambda r: [r]), (lambda r: [r, r + RANKS]), (lambda r: [r, 2 * RANKS - 1 - r])
 SCHEDULES = {"ScheduleGPipe": SINGLE, "Schedule1F1B": SINGLE, "ScheduleInterleaved1F1B": LOOP,
              "ScheduleLoopedBFS": LOOP, "ScheduleInterleavedZeroBubble": LOOP,
-             "ScheduleZBVZeroBubble": V, "ScheduleDualPipeV": V}
+             "ScheduleZBVZeroBubble": V, "ScheduleDualPipeV": V, "VHalf": V, "VMin": V}
+
+
+def load_schedule(name, stages):
+    """One that torch has no class for, in the file that torch's schedules load."""
+    made = schedules._PipelineScheduleRuntime(stages, BATCHES, loss_fn=lambda out, target: (out - target).pow(2).mean())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "schedule.csv")
+        path.write_text(write_v_schedule(name))
+        made._load_csv(str(path))
+        lists = list_actions(str(path), RANKS, BATCHES, 2)
+    assert [str(action) for action in read_schedule(made, RANKS)] == [str(action) for action in lists]
+    return made
+
+
+def write_v_schedule(name):
+    return "\n".join(",".join(str(action) for action in actions if action.kind in COMPUTE_KINDS)
+                     for actions in list_actions(name, RANKS, BATCHES, 2))
 
 
 def make_schedule(name, stages):
+    if name in ("VHalf", "VMin"):
+        return load_schedule(name, stages)
     single = name in ("ScheduleGPipe", "Schedule1F1B")
     return getattr(schedules, name)(stages[0] if single else stages, BATCHES,
                                     loss_fn=lambda out, target: (out - target).pow(2).mean())
@@ -91,6 +114,25 @@ def test_a_rank_keeps_as_many_micro_batches_as_its_schedule_has_under_way():
     saved = [a - b for a, b in zip(peaks["ScheduleGPipe"], peaks["Schedule1F1B"])]
     assert saved == [(BATCHES - 1 - (RANKS - rank)) * MESSAGE if rank == 0 or torch.__version__ >= (2, 10) else 0
                      for rank in range(RANKS)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "kept"), [("VHalf", 6), ("VMin", 4)])
+def test_v_schedules_keep_what_their_paper_says(name, kept):
+    """(p + 2) // 2 and (p + 4) // 3 micro-batches of p = 4 ranks, each of two stages. A stage keeps what goes into its
+    GELU and what comes out, and less than one stage's worth is messages and what the backward pass makes.
+    """
+    wide = 32
+
+    def find(index):
+        return nn.Sequential(nn.Linear(WIDTH, wide * WIDTH, bias=False), nn.GELU(),
+                             nn.Linear(wide * WIDTH, WIDTH, bias=False)).cuda()
+
+    rows = torch.zeros(BATCHES * ROWS * wide, WIDTH)
+    table = profile_ranks(lambda: pipeline(name, find, torch.distributed.get_rank()), (rows, rows), size=RANKS,
+                          step=step, optimizer="sgd")
+    stage = 2 * wide * wide * MESSAGE
+    assert [p.peak_by_category["activation"] // stage for p in table.profiles.values()] == [kept] * RANKS
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,6 +1,7 @@
 """Pipelines joined: steps and bubbles as the papers derive them, waits for transfers by hand."""
 import dataclasses
 import math
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,40 @@ def test_zero_bubble_waits_for_the_first_forward_passes_alone(schedule: str) -> 
     """
     timeline = join(schedule, ranks=4, micro_batches=8, stages_per_rank=2)
     assert timeline.step_seconds == 3.0 * 8 * 2 + 3
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "micro_batches", "bubble", "most"), [
+    ("VHalf", 2, 8, 1, 4), ("VHalf", 3, 8, 5, 4), ("VHalf", 4, 8, 5, 6), ("VHalf", 4, 16, 5, 6),
+    ("VHalf", 5, 10, 11, 6), ("VHalf", 8, 16, 17, 10), ("VHalf", 16, 32, 41, 18),
+    ("VMin", 2, 8, 3, 4), ("VMin", 3, 8, 5, 4), ("VMin", 4, 8, 11, 4), ("VMin", 5, 10, 15, 6), ("VMin", 8, 16, 27, 8)])
+def test_v_schedules_hold_a_half_and_a_third(schedule: str, ranks: int, micro_batches: int, bubble: int,
+                                             most: int) -> None:
+    """Idle slots where F = I = W, as the implementation of their authors has them: at most a half and two thirds of the
+    6 (p - 1) of 1F1B; and the activations of stages that a rank holds, of which 1F1B holds 2 p.
+    """
+    timeline = join(schedule, ranks, micro_batches, stages_per_rank=2)
+    assert timeline.step_seconds == 6 * micro_batches + bubble
+    assert bubble <= {"VHalf": 3, "VMin": 4}[schedule] * (ranks - 1)
+    held = []
+    for actions in list_actions(schedule, ranks, micro_batches, stages_per_rank=2):
+        found = accumulate((a.kind == "forward") - (a.kind == "backward_weight") for a in actions)
+        held.append(max(found))
+    assert max(held) == most == {"VHalf": 2 * ((ranks + 2) // 2), "VMin": 2 * ((ranks + 4) // 3)}[schedule]
+
+
+def test_a_schedule_may_be_a_file_of_torch(tmp_path: Path) -> None:
+    path = tmp_path / "one.csv"
+    path.write_text("0F0,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1\n")
+    lists = list_actions(str(path), 2, 2)
+    assert [repr(a) for a in lists[1] if a.kind not in ("unshard", "reduce_grad")] == [
+        "1RECV_F0", "1F0", "1RECV_F1", "1B0", "1SEND_B0", "1F1", "1B1", "1SEND_B1"]
+    with pytest.raises(InputError, match="the file has 2 rows, one for each rank"):
+        list_actions(str(path), 4, 2)
+    path.write_text("0F0,0B0\n1B0,1F0\n")
+    with pytest.raises(InputError, match="one.csv"):
+        list_actions(str(path), 2, 1)
+    with pytest.raises(InputError, match="No such file"):
+        list_actions(str(tmp_path / "no.csv"), 2, 1)
 
 
 def test_dual_pipe_runs_both_halves_of_its_overlapped_pairs_one_after_the_other() -> None:
@@ -141,6 +176,7 @@ def test_ranks_that_wait_for_each_other_are_named() -> None:
 @pytest.mark.parametrize(("arguments", "said"), [
     (("1F1B", 4, 2, 1), "Number of microbatches"), (("Nothing", 2, 2, 1), "or megatron_1f1b"),
     (("1F1B", 2, 2, 2), "one stage a rank"),
+    (("VHalf", 2, 2, 1), "two stages a rank"),
     (("GPipe", 0, 2, 1), "1 or more"), (("ZBVZeroBubble", 2, 2, 3), "exactly 2 stages")])
 def test_what_a_schedule_cannot_run_is_an_input_error(arguments: tuple[str, int, int, int], said: str) -> None:
     with pytest.raises(InputError, match=said):
