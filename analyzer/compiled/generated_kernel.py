@@ -167,7 +167,7 @@ def _count_spread(kernel: Any, nodes: Sequence[Any]) -> tuple[tuple[str, int], .
     found = Counter[str]()
     kind = _kind_of(kernel)
     for node in nodes if kind != TILED else ():
-        if not isinstance(node, scheduler.SchedulerNode):
+        if not isinstance(node, scheduler.SchedulerNode) or node._body is None:  # a template's
             continue
         body, reach = node._body, dict[fx.Node, set[Any]]()
         sizes = {var: _as_int(size) for var, size in body.var_ranges.items() if _as_int(size) > 1}
