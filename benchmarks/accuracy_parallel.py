@@ -47,7 +47,7 @@ from benchmarks.parallel.megatron import row_of_b200
 from benchmarks.truth_table import read_truth
 
 GIB = 2**30
-NAMED_ABOVE = 0.08
+NAMED_ABOVE, UNSAFE = 0.08, 0.05
 PACKAGES = {"megatron-core": "0.16", "torchtitan": "0.2"}  #: of the extra, and the releases that the rebuilds are of
 LICENCES = {"MooreThreads/SimuMax": "Apache-2.0", "NVIDIA/Megatron-LM": "BSD-3-Clause and Apache-2.0",
             "pytorch/torchtitan": "BSD-3-Clause", "pytorch/ao": "BSD-3-Clause",
@@ -58,10 +58,16 @@ class Judged(NamedTuple):  # a row, with what was predicted and measured, in byt
     row: dict[str, Any]
     predicted: float
     measured: float
+    low: float | None = None                         #: the range of what was predicted, where it has one
+    high: float | None = None
 
     @property
     def error(self) -> float:
         return self.predicted / self.measured - 1
+
+    @property
+    def is_unsafe(self) -> bool:  # more than a twentieth too low, with no range that says so
+        return self.error < -UNSAFE and (self.high is None or self.high < self.measured)
 
 
 def read_rows() -> list[dict[str, Any]]:
@@ -162,21 +168,30 @@ def table(judged: list[Judged], used: list[Note]) -> str:  # one row a figure; a
     for one in judged:
         note = note_of(one.row, NOTES) if abs(one.error) > NAMED_ABOVE else None
         lines.append([shorten(one.row), describe(one.row), f"{one.measured / GIB:.3f}", f"{one.predicted / GIB:.3f}",
-                      percent(one.error, 2, signed=True), "" if note is None else str(used.index(note) + 1)])
-    return markdown(["row", "job", "published GiB", "predicted", "error", "note"], lines, 2)
+                      percent(one.error, 2, signed=True), describe_range(one),
+                      "" if note is None else str(used.index(note) + 1)])
+    return markdown(["row", "job", "published GiB", "predicted", "error", "range", "note"], lines, 2)
+
+
+def describe_range(one: Judged) -> str:
+    return "" if one.low is None or one.high is None else f"{one.low / GIB:.3f} to {one.high / GIB:.3f}"
 
 
 def summarize(judged: list[Judged]) -> str:
-    groups: dict[str, list[float]] = {}
+    groups: dict[str, list[Judged]] = {}
     for one in judged:
-        groups.setdefault(one.row["source"]["repo"], []).append(abs(one.error))
-    compiled = [abs(one.error) for one in judged if one.row["training"].get("compile")]
+        groups.setdefault(one.row["source"]["repo"], []).append(one)
+    compiled = [one for one in judged if one.row["training"].get("compile")]
     if compiled:
         groups["(of these, blocks under torch.compile)"] = compiled
-    groups["all"] = [abs(one.error) for one in judged]
-    return markdown(["source", "rows", "median error", "nine in ten within", "worst", "above 8 %"], [
-        [name, len(errors), percent(statistics.median(errors), 2), percent(quantile(errors, 0.9), 2),
-         percent(max(errors)), sum(e > NAMED_ABOVE for e in errors)] for name, errors in groups.items()])
+    groups["all"] = judged
+    heads = ["source", "rows", "median error", "nine in ten within", "worst", "above 8 %", "below -5 %, out of range"]
+    lines = []
+    for name, part in groups.items():
+        errors = [abs(one.error) for one in part]
+        lines.append([name, len(errors), percent(statistics.median(errors), 2), percent(quantile(errors, 0.9), 2),
+                      percent(max(errors)), sum(e > NAMED_ABOVE for e in errors), sum(o.is_unsafe for o in part)])
+    return markdown(heads, lines)
 
 
 def find_reason(row: dict[str, Any]) -> str:  # why a row is not rebuilt; empty where it is
@@ -240,8 +255,8 @@ def main() -> int:
     rows = [row for row in rows if row not in apart]
     require_packages(rows)
     found = judge_all(rows, options.processes, options.keep)
-    judged = [Judged(row, found[row["id"]].predicted, measured_bytes(row)) for row in rows
-              if row["id"] in found and has_memory(row)]
+    judged = [Judged(row, one.predicted, measured_bytes(row), one.low, one.high) for row in rows
+              if has_memory(row) and (one := found.get(row["id"])) is not None]
     timed = [case for row in rows if row["id"] in found and (case := judge_time(row, found[row["id"]])) is not None]
     seconds = sum({p.job: p.seconds for p in found.values()}.values())
     guesses = {row["id"]: "; ".join(row.get("guessed", ())) for row in rows}

@@ -29,8 +29,9 @@ class MetaOptions:
     Numbers that a model computes from data and uses as lengths, such as the sum of predicted durations, follow it too:
     ``"balanced"`` counts 1 per element, an integer is their value, ``"worst"`` refuses, for nothing bounds them.
     ``skew`` makes classes that are counted, as routers count the tokens of each expert, uneven where they are
-    ``"balanced"``: the exponent of Zipf's law, by which the first class is chosen most. Each rank of a job counts the
-    same, so the rank that holds the first experts is the busiest, whose step and memory are those of the job.
+    ``"balanced"``: the exponent of Zipf's law, by which the first class is chosen most, or below 0 the last. Each rank
+    of a job counts the same, so the rank that holds the first experts is the busiest, whose step and memory are those
+    of the job; what one rank holds lies between its profiles with an exponent and with the negative one.
     ``unknown_condition`` decides ``if`` and ``while`` on unknown data: ``"false"`` or ``"true"``, where a condition
     that only ends a loop is never met (the loop runs to its own bound); ``"error"`` refuses.
     ``unknown_value`` is ``"error"``, or ``"placeholder"`` to answer ``.item()`` of unknown data with a finite number,
@@ -47,8 +48,9 @@ class MetaOptions:
 
     def __post_init__(self) -> None:
         size = self.unknown_size
-        if not (isinstance(self.skew, (int, float)) and 0 <= self.skew < float("inf")):
-            raise InputError(f"skew={self.skew!r}: must be 0, for classes chosen evenly, or a positive exponent")
+        if not (isinstance(self.skew, (int, float)) and abs(self.skew) < float("inf")):
+            raise InputError(f"skew={self.skew!r}: must be 0, for classes chosen evenly, or an exponent of Zipf's "
+                             "law, negative where the last class is chosen most")
         if not (size in ("balanced", "worst", "error") or (type(size) is int and size >= 0)):
             raise InputError(f"unknown_size={size!r}: must be 'balanced', 'worst', 'error' or a number of rows")
         if self.unknown_value not in ("error", "expected", "placeholder"):

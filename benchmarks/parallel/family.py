@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from analyzer import ProfileOptions, profile
+from analyzer import Profile, ProfileOptions, profile
 from analyzer.memory.allocator_options import AllocatorOptions
 from analyzer.parallel import world
 
@@ -28,10 +28,6 @@ NOTES = [
     Note(("sac-rowwise-abs-saved", ),
          "The row shows a fault: a checkpoint that keeps absolute values. Which of them the compiler of February 2025 "
          "left to be kept is not known; today's leaves more."),
-    Note(("h200-llama3-8b-64gpu", ),
-         "The loss of two sequences is compiled by a PyTorch of May 2025 (2.8 alpha), here by today's; what holds 5 "
-         "GiB more is not known."),
-    Note(("debug-cp8", ), "Told to two digits (0.25 GiB), of which most are the allocator's blocks and workspaces."),
 ]
 
 APART = [Note(("modded-nanogpt",),
@@ -98,6 +94,8 @@ class Prediction:
     step_low: float | None = None
     step_high: float | None = None
     job: str = ""                                    #: what is the same for rows of which the same is predicted
+    low: int | None = None                           #: of the peak that the row is of, where it has a range
+    high: int | None = None
 
     @property
     def predicted(self) -> int:
@@ -132,21 +130,36 @@ def predict(row: Settings) -> Prediction:  # the peaks of the rank that was meas
     assert family is not None, row["id"]
     if (lacking := find_lacking(row)) is not None:
         raise NotImplementedError(f"{row['id']}: the rebuild does not do {lacking}")
+    began = time.perf_counter()
+    p = profile_row(row, family)
+    allocated, reserved = p.peak_allocated_bytes, p.peak_reserved_bytes
+    assert allocated is not None and reserved is not None
+    found = p.peak_allocated_bytes_range if family.peak == "allocated" else p.peak_reserved_bytes_range
+    ends = list(found or ())
+    if row["parallel"]["ep"] > 1:  # the rank's experts are those that are chosen most, or least
+        from benchmarks.parallel.megatron import UNEVEN, skew_of
+        skew = skew_of(row["model"]["moe"]["experts"], UNEVEN)
+        for one in (profile_row(row, family, skew=skew), profile_row(row, family, skew=-skew)):
+            peak = one.peak_allocated_bytes if family.peak == "allocated" else one.peak_reserved_bytes
+            assert peak is not None
+            ends += [peak, allocated if family.peak == "allocated" else reserved]
+    step_low, step_high = p.step_seconds_range or (None, None)
+    return Prediction(row["id"], allocated, reserved, time.perf_counter() - began, family.peak, p.step_seconds,
+                      step_low, step_high, low=min(ends, default=None), high=max(ends, default=None))
+
+
+def profile_row(row: Settings, family: Family, **settings: Any) -> Profile:  # of its rank, by a job with ``settings``
     size = row["hardware"]["gpus"]
     rank = size - 1 if family.last_rank else 0
     # ROCm's builds ignored the setting: c10/cuda/CUDAAllocatorConfig.h, PYTORCH_C10_DRIVER_API_SUPPORTED
     expandable = "expandable_segments:True" in str(row["training"].get("allocator")) and device_of(row) != "mi300x"
     options = ProfileOptions(steps=2, allocator=AllocatorOptions(expandable_segments=expandable), keep_events=False,
                              unknown_value="placeholder")  # of a norm that is printed
-    began = time.perf_counter()
     module = importlib.import_module(f"benchmarks.parallel.{family.module}")
     context = getattr(module, "environment", nullcontext)(row)
     cluster = getattr(module, "CLUSTERS", {}).get(row["hardware"]["gpu"].split()[0])
     with context, world(size, rank, row["hardware"]["gpus_per_node"], cluster):
-        job = module.prepare(row)
+        job = module.prepare(row, **settings)
         p = profile(job.build, step=lambda model, optimizer: job.step(), device=device_of(row), options=options)
     gc.collect()
-    allocated, reserved = p.peak_allocated_bytes, p.peak_reserved_bytes
-    assert allocated is not None and reserved is not None
-    return Prediction(row["id"], allocated, reserved, time.perf_counter() - began, family.peak, p.step_seconds,
-                      *(p.step_seconds_range or (None, None)))
+    return p

@@ -5,6 +5,7 @@ wrapping and the order of a step (megatron/training/training.py, `train_step` an
 """
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from analyzer.meta.value.expectation import expected_counts
 from benchmarks.parallel import megatron_encoder, transformer_engine
 
 VOCABULARY = 50257  # of GPT-2, whose files the tests read
@@ -253,21 +255,49 @@ def forward_step(iterator: Iterator[dict[str, Tensor]], model: Any) -> tuple[Any
     return output, lambda out: compute_loss(loss_mask, out)
 
 
-def balanced_map(tokens: int, experts: int, k: int, device: Any) -> Tensor:
-    """Which experts each token goes to, ``k`` of them in turn.
+#: by how much of the mean the busiest expert is chosen more often than it, in training with an auxiliary loss (MaxVio
+#: of a model of 1 billion parameters: Wang et al., Auxiliary-Loss-Free Load Balancing, arXiv 2408.15664, table 2)
+UNEVEN = 0.72
+
+
+def skew_of(experts: int, excess: float) -> float:
+    """The exponent of Zipf's law by which the first of ``experts`` is chosen 1 + ``excess`` times as often as the mean.
+
+    >>> round(skew_of(8, 0.72), 3), round(8 / sum(i ** -skew_of(8, 0.72) for i in range(1, 9)), 3)
+    (0.444, 1.72)
+    """
+    low, high = 0.0, 8.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        above = experts / sum([(i + 1) ** -middle for i in range(experts)]) > 1 + excess
+        low, high = (low, middle) if above else (middle, high)
+    return low
+
+
+def balanced_map(tokens: int, experts: int, k: int, device: Any, skew: float = 0.0) -> Tensor:
+    """Which experts each token goes to: ``k`` of them in turn, or by Zipf's law of an exponent, no token twice to one.
 
     >>> balanced_map(4, 4, 2, "cpu").int().tolist()
     [[1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]]
+    >>> uneven = balanced_map(100, 4, 2, "cpu", -0.5)
+    >>> uneven.sum(0).tolist(), set(uneven.sum(1).tolist())
+    ([36, 41, 51, 72], {2})
     """
+    if skew:
+        counts = expected_counts(tokens * k, experts, skew=skew)
+        ends = list(itertools.accumulate(counts))
+        starts = torch.tensor([end - count for end, count in zip(ends, counts)], device=device)
+        place = (torch.arange(tokens, device=device).unsqueeze(1) - starts.unsqueeze(0)) % tokens
+        return place < torch.tensor(counts, device=device)
     first = torch.arange(tokens, device=device).unsqueeze(1) * k
     chosen = (torch.arange(experts, device=device).unsqueeze(0) - first) % experts
     return chosen < k
 
 
 @contextmanager
-def balanced_routing() -> Iterator[None]:
-    """Megatron's routers with every expert given as many tokens: what auxiliary losses make of real data. Probabilities
-    are computed as they are; which tokens go where depends on data and is told instead.
+def balanced_routing(skew: float = 0.0) -> Iterator[None]:
+    """Megatron's routers with every expert given as many tokens, or by Zipf's law of the exponent ``skew``.
+    Probabilities are computed as they are; which tokens go where depends on data and is told instead.
     """
     from megatron.core.transformer.moe import router
 
@@ -276,11 +306,11 @@ def balanced_routing() -> Iterator[None]:
 
     def chosen(logits: Tensor, topk: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         probabilities, mapped = choose(logits, topk, *args, **kwargs)
-        return probabilities, balanced_map(mapped.shape[0], mapped.shape[1], topk, mapped.device)
+        return probabilities, balanced_map(mapped.shape[0], mapped.shape[1], topk, mapped.device, skew)
 
     def balanced(self: Any, logits: Tensor) -> tuple[Tensor, Tensor]:
         scores = torch.sigmoid(logits) if self.topk == 1 else torch.softmax(logits, dim=-1, dtype=torch.float32)
-        mapped = balanced_map(logits.shape[0], logits.shape[1], self.topk, logits.device)
+        mapped = balanced_map(logits.shape[0], logits.shape[1], self.topk, logits.device, skew)
         return scores * mapped, mapped
 
     router.topk_routing_with_score_function = chosen
@@ -293,8 +323,8 @@ def balanced_routing() -> Iterator[None]:
 
 
 class Job:  # one rank of a test: its model, and a step of it
-    def __init__(self, row: Settings) -> None:
-        self.row = row
+    def __init__(self, row: Settings, skew: float = 0.0) -> None:
+        self.row, self.skew = row, skew
 
     def build(self) -> nn.Module:  # chunks wrapped; the optimizer holds float32 copies from here on
         from megatron.core import parallel_state, tensor_parallel
@@ -327,7 +357,7 @@ class Job:  # one rank of a test: its model, and a step of it
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         many = len(self.chunks) > 1
-        with balanced_routing():
+        with balanced_routing(self.skew):
             self.losses = get_forward_backward_func()(
                 forward_step_func=self.forward,
                 data_iterator=[self.iterator] * len(self.chunks) if many else self.iterator,

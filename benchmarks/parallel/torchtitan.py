@@ -34,14 +34,16 @@ class Code:  # what of torchtitan changed with time
     keeps_root: bool                                 #: gathered until backward, whatever is asked; PyTorch to #154704
     repeats_keys: bool                               #: and values for grouped queries, before attention; to #2259
     norm_in_steps: bool                              #: RMSNorm is no kernel of its own; PyTorch's to 2025-07 (2.9)
-    flash: bool                                      #: cuDNN's attention is for Blackwell alone, to 2025-12
+    flash: bool                                      #: cuDNN's attention is for Blackwell alone, to 2025-10-09 (#1776)
 
 
-def code_of(row: Settings) -> Code:  # by the date of the row's commit
+def code_of(row: Settings) -> Code:  # by the date of the row's commit, and of its PyTorch where that is older
     date = row["source"]["date"]
+    torch_date = row.get("software", {}).get("torch_date", date)
     return Code(keeps_logits=date < "2024-06-12", one_root=date < "2025-07-28", saves_cudnn=date >= "2025-12",
-                keeps_root=date < "2025-06-06", repeats_keys=date < "2026-02",
-                norm_in_steps=date < "2025-07-15", flash=date < "2025-12" and "B200" not in row["hardware"]["gpu"],
+                keeps_root=torch_date < "2025-06-06", repeats_keys=date < "2026-02",
+                norm_in_steps=torch_date < "2025-07-15",
+                flash=date < "2025-10-09" and "B200" not in row["hardware"]["gpu"],
                 compiled_loss=bool(row["training"]["compile"]) and (
                     date >= "2025-04-02" or "loss" in str(row["training"]["compile"]).replace("loss not", "")))
 

@@ -124,15 +124,17 @@ def test_routing_is_even_however_the_router_counts(name):
     assert p.fwd_macs == TOKENS * (HIDDEN * EXPERTS + CHOSEN * 2 * HIDDEN * INNER)
 
 
-@pytest.mark.parametrize(("rank", "rows"), [(0, 114 + 56), (7, 15)])
-def test_with_a_skew_the_rank_of_the_first_experts_is_the_busiest(rank, rows):
+@pytest.mark.parametrize(("rank", "skew", "rows"), [(0, 1.0, 114 + 56), (7, 1.0, 15), (7, -1.0, 114 + 56)])
+def test_with_a_skew_the_rank_of_the_first_experts_is_the_busiest(rank, skew, rows):
     """384 choices by Zipf's law of exponent 1 among 16 experts, whose harmonic number is 3.3807: 113.6 fall on the
-    first, 170.4 on the first two, 369.3 on all but the last two. Each of 8 ranks sends as many.
+    first, 170.4 on the first two, 369.3 on all but the last two. Each of 8 ranks sends as many. Below 0 the last
+    experts are chosen most.
     """
-    even, p = moe(), moe(ProfileOptions(skew=1.0), rank)
+    even, p = moe(), moe(ProfileOptions(skew=skew), rank)
     assert p.fwd_macs == TOKENS * HIDDEN * EXPERTS + 8 * rows * 2 * HIDDEN * INNER
-    assert (p.peak_allocated_bytes > even.peak_allocated_bytes) is (p.step_seconds > even.step_seconds) is (rank == 0)
-    assert any("by Zipf's law of exponent 1 into 16 bins" in text for text in p.assumptions)
+    assert (p.peak_allocated_bytes > even.peak_allocated_bytes) is (p.step_seconds > even.step_seconds) is (rows > 48)
+    how = "exponent 1 into" if skew > 0 else "exponent 1, the last most, into"
+    assert any(f"by Zipf's law of {how} 16 bins" in text for text in p.assumptions)
 
 
 def test_what_other_ranks_send_may_be_given():

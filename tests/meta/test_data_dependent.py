@@ -42,7 +42,7 @@ def test_without_any_hint_all_elements_count(call, shape):
 
 
 @pytest.mark.parametrize("bad", [dict(unknown_size="most"), dict(unknown_size=-1), dict(unknown_value="guess"),
-                                 dict(unknown_condition="maybe"), dict(skew=-0.5), dict(skew="much")])
+                                 dict(unknown_condition="maybe"), dict(skew=-float("inf")), dict(skew="much")])
 def test_options_that_mean_nothing_are_refused(bad):
     with pytest.raises(InputError, match=repr(next(iter(bad.values())))):
         MetaOptions(**bad)

@@ -24,17 +24,20 @@ _KEEPING = {"_to_copy", "clone", "contiguous", "index", "cat", "_reshape_copy", 
 
 def expected_counts(total: int, bins: int, only: int | None = None, skew: float = 0.0) -> list[int]:
     """How many of ``total`` elements each of ``bins`` classes gets, equally likely or by Zipf's law of the exponent
-    ``skew``; with ``only``, that class gets all.
+    ``skew``, the last most where that is below 0; with ``only``, that class gets all.
 
     >>> expected_counts(10, 4), expected_counts(10, 4, only=2), expected_counts(100, 4, skew=1.0)
     ([2, 3, 2, 3], [0, 0, 10, 0], [48, 24, 16, 12])
+    >>> expected_counts(100, 4, skew=-1.0)
+    [12, 16, 24, 48]
     """
     if only is not None:
         return [total if i == only % bins else 0 for i in range(bins)]
     if not skew:
         return [total * (i + 1) // bins - total * i // bins for i in range(bins)]
-    ends = list(itertools.accumulate((1 / (i + 1) ** skew for i in range(bins)), initial=0.0))
-    return [round(total * high / ends[-1]) - round(total * low / ends[-1]) for low, high in itertools.pairwise(ends)]
+    ends = list(itertools.accumulate((1 / (i + 1) ** abs(skew) for i in range(bins)), initial=0.0))
+    found = [round(total * high / ends[-1]) - round(total * low / ends[-1]) for low, high in itertools.pairwise(ends)]
+    return found if skew > 0 else found[::-1]
 
 
 def count_classes(state: MetaState, name: str, counts: torch.Tensor, total: int) -> None:
@@ -44,7 +47,7 @@ def count_classes(state: MetaState, name: str, counts: torch.Tensor, total: int)
     if not state.expects_contents or state.options.unknown_size != "balanced" and not state.repeats:
         return
     bins, skew = counts.numel(), state.options.skew
-    how = "evenly" if not skew else f"by Zipf's law of exponent {skew:g}"
+    how = "evenly" if not skew else f"by Zipf's law of exponent {abs(skew):g}{', the last most,' if skew < 0 else ''}"
     state.assume(f"{name}: unknown elements are taken to fall {how} into {bins} bins (balanced) {state.where()}")
     expected = expected_counts(total, bins, state.placeholder if state.repeats else None, skew)
     with without_modes():
