@@ -141,9 +141,13 @@ def judge(row: dict[str, Any], keep: Path | None = None) -> Prediction | str:
 
 
 def judge_time(row: dict[str, Any], found: Prediction) -> Timed | None:
-    """The step that was measured beside the predicted one; None where either is not known or not of one rank."""
+    """The step that was measured beside the predicted one; None where either is not known or not of one rank, and with
+    Transformer Engine, whose stand-in holds what its layers hold, but runs none of their Python.
+    """
     measured, family = row["measured"].get("step_s"), family_of(row)
     if measured is None or family is None or row["parallel"].get("pp", 1) > 1:
+        return None
+    if row["training"].get("transformer_impl") == "transformer_engine":
         return None
     if found.step_seconds is None or found.step_low is None or found.step_high is None:
         return None

@@ -52,6 +52,8 @@ def test_steps_of_rows_that_guess_are_told_apart_and_those_with_a_pipeline_left_
     assert (exact.family, guessed.family) == ("fms-fsdp", "fms-fsdp, with a guess")
     assert (exact.measured, exact.predicted, exact.low, exact.high) == (0.8533, 1.0, 0.9, 1.2)
     assert judge_time(ROWS["megatron-golden-gpt-gpt3-7b-tp1-pp4-memory-speed-dev-dgx-h100"], found) is None
+    with_engine = ROWS["megatron-golden-gpt-gpt3-7b-tp4-pp1-memory-speed-dev-dgx-h100"]  # without its Python
+    assert judge_time(with_engine, found) is None and with_engine["measured"]["step_s"]
 
 
 def test_blocks_of_fms_fsdp_are_checkpointed_evenly():
