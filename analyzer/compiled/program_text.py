@@ -34,15 +34,17 @@ class Layers:
 
 @dataclass
 class _Run:
-    """Lines from ``start`` to ``stop`` that repeat every ``period``, ``step`` layers later or, below 0, earlier; before
-    the line at ``place`` laps are missing.
-    """
+    """Lines from ``start`` to ``stop`` that repeat every ``period``, ``step`` layers later or, below 0, earlier."""
 
     start: int
     stop: int
     period: int
     step: int
-    place: int = 0
+
+    @property
+    def place(self) -> int:
+        """The line before which laps are missing."""
+        return self.start + (self.stop - self.start) // self.period // 2 * self.period
 
 
 class _Program:
@@ -83,7 +85,6 @@ class _Program:
             for i in range(run.start, run.stop - run.period):
                 for pair in self._pair(i, i + run.period, run.step) or ():
                     self.buffers.add(*pair)
-            run.place = run.start + (run.stop - run.start) // run.period // 2 * run.period
             self.runs.append(run)
             parts += [(start, run.start), (run.stop, stop)]
         self.runs.sort(key=lambda run: run.start)

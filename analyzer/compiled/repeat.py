@@ -27,8 +27,8 @@ GROUP = 4
 Residuals are added up until a sum reads more than four buffers, which is then written (``realize_reads_threshold`` of
 torch/_inductor/config.py): of two additions a layer, in every second one. What each layer makes of nothing of its own,
 such as a mask, one kernel makes for all layers that are at most 64 nodes apart (``are_long_distant_nodes`` of
-torch/_inductor/scheduler.py). Three groups remain, or four where layers make such things; of fewer layers `KEPT`, for
-the program may repeat every one all the same.
+torch/_inductor/scheduler.py). Three groups remain, or four where layers make such things; of fewer laps that make none
+`KEPT`, for a program may repeat every lap all the same.
 """
 
 
@@ -166,7 +166,7 @@ def shorten(joint: JointGraph, rows: Labels) -> Shortened | None:
                 if not alike.add(*(a, b)[::step]):
                     return None
     removed = (first.laps - (4 if makes_same else 3) * GROUP) // GROUP * GROUP
-    if backward or removed <= 0:
+    if backward or removed <= 0 and not makes_same:
         removed = first.laps - KEPT
     lengths = [len(chain) for chain in alike.chains() if chain[0].op == "placeholder"] + [run.laps for run in runs]
     if removed < 2 or min(lengths) < removed + 3 or any(alike.find(node) is not None for node in same):
