@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import TensorSpec, spec_of
 from analyzer.meta.tensor import alias, device_of
+from analyzer.meta.value.contents import read_known
 from analyzer.record.reference_count import next_sequence_number
 
 from .checkpoint import Tag
@@ -95,8 +96,14 @@ class GraphTape:
             return known[0]
         # tensors that share a storage from before, as the parts of one that was split, are inputs each for itself
         is_part = version == 0 and place[0] in self.primal_of and place not in self._views
+        if version is None and self.in_backward:  # made of a number, by a custom function's backward pass
+            number = read_known(tensor)
+            assert number is not None and number.numel() == 1, place
+            options = {"dtype": tensor.dtype, "device": device_of(tensor)}
+            node = self._call(_aten.full.default, (place[2], number.item()), options, tensor)
+            self._keep(tensor, node)
+            return node
         if version is None or is_part and not self.in_backward:
-            assert not self.in_backward, place
             self.primal_of.setdefault(place[0], len(self.primals))
             self.primals.append(tensor)
             self.placeholders.append(self.placeholder(tensor, f"primals_{len(self.primals)}"))
@@ -138,14 +145,15 @@ class GraphTape:
             return partial(self._write_functionally, func)
         return self.decompositions.get(func)
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
-        """An operator of the user's runs, with all that it is made of."""
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any],
+             whole: bool) -> Any:
+        """An operator of the user's runs, with all that it is made of, unless it is to stay ``whole``."""
         if not self.in_backward and func.overloadpacket in _PUTS and args[2].requires_grad and any(
                 index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]):
             raise GraphBreak(f"the gradient of {func} needs the contents of its mask")
         self.called, last = func, self.graph._root.prev
         try:
-            result = run(func, args, kwargs, False)
+            result = run(func, args, kwargs, whole)
         finally:
             self.called = None
         self._tag_since(last, func, args, kwargs, result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,9 +15,11 @@ from analyzer.cuda.stream import SimulatedEvent, SimulatedStream
 from analyzer.errors import InputError
 from analyzer.meta import argument as collective_hook
 from analyzer.meta.address_space import MetaStorage, next_number
+from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.operator_info import OperatorInfo
 from analyzer.meta.state import active_state
+from analyzer.meta.tensor import device_of, new_storage
 
 from .known_content import ContentRule, find_process_group
 from .world_state import active_world_state, current_world
@@ -60,6 +62,33 @@ _OF_OBJECTS: dict[str, Callable[..., Any]] = {
 _POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
 
 
+class _Shelf(NamedTuple):
+    """What an asynchronous collective keeps, for the allocator's safety, until its `Work` is waited for. Where only its
+    future is, a thread finds out that it has ended, which looks every 100 ms, and a later collective lets go of it: it
+    is taken to be the first one of the next step. Source: ``stashed_for_allocator_safety_`` and
+    ``shelvesToUnstash_`` of torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, from PyTorch 2.8 on.
+    """
+
+    step: int                      #: in which it was launched
+    numbers: frozenset[int]        #: of the storages
+    storages: list[Any]
+
+
+#: Collectives of lists of tensors, and which argument they copy to or from one flat tensor, where all are of one size
+#: (``newLikeFlat`` in ProcessGroupNCCL.cpp).
+_FLATTENED = {"allgather_": "output_tensors", "reduce_scatter_": "input_tensors"}
+
+
+def _flatten(tensors: list[torch.Tensor]) -> list[MetaStorage]:
+    state = active_state()
+    if state.recorder is None or not tensors or not tensors[0].is_cuda or len({t.shape for t in tensors}) > 1:
+        return []
+    with without_modes():
+        flat = new_storage(sum(t.nbytes for t in tensors), device_of(tensors[0]), state.space)
+    state.recorder.holds_workspace(flat)
+    return [flat]
+
+
 class Collectives:
     """What communicating operators do in a world; ``contents`` says what other ranks hold (see `world`)."""
 
@@ -71,6 +100,7 @@ class Collectives:
         self._gathered_numbers: list[range] = []  # and while parameters were put together
         self._streams: dict[tuple[str, int], SimulatedStream] = {}  # of each group, and of each pair of ranks
         self._ends: dict[int, SimulatedEvent] = {}  # of the last collective that has a storage, by its number
+        self._shelves: list[_Shelf] = []
 
     @contextmanager
     def making_buckets(self) -> Iterator[None]:
@@ -99,11 +129,30 @@ class Collectives:
         """A block around a call: one that is asynchronous runs on the stream of its group, after what the current one
         was given (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, ``collective``); else it runs on the current one.
         """
-        if info.op.namespace != "c10d" or not given.get("async_op", True):
-            return nullcontext()
+        recorder = active_state().recorder
+        step = None if recorder is None else recorder.step
+        if step is not None and self._shelves:
+            self._shelves = [shelf for shelf in self._shelves if shelf.step == step]
+        return nullcontext() if info.op.namespace != "c10d" else self._launching(info, given, step)
+
+    @contextmanager
+    def _launching(self, info: OperatorInfo, given: dict[str, Any], step: int | None) -> Iterator[None]:
+        tensors = tensors_of(list(given.values()))
+        flat = _flatten(tensors_of(given[_FLATTENED[info.name]])) if info.name in _FLATTENED else []
+        if not given.get("async_op", True):
+            yield
+            return
         # pairs of ranks have streams of their own: ProcessGroupNCCL.cpp, ``pointToPoint``
-        peer = int(given.get("dst", given.get("src", -1))) if info.name in _POINT_TO_POINT else -1
-        return self._on_stream(str(find_process_group(given).group_name), peer, tensors_of(list(given.values())))
+        is_message = info.name in _POINT_TO_POINT
+        peer = int(given.get("dst", given.get("src", -1))) if is_message else -1
+        with self._on_stream(str(find_process_group(given).group_name), peer, tensors):
+            yield
+        if step is not None and not is_message and info.name != "broadcast_":  # C++ waits for those of its own
+            self._keep(step, tensors, flat)
+
+    def _keep(self, step: int, tensors: list[torch.Tensor], flat: list[MetaStorage]) -> None:
+        held = [t.untyped_storage() for t in tensors if t.is_cuda]
+        self._shelves.append(_Shelf(step, frozenset(_list_numbers(tensors)), [*held, *flat]))
 
     @contextmanager
     def _on_stream(self, group: str, peer: int, tensors: list[torch.Tensor]) -> Iterator[None]:
@@ -124,6 +173,7 @@ class Collectives:
         value = work.get_future().value()
         is_message = isinstance(value, _Message)
         numbers = value.release() if is_message else _list_numbers(tensors_of((value,)))
+        self._shelves = [shelf for shelf in self._shelves if shelf.numbers.isdisjoint(numbers)]
         ends = [self._ends[number] for number in numbers if number in self._ends]
         is_known = bool(ends) or is_message
         self._wait_for(ends if is_known else [stream.record_event() for stream in self._streams.values()])

@@ -92,6 +92,16 @@ class Exp(torch.autograd.Function):
         return gradient * ctx.saved_tensors[0].exp()
 
 
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * x.new_tensor(2.0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * gradient.new_tensor(2.0)
+
+
 def give_object(x, w):
     found = Plain()
     found.a, found.b = x.sin(), [x.cos(), {"c": x * 2}]
@@ -150,6 +160,7 @@ RESULTS = {
     "some without gradient": lambda x, w: (x * 2, x.detach() * 2, (x * 2).detach()),
     "made of numbers": lambda x, w: (x * torch.tensor(2.0), torch.tensor([1.0, 2.0], device=x.device)),
     "known contents": lambda x, w: (x * 2, torch.arange(4, device=x.device)),
+    "numbers in a custom function": lambda x, w: Scaled.apply(x) * 2,
     "a custom function": lambda x, w: Exp.apply(x) * 2,
     "a checkpoint": lambda x, w: checkpoint(lambda a: F.gelu(a @ w), x, use_reentrant=False),
     "vmap": lambda x, w: torch.func.vmap(lambda row: (row * 2).sin())(x),
@@ -289,6 +300,13 @@ def test_backends_are_what_they_are():
     plain = run_compiled(function, {"backend": "aot_eager"})[0].compiled[0]
     assert (plain.fwd_kernels, plain.saved_bytes) == (0, inductor.compiled[0].saved_bytes)
     assert plain.fwd_extern_kernels == plain.operators
+
+
+def test_what_inductor_takes_apart_stays_whole_for_others():
+    def norm(x, w):
+        return F.rms_norm((x @ w).bfloat16(), (WIDTH,))
+    p, seen = run_compiled(norm, {"backend": "aot_eager"})
+    assert seen == run(norm)[1] and p.compiled[0].graphs == 1
 
 
 def test_the_user_may_turn_the_compiler_off():

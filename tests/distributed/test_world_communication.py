@@ -15,7 +15,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.debug._comm_mode import NATIVE_TO_PY_MAPPING
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from analyzer import profile
+from analyzer import ProfileOptions, profile
 from analyzer.hardware import find_cluster
 from analyzer.hardware.kernel_time.collective import collective_time
 from analyzer.parallel import world
@@ -224,3 +224,24 @@ def test_the_same_shapes_in_another_world():
         assert [(r.kind, r.bytes, r.wire_bytes) for r in p.comm] == [("all_to_all", 1024, 1024 - 1024 // size)]
         moved = next(n for n in p.nodes if n.fwd_comm_bytes)
         assert moved.outputs[0].shape == (16 * size, 16 // size)
+
+
+# of the first step the gradient, the eight gathered parts and the flat tensor that they were copied from
+@pytest.mark.parametrize(("waits", "kept"), [(True, 0), (False, 1 + 8 + 8)])
+def test_a_collective_of_which_only_the_future_is_waited_for_keeps_tensors_until_the_next_one(waits, kept):
+    def step(model, optimizer, x):
+        model(x).sum().backward()
+        gradient, = (p.grad for p in model.parameters())
+        seen.append(torch.cuda.memory_allocated())
+        parts = [torch.empty_like(gradient) for _ in range(8)]
+        for work in (dist.all_reduce(gradient, async_op=True), dist.all_gather(parts, gradient, async_op=True)):
+            work.wait() if waits else work.get_future().wait()
+        del parts
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    seen: list[int] = []
+    with world(8):
+        profile(lambda: nn.Linear(512, 512, bias=False).cuda(), args=(torch.empty(1, 512),), step=step, device="h100",
+                optimizer="sgd", options=ProfileOptions(steps=2))
+    assert seen[1] - seen[0] == kept * 512 * 512 * 4

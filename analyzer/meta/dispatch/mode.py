@@ -104,7 +104,7 @@ class MetaDispatchMode(DirectDispatchMode):
                 if state.graph.ends_before(func, args):
                     with self, reopened(), mode_in_force(), state.tracing.outside(f"Dynamo takes no {func}"):
                         return func(*args, **kwargs or {})
-                return state.graph.call(func, args, kwargs or {}, self._handle)
+                return state.graph.call(func, args, kwargs or {}, self._handle, whole)
             if state.space.is_shared:
                 with state.space.turn:
                     return self._handle(func, args, kwargs or {}, whole)
