@@ -51,7 +51,8 @@ NAMED_ABOVE, UNSAFE = 0.08, 0.05
 PACKAGES = {"megatron-core": "0.16", "torchtitan": "0.2"}  #: of the extra, and the releases that the rebuilds are of
 LICENCES = {"MooreThreads/SimuMax": "Apache-2.0", "NVIDIA/Megatron-LM": "BSD-3-Clause and Apache-2.0",
             "pytorch/torchtitan": "BSD-3-Clause", "pytorch/ao": "BSD-3-Clause",
-            "foundation-model-stack/fms-acceleration": "Apache-2.0", "foundation-model-stack/fms-fsdp": "Apache-2.0"}
+            "foundation-model-stack/fms-acceleration": "Apache-2.0", "foundation-model-stack/fms-fsdp": "Apache-2.0",
+            "KellerJordan/modded-nanogpt": "MIT"}
 
 
 class Judged(NamedTuple):  # a row, with what was predicted and measured, in bytes
@@ -92,7 +93,7 @@ def find_version(package: str) -> str:  # the release that is installed, or that
 
 def require_packages(rows: list[dict[str, Any]]) -> None:
     """Raises MissingExtraError where what the rebuilds of rows run is not installed, or is of another release."""
-    if all(row["source"]["repo"].startswith("foundation-model-stack/") for row in rows):
+    if all(family is not None and family.package in ("torch", "transformers") for family in map(family_of, rows)):
         return  # rebuilt by what is here
     for name, release in PACKAGES.items():
         found = find_version(name)

@@ -30,9 +30,7 @@ NOTES = [
          "left to be kept is not known; today's leaves more."),
 ]
 
-APART = [Note(("modded-nanogpt",),
-              "whole models under torch.compile, with FlexAttention and an 8-bit head, each a script of its own"),
-         Note(("llama4-16e",), "grouped products of torchtitan's experts under torch.compile, on B200"),
+APART = [Note(("llama4-16e",), "grouped products of torchtitan's experts under torch.compile, on B200"),
          Note(("hybrid-hybrid", "nemotron"), "Mamba layers, whose kernels are Triton's, and a dispatcher of DeepEP"),
          Note(("fine-grained-offloading",), "activations offloaded by name, which the released package does not know"),
          Note(("megatron-bridge",), "multi-latent attention of Moonlight, recomputed by module")]
@@ -61,7 +59,7 @@ def find_lacking(row: Settings) -> str | None:
         return "weights of four bits"
     if "MX" in str(training.get("float8")):
         return f"{training['float8']} of torchao"
-    if any(word in compiled for word in ("SimpleFSDP", "graph_trainer", "toolkit", "whole model")):
+    if any(word in compiled for word in ("SimpleFSDP", "graph_trainer", "toolkit")):
         return f"compiled otherwise than by block: {compiled}"
     return None
 
@@ -75,6 +73,8 @@ class Family:  # rows that one file rebuilds: its ``prepare`` makes a job of a r
     last_rank: bool = False
 
     def code_of(self, row: Settings) -> Any:  # what of the family's code is another at the date of a row
+        if self.module == "speedrun":
+            return row["id"]  # which names its script
         if self.module != "torchtitan":
             return None
         from benchmarks.parallel.torchtitan import code_of
@@ -104,6 +104,7 @@ class Prediction:
 
 FAMILIES = {"MooreThreads/SimuMax": Family("megatron", "megatron", "megatron", "allocated"),
             "NVIDIA/Megatron-LM": Family("megatron", "megatron", "megatron", "allocated", last_rank=True),
+            "KellerJordan/modded-nanogpt": Family("modded-nanogpt", "speedrun", "torch", "allocated"),
             "PKU-DAIR/Hetu-Galvatron": Family("galvatron", "galvatron", "megatron", "allocated"),
             "pytorch/torchtitan": Family("torchtitan", "torchtitan", "torchtitan", "reserved"),
             "pytorch/ao": Family("torchao", "torchtitan", "torchtitan", "reserved"),
@@ -156,6 +157,9 @@ def profile_row(row: Settings, family: Family, **settings: Any) -> Profile:  # o
     options = ProfileOptions(steps=2, allocator=AllocatorOptions(expandable_segments=expandable), keep_events=False,
                              unknown_value="placeholder")  # of a norm that is printed
     module = importlib.import_module(f"benchmarks.parallel.{family.module}")
+    if hasattr(module, "run"):  # a script, which tells its peaks
+        allocated, reserved = module.run(row, device_of(row))
+        return Prediction(row["id"], allocated, reserved, time.perf_counter() - began, family.peak)
     context = getattr(module, "environment", nullcontext)(row)
     cluster = getattr(module, "CLUSTERS", {}).get(row["hardware"]["gpu"].split()[0])
     with context, world(size, rank, row["hardware"]["gpus_per_node"], cluster):
