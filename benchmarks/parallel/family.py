@@ -132,6 +132,10 @@ def predict(row: Settings) -> Prediction:  # the peaks of the rank that was meas
     if (lacking := find_lacking(row)) is not None:
         raise NotImplementedError(f"{row['id']}: the rebuild does not do {lacking}")
     began = time.perf_counter()
+    module = importlib.import_module(f"benchmarks.parallel.{family.module}")
+    if hasattr(module, "run"):  # a script, which tells its peaks
+        allocated, reserved = module.run(row, device_of(row))
+        return Prediction(row["id"], allocated, reserved, time.perf_counter() - began, family.peak)
     p = profile_row(row, family)
     allocated, reserved = p.peak_allocated_bytes, p.peak_reserved_bytes
     assert allocated is not None and reserved is not None
@@ -157,9 +161,6 @@ def profile_row(row: Settings, family: Family, **settings: Any) -> Profile:  # o
     options = ProfileOptions(steps=2, allocator=AllocatorOptions(expandable_segments=expandable), keep_events=False,
                              unknown_value="placeholder")  # of a norm that is printed
     module = importlib.import_module(f"benchmarks.parallel.{family.module}")
-    if hasattr(module, "run"):  # a script, which tells its peaks
-        allocated, reserved = module.run(row, device_of(row))
-        return Prediction(row["id"], allocated, reserved, time.perf_counter() - began, family.peak)
     context = getattr(module, "environment", nullcontext)(row)
     cluster = getattr(module, "CLUSTERS", {}).get(row["hardware"]["gpu"].split()[0])
     with context, world(size, rank, row["hardware"]["gpus_per_node"], cluster):
