@@ -267,7 +267,8 @@ def test_what_is_compiled_runs_compiled_and_data_is_taken_as_finite(script):
     assert "unknown values were taken as finite" in run.profile.assumptions
 
 
-def test_graphs_that_break_in_what_a_module_calls_are_divided_from_the_first_call_on(script, capsys):
+@pytest.mark.parametrize("arguments", [[], ["inner"]])
+def test_graphs_that_break_in_what_a_module_calls_are_divided_from_the_first_call_on(arguments, script, capsys):
     """Each of two functions has two graphs; the module's own one ends where each is called. What it counts is once."""
     run = dry_run(script("""
     def half(module, x):
@@ -283,11 +284,11 @@ def test_graphs_that_break_in_what_a_module_calls_are_divided_from_the_first_cal
             return half(self.second, half(self.first, x.sin()).cos()).tan()
     net = Net().cuda()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    compiled = torch.compile(net)
+    compiled = torch.compile(nn.Sequential(net) if "inner" in sys.argv else net)
     compiled(torch.randn(4, 256, device="cuda")).sum().backward()
     optimizer.step()
     print(len(net.calls))
-    """), steps=2)
+    """), arguments, steps=2)
     assert run.error is None, run.format_error()
     assert [row.graphs for row in run.profile.compiled] == [7]
     assert capsys.readouterr().out.split() == ["1"]

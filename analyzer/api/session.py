@@ -126,10 +126,11 @@ class Session:
         from analyzer.compiled.region import call_compiled, find_breaks
 
         frames = self.frames = self.frames or Frames()
-        owner, is_inner = getattr(function, "__self__", None), active_state().tracing is not None
+        owner = getattr(function, "__self__", getattr(function, "__wrapped__", None))  # of Dynamo's wrap_inline(module)
+        is_inner = active_state().tracing is not None
         if not (self.restarts or is_inner) and isinstance(owner, torch.nn.Module) and type(owner) not in frames.tried:
             frames.tried.add(type(owner))
-            with keep_surroundings(owner, values=(args, kwargs)) as surroundings:
+            with keep_surroundings(owner, values=(owner, args, kwargs)) as surroundings:
                 find_breaks(function, args, kwargs, config, frames)
                 surroundings.put_back_all()
         result = call_compiled(self.spec or simulated_spec(), function, args, kwargs, config, frames)

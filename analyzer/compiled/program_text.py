@@ -255,8 +255,7 @@ def write_laps(layers: Layers, results: int, sources: Sequence[str]) -> list[str
         primals = [name if layers.names.find(name) else first.rename(None)(name) for name in layers.primals]
         returned = [first.write_expression(e) for e in first.returned[:results]]
         if len(halves) == 1:
-            others = [first.write_expression(e) for e in first.returned[results:]]
-            return [first.join(primals, written[0], [*returned, *others])]
+            return [first.join(primals, written[0], returned)]
         second = halves[1]
         saved = _saved(first, second, results)
         arguments = [*saved, *map(second.rename(None), second.arguments[len(first.returned) - results:])]
