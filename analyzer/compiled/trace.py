@@ -154,8 +154,9 @@ class FunctionTrace:
                 raise GraphBreak("PyTorch's compiler has no kernel for the shapes of aten._thnn_fused_gru_cell")
             if func in _RECURRENT and not dynamo_config.allow_rnn:
                 raise GraphBreak("Dynamo takes no nn.RNN, nn.LSTM or nn.GRU")
-            if func is Tensor.add_ and isinstance(kwargs.get("alpha"), Tensor):
-                func = _add_scaled
+            name, scaled = _SCALED.get(func, ("", func))
+            if isinstance(kwargs.get(name), Tensor):
+                func = scaled
             result = call(func, args, kwargs)
         except GraphBreak as reason:
             if is_in_transform():
@@ -295,9 +296,12 @@ class FunctionTrace:
         return found
 
 
-def _add_scaled(x: Tensor, other: Tensor, *, alpha: Tensor) -> Tensor:
-    """``add_`` by a tensor's number, for which Dynamo does not ask (``method_add_`` of its variables/tensor.py)."""
-    return x.add_(other * alpha)
+#: Writes of what a tensor scales, whose number they ask for, by what scales: in Dynamo they are sums that do not.
+#: Source: ``method_add_``, ``method_addcmul_`` and ``method_addcdiv_`` of torch/_dynamo/variables/tensor.py.
+_SCALED: dict[Any, tuple[str, Callable[..., Tensor]]] = {
+    Tensor.add_: ("alpha", lambda x, other, alpha: x.add_(other * alpha)),
+    Tensor.addcmul_: ("value", lambda x, one, other, value: x.add_(one * other * value)),
+    Tensor.addcdiv_: ("value", lambda x, one, other, value: x.add_(one / other * value))}
 
 
 _CALL = FunctionTrace.call.__code__

@@ -141,7 +141,8 @@ def predict(row: Settings) -> Prediction:  # the peaks of the rank that was meas
     assert allocated is not None and reserved is not None
     found = p.peak_allocated_bytes_range if family.peak == "allocated" else p.peak_reserved_bytes_range
     ends = list(found or ())
-    if row["parallel"]["ep"] > 1:  # the rank's experts are those that are chosen most, or least
+    # the rank's experts are those that are chosen most, or least
+    if row["parallel"]["ep"] > 1 and family.module == "megatron":
         from benchmarks.parallel.megatron import UNEVEN, skew_of
         skew = skew_of(row["model"]["moe"]["experts"], UNEVEN)
         for one in (profile_row(row, family, skew=skew), profile_row(row, family, skew=-skew)):

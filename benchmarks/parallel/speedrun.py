@@ -35,7 +35,7 @@ _IMPORTS = {"import triton": "from benchmarks.parallel import kernel_launch as t
             "from flash_attn_interface import": "from benchmarks.parallel.kernel_launch import"}
 DOCUMENT = 512  #: tokens from where one begins to the next
 BEGINS = 50256  #: the token
-SHARDS = 40     #: files of training data; a script that looks where documents begin reads one or more a step
+SHARDS = 40     #: files of data; a script that looks where documents begin reads one or more a step
 
 
 #: Runs ``analyzer``. Before PyTorch 2.8 no collective kept its tensors for those who wait for its future alone
@@ -79,10 +79,10 @@ def write_folder(name: str, folder: Path) -> Path:
     for one in (data, folder / "bin", *(run / "logs" / part for part in ("", "yarn", "v1"))):
         one.mkdir(parents=True, exist_ok=True)
     (run / "data").symlink_to(folder / "data")
-    write_tokens(folder / "shard.bin", 2**20)
-    write_tokens(data / "fineweb_val_000000.bin", 2**22 + 2**21)
-    for number in range(SHARDS):
-        (data / f"fineweb_train_{number:06}.bin").symlink_to(folder / "shard.bin")
+    for kind, count in (("train", 2**20), ("val", 3 * 2**21)):
+        write_tokens(folder / f"{kind}.bin", count)
+        for number in range(SHARDS):
+            (data / f"fineweb_{kind}_{number:06}.bin").symlink_to(folder / f"{kind}.bin")
     script, _, kernels = shorten(read_script(f"{name}.py")).partition(_KERNELS)
     (run / "train.py").write_text(script)
     (run / "triton_kernels.py").write_text(kernels)

@@ -9,7 +9,6 @@ import functools
 import importlib
 import importlib.util
 import sys
-import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
+from benchmarks.parallel import kernel_launch
 from benchmarks.titan import cross_entropy
 
 Settings = dict[str, Any]
@@ -76,6 +76,8 @@ def float8_config(told: str) -> Any:  # torchao's of what a row tells of float8
 
 def flavor_of(row: Settings) -> tuple[str, str]:  # torchtitan's names of the row's model
     family = row["model"]["family"].lower()
+    if "llama-4-scout" in family:
+        return "llama4", "17bx16e"
     if "qwen3" in family:
         return "qwen3", row["model"]["family"].partition("-")[2]
     if "debugmodel" in family:
@@ -109,6 +111,7 @@ class Job:  # one rank of a row: its model, and a step of it
         config.parallelism.tensor_parallel_degree = parallel["tp"]
         config.parallelism.pipeline_parallel_degree = parallel["pp"]
         config.parallelism.context_parallel_degree = parallel["cp"]
+        config.parallelism.expert_parallel_degree = parallel["ep"]
         if "reshard_after_forward True everywhere" in parallel["fsdp"]["kind"]:
             config.parallelism.fsdp_reshard_after_forward = "always"
         config.compile.enable, config.compile.components = bool(training["compile"]), ["model"]
@@ -118,7 +121,8 @@ class Job:  # one rank of a row: its model, and a step of it
         checkpointing.selective_ac_option = "2" if "every 2nd block" in kind else "op"
         checkpointing.preserve_rng_state = False
         dims = ParallelDims(dp_replicate=parallel["dp_replicate"], dp_shard=shards, cp=parallel["cp"],
-                            tp=parallel["tp"], pp=parallel["pp"], ep=1, etp=1, world_size=row["hardware"]["gpus"])
+                            tp=parallel["tp"], pp=parallel["pp"], ep=parallel["ep"], etp=1,
+                            world_size=row["hardware"]["gpus"])
         arguments = copy.deepcopy(spec.model_args[flavor])
         arguments.vocab_size, arguments.n_layers = row["model"]["vocab"], row["model"]["layers"]
         if "Llama-2" in row["model"]["family"]:  # as torchtitan's `llama2_configs` were
@@ -182,7 +186,7 @@ class Job:  # one rank of a row: its model, and a step of it
                 loss = self.loss(logits, labels)
                 del logits
                 loss.backward()
-        self.utils.clip_grad_norm_(list(self.model.parameters()), 1.0, foreach=True)
+        self.utils.clip_grad_norm_(list(self.model.parameters()), 1.0, foreach=True, ep_enabled=self.dims.ep_enabled)
         self.optimizer.step()
 
 
@@ -207,42 +211,20 @@ _BEFORE = ("torch._functorch.partitioners", "torch._inductor.codecache", "torch.
            "torch.nn.attention.flex_attention", "torch.distributed.tensor")
 
 
-class _Anything:  # takes every call, attribute and index
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else _Anything()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Anything()
-
-    def __getitem__(self, key: Any) -> Any:
-        return _Anything()
-
-
-class _Module(types.ModuleType):
-    __path__: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Anything()
-
-
 @contextmanager
 def triton_stand_in() -> Iterator[None]:
-    """A block in which ``import triton`` works, whose kernels these runs do not call; one that is installed is left."""
+    """A block in which ``import triton`` works; one that is installed is left."""
     if importlib.util.find_spec("triton") is not None:
         yield
         return
     for name in _BEFORE:
         importlib.import_module(name)
-    names = ("triton", "triton.language")
-    sys.modules.update({name: _Module(name) for name in names})
+    stand_ins: dict[str, Any] = {"triton": kernel_launch, "triton.language": kernel_launch.language}
+    sys.modules.update(stand_ins)
     try:
         yield
     finally:
-        for name in names:
+        for name in stand_ins:
             del sys.modules[name]
 
 
