@@ -1,5 +1,6 @@
 """Attention over a sequence that is split over ranks: `context_parallel` of torch, with each of its kernels; by heads
 (DeepSpeed-Ulysses), and by messages round a ring."""
+import importlib
 import json
 import os
 
@@ -14,6 +15,7 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import set_rotate_method
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,7 +23,6 @@ from analyzer import profile
 from analyzer.parallel import world
 from analyzer.profilers.annotation import Annotation
 
-context_parallel_parts = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel")  # torch 2.10
 RANKS, BATCH, SEQUENCE, HEADS, WIDTH = 8, 2, 1024, 8, 64
 HIDDEN, LOCAL = HEADS * WIDTH, SEQUENCE // RANKS
 KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -255,6 +256,24 @@ class Core(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+class Flexible(nn.Module):
+    mask = None
+
+    def forward(self, q, k, v):
+        return flex_attention(q, k, v, block_mask=self.mask)
+
+
+PARTS = "torch.distributed.tensor.experimental._context_parallel"  # from torch 2.10 on
+
+
+def split_inside(core, kind):
+    model = Split(core)
+    model.mesh = init_device_mesh("cuda", (RANKS,), mesh_dim_names=("cp",))
+    style = importlib.import_module(PARTS)._ContextParallel(seq_dim=2, attention_type=kind)
+    parallelize_module(core, model.mesh, style)
+    return model.cuda().to(torch.bfloat16)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("balanced", "rank", "blocks"), [
     (True, 0, 1 + (RANKS - 1) / 2), (False, 0, 1), (False, RANKS - 1, RANKS)])
@@ -262,31 +281,63 @@ def test_sequences_are_split_by_torchs_own_functions(balanced, rank, blocks):
     """Of the blocks of LOCAL x LOCAL scores each rank has as many as the others where the split is balanced, head and
     tail; else the first its own, and the last all.
     """
-    def build():
-        model = Split(Core())
-        model.mesh = init_device_mesh("cuda", (RANKS,), mesh_dim_names=("cp",))
-        kind = context_parallel_parts._ContextParallel
-        style = kind(seq_dim=2, attention_type=kind.AttentionType.SDPA)
-        parallelize_module(model.attend, model.mesh, style)
-        return model.cuda().to(torch.bfloat16)
+    parts = pytest.importorskip(PARTS)
 
     def step(model, optimizer, x):
         set_rotate_method("allgather")
-        balancer = context_parallel_parts._HeadTailLoadBalancer(SEQUENCE, RANKS, torch.device("cuda"))
-        x, = context_parallel_parts._context_parallel_shard(model.mesh, [x], [1],
-                                                            load_balancer=balancer if balanced else None)
+        balancer = parts._HeadTailLoadBalancer(SEQUENCE, RANKS, torch.device("cuda")) if balanced else None
+        x, = parts._context_parallel_shard(model.mesh, [x], [1], load_balancer=balancer)
         with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
             model(x).float().pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    context_parallel_parts._enable_context_parallel_dispatcher()
+    parts._enable_context_parallel_dispatcher()
     try:
         with world(RANKS, rank):
-            p = profile(build, optimizer="sgd", step=step,
-                        args=(torch.zeros(BATCH, SEQUENCE, HIDDEN, dtype=torch.bfloat16),))
+            p = profile(lambda: split_inside(Core(), parts._ContextParallel.AttentionType.SDPA), optimizer="sgd",
+                        step=step, args=(torch.zeros(BATCH, SEQUENCE, HIDDEN, dtype=torch.bfloat16),))
     finally:
-        context_parallel_parts._disable_context_parallel_dispatcher()
+        parts._disable_context_parallel_dispatcher()
     assert p.fwd_macs == BATCH * (LOCAL * HIDDEN * 3 * HIDDEN + 2 * HEADS * blocks * LOCAL * LOCAL * WIDTH)
     assert exchanged(p) == {("all_gather", "forward"): [1, RANKS * 2 * OWN], ("all_gather", "backward"): [
         1, RANKS * 2 * OWN], ("all_to_all", "backward"): [RANKS, RANKS * 2 * 2 * OWN]}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_flex_attention_gathers_keys_and_values_once():
+    parts = pytest.importorskip(PARTS)
+
+    def step(model, optimizer, x):
+        mask = create_block_mask(lambda b, h, q, k: q >= k, BATCH, 1, SEQUENCE, SEQUENCE, device="cuda")
+        x, model.attend.mask = parts._context_parallel_shard(model.mesh, [x, mask], [1, 2])
+        model(x).float().pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with world(RANKS):
+        p = profile(lambda: split_inside(Flexible(), parts._ContextParallel.AttentionType.FLEX), optimizer="sgd",
+                    step=step, args=(torch.zeros(BATCH, SEQUENCE, HIDDEN, dtype=torch.bfloat16),))
+    assert exchanged(p) == {("all_gather", "forward"): [2, RANKS * 2 * OWN],
+                            ("reduce_scatter", "backward"): [2, RANKS * 2 * OWN]}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_deepspeeds_attention_exchanges_what_ulysses_does():
+    pytest.importorskip("deepspeed")
+    layer = importlib.import_module("deepspeed.sequence.layer")
+
+    class Ulysses(nn.Module):
+        def __init__(self):
+            super().__init__()
+            importlib.import_module("deepspeed").init_distributed()
+            self.inner = layer.DistributedAttention(lambda *qkv: Core()(*(t.transpose(1, 2) for t in qkv)).transpose(
+                1, 2), dist.group.WORLD, scatter_idx=2, gather_idx=1)
+
+        def forward(self, *qkv):
+            return self.inner(*(t.transpose(1, 2) for t in qkv), 0)
+
+    with world(RANKS):
+        p = profile(lambda: Split(Ulysses()).cuda().bfloat16(), optimizer="sgd",
+                    args=(torch.zeros(BATCH, LOCAL, HIDDEN, dtype=torch.bfloat16),))
+    assert exchanged(p) == EXCHANGES[ulysses]
