@@ -10,7 +10,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from analyzer.distributed import process_group
 from analyzer.distributed.collective import current_collectives
-from analyzer.distributed.deepspeed import is_engine, list_held
+from analyzer.distributed.deepspeed import is_engine
 from analyzer.distributed.dtensor import count_whole
 from analyzer.distributed.fsdp import list_flat_parameters
 from analyzer.distributed.world import World
@@ -77,9 +77,6 @@ class RankStep(EagerStep):
         super().__init__(*args, **settings)
         self.is_engine = self.mode == "train" and is_engine(self.model)
         if self.is_engine:
-            with torch._C.DisableTorchFunction():
-                for category, tensor in list_held(self.model):
-                    self.recorder.mark([tensor], category, undecided=("", BUILT))
             self.step = self.step or self._run_engine
         self._follow_parameters()
 

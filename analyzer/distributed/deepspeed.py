@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from analyzer.errors import InputError, MissingExtraError
-from analyzer.meta.intercept.replacement import SharedReplacements, Undo, answer
+from analyzer.meta.intercept.replacement import Undo, answer
+from analyzer.meta.state import current
 
 from .collective import current_collectives
 from .world_state import current_world
@@ -67,7 +68,31 @@ def _gather(original: Any, *args: Any, **kwargs: Any) -> None:
         original(*args, **kwargs)
 
 
+def _recorder() -> Any:
+    return getattr(current(), "recorder", None)
+
+
+def _end_backward(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """What is left of gradients is reduced behind the backward pass."""
+    with _recorder().during("backward"):
+        return original(engine, *args, **kwargs)
+
+
+def _take_step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
+    """An update with norms, copies and gathers around it, after which the optimizer holds all that it will."""
+    with _recorder().during("optimizer"):
+        original(engine, *args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        for category, tensor in list_held(engine):
+            _recorder().mark_built([tensor], category)
+
+
 def _replacements() -> Iterator[Undo]:
+    engine = sys.modules["deepspeed.runtime.engine"].DeepSpeedEngine
+    for name, instead in (("_backward_epilogue", _end_backward), ("allreduce_gradients", _end_backward),
+                          ("_take_model_step", _take_step)):
+        if hasattr(engine, name):  # the first since 0.18
+            yield answer(engine, name, instead, passes_original=True, where=_recorder)
     # which of them there are was decided by the device that was there when DeepSpeed was imported
     for name, kind in (("builder", "OpBuilder"), ("cpu.no_impl", "NotImplementedBuilder")):
         if (module := sys.modules.get(f"deepspeed.ops.op_builder.{name}")) is not None:
@@ -78,8 +103,16 @@ def _replacements() -> Iterator[Undo]:
                  _gather, passes_original=True, where=current_world)
 
 
-_replaced = SharedReplacements(_replacements)
-_worlds: list[ExitStack] = []  # what the world that is entered undoes
+_entered: list[ExitStack] = []  # what undoes the replacements of the world, until they are made
+
+
+def follow_engines() -> None:
+    """Make the replacements of a world, once DeepSpeed is there: whoever imports it, it makes process groups first."""
+    if _entered and "deepspeed.runtime.engine" in sys.modules:
+        undo = _entered.pop()
+        for replacement in _replacements():
+            undo.callback(replacement)
+
 
 #: what DeepSpeed keeps process-wide of its device and its groups, by module
 _STATES = {"deepspeed.accelerator.real_accelerator": ("ds_accelerator", ), "deepspeed.comm.comm": ("cdb", ),
@@ -97,12 +130,10 @@ def engines_kept_aside() -> Iterator[None]:
     before, linear = _forget(), functional.linear
     try:
         with ExitStack() as undo:
-            _worlds.append(undo)
-            undo.callback(_worlds.pop)
-            if before:
-                undo.enter_context(_replaced.installed())
+            _entered[:] = [undo]
             yield
     finally:
+        _entered.clear()
         _forget()
         for name, values in before.items():
             vars(sys.modules[name]).update(values)
@@ -163,7 +194,6 @@ def make_engine(model: nn.Module, config: str | Path | Mapping[str, Any],
     half precision as the parameters are; the rest as if it were not said. Raises InputError for a file that is no
     JSON, for NVMe, and where no optimizer is named; MissingExtraError without DeepSpeed.
     """
-    is_new = "deepspeed" not in sys.modules
     try:
         import deepspeed
     except ImportError as error:
@@ -172,8 +202,6 @@ def make_engine(model: nn.Module, config: str | Path | Mapping[str, Any],
     settings = read_config(config, model)
     if optimizer is None and "optimizer" not in settings:
         raise InputError(f'{_name(config)}: names no optimizer: add "optimizer": {{"type": "AdamW"}}, or give one')
-    if _worlds and is_new:
-        _worlds[-1].enter_context(_replaced.installed())
     trained = [p for p in model.parameters() if p.requires_grad]
     engine: nn.Module = deepspeed.initialize(model=model, config=settings, model_parameters=trained,
                                              optimizer=None if optimizer is None else optimizer(trained))[0]

@@ -19,6 +19,7 @@ from analyzer.errors import InputError
 from analyzer.meta.intercept.replacement import Undo, answer, replace
 from analyzer.meta.operator_info import device_shapes, host_shapes
 
+from .deepspeed import follow_engines
 from .world_state import active_world_state, current_world
 
 _TABLES = ("_pg_map", "_pg_names", "_pg_group_ranks", "_pg_backend_config", "_tags_to_pg", "_pg_to_tag")
@@ -186,6 +187,7 @@ def _init_process_group(original: Any, backend: Any = None, init_method: Any = N
 
 def _new_group(original: Any, ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any,
                **kwargs: Any) -> Any:
+    follow_engines()
     state = active_world_state()
     if ranks is not None and state.spec.rank not in ranks and not kwargs.get("use_local_synchronization"):
         c10d._process_group_name(ranks, use_hashed_name=False)  # as torch does in ranks that are no members

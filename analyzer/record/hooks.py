@@ -17,11 +17,8 @@ from analyzer.output import hold_over_forks
 
 from .optimizer_step import begin_compiled, describe_history, observed_steps
 
-#: what libraries do beside the engine of autograd and an optimizer's step: module, class, functions, phase
-_WORK = (("torch.distributed.pipelining.stage", "_PipelineStageBase",  # sums of gradients, and what FSDP reduces
-          ("backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad"), "backward"),
-         ("deepspeed.runtime.engine", "DeepSpeedEngine", ("_backward_epilogue", "allreduce_gradients"), "backward"),
-         ("deepspeed.runtime.engine", "DeepSpeedEngine", ("_take_model_step", ), "optimizer"))
+_STAGES = "torch.distributed.pipelining.stage"
+_BACKWARD_OF_STAGE = ("backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad")
 FAILED = object()  #: what a module's call gave that ended with an exception
 
 
@@ -34,7 +31,7 @@ def listen(recorder: Any, *, is_simulated: bool = False) -> Iterator[None]:
         return recorder if recorder.hears() else None
 
     shared = _simulated if is_simulated else SharedReplacements(partial(_replacements, hearing))
-    with shared.installed(), SharedReplacements(partial(_work_of_libraries, hearing)).installed(), observed_steps(
+    with shared.installed(), SharedReplacements(partial(_backward_of_stages, hearing)).installed(), observed_steps(
             *_optimizer_steps(recorder)):
         yield
 
@@ -109,12 +106,12 @@ def _counting_recomputation(change: int) -> Any:
     return run
 
 
-def _work_of_libraries(hearing: Callable[[], Any]) -> Iterator[Undo]:
-    for module, name, functions, phase in _WORK:
-        owner = getattr(sys.modules.get(module), name, None)
-        for function in functions:
-            if hasattr(owner, function):
-                yield replace(owner, function, _while_heard(hearing, _during(phase)))
+def _backward_of_stages(hearing: Callable[[], Any]) -> Iterator[Undo]:
+    """What a stage of a pipeline does beside the engine is backward too: sums of gradients, and what FSDP reduces."""
+    stage = getattr(sys.modules.get(_STAGES), "_PipelineStageBase", None)
+    for name in _BACKWARD_OF_STAGE:
+        if hasattr(stage, name):
+            yield replace(stage, name, _while_heard(hearing, _during("backward")))
 
 
 def _reporting_calls(hearing: Callable[[], Any]) -> Any:

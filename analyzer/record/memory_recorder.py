@@ -223,5 +223,8 @@ class MemoryRecorder:
     def mark_states(self, optimizer: torch.optim.Optimizer) -> None:
         """Mark an optimizer's states, also those of one inside it, as `ZeroRedundancyOptimizer` has."""
         for keeper in (optimizer, getattr(optimizer, "optim", None)):
-            self.mark(tensors_in(list(getattr(keeper, "state", {}).values())), "optimizer state",
-                      undecided=(*self.undecided, BUILT))
+            self.mark_built(tensors_in(list(getattr(keeper, "state", {}).values())), "optimizer state")
+
+    def mark_built(self, tensors: Any, category: str) -> None:
+        """As `mark`, also of what was there before the first step."""
+        self.mark(tensors, category, undecided=(*self.undecided, BUILT))

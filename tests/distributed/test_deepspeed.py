@@ -23,6 +23,7 @@ from analyzer.errors import InputError, MissingExtraError
 from analyzer.parallel import world
 from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.communication import find_message
+from analyzer.tools.dryrun.script import dry_run
 
 RANKS, WIDTH, LAYERS = 8, 256, 4
 W, B = WIDTH * WIDTH, WIDTH
@@ -112,6 +113,32 @@ def test_micro_batches_are_those_of_the_file():
     assert sent(p)["reduce_scatter", "backward"] == 3 * 2 * P and sent(p)["all_gather", "forward"] == 3 * 2 * LAYERS * W
     p = run(0, fp16={"enabled": True}, bf16={"enabled": False}, dtype=torch.float16)
     assert sent(p) == {("all_reduce", "backward"): 2 * P} and p.optimizer_bytes == 12 * P
+
+
+SCRIPT = """
+import deepspeed, sys, torch
+from torch import nn
+net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)])
+engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=sys.argv[1])
+for _ in range(4):
+    loss = engine(torch.zeros(2, 256, dtype=torch.bfloat16, device=engine.device)).float().pow(2).mean()
+    engine.backward(loss)
+    engine.step()
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_script_that_imports_deepspeed_itself_is_run_dry(tmp_path):
+    pytest.importorskip("deepspeed")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "ds.json").write_text(json.dumps({**config(3, AT_ONCE), "train_micro_batch_size_per_gpu": 2}))
+    done = dry_run(tmp_path / "train.py", [str(tmp_path / "ds.json")], world=world(RANKS), device="h100_sxm", steps=4)
+    assert done.error is None, done.format_error()
+    p = done.profile
+    assert (p.params, p.whole_params, p.param_bytes, p.optimizer_bytes) == (S, P, 2 * S, 12 * S)
+    assert sent(p) == {("all_gather", "forward"): 2 * W * LAYERS, ("all_gather", "backward"): 2 * W * LAYERS,
+                       ("reduce_scatter", "backward"): 2 * P, ("all_reduce", "optimizer"): 8,
+                       ("all_gather", "optimizer"): 2 * LAYERS * B}
 
 
 class Counting(TorchDispatchMode):
