@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn import functional
 
 from analyzer.errors import InputError, MissingExtraError
+from analyzer.meta import argument as collective_hook  # whose `Collectives` is slow to import
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.state import current
 
-from .collective import current_collectives
 from .world_state import current_world
 
 # What is compiled when an optimizer is made (deepspeed/ops/op_builder): its two Adams are kernels that read gradients,
@@ -58,13 +58,17 @@ def _load(builder: Any, verbose: bool = True) -> Any:
     return _OPERATORS[builder.name]
 
 
+def _collectives() -> Any:
+    return collective_hook.impl
+
+
 def _make_buckets(original: Any, *args: Any) -> None:
-    with current_collectives().making_buckets():
+    with _collectives().making_buckets():
         original(*args)
 
 
 def _gather(original: Any, *args: Any, **kwargs: Any) -> None:
-    with current_collectives().gathering():
+    with _collectives().gathering():
         original(*args, **kwargs)
 
 
