@@ -257,8 +257,7 @@ def _run_blocks(steps: RankStep, live: LiveStorages, reason: str | None,
 
     def run() -> None:
         steps.run()
-        collectives = current_collectives()
-        name_buffers(recorder.log, collectives.made_to_communicate, collectives.is_gathered)
+        name_buffers(recorder.log, current_collectives().list_made())
 
     step = ReplayInfo("", "step", type(module).__name__, False, reason or STEPS_RUN)
     if chain is None:

@@ -59,6 +59,7 @@ _OF_OBJECTS: dict[str, Callable[..., Any]] = {
     "scatter_object_list": _scatter_object_list, "send_object_list": _nothing, "recv_object_list": _recv_object_list}
 
 
+BUFFER = "communication buffer"  #: category of what gradients are put into, to be exchanged
 _POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
 
 
@@ -96,31 +97,21 @@ class Collectives:
         self.device_count = device_count
         self.propagate = ContentRule(contents).propagate
         self.reducers: weakref.WeakSet[Any] = weakref.WeakSet()  #: each `DistributedDataParallel`, whose reducer is C++
-        self._bucket_numbers: list[range] = []  # of storages made while buckets were
-        self._gathered_numbers: list[range] = []  # and while parameters were put together
+        self._made: list[tuple[range, str]] = []  # numbers of storages, and the category of what they were made for
         self._streams: dict[tuple[str, int], SimulatedStream] = {}  # of each group, and of each pair of ranks
         self._ends: dict[int, SimulatedEvent] = {}  # of the last collective that has a storage, by its number
         self._shelves: list[_Shelf] = []
 
     @contextmanager
-    def making_buckets(self) -> Iterator[None]:
+    def making(self, category: str) -> Iterator[None]:
+        """A block whose new storages are of a category."""
         first = next_number()
         yield
-        self._bucket_numbers.append(range(first, next_number()))
+        self._made.append((range(first, next_number()), category))
 
-    @contextmanager
-    def gathering(self) -> Iterator[None]:
-        first = next_number()
-        yield
-        self._gathered_numbers.append(range(first, next_number()))
-
-    def made_to_communicate(self, number: int) -> bool:
-        """Whether the storage of a number was made for buckets of gradients."""
-        return any(number in numbers for numbers in self._bucket_numbers)
-
-    def is_gathered(self, number: int) -> bool:
-        """Whether the storage of a number was made for whole parameters."""
-        return any(number in numbers for numbers in self._gathered_numbers)
+    def list_made(self) -> list[tuple[int, str]]:
+        """Numbers of storages that were made in such blocks, with their category."""
+        return [(number, category) for numbers, category in self._made for number in numbers]
 
     def shape(self, info: OperatorInfo) -> Callable[..., Any] | None:
         return returned_by(info.op)

@@ -58,18 +58,12 @@ def _load(builder: Any, verbose: bool = True) -> Any:
     return _OPERATORS[builder.name]
 
 
-def _collectives() -> Any:
-    return collective_hook.impl
-
-
-def _make_buckets(original: Any, *args: Any) -> None:
-    with _collectives().making_buckets():
-        original(*args)
-
-
-def _gather(original: Any, *args: Any, **kwargs: Any) -> None:
-    with _collectives().gathering():
-        original(*args, **kwargs)
+def _making(category: str) -> Callable[..., None]:
+    def run(original: Any, *args: Any, **kwargs: Any) -> None:
+        collectives: Any = collective_hook.impl
+        with collectives.making(category):
+            original(*args, **kwargs)
+    return run
 
 
 def _recorder() -> Any:
@@ -101,10 +95,11 @@ def _replacements() -> Iterator[Undo]:
     for name, kind in (("builder", "OpBuilder"), ("cpu.no_impl", "NotImplementedBuilder")):
         if (module := sys.modules.get(f"deepspeed.ops.op_builder.{name}")) is not None:
             yield answer(getattr(module, kind), "load", _load, where=current_world)
-    yield answer(sys.modules["deepspeed.runtime.zero.stage_1_and_2"].DeepSpeedZeroOptimizer, "setup_buckets",
-                 _make_buckets, passes_original=True, where=current_world)
-    yield answer(sys.modules["deepspeed.runtime.zero.partition_parameters"].AllGatherCoalescedHandle, "wait",
-                 _gather, passes_original=True, where=current_world)
+    for name, kind, function, category in (
+            ("stage_1_and_2", "DeepSpeedZeroOptimizer", "setup_buckets", "communication buffer"),
+            ("partition_parameters", "AllGatherCoalescedHandle", "wait", "unsharded parameter")):
+        yield answer(getattr(sys.modules[f"deepspeed.runtime.zero.{name}"], kind), function, _making(category),
+                     passes_original=True, where=current_world)
 
 
 _entered: list[ExitStack] = []  # what undoes the replacements of the world, until they are made
@@ -118,12 +113,7 @@ def follow_engines() -> None:
             undo.callback(replacement)
 
 
-#: what DeepSpeed keeps process-wide of its device and its groups, by module
-_STATES = {"deepspeed.accelerator.real_accelerator": ("ds_accelerator", ), "deepspeed.comm.comm": ("cdb", ),
-           "deepspeed.utils.groups": (
-               "mesh_device", "_WORLD_GROUP", "_ZERO_PARAM_INTRA_PARALLEL_GROUP", "_TENSOR_MODEL_PARALLEL_GROUP",
-               "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP", "_ALL_TO_ALL_GROUP", "_EXPERT_PARALLEL_GROUP",
-               "_EXPERT_PARALLEL_GROUP_RANKS", "_EXPERT_DATA_PARALLEL_GROUP", "_EXPERT_DATA_PARALLEL_GROUP_RANKS")}
+_STATEFUL = ("deepspeed.accelerator.real_accelerator", "deepspeed.comm.comm", "deepspeed.utils.groups")
 
 
 @contextmanager
@@ -146,12 +136,13 @@ def engines_kept_aside() -> Iterator[None]:
 
 
 def _forget() -> dict[str, dict[str, Any]]:
-    """What was there, by module and name, of the modules that are loaded."""
+    """What there was of a device and its groups, by module and name; it is forgotten."""
     found: dict[str, dict[str, Any]] = {}
-    for module, names in _STATES.items():
-        held = vars(sys.modules[module]) if module in sys.modules else {}
-        found |= {module: {name: held[name] for name in names if name in held}} if held else {}
-        held.update({name: {} if isinstance(value, dict) else None for name, value in found.get(module, {}).items()})
+    for module in filter(sys.modules.__contains__, _STATEFUL):
+        held = vars(sys.modules[module])
+        found[module] = {name: value for name, value in held.items()
+                         if name in ("ds_accelerator", "cdb", "mesh_device") or name.isupper() and "_GROUP" in name}
+        held.update({name: {} if isinstance(value, dict) else None for name, value in found[module].items()})
     return found
 
 

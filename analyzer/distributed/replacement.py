@@ -20,7 +20,7 @@ from analyzer.meta.state import active_state
 from analyzer.meta.tensor import device_of
 
 from . import collective, dtensor, fsdp, known_content, process_group
-from .collective import current_collectives
+from .collective import BUFFER, current_collectives
 from .deepspeed import engines_kept_aside
 from .process_group import make_default_group, process_groups_kept_aside
 from .world_state import StageNotToldError, WorldSpec, active_world_state, current_world
@@ -49,14 +49,14 @@ class _RealOnHost(DirectDispatchMode):
 
 def _make_reducer(original: Any, self: Any, parameters: Any, *args: Any, **kwargs: Any) -> None:
     collectives = current_collectives()
-    with active_state().meaning(device_of(parameters[0])), collectives.making_buckets():  # where buckets are
+    with active_state().meaning(device_of(parameters[0])), collectives.making(BUFFER):  # where buckets are
         original(self, parameters, *args, **kwargs)
     collectives.reducers.add(self)
 
 
 def _rebuild_buckets(original: Any, self: Any) -> Any:
     device = torch.device("cuda", torch.cuda.current_device())
-    with active_state().meaning(device), _RealOnHost(), current_collectives().making_buckets():
+    with active_state().meaning(device), _RealOnHost(), current_collectives().making(BUFFER):
         return original(self)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -76,14 +76,13 @@ _GATHERS = {"c10d::_allgather_base_", "c10d::allgather_into_tensor_coalesced_"}
 _COPIES = {"aten::copy_", "aten::_to_copy"}  # of FSDP1: a shard in the dtype of computation, or from the host
 
 
-def name_buffers(log: Log, made_to_communicate: Callable[[int], bool] = lambda number: False,
-                 is_gathered: Callable[[int], bool] = lambda number: False) -> None:
+def name_buffers(log: Log, made: Iterable[tuple[int, str]] = ()) -> None:
     """Give storages of a log that wrappers keep a category. What parameters, or copies of them, are gathered into is an
     *unsharded parameter*, what FSDP keeps of it for the backward pass (on a smaller mesh) a *resharded parameter*. A
-    *communication buffer* is what ``made_to_communicate`` says of its number, as ``is_gathered`` says of what DeepSpeed
-    makes whole; what FSDP packs
-    parameters and gradients into (``torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py``); and what else a
-    collective of c10d reads or writes in place, but for activations: what outlives the forward pass that made it.
+    *communication buffer* is what FSDP packs parameters and gradients into
+    (``torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py``); and what else a collective of c10d reads or writes
+    in place, but for activations: what outlives the forward pass that made it. ``made``: storages by number, with the
+    category that is known of them.
     """
     storages, ends = log.storages, forward_ends(log)
     copies: set[int] = set()  # storages of copies of parameters
@@ -101,8 +100,8 @@ def name_buffers(log: Log, made_to_communicate: Callable[[int], bool] = lambda n
         return not lifetime.category and lifetime.phase == "forward" and outlives_forward(
             lifetime, ends.get(lifetime.step, ()), log)
 
-    name_all(filter(made_to_communicate, storages), BUFFER)
-    name_all(filter(is_gathered, storages), UNSHARDED)
+    for number, category in made:
+        name_all([number], category)
     for call in log.calls:
         name = str(getattr(getattr(call.signature.op, "_schema", None), "name", ""))
         if name == "fsdp::split_with_sizes_copy":

@@ -173,7 +173,7 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
             from analyzer.distributed.collective import current_collectives
             from analyzer.distributed.dtensor import count_whole
 
-            name_buffers(recorder.log, current_collectives().made_to_communicate)
+            name_buffers(recorder.log, current_collectives().list_made())
             with torch._C.DisableTorchFunction():
                 whole["whole_params"] = count_whole(recorder.script)
         trains = any(record.phase == "backward" for record in recorder.log.phases)
