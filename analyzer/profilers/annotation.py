@@ -8,7 +8,7 @@ from typing import Any
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 
-from .deferred_free import InferredPeaks
+from .deferred_free import InferredPeaks, TimedPeaks
 from .schedule import Lanes
 
 _ROWS = "nodes", "modules", "operators", "communication"
@@ -21,8 +21,8 @@ class Annotation:
     Names that are fields of `NodeInfo`, `ModuleInfo`, `PhaseInfo`, `OperatorInfo`, `CommInfo` or `Profile` fill those
     fields; others are kept under ``extra`` of the node. What is never read is not worked out: ``fill`` is called with
     the annotation when one of `nodes`, `modules`, `operators` and `communication` is read first, and fills them;
-    `find_lanes` tells when the last step does what, `find_peaks` what the peaks of memory rest on, `find_step_range`
-    the low and high seconds of that step.
+    `find_lanes` tells when the last step does what, each of `find_peaks` what the peaks of memory rest on,
+    `find_step_range` the low and high seconds of that step.
     """
 
     nodes: defaultdict[int, dict[str, Any]]
@@ -37,7 +37,7 @@ class Annotation:
         self.module_calls: defaultdict[int, dict[str, Any]] = defaultdict(dict)  #: by index in ``log.module_calls``
         self.assumptions: list[str] = []  #: what these figures take for granted
         self.find_lanes = find_lanes
-        self.find_peaks: Callable[[], InferredPeaks] | None = None
+        self.find_peaks: list[Callable[[], InferredPeaks | TimedPeaks]] = []
         self.find_step_range: Callable[[], tuple[float, float]] | None = None
         self._fill = fill
 

@@ -1,15 +1,21 @@
-"""Memory that no storage holds: blocks whose free waits for a stream, workspaces inferred of a measured step."""
+"""Memory that no storage holds: workspaces inferred of measured steps, what is made to time kernels, blocks whose free
+waits for a stream.
+"""
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from analyzer.cuda.workspaces.convolution import Inferred, list_inferred
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.catalogue import simulating
+from analyzer.hardware.kernel_time.generated import POINTWISE
 from analyzer.memory.allocator import Block, CachingAllocator
 from analyzer.memory.segment_memory import JournalAction
+from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.state import EVERY_STREAM, StreamAction, StreamMark
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import AllocatorEvent
@@ -137,6 +143,67 @@ class _Repeat:
     def _give_back(self, address: int) -> None:
         self.memory.free(self.live.pop(address))
         self.allocated_bytes -= self.sizes.pop(address)
+
+
+# What TorchInductor makes to time the kernels that it has several configurations of, which by default are those without
+# a sum, when they run first: copies of the tensors that they write in place, and one that is written between runs so
+# that no cache holds their inputs (torch/_inductor/runtime/triton_heuristics.py, `clone_args`; triton/testing.py,
+# `do_bench`; `InductorBenchmarker` writes as much as the L2 cache holds, and may copy to the host). Kernels that an
+# earlier process made are read from the disk with their configuration, and not timed.
+
+_CLEARED_BYTES = 256 * 2**20
+
+
+class TimedPeaks(NamedTuple):
+    """The peaks of a run, and what was allocated at most while a kernel was timed, and which that is."""
+
+    predicted: Peaks
+    timed_bytes: int
+    kernel: str
+
+    def range_of(self, name: str) -> tuple[int, int] | None:
+        """Low and high of one of the fields of `Peaks`; None where timing takes no more than the step."""
+        low, more = getattr(self.predicted, name), self.timed_bytes - self.predicted.allocated_bytes
+        return None if low is None or more <= 0 else (low, low + more)
+
+    def describe(self) -> str | None:
+        if self.timed_bytes <= self.predicted.allocated_bytes:
+            return None
+        return (f"torch.compile: kernels are taken to be made already. Where they are made in the first step, they are "
+                f"timed on copies of what they write in place and {_CLEARED_BYTES >> 20} MiB that empty the cache: "
+                f"with those of {self.kernel} {self.timed_bytes:,} bytes are allocated")
+
+
+def times_kernels(log: Log) -> bool:
+    """Whether a kernel that Triton makes may run in several ways."""
+    return any(_is_timed(signature.op) for signature in log.signatures())
+
+
+def _is_timed(op: Any) -> bool:
+    return isinstance(op, FusedKernel) and op.kind == POINTWISE and op.name.startswith("poi_")
+
+
+def find_timed_peaks(log: Log, predicted: Peaks) -> TimedPeaks:
+    """What is allocated while the kernels of a log that `times_kernels` run first."""
+    first: dict[Any, int] = {}
+    for index, call in enumerate(log.calls):
+        if call.step == 0 and _is_timed(call.signature.op):
+            first.setdefault(call.signature.op, index)
+    places = list(first.values())
+    changes = [0] * (len(places) + 1)
+    for lifetime in log.storages.values():
+        if lifetime.device == log.device:
+            start, died = bisect_left(places, lifetime.born_call), lifetime.died_call
+            stop = len(places) if died is None else bisect_right(places, died)
+            changes[start] += lifetime.block_bytes
+            changes[max(start, stop)] -= lifetime.block_bytes
+    found = (0, "")
+    for (op, index), held in zip(first.items(), accumulate(changes)):
+        call = log.calls[index]
+        copied = sum([log.storages[number].block_bytes for number in call.outputs
+                      if number in call.inputs or log.storages[number].born_call < index])
+        found = max(found, (held + copied + _CLEARED_BYTES, op.name))
+    return TimedPeaks(predicted, *found)
 
 
 # Memory that ``record_stream`` holds back: blocks which return to their pool when other streams have caught up.

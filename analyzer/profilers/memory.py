@@ -13,7 +13,7 @@ from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import StorageLifetime
 
 from .annotation import Annotation
-from .deferred_free import Peaks, find_inferred_peaks, has_inferred, hold_back
+from .deferred_free import Peaks, find_inferred_peaks, find_timed_peaks, has_inferred, hold_back, times_kernels
 
 _HELD_BY_THE_MODEL = {"parameter": "param_bytes", "buffer": "buffer_bytes"}
 
@@ -95,7 +95,9 @@ def profile_memory(log: Log) -> Annotation:
             f"to {high:,} bytes are reserved. Allocated bytes are the same")
     spec, predicted = simulated_spec(), Peaks(log.peak_bytes, out.totals["peak_reserved_bytes"])
     if has_inferred(log, spec):
-        out.find_peaks = functools.partial(find_inferred_peaks, log, spec, predicted)
+        out.find_peaks.append(functools.partial(find_inferred_peaks, log, spec, predicted))
+    if times_kernels(log) and log.shortage is None:
+        out.find_peaks.append(functools.partial(find_timed_peaks, log, predicted))
     return out
 
 

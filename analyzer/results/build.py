@@ -165,16 +165,15 @@ class ProfileBuilder:
     def _find_bounds(self, assumptions: list[str]) -> dict[str, Any]:
         """What peaks of memory rest on, and all that was taken for granted."""
         ranges = {name: self.totals.get(name) for name in _BOUNDS}
-        finders = [a.find_peaks for a in self.annotations if a.find_peaks is not None]
-        if not finders:
-            return {**ranges, "assumptions": tuple(assumptions)}
-        peaks = finders[-1]()
-        for name in ranges:
-            found = peaks.range_of(name.removeprefix("peak_").removesuffix("_range"))
-            ends = [end for known in (ranges[name], found) for end in known or ()]
-            ranges[name] = (min(ends), max(ends)) if ends else None
-        text = peaks.describe()
-        return {**ranges, "assumptions": (*assumptions, *([] if text is None else [text]))}
+        said = list(assumptions)
+        for find in next((a.find_peaks for a in reversed(self.annotations) if a.find_peaks), []):
+            peaks = find()
+            for name in ranges:
+                found = peaks.range_of(name.removeprefix("peak_").removesuffix("_range"))
+                ends = [end for known in (ranges[name], found) for end in known or ()]
+                ranges[name] = (min(ends), max(ends)) if ends else None
+            said += [text for text in [peaks.describe()] if text is not None]
+        return {**ranges, "assumptions": tuple(said)}
 
     def _find_step_range(self) -> dict[str, Any]:
         if self.is_unfinished is not None:

@@ -90,7 +90,7 @@ class Profile(DeviceRecord):
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     #: low and high of peak_allocated_bytes where workspaces of cuDNN are inferred: without them, and with the most that
-    #: they could be; None where none are
+    #: they could be; and where kernels are compiled, with what timing them takes; None where nothing is unsure
     peak_allocated_bytes_range: tuple[int, int] | None = None
     #: the same of peak_reserved_bytes, and where ``record_stream`` holds memory back what it would be if it did so as
     #: long as it can

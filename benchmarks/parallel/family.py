@@ -23,8 +23,8 @@ class Note(NamedTuple):  # a sentence, and the rows that it is of
 
 NOTES = [
     Note(("cross-entropy-loss-fusion", ),
-         "The peak of the row is of its first step, in which TorchInductor times the kernels of the loss, on copies of "
-         "what they write and with 256 MB that empty the cache. A profile is of steps whose kernels are made."),
+         "The peak of the row is of its first step, in which TorchInductor times the kernels of the loss; the range "
+         "goes up to that."),
     Note(("sac-rowwise-abs-saved", ),
          "The row shows a fault: a checkpoint that keeps absolute values. Which of them the compiler of February 2025 "
          "left to be kept is not known; today's leaves more."),

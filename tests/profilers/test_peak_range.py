@@ -170,3 +170,24 @@ def test_ranges_are_shown_and_saved() -> None:
     del data["peak_allocated_bytes_range"]
     older = Profile.from_json(json.dumps(data))
     assert older.peak_allocated_bytes_range is None and older.peak_allocated_bytes == p.peak_allocated_bytes
+
+
+@pytest.mark.parametrize(("function", "timed"), [
+    # the input, the result, and what empties the cache
+    (lambda x: torch.compile(lambda a: a * 2)(x), (4 + 4 + 256) * MIB),
+    # the input, a copy of it, and what empties the cache; the second kernel copies as much, beside the result
+    (lambda x: torch.compile(lambda a: a.mul_(2))(x), (4 + 4 + 256) * MIB),
+    (lambda x: [torch.compile(lambda a: a.mul_(2))(x), torch.compile(lambda a, b: b.add_(a))(x, x.clone())],
+     (4 + 4 + 4 + 256) * MIB),
+    # a sum has one way to run; and what is timed while a step needs more later
+    (lambda x: torch.compile(lambda a: a.sum(-1))(x), None),
+    (lambda x: [torch.compile(lambda a: a * 2)(x), torch.empty(300 * MIB, dtype=torch.uint8, device=x.device)], None)])
+def test_kernels_are_timed_where_they_are_made(function, timed):
+    class Model(nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    p = profile(Model(), (torch.empty(1024, 1024),), device="h100", mode="infer", options=ProfileOptions(steps=1))
+    between = None if timed is None else (p.peak_allocated_bytes, timed)
+    assert p.peak_allocated_bytes_range == between
+    assert any("times" in text or "timed on copies" in text for text in p.assumptions) is (timed is not None)
