@@ -91,7 +91,8 @@ def _redirect(frame: Any) -> None:
     if isinstance(function, (_CompiledCall, _DisabledCall)):
         return
     is_disabled = frame.f_code.co_name == "_fn"
-    if is_disabled and (getattr(function, "__module__", None) or "").startswith("torch."):  # torch's own
+    # torch's own, and DeepSpeed's hooks, of which there is one for each module
+    if is_disabled and (getattr(function, "__module__", None) or "").startswith(("torch.", "deepspeed.")):
         return
     context = frame.f_locals["self"]
     settings = compiler_settings(context)
