@@ -1,6 +1,7 @@
 """Collectives that move no data: what each returns, and those of Python objects."""
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -65,9 +66,10 @@ _POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
 
 class _Shelf(NamedTuple):
     """What an asynchronous collective keeps, for the allocator's safety, until its `Work` is waited for. Where only its
-    future is, a thread finds out that it has ended, which looks every 100 ms, and a later collective lets go of it: it
-    is taken to be the first one of the next step. Source: ``stashed_for_allocator_safety_`` and
-    ``shelvesToUnstash_`` of torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, from PyTorch 2.8 on.
+    future is, a thread that looks every 100 ms finds out that it has ended, and the next collective lets go of it. The
+    host launches those of a step before the device has ended the last one: they let go of the one before. Source:
+    ``stashed_for_allocator_safety_``, ``shelvesToUnstash_`` of torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, from
+    PyTorch 2.8 on.
     """
 
     step: int                      #: in which it was launched
@@ -78,6 +80,21 @@ class _Shelf(NamedTuple):
 #: Collectives of lists of tensors, and which argument they copy to or from one flat tensor, where all are of one size
 #: (``newLikeFlat`` in ProcessGroupNCCL.cpp).
 _FLATTENED = {"allgather_": "output_tensors", "reduce_scatter_": "input_tensors"}
+
+
+def _is_called_from_python() -> bool:
+    """Whether a function of `torch.distributed` launches a collective; C++, as DDP's reducer, keeps what it launches."""
+    frame = sys._getframe(1)
+    for _ in range(_NEAR):
+        if frame.f_code.co_filename == c10d.__file__:
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False
+
+
+_NEAR = 24  # frames of the mode between the two
 
 
 def _flatten(tensors: list[torch.Tensor]) -> list[MetaStorage]:
@@ -123,7 +140,7 @@ class Collectives:
         recorder = active_state().recorder
         step = None if recorder is None else recorder.step
         if step is not None and self._shelves:
-            self._shelves = [shelf for shelf in self._shelves if shelf.step == step]
+            self._shelves = [shelf for shelf in self._shelves if step - shelf.step < 2]
         return nullcontext() if info.op.namespace != "c10d" else self._launching(info, given, step)
 
     @contextmanager
@@ -138,7 +155,7 @@ class Collectives:
         peer = int(given.get("dst", given.get("src", -1))) if is_message else -1
         with self._on_stream(str(find_process_group(given).group_name), peer, tensors):
             yield
-        if step is not None and not is_message and info.name != "broadcast_":  # C++ waits for those of its own
+        if step is not None and not is_message and _is_called_from_python():
             self._keep(step, tensors, flat)
 
     def _keep(self, step: int, tensors: list[torch.Tensor], flat: list[MetaStorage]) -> None:

@@ -22,8 +22,8 @@ from benchmarks.truth_table import TRUTH
 
 Settings = dict[str, Any]
 #: Of counts that the scripts have as ``name = number``: steps of training and their schedules, and what lies between.
-COUNTS = {"num_iterations": 3, "num_scheduled_iterations": 6, "num_extension_iterations": 1, "cooldown_iters": 1,
-          "warmup_steps": 3, "val_loss_every": 2, "val_tokens": 2**21}
+COUNTS = {"num_iterations": 4, "num_scheduled_iterations": 6, "num_extension_iterations": 1, "cooldown_iters": 1,
+          "warmup_steps": 3, "val_loss_every": 4, "val_tokens": 2**21}
 _NESTED = '.get("filename", "Unknown")'  # inside an f-string of the same quotes, which Python reads from 3.12 on
 _KERNELS = f"{'-' * 40}\n# triton_kernels.py\n{'-' * 40}\n"  # before a second file in the log
 _PEAK = re.compile(r"^peak memory allocated: (\d+) MiB reserved: (\d+) MiB$", re.MULTILINE)
@@ -56,7 +56,7 @@ def shorten(script: str) -> str:
     """A script that takes fewer steps, and has kernels that run anywhere.
 
     >>> shorten("num_iterations: int = 1750 # steps")
-    'num_iterations: int = 3 # steps'
+    'num_iterations: int = 4 # steps'
     """
     for name, count in COUNTS.items():
         script = re.sub(rf"(\b{name}\b\s*(?::\s*int)?\s*=\s*\(?\s*)\d+", rf"\g<1>{count}", script)
