@@ -83,7 +83,7 @@ _FLATTENED = {"allgather_": "output_tensors", "reduce_scatter_": "input_tensors"
 
 
 def _is_called_from_python() -> bool:
-    """Whether a function of `torch.distributed` launches a collective; C++, as DDP's reducer, keeps what it launches."""
+    """Whether a function of `torch.distributed` launches a collective; C++, as in DDP, keeps what it launches."""
     frame = sys._getframe(1)
     for _ in range(_NEAR):
         if frame.f_code.co_filename == c10d.__file__:
