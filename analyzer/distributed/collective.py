@@ -72,7 +72,7 @@ class _Shelf(NamedTuple):
     PyTorch 2.8 on.
     """
 
-    step: int                      #: in which it was launched
+    phases: int                    #: how many of the run had begun when it was launched
     numbers: frozenset[int]        #: of the storages
     storages: list[Any]
 
@@ -138,13 +138,14 @@ class Collectives:
         was given (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, ``collective``); else it runs on the current one.
         """
         recorder = active_state().recorder
-        step = None if recorder is None else recorder.step
-        if step is not None and self._shelves:
-            self._shelves = [shelf for shelf in self._shelves if step - shelf.step < 2]
-        return nullcontext() if info.op.namespace != "c10d" else self._launching(info, given, step)
+        phases = [] if recorder is None else recorder.log.phases
+        self._shelves = [shelf for shelf in self._shelves if [
+            record.phase for record in phases[shelf.phases:]].count("backward") < 2]
+        return nullcontext() if info.op.namespace != "c10d" else self._launching(
+            info, given, None if recorder is None else len(phases))
 
     @contextmanager
-    def _launching(self, info: OperatorInfo, given: dict[str, Any], step: int | None) -> Iterator[None]:
+    def _launching(self, info: OperatorInfo, given: dict[str, Any], phases: int | None) -> Iterator[None]:
         tensors = tensors_of(list(given.values()))
         flat = _flatten(tensors_of(given[_FLATTENED[info.name]])) if info.name in _FLATTENED else []
         if not given.get("async_op", True):
@@ -155,12 +156,12 @@ class Collectives:
         peer = int(given.get("dst", given.get("src", -1))) if is_message else -1
         with self._on_stream(str(find_process_group(given).group_name), peer, tensors):
             yield
-        if step is not None and not is_message and _is_called_from_python():
-            self._keep(step, tensors, flat)
+        if phases is not None and not is_message and _is_called_from_python():
+            self._keep(phases, tensors, flat)
 
-    def _keep(self, step: int, tensors: list[torch.Tensor], flat: list[MetaStorage]) -> None:
+    def _keep(self, phases: int, tensors: list[torch.Tensor], flat: list[MetaStorage]) -> None:
         held = [t.untyped_storage() for t in tensors if t.is_cuda]
-        self._shelves.append(_Shelf(step, frozenset(_list_numbers(tensors)), [*held, *flat]))
+        self._shelves.append(_Shelf(phases, frozenset(_list_numbers(tensors)), [*held, *flat]))
 
     @contextmanager
     def _on_stream(self, group: str, peer: int, tensors: list[torch.Tensor]) -> Iterator[None]:
