@@ -78,11 +78,17 @@ def _end_backward(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _take_step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
     """An update with norms, copies and gathers around it, after which the optimizer holds all that it will."""
-    with _recorder().during("optimizer"):
-        original(engine, *args, **kwargs)
+    recorder = _recorder()
+    recorder.outer_steps += 1  # its optimizer's own step is inside
+    try:
+        with recorder.during("optimizer"):
+            original(engine, *args, **kwargs)
+    finally:
+        recorder.outer_steps -= 1
+        recorder.resume("forward")
     with torch._C.DisableTorchFunction():
         for category, tensor in list_held(engine):
-            _recorder().mark_built([tensor], category)
+            recorder.mark_built([tensor], category)
 
 
 def _replacements() -> Iterator[Undo]:

@@ -176,7 +176,7 @@ def _optimizer_steps(recorder: Any) -> tuple[Callable[..., None], Callable[..., 
     def after(optimizer: Any) -> None:
         if recorder.hears():
             with _between_graphs():
-                _end_step(recorder, optimizer, interrupted.pop(), bool(interrupted))
+                _end_step(recorder, optimizer, interrupted.pop(), bool(interrupted or recorder.outer_steps))
 
     def around(closure: Any) -> Any:
         def evaluate() -> Any:
@@ -217,4 +217,4 @@ def _end_step(recorder: Any, optimizer: Any, phase: str, is_inner: bool) -> None
         if state is not None and any(recorder.storage_of(p) is None for p in held):
             state.assume(f"the {type(optimizer).__name__} that a hook on a parameter steps does not have the "
                          "parameters of the profiled model: its updates are not counted")
-    recorder.resume(phase if phase in ("backward", "optimizer") else "forward")  # a library's work goes on
+    recorder.resume(phase if phase == "backward" else "forward")

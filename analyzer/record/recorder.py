@@ -63,6 +63,7 @@ class Recorder(ModuleRecorder):
         self._gathered_at: dict[int, int] = {}  # nodes of collectives of wrappers in forward, by the module's index
         self._last_sequence = -1
         self.reentrant_checkpoints = 0  #: how many forward passes in one are under way
+        self.outer_steps = 0  #: how many steps of a library, with an optimizer's inside, are under way
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
         self.compiled: dict[int, dict[str, Any] | None] = {}  #: modules under torch.compile: `Borrowed.compiled`
         self.compiled_graphs: dict[Any, Any] = {}  #: what calls of each compiled function came to, for the next ones
