@@ -24,6 +24,7 @@ from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.argument import fake_arguments, tell_met
+from analyzer.meta.intercept.compiled_function import module_behind
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
@@ -41,6 +42,7 @@ from analyzer.record.collector import rare_collections
 from analyzer.record.eager import OptimizerFactory, StepOptimizer
 from analyzer.record.options import ProfileOptions, count_listed
 from analyzer.record.recorder import Recorder
+from analyzer.record.tensor_walk import partition_of
 from analyzer.results.build import ProfileBuilder, build_unplaced_profile
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
@@ -128,7 +130,8 @@ class Session:
         frames = self.frames = self.frames or Frames()
         owner = getattr(function, "__self__", getattr(function, "__wrapped__", None))  # of Dynamo's wrap_inline(module)
         is_inner = active_state().tracing is not None
-        if not (self.restarts or is_inner) and isinstance(owner, torch.nn.Module) and type(owner) not in frames.tried:
+        if not (self.restarts or is_inner) and isinstance(owner, torch.nn.Module) and type(
+                owner) not in frames.tried and not _reaches_ranks(function, owner):
             frames.tried.add(type(owner))
             with keep_surroundings(owner, values=(owner, args, kwargs)) as surroundings:
                 find_breaks(function, args, kwargs, config, frames)
@@ -169,6 +172,17 @@ class Session:
                                       assumptions=self.remarks)
         found.keep_device(self.own_spec)
         return found
+
+
+def _reaches_ranks(function: Callable[..., Any], owner: torch.nn.Module) -> bool:
+    """Whether wrappers run in what is compiled, ``function`` of ``owner``, that gather parameters or reduce gradients:
+    those of modules in it, and its own where ``function`` calls it with its hooks. What a wrapper has done, other
+    ranks, streams and storages that it freed know: it is not undone, so such code runs once.
+    """
+    is_forward = getattr(function, "__self__", None) is owner
+    return any(module_behind(module) is not None or any(
+        p is not None and partition_of(p) is not None for p in module._parameters.values())
+        for module in owner.modules() if not (is_forward and module is owner))
 
 
 def find_place(module: torch.nn.Module, arguments: Any) -> torch.device:
