@@ -168,15 +168,15 @@ _OF_RANKS = (
     Option("--deepspeed", "the engine that DeepSpeed, which is to be installed, makes of the model by this JSON file",
            metavar="FILE"))
 
-_REPORTS = "{analyzer.results.view:register_report}, or one of the TARGET's file (register_report)"
+_REPORTS = "{analyzer.results.view:register_report}, or one that TARGET's file adds with register_report"
 
 _OF_OUTPUT = (
     Option("--show", "reports to print, with commas between them (default screen, all at a glance): " + _REPORTS,
            default="screen", metavar="NAMES"),
     _file("--json", "also save all of it, for `analyzer show`, `compare`, `check` and `view`"),
     _file("--html", "also write it as one HTML page"),
-    Option("--export", "save files for other tools, each a {analyzer.report.export.table_file:list_kinds}, or one of "
-           "the TARGET's file (register_exporter); without KIND by its ending, of "
+    Option("--export", "save files for other tools, each a {analyzer.report.export.table_file:list_kinds}, or one that "
+           "TARGET's file adds with register_exporter; without KIND by its ending, of "
            "{analyzer.report.export.table_file:ENDINGS}", action="append", default=[], metavar="[KIND=]FILE"),
     Option("--format", "of the table (default text)", choices=_FORMATS, default="text"))
 
