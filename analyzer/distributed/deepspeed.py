@@ -112,7 +112,7 @@ _entered: list[ExitStack] = []  # what undoes the replacements of the world, unt
 
 
 def follow_engines() -> None:
-    """Make the replacements of a world, once DeepSpeed is there: whoever imports it, it makes process groups first."""
+    """Make the replacements of a world once DeepSpeed is imported, before it makes process groups."""
     if _entered and "deepspeed.runtime.engine" in sys.modules:
         undo = _entered.pop()
         for replacement in _replacements():
