@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from analyzer.cuda.workspaces.convolution import Inferred, list_inferred
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.catalogue import simulating
-from analyzer.hardware.kernel_time.generated import POINTWISE
+from analyzer.hardware.kernel_time.generated import TILED
 from analyzer.memory.allocator import Block, CachingAllocator
 from analyzer.memory.segment_memory import JournalAction
 from analyzer.meta.fused_kernel import FusedKernel
@@ -180,7 +180,11 @@ def times_kernels(log: Log) -> bool:
 
 
 def _is_timed(op: Any) -> bool:
-    return isinstance(op, FusedKernel) and op.kind == POINTWISE and op.name.startswith("poi_")
+    if not (isinstance(op, FusedKernel) and op.name.startswith("poi_")):
+        return False
+    # tiles of one tensor that is read and one that is written have one shape: ``select_tile_hint`` of
+    # torch/_inductor/codegen/triton_utils.py
+    return op.kind != TILED or len(op.read_bytes) + len(op.written_bytes) > 2
 
 
 def find_timed_peaks(log: Log, predicted: Peaks) -> TimedPeaks:

@@ -179,6 +179,9 @@ def test_ranges_are_shown_and_saved() -> None:
     (lambda x: torch.compile(lambda a: a.mul_(2))(x), (4 + 4 + 256) * MIB),
     (lambda x: [torch.compile(lambda a: a.mul_(2))(x), torch.compile(lambda a, b: b.add_(a))(x, x.clone())],
      (4 + 4 + 4 + 256) * MIB),
+    # tiles of two inputs have several shapes, those of one have one
+    (lambda x: torch.compile(lambda a, b: a + b.t())(x, x.clone()), (4 + 4 + 4 + 256) * MIB),
+    (lambda x: torch.compile(lambda a: a.t().contiguous())(x), None),
     # a sum has one way to run; and what is timed while a step needs more later
     (lambda x: torch.compile(lambda a: a.sum(-1))(x), None),
     (lambda x: [torch.compile(lambda a: a * 2)(x), torch.empty(300 * MIB, dtype=torch.uint8, device=x.device)], None)])
