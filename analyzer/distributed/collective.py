@@ -60,7 +60,6 @@ _OF_OBJECTS: dict[str, Callable[..., Any]] = {
     "scatter_object_list": _scatter_object_list, "send_object_list": _nothing, "recv_object_list": _recv_object_list}
 
 
-BUFFER = "communication buffer"  #: category of what gradients are put into, to be exchanged
 _POINT_TO_POINT = ("send", "recv_", "recv_any_source_")
 
 
@@ -82,6 +81,9 @@ class _Shelf(NamedTuple):
 _FLATTENED = {"allgather_": "output_tensors", "reduce_scatter_": "input_tensors"}
 
 
+_NEAR = 24  # frames at most between an operator of c10d and the function of `torch.distributed` that calls it
+
+
 def _is_called_from_python() -> bool:
     """Whether a function of `torch.distributed` launches a collective; C++, as in DDP, keeps what it launches."""
     frame = sys._getframe(1)
@@ -92,9 +94,6 @@ def _is_called_from_python() -> bool:
             return False
         frame = frame.f_back
     return False
-
-
-_NEAR = 24  # frames of the mode between the two
 
 
 def _flatten(tensors: list[torch.Tensor]) -> list[MetaStorage]:

@@ -20,7 +20,7 @@ from analyzer.meta import argument as collective_hook  # whose `Collectives` is 
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.state import current
 
-from .world_state import current_world
+from .world_state import BUFFER, UNSHARDED, current_world
 
 # What is compiled when an optimizer is made (deepspeed/ops/op_builder): its two Adams are kernels that read gradients,
 # parameters and moments once and write the last three, as torch's fused one does.
@@ -102,8 +102,8 @@ def _replacements() -> Iterator[Undo]:
         if (module := sys.modules.get(f"deepspeed.ops.op_builder.{name}")) is not None:
             yield answer(getattr(module, kind), "load", _load, where=current_world)
     for name, kind, function, category in (
-            ("stage_1_and_2", "DeepSpeedZeroOptimizer", "setup_buckets", "communication buffer"),
-            ("partition_parameters", "AllGatherCoalescedHandle", "wait", "unsharded parameter")):
+            ("stage_1_and_2", "DeepSpeedZeroOptimizer", "setup_buckets", BUFFER),
+            ("partition_parameters", "AllGatherCoalescedHandle", "wait", UNSHARDED)):
         yield answer(getattr(sys.modules[f"deepspeed.runtime.zero.{name}"], kind), function, _making(category),
                      passes_original=True, where=current_world)
 
@@ -172,7 +172,7 @@ def list_held(engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
         yield "gradient", gradients
     for bucket in getattr(zero, "ipg_buckets", {}).values():
         held = bucket.buffer if isinstance(bucket.buffer, list) else [bucket.buffer]
-        yield from (("communication buffer", buffer) for buffer in held if isinstance(buffer, torch.Tensor))
+        yield from ((BUFFER, buffer) for buffer in held if isinstance(buffer, torch.Tensor))
 
 
 # The file that DeepSpeed is given.

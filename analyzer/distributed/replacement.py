@@ -20,10 +20,10 @@ from analyzer.meta.state import active_state
 from analyzer.meta.tensor import device_of
 
 from . import collective, dtensor, fsdp, known_content, process_group
-from .collective import BUFFER, current_collectives
+from .collective import current_collectives
 from .deepspeed import engines_kept_aside
 from .process_group import make_default_group, process_groups_kept_aside
-from .world_state import StageNotToldError, WorldSpec, active_world_state, current_world
+from .world_state import BUFFER, StageNotToldError, WorldSpec, active_world_state, current_world
 
 _EMPTY, _COPY = torch.ops.aten.empty.memory_format, torch.ops.aten.copy_.default
 

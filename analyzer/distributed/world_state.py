@@ -13,6 +13,9 @@ from analyzer.errors import InputError, is_count
 from analyzer.hardware.cluster_spec import ClusterSpec, find_cluster
 from analyzer.meta.address_space import MetaStorage
 
+#: categories of what wrappers hold: parameters that were gathered, what is left of them, what collectives use
+UNSHARDED, RESHARDED, BUFFER = "unsharded parameter", "resharded parameter", "communication buffer"
+
 
 class LiveStorages:
     """Hears of births and deaths of storages, and knows which are there."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from analyzer.distributed.world_state import BUFFER, RESHARDED, UNSHARDED
 from analyzer.meta.spec import Signature
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
@@ -15,7 +16,7 @@ from analyzer.record.process_group import communicates, takes_group
 
 from .annotation import WAYS, Annotation
 from .collective import NOT_UNDERSTOOD, POINT_TO_POINT, Message, kind_of, message_of
-from .memory import BUFFER, RESHARDED, UNSHARDED, forward_ends, outlives_forward
+from .memory import forward_ends, outlives_forward
 
 # Which part of a step a message between two ranks is for: that which made what is sent, or reads what is received.
 #

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from analyzer.distributed.world_state import BUFFER, RESHARDED, UNSHARDED
 from analyzer.hardware.catalogue import simulated_spec
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import StorageLifetime
@@ -57,8 +58,6 @@ def list_saved(log: Log, saved: Collection[int]) -> dict[int, list[SavedRow]]:
     return found
 
 
-#: categories of what wrappers hold: parameters that were gathered, what is left of them, what collectives use
-UNSHARDED, RESHARDED, BUFFER = "unsharded parameter", "resharded parameter", "communication buffer"
 #: categories of what the forward pass makes, and no module computes
 NO_ACTIVATIONS = frozenset({"loss", "workspace", "host copy", UNSHARDED, RESHARDED, BUFFER})
 

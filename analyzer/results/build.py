@@ -172,7 +172,8 @@ class ProfileBuilder:
                 found = peaks.range_of(name.removeprefix("peak_").removesuffix("_range"))
                 ends = [end for known in (ranges[name], found) for end in known or ()]
                 ranges[name] = (min(ends), max(ends)) if ends else None
-            said += [text for text in [peaks.describe()] if text is not None]
+            if (text := peaks.describe()) is not None:
+                said.append(text)
         return {**ranges, "assumptions": tuple(said)}
 
     def _find_step_range(self) -> dict[str, Any]:

@@ -142,16 +142,14 @@ def predict(row: Settings) -> Prediction:  # the peaks of the rank that was meas
     p = profile_row(row, family)
     allocated, reserved = p.peak_allocated_bytes, p.peak_reserved_bytes
     assert allocated is not None and reserved is not None
-    found = p.peak_allocated_bytes_range if family.peak == "allocated" else p.peak_reserved_bytes_range
-    ends = list(found or ())
+    name = f"peak_{family.peak}_bytes"
+    ends = list(getattr(p, f"{name}_range") or ())
     # the rank's experts are those that are chosen most, or least
     if row["parallel"]["ep"] > 1 and family.module == "megatron":
         from benchmarks.parallel.megatron import UNEVEN, skew_of
         skew = skew_of(row["model"]["moe"]["experts"], UNEVEN)
-        for one in (profile_row(row, family, skew=skew), profile_row(row, family, skew=-skew)):
-            peak = one.peak_allocated_bytes if family.peak == "allocated" else one.peak_reserved_bytes
-            assert peak is not None
-            ends += [peak, allocated if family.peak == "allocated" else reserved]
+        ends += [getattr(one, name) for one in (
+            p, profile_row(row, family, skew=skew), profile_row(row, family, skew=-skew))]
     step_low, step_high = p.step_seconds_range or (None, None)
     return Prediction(row["id"], allocated, reserved, time.perf_counter() - began, family.peak, p.step_seconds,
                       step_low, step_high, low=min(ends, default=None), high=max(ends, default=None))
