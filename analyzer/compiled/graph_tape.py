@@ -267,7 +267,9 @@ class GraphTape:
         return answer
 
     def _communicate(self, func: Any, *args: Any) -> Any:
-        """A collective that is waited for, as a functional one whose result is copied to where it belongs."""
+        """A collective that is waited for, as a functional one whose result is copied to where it belongs. Which
+        reduction it is torch does not tell of the operator's argument; each moves and holds what a sum does.
+        """
         reduces_all = func.overloadpacket is _ALL_REDUCE
         group = ProcessGroup.unbox(args[1 if reduces_all else 2])
         size, name = group.size(), group.group_name

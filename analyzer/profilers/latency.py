@@ -193,7 +193,8 @@ class _Latency:
     def _find_load(self, calls: list[tuple[int, TimedCall]], run: Callable[[list[TimedCall]], float]) -> float:
         """The share of `KernelTime.load_seconds` by which kernels take longer in a training step, which is one of many
         in a row: the clock is what the power limit leaves on the average of the step. An H200 that multiplies runs at
-        1,485 MHz in place of 1,980, however short the product, and at 1,867 in a step of products and other kernels.
+        1,485 MHz in place of 1,980, however short the product, and at 1,867 in a step of products and other kernels
+        (``benchmarks/truth/energy.json``).
         """
         more = math.fsum(number * timed.kernel.load_seconds for number, timed in calls)
         if not more or not any(record.phase == "backward" for record in self.log.phases):
