@@ -70,6 +70,12 @@ def test_products_on_the_host_take_no_time_of_the_device():
     assert seconds(aten._softmax.default, (a, -1, False), a) == 0
 
 
+def test_a_number_is_copied_as_what_the_host_makes_of_it():
+    whole, host = spec(1024, 1024), spec(1024, 1024, device="cpu")
+    assert seconds(aten.copy_.default, (whole, 2.5), whole) == seconds(aten.copy_.default, (whole, host), whole) > 0
+    assert seconds(aten.copy_.default, (host, 2.5), host) == 0
+
+
 def test_views_launch_nothing_and_others_move_their_bytes(log_signatures):
     x = torch.empty(4096, 4096, device="meta")
     times = {str(s.op): default_time(s, CARD) for s in log_signatures(lambda: torch.roll(x, 1).t().reshape(-1))}

@@ -304,7 +304,10 @@ def copy_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
         return None
     into = signature.op._schema.name in ("aten::copy_", "aten::copy")
     blocks_not = signature.args[2] if into and len(signature.args) > 2 else signature.kwargs.get("non_blocking")
-    return copy_time(signature.outputs[0], signature.inputs[1 if into else 0], device, pinned=bool(blocks_not))
+    out, sources = signature.outputs[0], signature.inputs[1 if into else 0:]
+    # a number is expanded on the host before it is copied: ``copy_kernel_cuda`` of aten/src/ATen/native/cuda/Copy.cu
+    source = sources[0] if sources else Spec.of(tuple(out), dense_strides(out), out.dtype, "cpu")
+    return copy_time(out, source, device, pinned=bool(blocks_not))
 
 
 def cat_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
