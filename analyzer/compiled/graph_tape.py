@@ -49,8 +49,6 @@ class View(NamedTuple):
 
 _ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER = (
     getattr(torch.ops.c10d, name) for name in ("allreduce_", "_allgather_base_", "_reduce_scatter_base_"))
-
-
 _PUTS = frozenset({_aten.index_put, _aten.index_put_, _aten._index_put_impl_})
 
 
