@@ -97,7 +97,8 @@ def test_each_measured_rank_is_a_case_and_one_is_met_to_the_page_of_the_allocato
     assert judge(rows["FSDP2, 4,096 tokens"]).errors == pytest.approx((0, 0), abs=1e-5)
 
 
-def test_layers_of_the_stand_in_save_what_those_of_transformer_engine_do():
+@pytest.mark.parametrize(("float8", "keeps_input"), [(False, False), (True, False), (True, True)])
+def test_layers_of_the_stand_in_save_what_those_of_transformer_engine_do(float8, keeps_input):
     s, b, h, heads = 64, 2, 256, 4
 
     class Block(torch.nn.Module):
@@ -107,16 +108,20 @@ def test_layers_of_the_stand_in_save_what_those_of_transformer_engine_do():
             self.qkv = transformer_engine.LayerNormLinear(h, 3 * h, **settings)
             self.attention = transformer_engine.DotProductAttention(heads, h // heads)
             self.out = transformer_engine.Linear(h, h, **settings)
+            self.out.save_original_input = keeps_input  # which attention holds in 16 bits
 
         def forward(self, x):
-            q, k, v = self.qkv(x).view(s, b, heads, -1).split(h // heads, dim=3)
-            return self.out(self.attention(q, k, v))
+            with transformer_engine.autocast(enabled=float8):
+                q, k, v = self.qkv(x).view(s, b, heads, -1).split(h // heads, dim=3)
+                return self.out(self.attention(q, k, v))
 
     x = torch.zeros(s, b, h, dtype=torch.bfloat16)
     with transformer_engine.fresh("auto"), world(1):
         p = profile(lambda: Block().cuda(), (x,), device="h100_sxm")
     tokens = s * b
     # the input and that normed; query, key and value as one; the output of attention: each of 2 bytes an element. Of
-    # float32: two statistics a token, a log-sum-exp a token and head
-    saved = tokens * (h + h + 3 * h + h) * 2 + 2 * tokens * 4 + tokens * heads * 4
+    # float32: two statistics a token, a log-sum-exp a token and head. In float8 what is normed has a byte an element,
+    # and so has what goes into the last layer, beside the output of attention unless that is taken
+    saved = tokens * (h + 3 * h + h) * 2 + 2 * tokens * 4 + tokens * heads * 4
+    saved += tokens * h * (2 - float8) + tokens * h * (float8 and not keeps_input)
     assert p.nodes[-1].accumulate_bytes == saved

@@ -47,7 +47,6 @@ Settings = dict[str, Any]
 #: Arguments of Megatron whose work the rebuild does not do, and what that is.
 _LACKING = {
     "--use-megatron-fsdp": "Megatron-FSDP, which shards parameters and gradients in buffers of its own",
-    "--fp8-format": "Transformer Engine's float8, whose tensors the stand-in does not have",
     "--export-kd-cfg": "a second model, the teacher, whose shape its checkpoint tells"}
 
 

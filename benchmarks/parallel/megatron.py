@@ -87,6 +87,8 @@ def transformer_config(row: Settings) -> Any:  # what `core_transformer_config_f
         cross_entropy_loss_fusion="--cross-entropy-loss-fusion" in given,
         cross_entropy_fusion_impl=given.get("--cross-entropy-fusion-impl", "native"),
         calculate_per_token_loss="--calculate-per-token-loss" in given,
+        fp8=given.get("--fp8-format"), fp8_recipe=given.get("--fp8-recipe", "delayed"),
+        fp8_param="--fp8-param-gather" in given,
         apply_rope_fusion="--no-rope-fusion" not in given, tp_comm_overlap="--tp-comm-overlap" in given,
         account_for_embedding_in_pipeline_split="--account-for-embedding-in-pipeline-split" in given,
         account_for_loss_in_pipeline_split="--account-for-loss-in-pipeline-split" in given)

@@ -2,14 +2,14 @@
 
 Megatron's own code subclasses these. Each layer is one autograd function that keeps what the layer of that name keeps
 (TransformerEngine 2.x, transformer_engine/pytorch/module/{linear,layernorm_linear,grouped_linear}.py and
-attention/dot_product_attention/backends.py), for 16-bit training without quantization.
+attention/dot_product_attention/backends.py), for training in 16 bits or in float8 with current scaling.
 """
 from __future__ import annotations
 
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -26,6 +26,7 @@ from benchmarks.parallel.transformer_engine_layer import (
     Norm,
     RMSNorm,
     Workspace,
+    autocast,
     parallel_cross_entropy,
 )
 
@@ -233,12 +234,14 @@ def _modules() -> dict[str, types.ModuleType]:
     name = "transformer_engine"
     contents: dict[str, dict[str, Any]] = {
         "": {"__version__": VERSION},
-        ".common": {}, ".common.recipe": {"DelayedScaling": _NAME, "Format": _NAME},
+        ".common": {}, ".common.recipe": {"DelayedScaling": _NAME, "Float8CurrentScaling": _NAME,
+                                          "Format": types.SimpleNamespace(E4M3="e4m3", HYBRID="hybrid")},
         ".pytorch": {"Linear": Linear, "LayerNormLinear": LayerNormLinear, "LayerNorm": LayerNorm, "RMSNorm": RMSNorm,
-                     "GroupedLinear": GroupedLinear, "DotProductAttention": DotProductAttention},
+                     "GroupedLinear": GroupedLinear, "DotProductAttention": DotProductAttention,
+                     "fp8_autocast": autocast, "fp8_model_init": autocast},
         ".pytorch.cross_entropy": {"parallel_cross_entropy": parallel_cross_entropy},
         ".pytorch.fp8": {"FP8GlobalStateManager": types.SimpleNamespace(is_fp8_enabled=lambda: False),
-                         "fp8_autocast": nullcontext},
+                         "fp8_autocast": autocast},
         ".pytorch.distributed": {"CudaRNGStatesTracker": _NAME, **dict.fromkeys((
             "activation_recompute_forward", "checkpoint", "is_fp8_activation_recompute_enabled"))},
         ".pytorch.optimizers": {"FusedAdam": FusedAdam, "FusedSGD": torch.optim.SGD,

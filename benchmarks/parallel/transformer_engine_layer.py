@@ -1,6 +1,8 @@
 """Layers of the stand-in for Transformer Engine: what each saves, and the workspaces that it takes."""
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,9 +45,44 @@ def _scatter(x: Tensor, group: Any) -> Tensor:  # summed over the group's ranks,
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, overlaps: bool) -> Tensor:
     """One GEMM with the bias in its epilogue."""
     Workspace.take(OVERLAP_STREAMS if overlaps else 1)
-    flat = x.reshape(-1, x.shape[-1])
-    out = torch.mm(flat, weight.t()) if bias is None else torch.addmm(bias, flat, weight.t())
-    return out.view(*x.shape[:-1], -1)
+    return _multiply(x.reshape(-1, x.shape[-1]), weight.t(), bias).view(*x.shape[:-1], -1)
+
+
+def _multiply(x: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
+    if x.dtype == torch.uint8:
+        return torch.empty(x.shape[0], y.shape[1], dtype=torch.bfloat16, device=x.device)
+    return torch.mm(x, y) if bias is None else torch.addmm(bias, x, y)
+
+
+# Float8 with one scale a tensor, found of the tensor itself (`Float8CurrentScalingQuantizer`). Cards before Blackwell
+# multiply rows by rows alone (`is_non_tn_fp8_gemm_supported`), so a tensor is held twice where its columns are needed
+# too, a byte for each. A weight is: it takes what it takes in 16 bits, and is left in them here.
+
+
+def _quantize(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+
+
+def _prepare(x: Tensor, layer: Any) -> tuple[Tensor, Tensor]:
+    """What of an input is saved, and what is multiplied. Of float8 rows alone can be gathered; where nothing is, the
+    columns are saved, of which the weight's gradient is made.
+    """
+    rows = _quantize(x) if layer.float8 else x
+    total = _gather(rows, layer.tp_group) if layer.gathers else rows
+    if layer.gathers or not layer.float8:
+        return rows, total
+    return x if layer.save_original_input else _quantize(x), total
+
+
+def _prepare_backward(ctx: Any, gradient: Tensor, saved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of the gradient, and its columns and the input's, which make the weight's gradient."""
+    layer = ctx.layer
+    rows = _quantize(gradient) if ctx.float8 else gradient
+    rows = (_gather(rows, layer.tp_group) if layer.scatters else rows).reshape(-1, gradient.shape[-1])
+    total = _gather(saved, layer.tp_group) if layer.gathers else saved
+    if not ctx.float8:
+        return rows, rows, total
+    return rows, _quantize(rows), _quantize(total) if layer.gathers or layer.save_original_input else total
 
 
 class Dummy:
@@ -66,9 +103,9 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Any) -> Tensor:
-        ctx.layer, ctx.bias = layer, bias is not None
-        ctx.save_for_backward(x, weight)
-        total = _gather(x, layer.tp_group) if layer.gathers else x
+        ctx.layer, ctx.bias, ctx.float8 = layer, bias is not None, layer.float8
+        saved, total = _prepare(x, layer)
+        ctx.save_for_backward(saved, weight)
         out = _product(total, weight, bias, layer.overlaps)
         if layer.scatters:
             return _scatter(out, layer.tp_group)
@@ -78,21 +115,20 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        saved, weight = ctx.saved_tensors
         layer = ctx.layer
-        if layer.scatters:
-            gradient = _gather(gradient, layer.tp_group)
-        total = _gather(x, layer.tp_group) if layer.gathers else x
-        flat = gradient.reshape(-1, gradient.shape[-1])
+        flat, columns, total = _prepare_backward(ctx, gradient, saved)
         dgrad = None
         if ctx.needs_input_grad[0]:
-            dgrad = torch.mm(flat, weight).view(*total.shape)
+            dgrad = _multiply(flat, weight).view(*total.shape)
             if layer.gathers:
                 dgrad = _scatter(dgrad, layer.tp_group)
             elif layer.column and layer.tp_size > 1:
                 torch.distributed.all_reduce(dgrad, group=layer.tp_group)
-        wgrad = _weight_gradient(weight, flat, total, layer.fused)
-        return dgrad, wgrad, flat.sum(0) if ctx.bias else None, None
+        if layer.row:
+            Workspace.take()  # no communication overlaps this weight's gradient
+        wgrad = _weight_gradient(weight, columns, total, layer.fused)
+        return dgrad, wgrad, gradient.reshape(-1, gradient.shape[-1]).sum(0) if ctx.bias else None, None
 
 
 def _weight_gradient(weight: Tensor, flat: Tensor, total: Tensor, fused: bool) -> Tensor | None:
@@ -102,7 +138,7 @@ def _weight_gradient(weight: Tensor, flat: Tensor, total: Tensor, fused: bool) -
     if fused:
         weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
         return Dummy.take(weight)
-    return torch.mm(flat.t(), total.reshape(-1, total.shape[-1]))
+    return _multiply(flat.t(), total.reshape(-1, total.shape[-1]))
 
 
 class Norm(torch.autograd.Function):  # saves the input, the weight and float32 statistics of each row
@@ -127,30 +163,42 @@ class _LayerNormLinear(torch.autograd.Function):  # saves the input, the normed 
         rows = x.numel() // x.shape[-1]
         statistics = [torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(1 if beta is None else 2)]
         normed = torch.empty_like(x)
-        ctx.layer, ctx.bias, ctx.beta = layer, bias is not None, beta is not None
-        total = _gather(normed, layer.tp_group) if layer.gathers else normed
-        ctx.save_for_backward(x, normed, gamma, weight, *statistics)
+        ctx.layer, ctx.bias, ctx.beta, ctx.float8 = layer, bias is not None, beta is not None, layer.float8
+        saved, total = _prepare(normed, layer)
+        del normed
+        ctx.save_for_backward(x, saved, gamma, weight, *statistics)
         return _product(total, weight, bias, layer.overlaps)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, normed, gamma, weight, *_ = ctx.saved_tensors
+        x, saved, gamma, weight, *_ = ctx.saved_tensors
         layer = ctx.layer
-        total = _gather(normed, layer.tp_group) if layer.gathers else normed
-        flat = gradient.reshape(-1, gradient.shape[-1])
-        dgrad = torch.mm(flat, weight).view(*total.shape)
+        flat, columns, total = _prepare_backward(ctx, gradient, saved)
+        dgrad = _multiply(flat, weight).view(*total.shape)
         if layer.gathers:
             dgrad = _scatter(dgrad, layer.tp_group)
         elif layer.tp_size > 1:
             torch.distributed.all_reduce(dgrad, group=layer.tp_group)
-        wgrad = _weight_gradient(weight, flat, total, layer.fused)
-        dbias = flat.sum(0) if ctx.bias else None
+        wgrad = _weight_gradient(weight, columns, total, layer.fused)
+        dbias = gradient.reshape(-1, gradient.shape[-1]).sum(0) if ctx.bias else None
         dx = torch.empty_like(x)
         return dx, torch.empty_like(gamma), torch.empty_like(gamma) if ctx.beta else None, wgrad, dbias, None
 
 
 class Base(nn.Module):
     """What layers of Transformer Engine share."""
+
+    float8 = False                                   #: within a block of ``autocast``
+    save_original_input = False                      #: with float8, where the input is saved in 16 bits by another
+
+
+@contextmanager
+def autocast(enabled: bool = False, **_: Any) -> Iterator[None]:  # ``transformer_engine.pytorch.fp8_autocast``
+    before, Base.float8 = Base.float8, enabled
+    try:
+        yield
+    finally:
+        Base.float8 = before
 
 
 class Linear(Base):  # ``transformer_engine.pytorch.Linear``
@@ -274,6 +322,7 @@ class GroupedLinear(Base):  # ``transformer_engine.pytorch.GroupedLinear``
                     torch.zeros(size[0], dtype=params_dtype, device=device)))
 
     def forward(self, x: Tensor, m_splits: list[int], is_first_microbatch: bool | None = None) -> Any:
+        assert not self.float8, "grouped products of float8"
         weights = [getattr(self, f"weight{n}") for n in range(self.num_gemms)]
         biases = [getattr(self, f"bias{n}") for n in range(self.num_gemms)] if self.use_bias else []
         inside = [] if self.return_bias else biases
