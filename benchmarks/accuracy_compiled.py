@@ -29,6 +29,7 @@ from benchmarks import accuracy_published, titan
 from benchmarks.calibration import inductor
 from benchmarks.measured_step import MeasuredStep, build_neusight, neusight_steps
 from benchmarks.page import describe_run, map_apart, markdown, percent, publish, quantile
+from benchmarks.parallel import kernel_launch
 from benchmarks.truth_table import read_truth
 
 # ---- GPT-2 124M on an A100 of 80 GB: Andrej Karpathy's lecture "Let's reproduce GPT-2 (124M)" of June 2024, which
@@ -215,7 +216,7 @@ def build_torchtrain(row: dict[str, Any]) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
     torchtitan = importlib.import_module("benchmarks.parallel.torchtitan")
-    with torchtitan.triton_stand_in():
+    with kernel_launch.triton_stand_in():
         utils = importlib.import_module("torchtitan.distributed.utils")
     sizes = row["model"]
 

@@ -4,9 +4,13 @@ run where neither is: this module stands in for ``triton``, ``kernels`` and ``fl
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import inspect
+import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -105,6 +109,28 @@ def _pointers(value: ast.expr) -> set[str]:  # the first of a sum of a pointer a
     while isinstance(value, ast.BinOp):
         value = value.left
     return {value.id} if isinstance(value, ast.Name) else set()
+
+
+# what looks for Triton when it is imported, and must see that there is none
+_BEFORE = ("torch._functorch.partitioners", "torch._inductor.codecache", "torch._inductor.compile_fx",
+           "torch.nn.attention.flex_attention", "torch.distributed.tensor")
+
+
+@contextmanager
+def triton_stand_in() -> Iterator[None]:
+    """A block in which ``import triton`` works; one that is installed is left."""
+    if importlib.util.find_spec("triton") is not None:
+        yield
+        return
+    for name in _BEFORE:
+        importlib.import_module(name)
+    stand_ins: dict[str, Any] = {"triton": sys.modules[__name__], "triton.language": language}
+    sys.modules.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name in stand_ins:
+            del sys.modules[name]
 
 
 # FlashAttention 3 of sequences that lie one behind another: hopper/flash_attn_interface.py and flash_api.cpp of

@@ -7,10 +7,6 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-import importlib.util
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -206,29 +202,7 @@ def shard_with_one_root(keeps_root: bool, model: Any, mesh: Any, param_dtype: to
     fully_shard(model, **options, reshard_after_forward=not (pp_enabled or keeps_root))
 
 
-# what looks for Triton when it is imported, and must see that there is none
-_BEFORE = ("torch._functorch.partitioners", "torch._inductor.codecache", "torch._inductor.compile_fx",
-           "torch.nn.attention.flex_attention", "torch.distributed.tensor")
-
-
-@contextmanager
-def triton_stand_in() -> Iterator[None]:
-    """A block in which ``import triton`` works; one that is installed is left."""
-    if importlib.util.find_spec("triton") is not None:
-        yield
-        return
-    for name in _BEFORE:
-        importlib.import_module(name)
-    stand_ins: dict[str, Any] = {"triton": kernel_launch, "triton.language": kernel_launch.language}
-    sys.modules.update(stand_ins)
-    try:
-        yield
-    finally:
-        for name in stand_ins:
-            del sys.modules[name]
-
-
 def prepare(row: Settings) -> Job:  # a job, in a process started as torchrun would
-    with triton_stand_in():
+    with kernel_launch.triton_stand_in():
         importlib.import_module("torchtitan.protocols.train_spec").get_train_spec(flavor_of(row)[0])
     return Job(row)
