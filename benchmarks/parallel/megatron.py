@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from analyzer.meta.value.expectation import expected_counts
-from benchmarks.parallel import megatron_encoder, transformer_engine
+from benchmarks.parallel import megatron_encoder, megatron_hybrid, transformer_engine
 
 VOCABULARY = 50257  # of GPT-2, whose files the tests read
+PATTERN = "--hybrid-layer-pattern"
 Settings = dict[str, Any]
 
 
@@ -52,19 +53,26 @@ def padded_vocabulary(arguments: Settings, tp: int, words: int = VOCABULARY) -> 
     return -(-size // multiple) * multiple
 
 
+def count_layers(row: Settings) -> tuple[int, int | None]:  # of the model, and the parts of it that each rank holds
+    given, pp, layers = row["training"]["other_args"], row["parallel"]["pp"], row["model"]["layers"]
+    if PATTERN in given:
+        stages = megatron_hybrid.stages_of(given[PATTERN], pp)
+        return sum(map(len, stages)), None if len(stages) == pp else len(stages) // pp
+    if "--num-layers-per-virtual-pipeline-stage" in given:
+        return layers, layers // pp // int(given["--num-layers-per-virtual-pipeline-stage"])
+    parts = given.get("--num-virtual-stages-per-pipeline-rank")
+    return layers, None if parts is None else int(parts)
+
+
 def transformer_config(row: Settings) -> Any:  # what `core_transformer_config_from_args` makes of the test's arguments
     from megatron.core.transformer import TransformerConfig
     from torch.nn import functional
 
     model, parallel, given = row["model"], row["parallel"], row["training"]["other_args"]
     dtype = torch.float16 if "--fp16" in given else torch.bfloat16
-    pp, virtual = parallel["pp"], None
-    if "--num-layers-per-virtual-pipeline-stage" in given:
-        virtual = model["layers"] // pp // int(given["--num-layers-per-virtual-pipeline-stage"])
-    if "--num-virtual-stages-per-pipeline-rank" in given:
-        virtual = int(given["--num-virtual-stages-per-pipeline-rank"])
+    pp, (layers, virtual) = parallel["pp"], count_layers(row)
     options: Settings = dict(
-        num_layers=model["layers"], hidden_size=model["hidden"], num_attention_heads=model["heads"],
+        num_layers=layers, hidden_size=model["hidden"], num_attention_heads=model["heads"],
         ffn_hidden_size=int(given["--ffn-hidden-size"]) if "--ffn-hidden-size" in given else None,
         tensor_model_parallel_size=parallel["tp"], pipeline_model_parallel_size=pp,
         virtual_pipeline_model_parallel_size=virtual if virtual and virtual > 1 else None,
@@ -164,8 +172,11 @@ def build_chunks(row: Settings, config: Any) -> list[nn.Module]:
     if family in megatron_encoder.WORDS:
         build = {"bert": megatron_encoder.build_bert, "t5": megatron_encoder.build_t5}[family]
         return [build(row, config, padded_vocabulary(given, parallel["tp"], megatron_encoder.WORDS[family]))]
-    chunks = []
+    chunks: list[nn.Module] = []
     for stage in range(config.virtual_pipeline_model_parallel_size or 1):
+        if PATTERN in given:
+            chunks.append(megatron_hybrid.build_hybrid(row, config, padded_vocabulary(given, parallel["tp"]), stage))
+            continue
         vp = stage if config.virtual_pipeline_model_parallel_size else None
         if config.num_moe_experts:
             spec = specs.get_gpt_decoder_block_spec(config, use_transformer_engine=te, vp_stage=vp)
