@@ -1,16 +1,18 @@
 """What is replaced in torch while a mode is active, and interrupts held back meanwhile."""
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from types import FrameType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial, reduce
+from importlib.machinery import ModuleSpec
+from types import FrameType, ModuleType
 from typing import Any
 
 import analyzer.memory
@@ -269,3 +271,59 @@ def _take_out(key: tuple[int, str], link: list[Callable[[Any], Any]]) -> None:
         chain.rebuild()
         if not chain.links:
             del _chains[key]
+
+
+# Modules that a program may import later: what is replaced in one is replaced as soon as it is there.
+
+Make = Callable[[], Iterable[Undo]]
+
+
+def answer_each(module: str, answers: Mapping[str, Callable[..., Any]],
+                where: Callable[[], object | None] = current) -> Iterator[Undo]:
+    """Answer instead of functions of a module, which must be imported; each result undoes one replacement."""
+    for place, instead in answers.items():
+        *path, name = place.split(".")
+        owner = reduce(getattr, path, sys.modules[module])
+        if hasattr(owner, name):  # versions differ
+            yield answer(owner, name, instead, where=where)
+
+
+class _Finder:
+    """Finds the modules asked for as others do, and lets their loaders make the replacements at the end."""
+
+    def __init__(self, makers: Mapping[str, Make], undo: ExitStack) -> None:
+        self._makers, self._undo = makers, undo
+        self._searching = False
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in self._makers or self._searching:
+            return None
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching = False
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                for undo in self._makers[name]() if module.__name__ == name else ():
+                    self._undo.callback(undo)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+@contextmanager
+def replaced_once_imported(makers: Mapping[str, Make]) -> Iterator[None]:
+    """For the length of a block, make the replacements of each module in ``makers``: now, or when it is imported."""
+    with ExitStack() as undo:
+        later = {name: make for name, make in makers.items() if name not in sys.modules}
+        for name in makers.keys() - later.keys():
+            for one in makers[name]():
+                undo.callback(one)
+        finder = _Finder(later, undo)
+        sys.meta_path.insert(0, finder)
+        undo.callback(sys.meta_path.remove, finder)
+        yield

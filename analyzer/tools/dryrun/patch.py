@@ -1,20 +1,18 @@
 """What a dry run replaces besides the mode: threads, launchers, and what would need data."""
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
 import runpy
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from functools import partial, reduce
-from importlib.machinery import ModuleSpec
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -34,7 +32,7 @@ from analyzer.hardware.catalogue import simulated_spec, simulating
 from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.function.mode import constant
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.intercept.replacement import Undo, answer
+from analyzer.meta.intercept.replacement import Undo, answer, answer_each, replaced_once_imported
 from analyzer.meta.state import MetaState, current
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.known_value import Deferred, small_enough
@@ -52,59 +50,6 @@ _LEAST = {"is_sm_at_least_89": (8, 9), "is_sm_at_least_90": (9, 0), "is_sm_at_le
 CAPABILITIES: dict[str, dict[str, Callable[..., Any]]] = {"torchao.utils": {
     **{name: partial(lambda least: simulated_capability() >= least, least) for name, least in _LEAST.items()},
     "is_sm_version": lambda major, minor: simulated_capability() == (major, minor)}}
-
-Make = Callable[[], Iterable[Undo]]
-
-
-def answer_each(module: str, answers: Mapping[str, Callable[..., Any]]) -> Iterator[Undo]:
-    """Answer instead of functions of a module, which must be imported; each result undoes one replacement."""
-    for place, instead in answers.items():
-        *path, name = place.split(".")
-        owner = reduce(getattr, path, sys.modules[module])
-        if hasattr(owner, name):  # versions differ
-            yield answer(owner, name, instead)
-
-
-class _Finder:
-    """Finds the modules asked for as others do, and lets their loaders make the replacements at the end."""
-
-    def __init__(self, makers: Mapping[str, Make], undo: ExitStack) -> None:
-        self._makers, self._undo = makers, undo
-        self._searching = False
-
-    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in self._makers or self._searching:
-            return None
-        self._searching = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._searching = False
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                run(module)
-                for undo in self._makers[name]() if module.__name__ == name else ():
-                    self._undo.callback(undo)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-@contextmanager
-def replaced_once_imported(makers: Mapping[str, Make]) -> Iterator[None]:
-    """For the length of a block, make the replacements of each module in ``makers``: now, or when it is imported."""
-    with ExitStack() as undo:
-        later = {name: make for name, make in makers.items() if name not in sys.modules}
-        for name in makers.keys() - later.keys():
-            for one in makers[name]():
-                undo.callback(one)
-        finder = _Finder(later, undo)
-        sys.meta_path.insert(0, finder)
-        undo.callback(sys.meta_path.remove, finder)
-        yield
-
 
 # Threads that a script starts run under the mode too: weights are loaded, and texts generated, in threads. What the
 # books of the simulated memory are told comes from one thread at a time.
