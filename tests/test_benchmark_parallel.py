@@ -18,7 +18,8 @@ from benchmarks.truth_table import read_truth
 ROWS = {row["id"]: row for row in read_rows()}
 SAMPLE = {"megatron-golden-hybrid-hybrid-mr-mcore-te-tp2-pp1-cp1-dgx-a100-1N8G-dev-dgx-h100": 0.001,
           "megatron-golden-gpt-gpt3-mcore-te-tp1-pp1-dist-optimizer-fim-dataset-dev-dgx-h100": 0.001,
-          "megatron-golden-moe-gpt3-moe-mcore-te-ep8-resume-torch-dist-muon-dev-dgx-gb200": 0.02,
+          "megatron-golden-moe-deepseek-proxy-fsdp-ep2-fsdp2-ep-overlap-dev-dgx-h100": 0.005,
+          "megatron-golden-gpt-gpt3-mcore-te-tp2-zp-z3-resume-fsdp-dtensor-dev-dgx-gb200": 0.001,
           "galvatron-llama2-7b-2layers-pp1tp8dp1-vtp": 0.001, "torchtitan-202604-llama3-debug-4h100-fsdp4": 0.02}
 
 
@@ -71,7 +72,7 @@ def test_blocks_of_fms_fsdp_are_checkpointed_evenly():
 
 
 @pytest.mark.parametrize(("row", "feature"), [
-    ("megatron-golden-gpt-gpt3-mcore-te-tp2-zp-z3-resume-fsdp-dtensor-dev-dgx-gb200", "Megatron-FSDP"),
+    ("megatron-golden-gpt-gpt3-mcore-te-tp2-pp1-modelopt-distill-resume-dev-dgx-gb200", "a second model, the teacher"),
     ("torchao-llama4-16e-2layer-4b200-mxfp8-both", "MXFP8 linears")])
 def test_a_row_with_a_feature_that_the_rebuild_lacks_is_refused_by_name(row, feature):
     assert feature in find_lacking(ROWS[row]) and find_reason(ROWS[row])
@@ -155,3 +156,26 @@ def test_the_stand_in_for_the_scan_of_mamba_saves_its_input_and_what_is_before_t
     # keeps with a float32 number for each group of a token
     saved = tokens * (inner + mixed + heads + inner + inner) * 2 + tokens * groups * 4
     assert p.nodes[-1].accumulate_bytes == saved
+
+
+@pytest.mark.parametrize(("backend", "device", "copies"), [
+    ("auto", "h100_sxm", 0), ("flash", "h100_sxm", 1), ("auto", "a100_80gb", 1), ("auto", "gb200", 1)])
+def test_flash_attention_copies_what_goes_in_and_what_comes_out(monkeypatch, backend, device, copies):
+    """cuDNN has no deterministic backward pass with dropout on Blackwell, and Ampere prefers FlashAttention."""
+    s, b, heads, size = 64, 2, 4, 32
+    monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = transformer_engine.DotProductAttention(heads, size, attention_dropout=0.1)
+            self.out = transformer_engine.Linear(heads * size, 8, params_dtype=torch.bfloat16, bias=False)
+
+        def forward(self, q, k, v):
+            return self.out(self.attention(q, k, v))
+
+    given = [torch.zeros(s, b, heads, size, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    with transformer_engine.fresh(backend), world(1):
+        p = profile(lambda: Block().cuda(), given, device=device)
+    output, statistics = s * b * heads * size * 2, s * b * heads * 4
+    assert p.nodes[-1].accumulate_bytes == output * (3 + 1) * (1 + copies) + statistics

@@ -1,17 +1,20 @@
-"""Private torch API: what FSDP keeps of a module: flat parameters, groups of parameters, their chunks and settings."""
+"""Private torch API: what FSDP keeps of a module: flat parameters, groups of parameters, their chunks and settings; and
+what Megatron-FSDP asks of other ranks.
+"""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, overload
 
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
 from torch import nn
-from torch.distributed.fsdp import _runtime_utils
+from torch.distributed.fsdp import FullyShardedDataParallel, _runtime_utils
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from analyzer.meta.intercept.replacement import Undo, answer
+from analyzer.meta.intercept.replacement import Make, Undo, answer, answer_each
 
 from .world_state import current_world, working_for
 
@@ -71,7 +74,7 @@ def count_data_parallel(module: Any) -> int | None:
     """
     if isinstance(module, nn.parallel.DistributedDataParallel):
         return dist.get_world_size(module.process_group)
-    if type(module).__name__ == "FullyShardedDataParallel":
+    if isinstance(module, FullyShardedDataParallel):  # others have a class of this name, Megatron-LM one of them
         copies = getattr(module, "_inter_node_pg", None)
         return dist.get_world_size(module.process_group) * (1 if copies is None else dist.get_world_size(copies))
     state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
@@ -120,6 +123,22 @@ class Chunks(Sequence[torch.Tensor]):
         if start >= size > 0:
             return self._tensor.new_empty(0)
         return self._tensor.narrow(self._dim, start, min(self._step, size - start))
+
+
+# Megatron-FSDP, in Megatron-LM and as a package of its own, cuts buckets of parameters into equal parts: of a parameter
+# ranks hold unequal ones. It asks them whether these cover the parameter, and for the states of their random numbers:
+# they do not run, and neither changes what one holds.
+
+def _nothing(*args: Any, **kwargs: Any) -> None: ...
+
+
+_IN_MEGATRON = "megatron.core.distributed.fsdp."
+_ASKED: dict[str, dict[str, Callable[..., Any]]] = {
+    **dict.fromkeys((f"{_IN_MEGATRON}src.megatron_fsdp.param_and_grad_buffer", "megatron_fsdp.param_and_grad_buffer"),
+                    {"validate_uneven_dtensor": _nothing}),
+    f"{_IN_MEGATRON}mcore_fsdp_adapter": {"FullyShardedDataParallel.sync_rng_states_across_tp_group": _nothing}}
+#: what is replaced in a module of Megatron-FSDP, by its name
+LATER: dict[str, Make] = {name: partial(answer_each, name, asked, current_world) for name, asked in _ASKED.items()}
 
 
 def replacements() -> Iterator[Undo]:

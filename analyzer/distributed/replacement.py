@@ -15,7 +15,7 @@ from analyzer.errors import InputError
 from analyzer.meta import argument as collective_hook
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode, without_modes
-from analyzer.meta.intercept.replacement import SharedReplacements, Undo, answer
+from analyzer.meta.intercept.replacement import SharedReplacements, Undo, answer, replaced_once_imported
 from analyzer.meta.state import active_state
 from analyzer.meta.tensor import device_of
 
@@ -168,6 +168,7 @@ def simulated_world(spec: WorldSpec, contents: Any, is_initialized: bool) -> Ite
         undo.enter_context(process_groups_kept_aside())
         undo.enter_context(engines_kept_aside())
         undo.enter_context(_world_replacements.installed())
+        undo.enter_context(replaced_once_imported(fsdp.LATER))
         undo.enter_context(collective_hook.simulating(collective.Collectives(spec.local_size, contents)))
         if is_initialized:
             make_default_group(spec.size, spec.rank)

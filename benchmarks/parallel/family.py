@@ -46,7 +46,6 @@ def note_of(row: dict[str, Any], notes: list[Note]) -> Note | None:
 Settings = dict[str, Any]
 #: Arguments of Megatron whose work the rebuild does not do, and what that is.
 _LACKING = {
-    "--use-megatron-fsdp": "Megatron-FSDP, which shards parameters and gradients in buffers of its own",
     "--export-kd-cfg": "a second model, the teacher, whose shape its checkpoint tells"}
 
 

@@ -64,8 +64,29 @@ def count_layers(row: Settings) -> tuple[int, int | None]:  # of the model, and 
     return layers, None if parts is None else int(parts)
 
 
+#: Arguments whose number is an option of the same name, or of another.
+_COUNTS = ("--ffn-hidden-size", "--num-query-groups", "--kv-channels", "--expert-tensor-parallel-size",
+           "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", "--wgrad-deferral-limit",
+           "--microbatch-group-size-per-virtual-pipeline-stage", "--recompute-num-layers", "--moe-router-group-topk",
+           "--moe-router-num-groups", "--moe-ffn-hidden-size", "--moe-shared-expert-intermediate-size", "--q-lora-rank",
+           "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim")
+_FACTORS = ("--moe-router-topk-scaling-factor", "--rotary-scaling-factor", "--mscale", "--mscale-all-dim")
+_RENAMED = {"--microbatch-group-size-per-virtual-pipeline-stage": "microbatch_group_size_per_vp_stage",
+            **{f"--decoder-{end}-pipeline-num-layers": f"num_layers_in_{end}_pipeline_stage"
+               for end in ("first", "last")}}
+
+
+def read_numbers(given: Settings) -> Settings:
+    """
+    >>> read_numbers({"--kv-channels": "128", "--decoder-last-pipeline-num-layers": 2, "--swiglu": True})
+    {'kv_channels': 128, 'num_layers_in_last_pipeline_stage': 2}
+    """
+    return {_RENAMED.get(flag, flag.strip("-").replace("-", "_")): kind(given[flag])
+            for kind, flags in ((int, _COUNTS), (float, _FACTORS)) for flag in flags if flag in given}
+
+
 def transformer_config(row: Settings) -> Any:  # what `core_transformer_config_from_args` makes of the test's arguments
-    from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
     from torch.nn import functional
 
     model, parallel, given = row["model"], row["parallel"], row["training"]["other_args"]
@@ -73,7 +94,6 @@ def transformer_config(row: Settings) -> Any:  # what `core_transformer_config_f
     pp, (layers, virtual) = parallel["pp"], count_layers(row)
     options: Settings = dict(
         num_layers=layers, hidden_size=model["hidden"], num_attention_heads=model["heads"],
-        ffn_hidden_size=int(given["--ffn-hidden-size"]) if "--ffn-hidden-size" in given else None,
         tensor_model_parallel_size=parallel["tp"], pipeline_model_parallel_size=pp,
         virtual_pipeline_model_parallel_size=virtual if virtual and virtual > 1 else None,
         context_parallel_size=parallel["cp"], expert_model_parallel_size=parallel["ep"],
@@ -88,7 +108,6 @@ def transformer_config(row: Settings) -> Any:  # what `core_transformer_config_f
         bias_dropout_fusion=True, masked_softmax_fusion=True, persist_layer_norm=True,
         qk_layernorm="--qk-layernorm" in given, hidden_dropout=float(given.get("--hidden-dropout", 0.1)),
         attention_dropout=float(given.get("--attention-dropout", 0.1)),
-        num_query_groups=int(given["--num-query-groups"]) if "--num-query-groups" in given else None,
         normalization=given.get("--normalization", "LayerNorm"), cp_comm_type="p2p",
         deterministic_mode=bool(row["training"]["deterministic"]), batch_p2p_comm=virtual is None,
         overlap_p2p_comm=bool(virtual and virtual > 1), deallocate_pipeline_outputs=True,
@@ -99,36 +118,23 @@ def transformer_config(row: Settings) -> Any:  # what `core_transformer_config_f
         fp8_param="--fp8-param-gather" in given,
         apply_rope_fusion="--no-rope-fusion" not in given, tp_comm_overlap="--tp-comm-overlap" in given,
         account_for_embedding_in_pipeline_split="--account-for-embedding-in-pipeline-split" in given,
-        account_for_loss_in_pipeline_split="--account-for-loss-in-pipeline-split" in given)
-    for name in ("first", "last"):
-        if f"--decoder-{name}-pipeline-num-layers" in given:
-            options[f"num_layers_in_{name}_pipeline_stage"] = int(given[f"--decoder-{name}-pipeline-num-layers"])
-    if "--defer-embedding-wgrad-compute" in given:
-        options.update(defer_embedding_wgrad_compute=True, wgrad_deferral_limit=int(given["--wgrad-deferral-limit"]))
-    if "--expert-tensor-parallel-size" in given:
-        options["expert_tensor_parallel_size"] = int(given["--expert-tensor-parallel-size"])
-    if "--microbatch-group-size-per-virtual-pipeline-stage" in given:
-        options["microbatch_group_size_per_vp_stage"] = int(given["--microbatch-group-size-per-virtual-pipeline-stage"])
-    if "--rotary-interleaved" in given:
-        options["rotary_interleaved"] = True
-    if "--kv-channels" in given:
-        options["kv_channels"] = int(given["--kv-channels"])
+        account_for_loss_in_pipeline_split="--account-for-loss-in-pipeline-split" in given,
+        defer_embedding_wgrad_compute="--defer-embedding-wgrad-compute" in given,
+        rotary_interleaved="--rotary-interleaved" in given, recompute_granularity=given.get("--recompute-granularity"),
+        recompute_method=given.get("--recompute-method"), **read_numbers(given))
     if "--swiglu" in given:
         options.update(activation_func=functional.silu, gated_linear_unit=True,
                        bias_activation_fusion="--no-bias-swiglu-fusion" not in given)
-        if options["ffn_hidden_size"] is None:  # arguments.py: two thirds of four times the width, in 64s
-            options["ffn_hidden_size"] = int(4 * model["hidden"] * 2 / 3 / 64) * 64
+        # arguments.py: two thirds of four times the width, in 64s
+        options.setdefault("ffn_hidden_size", int(4 * model["hidden"] * 2 / 3 / 64) * 64)
     if "--squared-relu" in given:
         from megatron.core.activations import squared_relu
         options["activation_func"] = squared_relu
-    if "--recompute-granularity" in given:
-        options.update(recompute_granularity=given["--recompute-granularity"],
-                       recompute_method=given.get("--recompute-method"),
-                       recompute_num_layers=int(given["--recompute-num-layers"])
-                       if "--recompute-num-layers" in given else None)
+    if "--recompute-modules" in given:
+        options["recompute_modules"] = given["--recompute-modules"].split()
     if "--num-experts" in given:
         options.update(moe_options(given))
-    return TransformerConfig(**options)
+    return (MLATransformerConfig if "--multi-latent-attention" in given else TransformerConfig)(**options)
 
 
 def moe_options(given: Settings) -> Settings:  # of a mixture of experts
@@ -145,18 +151,8 @@ def moe_options(given: Settings) -> Settings:  # of a mixture of experts
     options.update(moe_router_load_balancing_type="sinkhorn" if alone else "aux_loss", moe_aux_loss_coeff=1e-2)
     if options["moe_router_score_function"] == "sigmoid":
         options.update(moe_router_load_balancing_type="seq_aux_loss")
-    for flag, name in (("--moe-router-group-topk", "moe_router_group_topk"),
-                       ("--moe-router-num-groups", "moe_router_num_groups")):
-        if flag in given:
-            options[name] = int(given[flag])
-    if "--moe-router-topk-scaling-factor" in given:
-        options["moe_router_topk_scaling_factor"] = float(given["--moe-router-topk-scaling-factor"])
     if "--moe-layer-freq" in given:
         options["moe_layer_freq"] = eval(given["--moe-layer-freq"])  # a sum of lists, as Megatron reads it
-    if "--moe-ffn-hidden-size" in given:
-        options["moe_ffn_hidden_size"] = int(given["--moe-ffn-hidden-size"])
-    if "--moe-shared-expert-intermediate-size" in given:
-        options["moe_shared_expert_intermediate_size"] = int(given["--moe-shared-expert-intermediate-size"])
     return options
 
 
@@ -198,21 +194,25 @@ def build_chunks(row: Settings, config: Any) -> list[nn.Module]:
 def wrap(row: Settings, config: Any, chunks: list[nn.Module]) -> tuple[list[Any], Any]:
     """Megatron's DDP around 16-bit modules, and its optimizer (megatron/training/training.py, `get_model`)."""
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.transformer.module import Float16Module
 
     given = row["training"]["other_args"]
     muon = given.get("--optimizer") == "muon"
     distributed = "--use-distributed-optimizer" in given and not muon  # Muon's gives whole matrices to ranks
-    overlap = "--overlap-grad-reduce" in given
+    overlap, sharded = "--overlap-grad-reduce" in given, "--use-megatron-fsdp" in given
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32="--fp16" not in given and "--grad-reduce-in-bf16" not in given,
         overlap_grad_reduce=overlap, use_distributed_optimizer=distributed,
         overlap_param_gather="--overlap-param-gather" in given,
         check_for_nan_in_grad=True, average_in_collective="--ddp-average-in-collective" in given,
-        num_distributed_optimizer_instances=int(given.get("--num-distributed-optimizer-instances", 1)))
+        num_distributed_optimizer_instances=int(given.get("--num-distributed-optimizer-instances", 1)),
+        use_megatron_fsdp=sharded, data_parallel_sharding_strategy="optim_grads_params" if sharded else "no_shard",
+        bucket_size=40_000_000 if sharded and overlap else None)
     modules = [Float16Module(config, chunk.cuda()) for chunk in chunks]
-    wrapped = [DistributedDataParallel(config, ddp, module, disable_bucketing=number > 0)
+    wrapper = FullyShardedDataParallel if sharded else DistributedDataParallel
+    wrapped = [wrapper(config, ddp, module, disable_bucketing=number > 0)
                for number, module in enumerate(modules)]
     settings = OptimizerConfig(
         optimizer="adam", lr=1e-4, bf16=config.bf16, fp16=config.fp16, params_dtype=config.params_dtype,
@@ -224,6 +224,8 @@ def wrap(row: Settings, config: Any, chunks: list[nn.Module]) -> tuple[list[Any]
             settings, wrapped, layer_wise_distributed_optimizer="--use-distributed-optimizer" in given)
     else:
         optimizer = get_megatron_optimizer(settings, wrapped)
+    if sharded and "_resume_" in row["source"]["path"]:  # states are made for what is loaded: load_checkpoint
+        optimizer._init_optimizer_states_with_dummy_values()
     config.grad_scale_func = optimizer.scale_loss
     if overlap:
         syncs = [chunk.no_sync for chunk in wrapped]
@@ -236,19 +238,35 @@ def wrap(row: Settings, config: Any, chunks: list[nn.Module]) -> tuple[list[Any]
     return wrapped, optimizer
 
 
+def note_backward(model: Any) -> None:
+    """What Megatron-FSDP's first backward pass leaves since 41f3b6f308 (April 2026), which both of its rows run and the
+    release does not: modules outside of layers, such as the last norm, gather no layers ahead any more.
+    """
+    from megatron.core.distributed.fsdp.src.megatron_fsdp.megatron_fsdp import TrainingState
+    from megatron.core.transformer.transformer_layer import TransformerLayer
+
+    inside = {module for layer in model.modules() if isinstance(layer, TransformerLayer) for module in layer.modules()}
+    for module in model.module.module.modules():
+        if module not in inside:
+            module._training_state = TrainingState.PRE_BACKWARD
+
+
 def batches(row: Settings) -> Iterator[dict[str, Tensor]]:
-    """What a micro-batch puts on the device; the mask is made by the data loader."""
+    """What micro-batches put on the device, each of which its forward pass alone holds."""
+    while True:
+        yield make_batch(row)
+
+
+def make_batch(row: Settings) -> dict[str, Tensor]:  # of a micro-batch; the mask is made by the data loader
     b, s = row["training"]["micro_batch"], row["model"]["seq_len"]
     s_local = s // row["parallel"]["cp"]
-    masked = "--no-create-attention-mask-in-dataloader" not in row["training"]["other_args"]
-    while True:
-        whole = {name: torch.zeros(b, s, dtype=torch.int64, device="cuda") for name in ("tokens", "labels", "ids")}
-        whole["loss_mask"] = torch.ones(b, s, dtype=torch.float32, device="cuda")
-        if s_local != s:
-            whole = {name: t[:, :s_local].contiguous() for name, t in whole.items()}
-        if masked:
-            whole["mask"] = torch.zeros(b, 1, s, s, dtype=torch.bool, device="cuda")[:, :, :s_local]
-        yield whole
+    whole = {name: torch.zeros(b, s, dtype=torch.int64, device="cuda") for name in ("tokens", "labels", "ids")}
+    whole["loss_mask"] = torch.ones(b, s, dtype=torch.float32, device="cuda")
+    if s_local != s:
+        whole = {name: t[:, :s_local].contiguous() for name, t in whole.items()}
+    if "--no-create-attention-mask-in-dataloader" not in row["training"]["other_args"]:
+        whole["mask"] = torch.zeros(b, 1, s, s, dtype=torch.bool, device="cuda")[:, :, :s_local]
+    return whole
 
 
 def compute_loss(loss_mask: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -337,7 +355,7 @@ def balanced_routing(skew: float = 0.0) -> Iterator[None]:
 
 class Job:  # one rank of a test: its model, and a step of it
     def __init__(self, row: Settings, skew: float = 0.0) -> None:
-        self.row, self.skew = row, skew
+        self.row, self.skew, self.passes = row, skew, 0
 
     def build(self) -> nn.Module:  # chunks wrapped; the optimizer holds float32 copies from here on
         from megatron.core import parallel_state, tensor_parallel
@@ -360,6 +378,9 @@ class Job:  # one rank of a test: its model, and a step of it
 
     def forward(self, iterator: Any, model: Any) -> tuple[Any, Callable[..., Any]]:
         """`forward_step` of the test's script."""
+        if self.passes and "--use-megatron-fsdp" in self.row["training"]["other_args"]:
+            note_backward(model)
+        self.passes += 1
         family = self.row["model"]["family"].split()[0]
         special = {"bert": megatron_encoder.forward_bert, "t5": megatron_encoder.forward_t5}.get(family)
         return forward_step(iterator, model) if special is None else special(self.row, model, compute_loss)

@@ -6,6 +6,7 @@ attention/dot_product_attention/backends.py), for training in 16 bits or in floa
 """
 from __future__ import annotations
 
+import os
 import sys
 import types
 from collections.abc import Iterator
@@ -32,6 +33,31 @@ from benchmarks.parallel.transformer_engine_layer import (
 )
 
 VERSION = "2.8.0"
+
+
+def uses_flash(backend: str, dropout: float) -> bool:
+    """Whether FlashAttention runs rather than cuDNN's attention: on Ampere where both may, and where cuDNN has no
+    deterministic backward pass, on Blackwell with dropout (dot_product_attention/utils.py, ``get_attention_backend``,
+    and common/fused_attn/fused_attn.cpp, ``nvte_get_fused_attn_backend``, "determinism on Blackwell").
+    """
+    major = torch.cuda.get_device_properties(0).major
+    is_deterministic = os.environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") == "0"
+    return backend == "flash" or backend == "auto" and (
+        major < 9 or major >= 10 and is_deterministic and dropout > 0)
+
+
+def lay_out(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """Query, key and value as kernels take them: views of one tensor, or the last two of one, only where they follow
+    each other in it by heads or by parts of a head; else each by itself (dot_product_attention/utils.py,
+    ``get_qkv_layout``). So grouped queries, which Megatron copies out of theirs, have keys and values copied too.
+    """
+    for together in ((q, k, v), (k, v)):
+        alike = {(t.untyped_storage()._cdata, t.shape, t.stride()) for t in together}
+        offsets, size = [t.storage_offset() for t in together], k.shape[-1]
+        if len(alike) == 1 and any(offsets == [i * step for i in range(len(together))]
+                                   for step in (size, size * k.shape[-2])):
+            return q, k, v
+    return q.contiguous(), k.contiguous(), v.contiguous()
 
 
 class _Attention(torch.autograd.Function):
@@ -78,8 +104,13 @@ class DotProductAttention(Base):  # ``transformer_engine.pytorch.DotProductAtten
         self.cp_group = cp_group
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
+        out: Tensor
+        q, k, v = lay_out(q, k, v)
+        if uses_flash(self.backend, self.dropout.p):  # of [batch, sequence, heads, size]: backends.py, FlashAttention
+            out = _Attention.apply(*(t.transpose(0, 1).contiguous() for t in (q, k, v)))  # type: ignore[no-untyped-call]
+            return out.view(*out.shape[:2], -1).transpose(0, 1).contiguous()
         if self.backend != "unfused":
-            out: Tensor = _Attention.apply(q, k, v)  # type: ignore[no-untyped-call]
+            out = _Attention.apply(q, k, v)  # type: ignore[no-untyped-call]
             return out.view(*out.shape[:2], -1)
         s, b, h, d = q.shape
         if k.shape[2] != h:

@@ -51,7 +51,8 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, overlaps: bool) -> 
 def _multiply(x: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.dtype == torch.uint8:
         return torch.empty(x.shape[0], y.shape[1], dtype=torch.bfloat16, device=x.device)
-    return torch.mm(x, y) if bias is None else torch.addmm(bias, x, y)
+    out = torch.mm(x, y)
+    return out if bias is None else out.add_(bias)  # PyTorch's ``addmm`` would take a workspace of cuBLASLt for it
 
 
 # Float8 with one scale a tensor, found of the tensor itself (`Float8CurrentScalingQuantizer`). Cards before Blackwell

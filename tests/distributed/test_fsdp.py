@@ -5,6 +5,9 @@ keeps two states, all in float32. A rank that holds ``p`` elements has gradients
 step count of 4 bytes for each tensor. The peak of one device is in the backward pass of the last block, where few
 gradients are there: what a wrapper leaves to others of parameters and states is less of it, what it holds more.
 """
+import importlib
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -23,6 +26,8 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import Shard
 
+from analyzer.parallel import world
+from analyzer.results.world import find_parallel_sizes
 from tests.distributed.data_parallel_model import (
     BLOCK,
     HIDDEN,
@@ -229,3 +234,41 @@ def test_norms_of_shards_are_added_up(build):
 @pytest.mark.parametrize("build, scaler", [(fsdp1(), ShardedGradScaler), (fsdp2(), torch.amp.GradScaler)])
 def test_gradients_are_scaled_and_no_step_is_skipped(build, scaler):
     assert Run(build, step=scale([scaler])).profile.optimizer_bytes == 8 * P // 8
+
+
+STUB = """
+def validate_uneven_dtensor(tensor):
+    raise AssertionError("asked the other ranks")
+
+
+class FullyShardedDataParallel(torch.nn.Linear):
+    def sync_rng_states_across_tp_group(self):
+        raise AssertionError("asked the other ranks")
+"""
+
+
+def test_megatron_fsdp_asks_nothing_of_ranks_that_do_not_run(tmp_path, monkeypatch):
+    """Whether it is imported in the world or before; the count of ranks knows its wrapper from torch's of its name."""
+    places = ("megatron_fsdp.param_and_grad_buffer", "megatron.core.distributed.fsdp.mcore_fsdp_adapter")
+    for place in places:
+        path = tmp_path.joinpath(*place.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True)
+        path.write_text(f"import torch\n{STUB}")
+        for folder in list(path.relative_to(tmp_path).parents)[:-1]:
+            (tmp_path / folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    names = [".".join(place.split(".")[:n]) for place in places for n in range(1, place.count(".") + 2)]
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for _ in range(2):
+        with world(4, rank=3):
+            check, adapter = map(importlib.import_module, places)
+            wrapper = adapter.FullyShardedDataParallel(4, 4)
+            assert check.validate_uneven_dtensor(None) is None
+            assert wrapper.sync_rng_states_across_tp_group() is None
+            assert find_parallel_sizes(wrapper)["data_parallel_size"] is None
+        for asks, given in ((check.validate_uneven_dtensor, [None]), (wrapper.sync_rng_states_across_tp_group, [])):
+            with pytest.raises(AssertionError, match="asked the other ranks"):
+                asks(*given)
+    for name in names:
+        sys.modules.pop(name, None)
