@@ -138,7 +138,7 @@ def to_specs(tree: Any) -> Any:
         return [to_specs(x) for x in tree]
     if isinstance(tree, dict):
         return {k: to_specs(v) for k, v in tree.items()}
-    return tree
+    return tree.nbytes() if isinstance(tree, torch.UntypedStorage) else tree  # which a signature would keep in memory
 
 
 @functools.cache

@@ -193,3 +193,26 @@ def test_holders_add_up_to_the_peak_with_the_workspace_of_what_runs(mode):
     held = {category: sum(h.bytes for h in p.holders if h.category == category) for category in p.peak_by_category}
     assert held == p.peak_by_category and sum(held.values()) == p.peak_allocated_bytes
     assert [h for h in p.holders if h.category == "workspace" and h.label in {node.name for node in p.nodes}]
+
+
+class Refilled(nn.Module):
+    """Discards a tensor's memory and takes it again for the bytes of another one, as Megatron's checkpoints do."""
+
+    def __init__(self, rounds):
+        super().__init__()
+        self.rounds = rounds
+
+    def forward(self, x):
+        for _ in range(self.rounds):
+            discarded, again = torch.empty_like(x), torch.empty_like(x)
+            discarded.untyped_storage().resize_(0)
+            discarded.untyped_storage().resize_(again.untyped_storage().nbytes())
+            discarded.untyped_storage().copy_(again.untyped_storage())
+            del discarded, again
+        return x + 1
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_storages_that_are_copied_into_each_other_die_with_their_tensors(rounds):
+    p = profile(Refilled(rounds), (torch.empty(MIB // 4),), device="h100_sxm")
+    assert p.peak_allocated_bytes == 3 * MIB  # the input, and what is discarded with what fills it
