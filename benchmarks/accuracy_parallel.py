@@ -43,7 +43,7 @@ from benchmarks.parallel.family import (
     note_of,
     predict,
 )
-from benchmarks.parallel.megatron import row_of_b200
+from benchmarks.parallel.megatron import row_of_b200, with_recipe
 from benchmarks.truth_table import read_truth
 
 GIB = 2**30
@@ -51,6 +51,7 @@ NAMED_ABOVE, UNSAFE = 0.08, 0.05
 TOLD_TO = 0.01 * GIB  # two digits of a log
 PACKAGES = {"megatron-core": "0.16", "torchtitan": "0.2"}  #: of the extra, and the releases that the rebuilds are of
 LICENCES = {"MooreThreads/SimuMax": "Apache-2.0", "NVIDIA/Megatron-LM": "BSD-3-Clause and Apache-2.0",
+            "NVIDIA-NeMo/Megatron-Bridge": "Apache-2.0",
             "pytorch/torchtitan": "BSD-3-Clause", "pytorch/ao": "BSD-3-Clause",
             "foundation-model-stack/fms-acceleration": "Apache-2.0", "foundation-model-stack/fms-fsdp": "Apache-2.0",
             "KellerJordan/modded-nanogpt": "MIT"}
@@ -74,7 +75,7 @@ class Judged(NamedTuple):  # a row, with what was predicted and measured, in byt
 
 
 def read_rows() -> list[dict[str, Any]]:
-    return [*read_truth("parallel")["rows"], *map(row_of_b200, read_truth("megatron_b200")["rows"])]
+    return [*map(with_recipe, read_truth("parallel")["rows"]), *map(row_of_b200, read_truth("megatron_b200")["rows"])]
 
 
 def has_memory(row: dict[str, Any]) -> bool:  # whether a row has a figure of memory, and nothing of it is guessed

@@ -127,6 +127,7 @@ def test_layers_of_the_stand_in_save_what_those_of_transformer_engine_do(float8,
     saved = tokens * (h + 3 * h + h) * 2 + 2 * tokens * 4 + tokens * heads * 4
     saved += tokens * h * (2 - float8) + tokens * h * (float8 and not keeps_input)
     assert p.nodes[-1].accumulate_bytes == saved
+    assert "workspace" not in p.peak_by_category  # PyTorch's, of which its products take none
 
 
 def test_the_stand_in_for_the_scan_of_mamba_saves_its_input_and_what_is_before_the_gate():
@@ -179,3 +180,31 @@ def test_flash_attention_copies_what_goes_in_and_what_comes_out(monkeypatch, bac
         p = profile(lambda: Block().cuda(), given, device=device)
     output, statistics = s * b * heads * size * 2, s * b * heads * 4
     assert p.nodes[-1].accumulate_bytes == output * (3 + 1) * (1 + copies) + statistics
+
+
+@pytest.mark.parametrize(("half", "copies", "expected"), [
+    (False, {}, 8), (True, {}, 4), (True, {"master_weights": True}, 8),
+    (True, {"master_weights": True, "store_param_remainders": True}, 6)])
+def test_the_stand_in_for_adam_keeps_what_it_is_told_to(half, copies, expected):
+    """A byte an element: two moments, of 16 or 32 bits, and the copy of a parameter or the half that it lacks."""
+    dtype = torch.bfloat16 if half else torch.float32
+    parameter = torch.nn.Parameter(torch.zeros(8, dtype=torch.bfloat16))
+    optimizer = transformer_engine.FusedAdam([parameter], exp_avg_dtype=dtype, exp_avg_sq_dtype=dtype, **copies)
+    optimizer.step()
+    assert not optimizer.state[parameter]
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert sum(state.nbytes for state in optimizer.state[parameter].values()) == 8 * expected
+
+
+@pytest.mark.parametrize(("mode", "communicated"), [("column", 1), (None, 0)])
+def test_a_linear_layer_communicates_by_the_mode_that_it_has_when_it_runs(mode, communicated):
+    def build():
+        layer = transformer_engine.Linear(8, 16, sequence_parallel=True, tp_group=torch.distributed.group.WORLD,
+                                          tp_size=2, params_dtype=torch.bfloat16, bias=False, parallel_mode="column")
+        layer.parallel_mode = mode
+        return layer
+
+    with transformer_engine.fresh("auto"), world(2):
+        p = profile(build, (torch.zeros(4, 8, dtype=torch.bfloat16),), mode="infer", device="h100_sxm")
+    assert len(p.comm) == communicated

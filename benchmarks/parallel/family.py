@@ -35,8 +35,7 @@ APART = [Note(("2026-02-16-flattenforward",),
          Note(("llama4-16e",),
               "torchtitan's Llama 4 with grouped products on B200: the rebuild has a quarter less, not explained"),
          Note(("nemotron",), "hybrid models that predict several tokens, which the released package does not have"),
-         Note(("fine-grained-offloading",), "activations offloaded by name, which the released package does not know"),
-         Note(("megatron-bridge",), "multi-latent attention of Moonlight, recomputed by module")]
+         Note(("fine-grained-offloading",), "activations offloaded by name, which the released package does not know")]
 
 
 def note_of(row: dict[str, Any], notes: list[Note]) -> Note | None:
@@ -105,6 +104,7 @@ class Prediction:
 
 FAMILIES = {"MooreThreads/SimuMax": Family("megatron", "megatron", "megatron", "allocated"),
             "NVIDIA/Megatron-LM": Family("megatron", "megatron", "megatron", "allocated", last_rank=True),
+            "NVIDIA-NeMo/Megatron-Bridge": Family("megatron", "megatron", "megatron", "allocated"),
             "KellerJordan/modded-nanogpt": Family("modded-nanogpt", "speedrun", "torch", "allocated"),
             "PKU-DAIR/Hetu-Galvatron": Family("galvatron", "galvatron", "megatron", "allocated"),
             "pytorch/torchtitan": Family("torchtitan", "torchtitan", "torchtitan", "reserved"),

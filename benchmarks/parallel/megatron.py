@@ -9,6 +9,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,6 +45,32 @@ def row_of_b200(told: Settings) -> Settings:
                      "env": {"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}},
         "parallel": {"tp": tp, "pp": pp, "cp": 1, "ep": 1, "sp": tp > 1, "fsdp": {"degree": 8 // tp // pp}},
         "measured": {"memory_gib": told["peak_allocated_gib"]}}
+
+
+#: Of Megatron-Bridge's recipe moonlight_16b_pretrain_8gpu_h100_bf16_config (at 600d069), and of the model's config.json
+_MOONLIGHT = {
+    "--swiglu": True, "--normalization": "RMSNorm", "--disable-bias-linear": True, "--hidden-dropout": "0",
+    "--untie-embeddings-and-output-weights": True, "--position-embedding-type": "rope", "--attention-dropout": "0",
+    "--vocab-size": "163840", "--make-vocab-size-divisible-by": 1280, "--ffn-hidden-size": "11264",
+    "--no-create-attention-mask-in-dataloader": True, "--cross-entropy-loss-fusion": True,
+    "--cross-entropy-fusion-impl": "te", "--use-distributed-optimizer": True, "--overlap-grad-reduce": True,
+    "--overlap-param-gather": True, "--ddp-average-in-collective": True, "--grad-reduce-in-bf16": True,
+    "--use-precision-aware-optimizer": True, "--multi-latent-attention": True, "--qk-layernorm": True,
+    "--fp8-recipe": "tensorwise",  # by default, also in 16 bits, where the optimizer takes it for parameters of 8
+    "--kv-lora-rank": "512", "--qk-head-dim": "128", "--qk-pos-emb-head-dim": "64", "--v-head-dim": "128",
+    "--rope-type": "rope", "--no-rope-fusion": True, "--num-experts": "64", "--moe-layer-freq": "([0]*1+[1]*26)",
+    "--moe-ffn-hidden-size": "1408", "--moe-shared-expert-intermediate-size": "2816", "--moe-router-topk": "6",
+    "--moe-shared-expert-overlap": True, "--moe-token-dispatcher-type": "alltoall", "--moe-grouped-gemm": True,
+    "--moe-router-pre-softmax": True, "--moe-router-topk-scaling-factor": "2.446", "--moe-router-dtype": "fp32",
+    "--moe-router-score-function": "sigmoid", "--moe-router-enable-expert-bias": True,
+    "--expert-tensor-parallel-size": "1", "--recompute-granularity": "selective", "--recompute-modules": "core_attn"}
+
+
+def with_recipe(row: Settings) -> Settings:  # a row, with what its recipe says where it is one of Megatron-Bridge
+    if row["source"]["repo"] != "NVIDIA-NeMo/Megatron-Bridge":
+        return row
+    told = {"other_args": _MOONLIGHT, "transformer_impl": "transformer_engine", "deterministic": False}
+    return {**row, "training": {**row["training"], **told}}
 
 
 def padded_vocabulary(arguments: Settings, tp: int, words: int = VOCABULARY) -> int:
@@ -132,6 +159,8 @@ def transformer_config(row: Settings) -> Any:  # what `core_transformer_config_f
         options["activation_func"] = squared_relu
     if "--recompute-modules" in given:
         options["recompute_modules"] = given["--recompute-modules"].split()
+    if "--multi-latent-attention" in given:
+        options = {"q_lora_rank": None, "rope_type": given.get("--rope-type", "yarn"), **options}
     if "--num-experts" in given:
         options.update(moe_options(given))
     return (MLATransformerConfig if "--multi-latent-attention" in given else TransformerConfig)(**options)
@@ -145,7 +174,8 @@ def moe_options(given: Settings) -> Settings:  # of a mixture of experts
         moe_router_pre_softmax="--moe-router-pre-softmax" in given,
         moe_router_score_function=given.get("--moe-router-score-function", "softmax"),
         moe_router_enable_expert_bias="--moe-router-enable-expert-bias" in given,
-        moe_router_dtype=given.get("--moe-router-dtype"), moe_permute_fusion=False)
+        moe_router_dtype=given.get("--moe-router-dtype"), moe_permute_fusion=False,
+        moe_shared_expert_overlap="--moe-shared-expert-overlap" in given)
     # the highest expert alone without its softmax has no gradient, so these tests balance by sinkhorn
     alone = options["moe_router_topk"] == 1 and not options["moe_router_pre_softmax"]
     options.update(moe_router_load_balancing_type="sinkhorn" if alone else "aux_loss", moe_aux_loss_coeff=1e-2)
@@ -218,6 +248,10 @@ def wrap(row: Settings, config: Any, chunks: list[nn.Module]) -> tuple[list[Any]
         optimizer="adam", lr=1e-4, bf16=config.bf16, fp16=config.fp16, params_dtype=config.params_dtype,
         use_distributed_optimizer=distributed, clip_grad=1.0, log_num_zeros_in_grad=False,
         overlap_param_gather="--overlap-param-gather" in given)
+    if "--use-precision-aware-optimizer" in given:
+        half = torch.bfloat16
+        settings = replace(settings, use_precision_aware_optimizer=True, main_grads_dtype=half, exp_avg_dtype=half,
+                           exp_avg_sq_dtype=half, fp8_recipe=given["--fp8-recipe"])
     if muon:
         from megatron.core.optimizer.muon import get_megatron_muon_optimizer
         optimizer = get_megatron_muon_optimizer(

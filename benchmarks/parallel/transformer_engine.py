@@ -124,17 +124,28 @@ class DotProductAttention(Base):  # ``transformer_engine.pytorch.DotProductAtten
         return context.permute(2, 0, 1, 3).contiguous().view(s, b, -1)
 
 
-class FusedAdam(torch.optim.Optimizer):  # two states a parameter, in float32, written in place by one kernel
+class FusedAdam(torch.optim.Optimizer):
+    """Two states a parameter, written in place by one kernel; and where it keeps copies of parameters in 32 bits, the
+    half of each that the parameter lacks.
+    """
+
     def __init__(self, params: Any, lr: float = 1e-3, betas: Any = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 0.0, adam_w_mode: bool = True, bias_correction: bool = True, **_: Any) -> None:
+                 weight_decay: float = 0.0, adam_w_mode: bool = True, bias_correction: bool = True,
+                 exp_avg_dtype: torch.dtype = torch.float32, exp_avg_sq_dtype: torch.dtype = torch.float32,
+                 master_weights: bool = False, master_weight_dtype: Any = None, use_decoupled_grad: bool = False,
+                 store_param_remainders: bool = False) -> None:
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, step=0))
+        self.dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
+        if master_weights:
+            self.dtypes["master_param"] = torch.int16 if store_param_remainders else torch.float32
+        self.gradient = "decoupled_grad" if use_decoupled_grad else "grad"
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None and not self.state[parameter]:
-                    self.state[parameter] = {name: torch.zeros_like(parameter, dtype=torch.float32)
-                                             for name in ("exp_avg", "exp_avg_sq")}
+                if getattr(parameter, self.gradient, None) is not None and not self.state[parameter]:
+                    self.state[parameter] = {
+                        name: torch.zeros_like(parameter, dtype=dtype) for name, dtype in self.dtypes.items()}
 
 
 class Orthogonalized(torch.optim.Optimizer):

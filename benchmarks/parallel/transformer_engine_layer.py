@@ -1,6 +1,7 @@
 """Layers of the stand-in for Transformer Engine: what each saves, and the workspaces that it takes."""
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,18 @@ class Workspace:
     """
 
     held: dict[int, list[Tensor]] = {}               #: by how many
+
+    @staticmethod
+    @contextmanager
+    def own() -> Iterator[None]:
+        """A block whose products take none of those that PyTorch's products do, one for each stream."""
+        name = "CUBLAS_WORKSPACE_CONFIG"
+        before = os.environ.get(name)
+        os.environ[name] = ":0:0"
+        try:
+            yield
+        finally:
+            os.environ.pop(name) if before is None else os.environ.update({name: before})
 
     @classmethod
     def take(cls, count: int = 1) -> None:
@@ -51,8 +64,9 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, overlaps: bool) -> 
 def _multiply(x: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.dtype == torch.uint8:
         return torch.empty(x.shape[0], y.shape[1], dtype=torch.bfloat16, device=x.device)
-    out = torch.mm(x, y)
-    return out if bias is None else out.add_(bias)  # PyTorch's ``addmm`` would take a workspace of cuBLASLt for it
+    with Workspace.own():
+        out = torch.mm(x, y)
+    return out if bias is None else out.add_(bias)
 
 
 # Float8 with one scale a tensor, found of the tensor itself (`Float8CurrentScalingQuantizer`). Cards before Blackwell
@@ -213,10 +227,7 @@ class Linear(Base):  # ``transformer_engine.pytorch.Linear``
         self.tp_group, self.tp_size, self.parallel_mode = tp_group, tp_size, parallel_mode
         self.in_features, self.out_features, self.use_bias, self.return_bias = (
             in_features, out_features, bias, return_bias)
-        self.column, self.row = parallel_mode == "column", parallel_mode == "row"
-        split, parallel = tp_size if self.column else 1, sequence_parallel and tp_size > 1
-        self.gathers, self.scatters = parallel and self.column, parallel and self.row
-        self.reduces = self.row and tp_size > 1 and not parallel
+        split, self.sequence_parallel = tp_size if self.column else 1, sequence_parallel and tp_size > 1
         size = (out_features // split, in_features // (tp_size if self.row else 1))
         self.weight = nn.Parameter(torch.empty(*size, dtype=params_dtype, device=device))
         if bias:
@@ -225,8 +236,15 @@ class Linear(Base):  # ``transformer_engine.pytorch.Linear``
             _mark(self.weight, self.column or self.row, 0 if self.column else 1)
             if bias:
                 _mark(self.bias, self.column, 0)
-                if self.row and parallel:
+                if self.scatters:
                     self.bias.sequence_parallel = True  # type: ignore[attr-defined]
+
+    # by the mode, which Megatron takes away from shared experts, whose communication it does itself
+    column = property(lambda self: self.parallel_mode == "column")
+    row = property(lambda self: self.parallel_mode == "row")
+    gathers = property(lambda self: self.sequence_parallel and self.column)
+    scatters = property(lambda self: self.sequence_parallel and self.row)
+    reduces = property(lambda self: self.row and self.tp_size > 1 and not self.sequence_parallel)
 
     def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Any:
         bias = self.bias if self.use_bias else None
