@@ -34,8 +34,7 @@ APART = [Note(("2026-02-16-flattenforward",),
               "a loss and wide layers that are Triton kernels in the compiled model: it copies what a stand-in writes"),
          Note(("llama4-16e",),
               "torchtitan's Llama 4 with grouped products on B200: the rebuild has a quarter less, not explained"),
-         Note(("nemotron",), "hybrid models that predict several tokens, which the released package does not have"),
-         Note(("fine-grained-offloading",), "activations offloaded by name, which the released package does not know")]
+         Note(("nemotron",), "hybrid models that predict several tokens, which the released package does not have")]
 
 
 def note_of(row: dict[str, Any], notes: list[Note]) -> Note | None:

@@ -19,7 +19,7 @@ from analyzer.meta.value.expectation import expected_counts
 from benchmarks.parallel import megatron_encoder, megatron_hybrid, transformer_engine
 
 VOCABULARY = 50257  # of GPT-2, whose files the tests read
-PATTERN = "--hybrid-layer-pattern"
+PATTERN, LAYOUT = "--hybrid-layer-pattern", "--pipeline-model-parallel-layout"
 Settings = dict[str, Any]
 
 
@@ -85,6 +85,9 @@ def count_layers(row: Settings) -> tuple[int, int | None]:  # of the model, and 
     if PATTERN in given:
         stages = megatron_hybrid.stages_of(given[PATTERN], pp)
         return sum(map(len, stages)), None if len(stages) == pp else len(stages) // pp
+    if LAYOUT in given:
+        from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+        return layers, PipelineParallelLayerLayout.get_num_stages_from_str(given[LAYOUT]) // pp
     if "--num-layers-per-virtual-pipeline-stage" in given:
         return layers, layers // pp // int(given["--num-layers-per-virtual-pipeline-stage"])
     parts = given.get("--num-virtual-stages-per-pipeline-rank")
@@ -96,7 +99,7 @@ _COUNTS = ("--ffn-hidden-size", "--num-query-groups", "--kv-channels", "--expert
            "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", "--wgrad-deferral-limit",
            "--microbatch-group-size-per-virtual-pipeline-stage", "--recompute-num-layers", "--moe-router-group-topk",
            "--moe-router-num-groups", "--moe-ffn-hidden-size", "--moe-shared-expert-intermediate-size", "--q-lora-rank",
-           "--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim")
+           "--kv-lora-rank", "--mtp-num-layers", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim")
 _FACTORS = ("--moe-router-topk-scaling-factor", "--rotary-scaling-factor", "--mscale", "--mscale-all-dim")
 _RENAMED = {"--microbatch-group-size-per-virtual-pipeline-stage": "microbatch_group_size_per_vp_stage",
             **{f"--decoder-{end}-pipeline-num-layers": f"num_layers_in_{end}_pipeline_stage"
@@ -141,6 +144,11 @@ def transformer_config(row: Settings) -> Any:  # what `core_transformer_config_f
         cross_entropy_loss_fusion="--cross-entropy-loss-fusion" in given,
         cross_entropy_fusion_impl=given.get("--cross-entropy-fusion-impl", "native"),
         calculate_per_token_loss="--calculate-per-token-loss" in given,
+        pipeline_model_parallel_layout=given.get(LAYOUT),
+        fine_grained_activation_offloading="--fine-grained-activation-offloading" in given,
+        # which the release cannot with Megatron-FSDP: a plan of layers calls none of its hooks
+        overlap_moe_expert_parallel_comm="--overlap-moe-expert-parallel-comm" in given
+        and "--use-megatron-fsdp" not in given,
         fp8=given.get("--fp8-format"), fp8_recipe=given.get("--fp8-recipe", "delayed"),
         fp8_param="--fp8-param-gather" in given,
         apply_rope_fusion="--no-rope-fusion" not in given, tp_comm_overlap="--tp-comm-overlap" in given,
@@ -157,8 +165,9 @@ def transformer_config(row: Settings) -> Any:  # what `core_transformer_config_f
     if "--squared-relu" in given:
         from megatron.core.activations import squared_relu
         options["activation_func"] = squared_relu
-    if "--recompute-modules" in given:
-        options["recompute_modules"] = given["--recompute-modules"].split()
+    for flag in ("--recompute-modules", "--offload-modules"):
+        if flag in given:
+            options[flag.strip("-").replace("-", "_")] = given[flag].strip("[]").split()
     if "--multi-latent-attention" in given:
         options = {"q_lora_rank": None, "rope_type": given.get("--rope-type", "yarn"), **options}
     if "--num-experts" in given:
@@ -210,13 +219,18 @@ def build_chunks(row: Settings, config: Any) -> list[nn.Module]:
             spec = specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm)
         else:
             spec = specs.get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization=config.normalization)
+        mtp = None
+        if config.mtp_num_layers:  # whose layer is like the decoder's last one, which another stage may have
+            last = spec if spec.layer_specs else specs.get_gpt_layer_with_transformer_engine_spec(
+                config.num_moe_experts, config.moe_grouped_gemm, config.qk_layernorm, config.multi_latent_attention)
+            mtp = specs.get_gpt_mtp_block_spec(config, last, te, vp_stage=vp)
         chunk = GPTModel(
             config, spec, vocab_size=padded_vocabulary(given, parallel["tp"]), max_sequence_length=model["seq_len"],
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp),
             share_embeddings_and_output_weights="--untie-embeddings-and-output-weights" not in given,
             position_embedding_type=given.get("--position-embedding-type", "learned_absolute"),
-            rotary_percent=float(given.get("--rotary-percent", 1.0)), vp_stage=vp)
+            rotary_percent=float(given.get("--rotary-percent", 1.0)), mtp_block_spec=mtp, vp_stage=vp)
         chunks.append(chunk)
     return chunks
 
@@ -312,11 +326,13 @@ def compute_loss(loss_mask: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dic
     return loss, tokens, {"lm loss": torch.cat([loss.clone().detach().view(1), tokens.view(1)])}
 
 
-def forward_step(iterator: Iterator[dict[str, Tensor]], model: Any) -> tuple[Any, Callable[..., Any]]:
-    """`forward_step` of pretrain_gpt.py."""
+def forward_step(iterator: Iterator[dict[str, Tensor]], model: Any, plans: bool) -> tuple[Any, Callable[..., Any]]:
+    """`forward_step` of pretrain_gpt.py; where it ``plans``, its layers run later, beside those of another batch."""
     batch = next(iterator)
-    output = model(batch["tokens"], batch["ids"], batch.get("mask"), labels=batch["labels"])
     loss_mask = batch["loss_mask"]
+    told = {"loss_mask": loss_mask} if model.config.mtp_num_layers else {}
+    output = (model.build_schedule_plan if plans else model)(
+        batch["tokens"], batch["ids"], batch.get("mask"), labels=batch["labels"], **told)
     return output, lambda out: compute_loss(loss_mask, out)
 
 
@@ -410,14 +426,16 @@ class Job:  # one rank of a test: its model, and a step of it
         self.config, self.iterator = config, batches(self.row)
         return nn.ModuleList(self.chunks)
 
-    def forward(self, iterator: Any, model: Any) -> tuple[Any, Callable[..., Any]]:
+    def forward(self, iterator: Any, model: Any, return_schedule_plan: bool = False) -> tuple[Any, Callable[..., Any]]:
         """`forward_step` of the test's script."""
         if self.passes and "--use-megatron-fsdp" in self.row["training"]["other_args"]:
             note_backward(model)
         self.passes += 1
         family = self.row["model"]["family"].split()[0]
         special = {"bert": megatron_encoder.forward_bert, "t5": megatron_encoder.forward_t5}.get(family)
-        return forward_step(iterator, model) if special is None else special(self.row, model, compute_loss)
+        if special is not None:
+            return special(self.row, model, compute_loss)
+        return forward_step(iterator, model, return_schedule_plan)
 
     def step(self, *_: Any) -> None:  # `train_step` of megatron/training/training.py
         from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -439,9 +457,9 @@ class Job:  # one rank of a test: its model, and a step of it
 def environment(row: Settings) -> Iterator[None]:
     """A block with the environment and the attention of the test, and Transformer Engine's stand-in."""
     before = dict(os.environ)
+    os.environ.update({name: str(value) for name, value in row["training"].get("env", {}).items()})
     for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"):  # Megatron refuses to change its own
         os.environ.pop(name, None)
-    os.environ.update({name: str(value) for name, value in row["training"].get("env", {}).items()})
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     try:
         with transformer_engine.fresh(row["training"]["other_args"].get("--attention-backend", "auto")):

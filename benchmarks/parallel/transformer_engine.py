@@ -10,7 +10,7 @@ import os
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -91,6 +91,7 @@ class _Softmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        _out, = ctx.saved_tensors  # which may be on the host until then
         return gradient
 
 
@@ -219,6 +220,7 @@ class _Rotary(torch.autograd.Function):  # one kernel; saves the frequencies (at
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        _freqs, = ctx.saved_tensors
         return torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device), None
 
 
@@ -285,8 +287,8 @@ def _modules() -> dict[str, types.ModuleType]:
         ".pytorch.cross_entropy": {"parallel_cross_entropy": parallel_cross_entropy},
         ".pytorch.fp8": {"FP8GlobalStateManager": types.SimpleNamespace(is_fp8_enabled=lambda: False),
                          "fp8_autocast": autocast},
-        ".pytorch.distributed": {"CudaRNGStatesTracker": _NAME, **dict.fromkeys((
-            "activation_recompute_forward", "checkpoint", "is_fp8_activation_recompute_enabled"))},
+        ".pytorch.distributed": {"CudaRNGStatesTracker": _NAME, "is_fp8_activation_recompute_enabled": None,
+                                 "checkpoint": None, "activation_recompute_forward": lambda **_: nullcontext()},
         ".pytorch.optimizers": {"FusedAdam": FusedAdam, "FusedSGD": torch.optim.SGD,
                                 "multi_tensor_applier": multi_tensor_applier,
                                 "multi_tensor_l2norm": multi_tensor_l2norm, "multi_tensor_scale": multi_tensor_scale},
@@ -295,6 +297,7 @@ def _modules() -> dict[str, types.ModuleType]:
                                     "apply_fused_qkv_rotary_pos_emb": None},
         ".pytorch.router": dict.fromkeys(("fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss",
                                           "fused_topk_with_score_function")),
+        ".pytorch.cpu_offload_v1": {"CPUOffloadEnabled": False},
         ".pytorch.ops": dict.fromkeys(("Sequential", "FusibleOperation")),
         ".pytorch.tensor": {"QuantizedTensor": _NAME},
         ".pytorch.tensor.float8_tensor": {"Float8Tensor": _NAME},
