@@ -134,7 +134,7 @@ class FusedAdam(torch.optim.Optimizer):
                  weight_decay: float = 0.0, adam_w_mode: bool = True, bias_correction: bool = True,
                  exp_avg_dtype: torch.dtype = torch.float32, exp_avg_sq_dtype: torch.dtype = torch.float32,
                  master_weights: bool = False, master_weight_dtype: Any = None, use_decoupled_grad: bool = False,
-                 store_param_remainders: bool = False) -> None:
+                 store_param_remainders: bool = False, **_: Any) -> None:
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, step=0))
         self.dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
         if master_weights:
