@@ -43,7 +43,7 @@ from benchmarks.parallel.family import (
     note_of,
     predict,
 )
-from benchmarks.parallel.megatron import row_of_b200, with_recipe
+from benchmarks.parallel.megatron_model import row_of_b200, with_recipe
 from benchmarks.truth_table import read_truth
 
 GIB = 2**30
