@@ -128,6 +128,7 @@ NAMES = {
     "tools/runtime/clock.py": "torch.UntypedStorage._cdata",
     "cuda/kernel_registry.py": "torch._C._AutoDispatchBelowAutograd",
     "record/hooks.py": """
+        torch.autograd._engine_run_backward torch.autograd.Variable._execution_engine.run_backward
         torch.distributed.pipelining.stage._PipelineStageBase.backward_one_chunk
         torch.distributed.pipelining.stage._PipelineStageBase.backward_weight_one_chunk
         torch.distributed.pipelining.stage._PipelineStageBase.perform_reduce_grad""",

@@ -261,3 +261,37 @@ def test_an_optimizer_of_before_the_run_is_refused_or_has_its_states():
     own = profile(model, torch.zeros(8, 64), step=lambda model, _, x: (
         model(x).sum().backward(), torch.optim.AdamW(model.parameters()).step()))
     assert own.optimizer_bytes == inside.optimizer_bytes  # those of the last step; an optimizer each
+
+
+def test_a_backward_pass_that_calls_the_engine_itself_is_one():
+    """As Megatron-LM does. Of the sum of the two gradients of `h` the first is the engine's own, and is added to."""
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+        def forward(self, x):
+            h = self.a(x)
+            return (self.b(h) + self.b(h * 2) + h).sum()
+
+    def direct(model, optimizer, x):
+        loss = model(x)
+        torch.autograd.Variable._execution_engine.run_backward(
+            tensors=(loss,), grad_tensors=(torch.ones_like(loss),), keep_graph=False, create_graph=False, inputs=(),
+            allow_unreachable=True, accumulate_grad=True)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def usual(model, optimizer, x):
+        loss = model(x)
+        loss.backward(torch.ones_like(loss))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    engine = torch.autograd.Variable._execution_engine
+    found, expected = (profile(Net, (torch.zeros(512, 64),), step=step, optimizer="sgd", device="h100_sxm")
+                       for step in (direct, usual))
+    assert torch.autograd.Variable._execution_engine is engine
+    assert found.bwd_flops == expected.bwd_flops > 0
+    assert {name: (phase.flops, phase.peak_allocated_bytes) for name, phase in found.phases.items()} == {
+        name: (phase.flops, phase.peak_allocated_bytes) for name, phase in expected.phases.items()}

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import Variable
 from torch.utils.checkpoint import CheckpointFunction
 
 from analyzer.meta.intercept.compiled_function import compiling_forward, module_behind, outside_of_graph
@@ -41,6 +42,7 @@ def _replacements(hearing: Callable[[], Any]) -> Iterator[Undo]:
     yield replace(torch.nn.Module, "__call__", _reporting_calls(hearing))
     yield replace(torch.autograd, "backward", _while_heard(hearing, _backward(create_graph_at=3, inputs_at=5)))
     yield replace(torch.autograd, "grad", _while_heard(hearing, _backward(create_graph_at=4, inputs_at=1)))
+    yield replace(Variable, "_execution_engine", partial(_Engine, hearing))
     yield replace(torch.enable_grad, "__enter__", _while_heard(hearing, _counting_recomputation(+1)))
     yield replace(torch.enable_grad, "__exit__", _while_heard(hearing, _counting_recomputation(-1)))
     yield replace(CheckpointFunction, "forward", _while_heard(hearing, _checkpoint))
@@ -94,6 +96,35 @@ def _backward(create_graph_at: int, inputs_at: int) -> Any:
             recorder.recomputing, recorder.creates_graph = before
 
     return run
+
+
+class _Engine:
+    """The engine of autograd, for who calls it without `torch.autograd.backward`, as Megatron-LM does where gradients
+    have another shape than their outputs (megatron/core/pipeline_parallel/schedules.py, ``custom_backward``).
+    """
+
+    def __init__(self, hearing: Callable[[], Any], engine: Any) -> None:
+        self._hearing, self._engine = hearing, engine
+
+    @property
+    def run_backward(self) -> Any:  # no frame of which is between torch's own caller and C++
+        recorder = self._hearing()
+        is_own = sys._getframe(1).f_code.co_name == "_engine_run_backward"
+        return self._engine.run_backward if is_own or recorder is None else partial(self._run, recorder)
+
+    @staticmethod
+    def _run(recorder: Any, tensors: Any, grad_tensors: Any, keep_graph: bool, create_graph: bool, inputs: Any = (),
+             **settings: Any) -> Any:
+        private: Any = torch.autograd
+
+        def engine(**_: Any) -> Any:
+            return private._engine_run_backward(tensors, grad_tensors, keep_graph, create_graph, inputs, **settings)
+
+        return _backward(3, 5)(recorder, engine, create_graph=create_graph, retain_graph=keep_graph,
+                               inputs=inputs or None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
 
 def _counting_recomputation(change: int) -> Any:
