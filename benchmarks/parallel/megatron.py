@@ -48,9 +48,10 @@ def wrap(row: Settings, config: Any, chunks: list[nn.Module]) -> tuple[list[Any]
         use_distributed_optimizer=distributed, clip_grad=1.0, log_num_zeros_in_grad=False,
         overlap_param_gather="--overlap-param-gather" in given)
     if "--use-precision-aware-optimizer" in given:
-        half = torch.bfloat16
-        settings = replace(settings, use_precision_aware_optimizer=True, main_grads_dtype=half, exp_avg_dtype=half,
-                           exp_avg_sq_dtype=half, fp8_recipe=given["--fp8-recipe"])
+        kinds = {"bf16": torch.bfloat16, "fp32": torch.float32}
+        dtypes = {f"{part}-dtype".replace("-", "_"): kinds[given.get(f"--{part}-dtype", "fp32")]
+                  for part in ("main-grads", "exp-avg", "exp-avg-sq")}
+        settings = replace(settings, use_precision_aware_optimizer=True, fp8_recipe=given.get("--fp8-recipe"), **dtypes)
     if muon:
         from megatron.core.optimizer.muon import get_megatron_muon_optimizer
         optimizer = get_megatron_muon_optimizer(

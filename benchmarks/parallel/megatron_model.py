@@ -45,7 +45,8 @@ _MOONLIGHT = {
     "--no-create-attention-mask-in-dataloader": True, "--cross-entropy-loss-fusion": True,
     "--cross-entropy-fusion-impl": "te", "--use-distributed-optimizer": True, "--overlap-grad-reduce": True,
     "--overlap-param-gather": True, "--ddp-average-in-collective": True, "--grad-reduce-in-bf16": True,
-    "--use-precision-aware-optimizer": True, "--multi-latent-attention": True, "--qk-layernorm": True,
+    "--use-precision-aware-optimizer": True, "--main-grads-dtype": "bf16", "--exp-avg-dtype": "bf16",
+    "--exp-avg-sq-dtype": "bf16", "--multi-latent-attention": True, "--qk-layernorm": True,
     "--fp8-recipe": "tensorwise",  # by default, also in 16 bits, where the optimizer takes it for parameters of 8
     "--kv-lora-rank": "512", "--qk-head-dim": "128", "--qk-pos-emb-head-dim": "64", "--v-head-dim": "128",
     "--rope-type": "rope", "--no-rope-fusion": True, "--num-experts": "64", "--moe-layer-freq": "([0]*1+[1]*26)",
