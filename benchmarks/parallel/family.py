@@ -32,8 +32,6 @@ NOTES = [
 
 APART = [Note(("2026-02-16-flattenforward",),
               "a loss and wide layers that are Triton kernels in the compiled model: it copies what a stand-in writes"),
-         Note(("llama4-16e",),
-              "torchtitan's Llama 4 with grouped products on B200: the rebuild has a quarter less, not explained"),
          Note(("nemotron",), "hybrid models that predict several tokens, which the released package does not have")]
 
 
@@ -154,12 +152,13 @@ def predict(row: Settings) -> Prediction:  # the peaks of the rank that was meas
 
 def profile_row(row: Settings, family: Family, **settings: Any) -> Profile:  # of its rank, by a job with ``settings``
     size = row["hardware"]["gpus"]
-    rank = size - 1 if family.last_rank else 0
+    rank = row.get("rank", size - 1 if family.last_rank else 0)
+    module = importlib.import_module(f"benchmarks.parallel.{family.module}")
     # ROCm's builds ignored the setting: c10/cuda/CUDAAllocatorConfig.h, PYTORCH_C10_DRIVER_API_SUPPORTED
     expandable = "expandable_segments:True" in str(row["training"].get("allocator")) and device_of(row) != "mi300x"
     options = ProfileOptions(steps=2, allocator=AllocatorOptions(expandable_segments=expandable), keep_events=False,
-                             unknown_value="placeholder")  # of a norm that is printed
-    module = importlib.import_module(f"benchmarks.parallel.{family.module}")
+                             unknown_value="placeholder",  # of a norm that is printed
+                             skew=getattr(module, "skew_of_row", lambda row: 0.0)(row))
     context = getattr(module, "environment", nullcontext)(row)
     cluster = getattr(module, "CLUSTERS", {}).get(row["hardware"]["gpu"].split()[0])
     with context, world(size, rank, row["hardware"]["gpus_per_node"], cluster):
