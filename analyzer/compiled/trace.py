@@ -1,6 +1,7 @@
 """The call of a compiled function under the mode, for the sake of the joint graphs that are made of it."""
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from analyzer.errors import AnalyzerError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import AddressSpace
+from analyzer.meta.intercept.mode_stack import put_modes_back, take_off_ignoring_modes
 from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.state import MetaState, mode_in_force
 from analyzer.meta.tensor import device_of
@@ -106,6 +108,7 @@ class FunctionTrace:
         self._stand_ins = StandIns()
         self._with_gradient: dict[int, Tensor] = {}  # to which a gradient was assigned
         self._hooks: Hooks | None = None  # around the call
+        self._modes: list[Any] = []  # around the call, that see what is compiled when it runs
         self._given = 0  # how many primals are arguments
         self.tag: Any = None  #: of the checkpoint that is under way: `checkpoint.Tag`
 
@@ -245,6 +248,7 @@ class FunctionTrace:
                               lambda: self.tag)
         self._made, self._with_gradient, self._stand_ins = {}, {}, StandIns()
         state.space, state.graph, state.tracing = self.space, self.tape, self
+        self._modes = take_off_ignoring_modes()
         hooks = take_saved_tensor_hooks()  # those around the call are for what the compiled graph saves
         if self._hooks is None:
             self._hooks = hooks
@@ -265,6 +269,7 @@ class FunctionTrace:
         with InterruptsHeld():
             state.space, state.graph, state.tracing, self.tape = self._outside_space, None, None, None
             self._stand_ins.put_back()
+            put_modes_back(self._modes)
             put_saved_tensor_hooks([*(self._hooks or ()), *take_saved_tensor_hooks()])
 
     def cut(self) -> None:
@@ -288,8 +293,13 @@ class FunctionTrace:
 
     def list_live(self) -> list[Tensor]:
         """The tensors that were made and that Python code holds."""
+        made_here = [made for made in self._made.values() if made() is not None]
+        if any(is_wrapped(made()) for made in made_here):  # type: ignore[arg-type]
+            # what DTensor's propagation of shardings raised and caught is in a cycle with frames that hold its
+            # arguments (``decomp_exception`` in torch/distributed/tensor/_sharding_prop.py)
+            gc.collect(1)
         found = []
-        for made in self._made.values():
+        for made in made_here:
             tensor = made()
             if tensor is not None and is_held(tensor):
                 found.append(tensor)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed.tensor._random as dtensor_random
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, _redistribute
+from torch.distributed.tensor import DTensor, Partial, _redistribute, _sharding_prop
 from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -226,8 +226,9 @@ def replacements() -> Iterator[Undo]:
     yield collective_hook.redispatching.clear
     for owner, name, simulated in (
             (ShardingPropagator, "_propagate_tensor_meta_non_cached", _propagate),
-            (_StridedShard, "local_shard_size_and_offset", _call_without_modes)):  # offsets are read from indices
-        if hasattr(owner, name):  # _StridedShard's is torch 2.10's
+            (_StridedShard, "local_shard_size_and_offset", _call_without_modes),  # offsets are read from indices
+            (getattr(_sharding_prop, "DecompShardingStrategy", None), "propagate_strategy", _call_without_modes)):
+        if hasattr(owner, name):  # _StridedShard's is torch 2.10's, and strategies of decompositions are torch 2.12's
             yield answer(owner, name, simulated, passes_original=True, where=current_world)
     for name, value in _PROPERTIES.items():
         if name not in vars(DTensor):

@@ -6,6 +6,7 @@ import json
 import queue
 import threading
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -612,6 +613,33 @@ def test_a_selective_checkpoint_keeps_what_a_graph_gives_where_it_is_told_of_it(
     held = [profile(Block(keeps), args=(torch.empty(512, 512, requires_grad=True),), device="h100",
                     optimizer="sgd").phases["forward"].allocated_bytes for keeps in (True, False)]
     assert held[0] - held[1] == kept
+
+
+def test_a_selective_checkpoint_around_a_graph_keeps_none_of_the_products_that_are_traced():
+    class Pair(nn.Module):  # with products of two shapes, each recomputed in float32
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(256, 1024, bias=False), nn.Linear(1024, 256, bias=False)
+
+        def forward(self, x):
+            return self.b(self.a(x).float().relu().to(x.dtype))
+
+    class Block(nn.Module):
+        def __init__(self, policy):
+            super().__init__()
+            self.inner, self.policy = torch.compile(Pair().bfloat16()), policy
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=False,
+                              context_fn=lambda: create_selective_checkpoint_contexts(self.policy))
+
+    x = torch.empty(512, 256, dtype=torch.bfloat16, requires_grad=True)
+    def keep(kept, context, operator, *args, **kwargs):
+        is_kept = operator is torch.ops.aten.mm.default and kept
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    found = [profile(Block(partial(keep, kept)), args=(x,), device="h100", optimizer="sgd") for kept in (True, False)]
+    assert len({(p.peak_allocated_bytes, p.bwd_flops, p.phases["backward"].flops) for p in found}) == 1
 
 
 def test_nothing_is_timed_to_split_a_mixed_reduction():

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
     _get_current_dispatch_mode_stack,
     _pop_mode,
+    _push_mode,
 )
 
 
@@ -59,6 +60,22 @@ def modes_taken_off() -> Iterator[None]:
         finally:
             for mode in reversed(functions):
                 torch._C._push_on_torch_function_stack(mode)
+
+
+def take_off_ignoring_modes() -> list[TorchDispatchMode]:
+    """Take off the dispatch modes that see nothing of what a compiler traces, the innermost first: those of selective
+    checkpoints are among them (``ignore_compile_internals`` in torch/utils/_python_dispatch.py).
+    """
+    taken: list[TorchDispatchMode] = []
+    while (stack := _get_current_dispatch_mode_stack()) and getattr(
+            stack[-1], "ignore_compile_internals", lambda: False)():
+        taken.append(_pop_mode())
+    return taken
+
+
+def put_modes_back(taken: list[TorchDispatchMode]) -> None:
+    while taken:
+        _push_mode(taken.pop())
 
 
 def is_active(mode: TorchDispatchMode) -> bool:
