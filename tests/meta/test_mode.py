@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from analyzer import MetaTensor, MetaTensorMode, ProfileOptions, profile
 from analyzer.errors import UnsupportedOperatorError
@@ -328,3 +329,19 @@ def test_a_file_of_numbers_is_read_and_its_first_ones_are_known(tmp_path):
     with MetaTensorMode():
         header = torch.from_file(str(path), False, 3, dtype=torch.int32)
         assert (header[0] == 20240520) and int(header[2]) == 7 and header.device == CPU
+
+
+class Passing(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_a_mode_of_the_program_passes_on_stays_where_it_is():
+    with MetaTensorMode():
+        x = torch.rand(4, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        with Passing():  # C++ asks for a cast to where the tensor really is, forward and backward
+            y = x.type_as(torch.ones(1, device="cuda"))
+            y.sum().backward()
+            assert (y.device, x.grad.device, x.grad.dtype) == (CUDA, CUDA, torch.bfloat16)
+            assert torch.empty(3, device="meta").device == torch.device("meta")
+            assert torch.ops.aten._to_copy.default(y, device=torch.device("cpu")).device == CPU
