@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.intercept.mode_stack import without_modes
@@ -52,8 +53,27 @@ def is_around_tensors(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "__tensor_flatten__")
 
 
+class _Present(TorchFunctionMode):
+    """In it a tensor without data is true: torchao's float8 weights ask whether there is a scale by its truth
+    (``__tensor_flatten__`` in torchao/float8/fsdp_utils.py).
+    """
+
+    def __enter__(self) -> _Present:
+        _push_mode(self)  # not as a program enters one, which is refused while a graph is traced
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _pop_mode()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is torch.Tensor.__bool__ and isinstance(find_storage(args[0]), MetaStorage):
+            return True
+        return func(*args, **(kwargs or {}))
+
+
 def names_of_parts(tensor: Any) -> list[str]:
-    names: list[str] = tensor.__tensor_flatten__()[0]
+    with torch._C._EnableTorchFunction(), _Present():
+        names: list[str] = tensor.__tensor_flatten__()[0]
     return [name for name in names if isinstance(getattr(tensor, name), torch.Tensor)]  # DTensor's mesh is another
 
 

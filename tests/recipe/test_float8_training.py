@@ -68,6 +68,25 @@ def test_fsdp_gathers_bytes_where_torchao_casts_before(settings, gathered):
     assert whole == {"forward": gathered * elements, "backward": gathered * elements}
 
 
+def test_scales_of_all_weights_are_computed_by_one_reduction():
+    def build():
+        with torch.device("meta"):
+            model = two_layers("tensorwise", torch.float32, enable_fsdp_float8_all_gather=True)
+        return fully_shard(model, mesh=init_device_mesh("cuda", (4,))).to_empty(device="cuda")
+
+    def step(model, optimizer, x):
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        float8.precompute_float8_dynamic_scale_for_fsdp(model)
+
+    with world(4):
+        p = profile(build, (torch.zeros(ROWS, WIDTH),), optimizer="adamw_fused", device="h100_sxm", step=step,
+                    options=ProfileOptions(steps=2))
+    assert [row.bytes for row in p.comm if row.kind == "all_reduce"] == [2 * 4]  # the largest element of each weight
+    assert p.params == 2 * WIDTH * WIDE // 4
+
+
 def save_products(ctx, op, *args, **kwargs):
     return CheckpointPolicy.MUST_SAVE if op == torch.ops.aten.mm.default else CheckpointPolicy.PREFER_RECOMPUTE
 
