@@ -13,8 +13,12 @@ import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, _runtime_utils
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+from torch.utils import checkpoint
 
+from analyzer.meta.intercept.mode_stack import put_modes_back, take_off_ignoring_modes
 from analyzer.meta.intercept.replacement import Make, Undo, answer, answer_each
+from analyzer.meta.state import active_state
 
 from .world_state import current_world, working_for
 
@@ -141,10 +145,26 @@ _ASKED: dict[str, dict[str, Callable[..., Any]]] = {
 LATER: dict[str, Make] = {name: partial(answer_each, name, asked, current_world) for name, asked in _ASKED.items()}
 
 
+# Private torch API: what FSDP does in a selective checkpoint. That of PyTorch 2.13 counts it too, and there is more of
+# it when a block is run again: it raises an error where experts are sharded apart from a block that is checkpointed, as
+# torchtitan's are (NVIDIA-NeMo/Automodel#3133). In other versions it runs, and nothing of it is kept.
+
+def _without_checkpoint(original: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    taken = take_off_ignoring_modes()
+    if taken and hasattr(checkpoint, "_CONSUMED"):
+        active_state().assume("FSDP in a selective checkpoint works as in PyTorch before 2.13, which raises an error "
+                              "where the block that is run again gathers otherwise than before")
+    try:
+        return original(state, *args, **kwargs)
+    finally:
+        put_modes_back(taken)
+
+
 def replacements() -> Iterator[Undo]:
     """How a parameter is cut, and for which module FSDP works; each result undoes one replacement."""
     yield answer(fsdp_param, "_chunk_with_empty", Chunks, where=current_world)
     for owner, names, simulated in (
+            (FSDPState, ("_pre_forward", "_post_forward"), _without_checkpoint),
             (FSDPParamGroup, ("unshard", "wait_for_unshard", "post_backward"), _for_its_module),
             (_runtime_utils, ("_unshard", "_post_backward_hook"), _for_the_module_of_its_handle)):
         for name in names:

@@ -4,10 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from analyzer import ProfileOptions, profile
 from analyzer.parallel import world
@@ -171,3 +173,33 @@ def test_experts_are_sharded_over_the_ranks_that_have_them():
         ("all_to_all", "ep", "forward"): EXPERTS * 8 + sent, ("all_gather", "dp", "backward"): 2 * experts,
         ("all_to_all", "ep", "backward"): sent, ("reduce_scatter", "dp", "backward"): 2 * experts,
         ("reduce_scatter", "all", "backward"): 2 * router}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_experts_are_gathered_in_a_selective_checkpoint_of_the_block_around_them():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router, self.experts = nn.Linear(HIDDEN, HIDDEN, bias=False), nn.Linear(HIDDEN, INNER, bias=False)
+
+        def forward(self, x):
+            return self.experts(self.router(x)).relu()
+
+    def keep_products(context, operator, *args, **kwargs):
+        is_kept = operator is torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def build():
+        block = Block().cuda().to(torch.bfloat16)
+        fully_shard(block.experts)  # which the last block's hooks gather no earlier when it is run again
+        return fully_shard(checkpoint_wrapper(
+            block, context_fn=lambda: create_selective_checkpoint_contexts(keep_products)))
+
+    with world(8):
+        p = profile(build, args=(X,), loss_fn=lambda out: out.float().sum(), optimizer="adamw", device="h100_sxm")
+    router, experts = 2 * HIDDEN * HIDDEN, 2 * HIDDEN * INNER
+    # the root keeps what it has gathered
+    assert [(row.kind, row.phase, row.bytes) for row in p.comm] == [
+        ("all_gather", "forward", router), ("all_gather", "forward", experts), ("all_gather", "backward", experts),
+        ("reduce_scatter", "backward", experts), ("reduce_scatter", "backward", router)]
+    assert p.phases["backward"].flops == p.bwd_flops + TOKENS * INNER  # of what runs again, relu alone computes
