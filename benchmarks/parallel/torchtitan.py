@@ -26,7 +26,6 @@ class Code:  # what of torchtitan changed with time
     keeps_logits: bool                               #: in float32, until the next are there; to 2024-06-12 (#391)
     one_root: bool                                   #: embedding, norm and output in one group; to 2025-07-28 (#1094)
     saves_cudnn: bool                                #: attention by cuDNN is on the list of what is kept, from 2025-12
-    whole_blocks: bool                               #: with experts are compiled, up to their hooks; to #1895
     compiled_loss: bool                              #: with compile on, from 2025-04-02
     keeps_root: bool                                 #: gathered until backward, whatever is asked; PyTorch to #154704
     repeats_keys: bool                               #: and values for grouped queries, before attention; to #2259
@@ -41,7 +40,6 @@ def code_of(row: Settings) -> Code:  # by the date of the row's commit, and of i
                 keeps_root=torch_date < "2025-06-06", repeats_keys=date < "2026-02",
                 norm_in_steps=torch_date < "2025-07-15",
                 flash=date < "2025-10-09" and "B200" not in row["hardware"]["gpu"],
-                whole_blocks=bool(row["model"].get("moe")) and date < "2025-10-29",
                 compiled_loss=bool(row["training"]["compile"]) and (
                     date >= "2025-04-02" or "loss" in str(row["training"]["compile"]).replace("loss not", "")))
 
@@ -146,7 +144,7 @@ class Job:  # one rank of a row: its model, and a step of it
         shard, kept, compiles = parallelize.apply_fsdp, parallelize._op_sac_save_list, parallelize.apply_compile
         if self.code.one_root:
             parallelize.apply_fsdp = functools.partial(shard_with_one_root, self.code.keeps_root)
-        if self.code.whole_blocks:
+        if row["model"].get("moe") and row["source"]["date"] < "2025-10-29":  # until #1895
             parallelize.apply_compile = compile_whole_blocks
         if not self.code.saves_cudnn:
             parallelize._op_sac_save_list = kept - {torch.ops.aten._scaled_dot_product_cudnn_attention.default}
@@ -206,7 +204,7 @@ def shard_with_one_root(keeps_root: bool, model: Any, mesh: Any, param_dtype: to
     fully_shard(model, **options, reshard_after_forward=not (pp_enabled or keeps_root))
 
 
-def compile_whole_blocks(model: Any, *_: Any) -> None:
+def compile_whole_blocks(model: Any, *_: Any) -> None:  # which hooks of experts break into several graphs
     for name, block in model.layers.named_children():
         model.layers.register_module(name, torch.compile(block, fullgraph=not block.moe_enabled))
 
