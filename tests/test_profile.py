@@ -295,3 +295,23 @@ def test_a_backward_pass_that_calls_the_engine_itself_is_one():
     assert found.bwd_flops == expected.bwd_flops > 0
     assert {name: (phase.flops, phase.peak_allocated_bytes) for name, phase in found.phases.items()} == {
         name: (phase.flops, phase.peak_allocated_bytes) for name, phase in expected.phases.items()}
+
+
+def test_a_custom_function_may_have_a_name_of_its_own():
+    class Named(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.name = "norm"  # beside which the method of autograd's nodes is hidden
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient + gradient
+
+    class Net(nn.Linear):
+        def forward(self, x):
+            return Named.apply(super().forward(x))
+
+    named, plain = (profile(lambda kind=kind: kind(8, 8), (torch.zeros(4, 8),), device="h100_sxm")
+                    for kind in (Net, nn.Linear))
+    assert named.bwd_flops == plain.bwd_flops + 4 * 8  # of the sum

@@ -18,7 +18,7 @@ def current_backward_node() -> tuple[int, torch.Tensor | None] | None:
     node = torch._C._current_autograd_node()
     if node is None:
         return None
-    variable = getattr(node, "variable", None) if node.name() == "torch::autograd::AccumulateGrad" else None
+    variable = getattr(node, "variable", None) if type(node).name(node) == "torch::autograd::AccumulateGrad" else None
     return node._sequence_nr(), variable
 
 

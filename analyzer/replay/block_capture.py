@@ -193,7 +193,7 @@ class BlockCapture:
         first = min([node._sequence_nr() for node in waiting], default=0)
         while waiting:
             node: Any = waiting.pop()
-            if node.name() != "torch::autograd::AccumulateGrad":
+            if type(node).name(node) != "torch::autograd::AccumulateGrad":
                 first = min(first, node._sequence_nr())
             for source, output in node.next_functions:
                 if getattr(source, "_forward_cls", None) is Source:

@@ -139,7 +139,7 @@ def value_selecting_reduction_backward(grad: Tensor, dim: int, indices: Tensor, 
 def index_put(self: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
     """``index_backward`` adds into the zeros that were made for it; a user's own call makes a copy on CUDA too."""
     node = torch._C._current_autograd_node()
-    if node is None or not node.name().startswith("IndexBackward") or not accumulate or torch.is_grad_enabled():
+    if node is None or not accumulate or torch.is_grad_enabled() or not type(node).name(node).startswith("IndexBack"):
         return NotImplemented
     return aten._index_put_impl_.default(self, indices, values, True, True)
 

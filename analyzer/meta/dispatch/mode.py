@@ -283,7 +283,8 @@ def _is_engines_sum(args: tuple[Any, ...]) -> bool:
     if torch.is_grad_enabled() or len(args) != 2:
         return False
     node = torch._C._current_autograd_node()
-    if node is None or node.name().startswith(_ADDING_NODES) and not node.name().startswith(_NORM):
+    name = "" if node is None else type(node).name(node)  # what a function of Python's calls ``ctx.name`` is its own
+    if not name or name.startswith(_ADDING_NODES) and not name.startswith(_NORM):
         return False
     caller = sys._getframe(2)
     if caller.f_code.co_name != "_engine_run_backward":  # hooks and functions written in Python add as they say
