@@ -62,7 +62,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, overlaps: bool) -> 
 
 
 def _multiply(x: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
-    if x.dtype == torch.uint8:
+    if x.dtype == torch.uint8:  # float8, of which 16 bits come out
         return torch.empty(x.shape[0], y.shape[1], dtype=torch.bfloat16, device=x.device)
     with Workspace.own():
         out = torch.mm(x, y)
@@ -133,17 +133,20 @@ class _Linear(torch.autograd.Function):
         saved, weight = ctx.saved_tensors
         layer = ctx.layer
         flat, columns, total = _prepare_backward(ctx, gradient, saved)
-        dgrad = None
-        if ctx.needs_input_grad[0]:
-            dgrad = _multiply(flat, weight).view(*total.shape)
-            if layer.gathers:
-                dgrad = _scatter(dgrad, layer.tp_group)
-            elif layer.column and layer.tp_size > 1:
-                torch.distributed.all_reduce(dgrad, group=layer.tp_group)
+        dgrad = _input_gradient(flat, weight, total.shape, layer) if ctx.needs_input_grad[0] else None
         if layer.row:
             Workspace.take()  # no communication overlaps this weight's gradient
         wgrad = _weight_gradient(weight, columns, total, layer.fused)
         return dgrad, wgrad, gradient.reshape(-1, gradient.shape[-1]).sum(0) if ctx.bias else None, None
+
+
+def _input_gradient(flat: Tensor, weight: Tensor, shape: torch.Size, layer: Any) -> Tensor:
+    out = _multiply(flat, weight).view(shape)
+    if layer.gathers:
+        return _scatter(out, layer.tp_group)
+    if layer.column and layer.tp_size > 1:
+        torch.distributed.all_reduce(out, group=layer.tp_group)
+    return out
 
 
 def _weight_gradient(weight: Tensor, flat: Tensor, total: Tensor, fused: bool) -> Tensor | None:
@@ -189,11 +192,7 @@ class _LayerNormLinear(torch.autograd.Function):  # saves the input, the normed 
         x, saved, gamma, weight, *_ = ctx.saved_tensors
         layer = ctx.layer
         flat, columns, total = _prepare_backward(ctx, gradient, saved)
-        dgrad = _multiply(flat, weight).view(*total.shape)
-        if layer.gathers:
-            dgrad = _scatter(dgrad, layer.tp_group)
-        elif layer.tp_size > 1:
-            torch.distributed.all_reduce(dgrad, group=layer.tp_group)
+        _dgrad = _input_gradient(flat, weight, total.shape, layer)
         wgrad = _weight_gradient(weight, columns, total, layer.fused)
         dbias = gradient.reshape(-1, gradient.shape[-1]).sum(0) if ctx.bias else None
         dx = torch.empty_like(x)
@@ -209,6 +208,7 @@ class Base(nn.Module):
 
 @contextmanager
 def autocast(enabled: bool = False, **_: Any) -> Iterator[None]:  # ``transformer_engine.pytorch.fp8_autocast``
+    assert not enabled or torch.cuda.get_device_properties(0).major < 10, "float8 whose columns need no bytes"
     before, Base.float8 = Base.float8, enabled
     try:
         yield
