@@ -32,7 +32,7 @@ NOTES = [
 
 APART = [Note(("2026-02-16-flattenforward",),
               "a loss and wide layers that are Triton kernels in the compiled model: it copies what a stand-in writes"),
-         Note(("nemotron",), "hybrid models that predict several tokens, which the released package does not have")]
+         Note(("nightly-tp1-pp1-cp1-ep8",), "a dispatcher of DeepEP")]
 
 
 def note_of(row: dict[str, Any], notes: list[Note]) -> Note | None:

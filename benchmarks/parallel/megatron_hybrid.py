@@ -135,11 +135,13 @@ MAMBA: dict[str, dict[str, Any]] = {
 
 
 def stages_of(pattern: str, pp: int) -> list[str]:
-    """Layers of each stage; a pattern tells the stages, or is cut in ``pp`` alike.
+    """Layers of each stage; a pattern tells the stages, or is cut in ``pp`` alike. What is behind a slash is of tokens
+    that are predicted ahead.
 
-    >>> stages_of("M-M*", 2), stages_of("M|-|M|*", 2)
+    >>> stages_of("M-M*/*-", 2), stages_of("M|-|M|*", 2)
     (['M-', 'M*'], ['M', '-', 'M', '*'])
     """
+    pattern = pattern.split("/")[0]
     if "|" in pattern:
         return pattern.split("|")
     many = len(pattern) // pp
@@ -151,10 +153,10 @@ def build_hybrid(row: Settings, config: Any, vocabulary: int, chunk: int) -> nn.
     with triton_stand_in():
         from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
     from megatron.core import parallel_state
-    from megatron.core.models.mamba.mamba_model import MambaModel
     from megatron.core.ssm.mamba_block import MambaStack
 
-    stages = stages_of(row["training"]["other_args"]["--hybrid-layer-pattern"], row["parallel"]["pp"])
+    given = row["training"]["other_args"]
+    stages = stages_of(given["--hybrid-layer-pattern"], row["parallel"]["pp"])
     stage = chunk * parallel_state.get_pipeline_model_parallel_world_size()
     stage += parallel_state.get_pipeline_model_parallel_rank()
     vp = chunk if config.virtual_pipeline_model_parallel_size else None
@@ -164,10 +166,54 @@ def build_hybrid(row: Settings, config: Any, vocabulary: int, chunk: int) -> nn.
     config = copy(config)
     config.virtual_pipeline_model_parallel_size = None  # its layers ask which part they are of, and are not told
     try:
-        return MambaModel(  # type: ignore[no-any-return]
+        model: nn.Module = _model_class()(
             config, mamba_stack_spec, vocabulary, row["model"]["seq_len"], hybrid_override_pattern="".join(stages),
             pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp),
             post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp),
-            share_embeddings_and_output_weights=True, position_embedding_type="learned_absolute")
+            share_embeddings_and_output_weights="--untie-embeddings-and-output-weights" not in given,
+            position_embedding_type=given.get("--position-embedding-type", "learned_absolute"))
     finally:
         MambaStack._select_layers_for_pipeline_parallel = select
+    if config.mtp_num_layers:
+        model.mtp = _build_ahead(config)
+    return model
+
+
+def _model_class() -> Any:
+    """Megatron's hybrid model with what predicts tokens ahead, as `process_mtp_loss` of August 2026 does it: each of
+    its logits are freed before the next ones are made.
+    """
+    from megatron.core.models.mamba.mamba_model import MambaModel
+    from megatron.core.transformer.multi_token_prediction import MTPLossAutoScaler, roll_tensor
+
+    class HybridModel(MambaModel):  # type: ignore[misc]
+        def forward(self, tokens: Tensor, ids: Tensor, mask: Tensor | None, labels: Tensor,
+                    loss_mask: Tensor | None = None) -> Any:
+            if not self.config.mtp_num_layers:
+                return super().forward(tokens, ids, mask, labels=labels)
+            hidden = self.decoder(self.embedding(input_ids=tokens, position_ids=ids), mask)
+            hidden = self.mtp(input_ids=tokens, position_ids=ids, hidden_states=hidden, attention_mask=mask,
+                              embedding=self.embedding)
+            hidden, *ahead = torch.chunk(hidden, 1 + self.config.mtp_num_layers, dim=0)
+            later = labels
+            for one in ahead:
+                later, _ = roll_tensor(later, shifts=-1, dims=-1, cp_group=self.cp_group)
+                loss_mask, count = roll_tensor(loss_mask, shifts=-1, dims=-1, cp_group=self.cp_group)
+                loss = self.compute_language_model_loss(later, self.output_layer(one)[0])
+                hidden = MTPLossAutoScaler.apply(hidden, loss_mask * loss / count)
+            return self.compute_language_model_loss(labels, self.output_layer(hidden)[0])
+
+    return HybridModel
+
+
+def _build_ahead(config: Any) -> nn.Module:
+    """Attention and experts, which are one layer of a GPT model, and the same layer for each token ahead."""
+    from megatron.core.models.gpt import gpt_layer_specs as specs
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
+
+    layer = specs.get_gpt_layer_with_transformer_engine_spec(config.num_moe_experts, config.moe_grouped_gemm)
+    block = MultiTokenPredictionBlock(config, specs.get_gpt_mtp_block_spec(config, layer, True),
+                                      pg_collection=ProcessGroupCollection.use_mpu_process_groups())
+    block.layers = nn.ModuleList([block.layers[0]] * config.mtp_num_layers)
+    return block  # type: ignore[no-any-return]

@@ -90,7 +90,8 @@ _COUNTS = ("--ffn-hidden-size", "--num-query-groups", "--kv-channels", "--expert
            "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", "--wgrad-deferral-limit",
            "--microbatch-group-size-per-virtual-pipeline-stage", "--recompute-num-layers", "--moe-router-group-topk",
            "--moe-router-num-groups", "--moe-ffn-hidden-size", "--moe-shared-expert-intermediate-size", "--q-lora-rank",
-           "--kv-lora-rank", "--mtp-num-layers", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim")
+           "--kv-lora-rank", "--mtp-num-layers", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim",
+           "--mamba-num-heads", "--mamba-head-dim", "--mamba-state-dim", "--mamba-num-groups")
 _FACTORS = ("--moe-router-topk-scaling-factor", "--rotary-scaling-factor", "--mscale", "--mscale-all-dim")
 _RENAMED = {"--microbatch-group-size-per-virtual-pipeline-stage": "microbatch_group_size_per_vp_stage",
             **{f"--decoder-{end}-pipeline-num-layers": f"num_layers_in_{end}_pipeline_stage"
@@ -142,6 +143,7 @@ def transformer_config(row: Settings) -> Any:  # what `core_transformer_config_f
         and "--use-megatron-fsdp" not in given,
         fp8=given.get("--fp8-format"), fp8_recipe=given.get("--fp8-recipe", "delayed"),
         fp8_param="--fp8-param-gather" in given,
+        use_fused_weighted_squared_relu="--use-fused-weighted-squared-relu" in given,
         apply_rope_fusion="--no-rope-fusion" not in given, tp_comm_overlap="--tp-comm-overlap" in given,
         account_for_embedding_in_pipeline_split="--account-for-embedding-in-pipeline-split" in given,
         account_for_loss_in_pipeline_split="--account-for-loss-in-pipeline-split" in given,
