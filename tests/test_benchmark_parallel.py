@@ -208,3 +208,12 @@ def test_a_linear_layer_communicates_by_the_mode_that_it_has_when_it_runs(mode, 
     with transformer_engine.fresh("auto"), world(2):
         p = profile(build, (torch.zeros(4, 8, dtype=torch.bfloat16),), mode="infer", device="h100_sxm")
     assert len(p.comm) == communicated
+
+
+@pytest.mark.parametrize(("layout", "a", "b"), [("TN", (8, 4), (2, 4)), ("NN", (4, 8), (2, 4)), ("NT", (4, 8), (4, 2))])
+def test_the_stand_in_multiplies_as_cublas_lays_out(layout, a, b):
+    with transformer_engine.fresh("auto"), world(1):
+        made, = transformer_engine.general_gemm(torch.zeros(a), torch.zeros(b), torch.float64, layout)
+        assert (*made.shape, made.dtype) == (2, 8, torch.float64)
+        held = [transformer_engine.Dummy.take([2, 8], torch.bfloat16) for _ in range(2)]
+        assert held[0].untyped_storage()._cdata == held[1].untyped_storage()._cdata  # one a size

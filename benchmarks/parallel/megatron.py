@@ -195,9 +195,11 @@ class Job:  # one rank of a test: its model, and a step of it
 
     def build(self) -> nn.Module:  # chunks wrapped; the optimizer holds float32 copies from here on
         from megatron.core import parallel_state, tensor_parallel
+        from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
         parallel = self.row["parallel"]
         given = self.row["training"]["other_args"]
         parallel_state.destroy_model_parallel()
+        get_moe_layer_wise_logging_tracker().clear()  # of another row, with as many layers
         config = transformer_config(self.row)
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=parallel["tp"], pipeline_model_parallel_size=parallel["pp"],

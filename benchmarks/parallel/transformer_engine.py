@@ -29,6 +29,7 @@ from benchmarks.parallel.transformer_engine_layer import (
     RMSNorm,
     Workspace,
     autocast,
+    general_gemm,
     parallel_cross_entropy,
 )
 
@@ -304,7 +305,9 @@ def _modules() -> dict[str, types.ModuleType]:
         ".pytorch.float8_tensor": {"Float8Tensor": _NAME},
         ".pytorch.tensor.utils": dict.fromkeys((
             "replace_raw_data", "cast_master_weights_to_fp8", "post_all_gather_processing")),
-        ".pytorch.module": {}, ".pytorch.module.base": {"TransformerEngineBaseModule": Base},
+        ".pytorch.module": {}, ".pytorch.cpp_extensions": {"general_gemm": general_gemm},
+        ".pytorch.module.base": {"TransformerEngineBaseModule": Base, "get_workspace": lambda: None,
+                                 "get_dummy_wgrad": Dummy.take},
     }
     modules = {}
     given = {name + suffix: values for suffix, values in contents.items()}

@@ -61,6 +61,14 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, overlaps: bool) -> 
     return _multiply(x.reshape(-1, x.shape[-1]), weight.t(), bias).view(*x.shape[:-1], -1)
 
 
+def general_gemm(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, layout: str = "TN",
+                 **_: Any) -> list[Tensor]:
+    """A product by itself, as Megatron's routers ask for it: of one dtype into another without a copy."""
+    Workspace.take()
+    rows, columns = b.shape[1 if layout[1] == "T" else 0], a.shape[0 if layout[0] == "T" else 1]
+    return [torch.empty(rows, columns, dtype=out_dtype or a.dtype, device=a.device)]
+
+
 def _multiply(x: Tensor, y: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.dtype == torch.uint8:  # float8, of which 16 bits come out
         return torch.empty(x.shape[0], y.shape[1], dtype=torch.bfloat16, device=x.device)
@@ -106,10 +114,10 @@ class Dummy:
     held: dict[Any, Tensor] = {}
 
     @classmethod
-    def take(cls, weight: Tensor) -> Tensor:
-        key = (weight.shape, weight.dtype)
+    def take(cls, shape: Any, dtype: torch.dtype, zero: bool = False) -> Tensor:
+        key = (*shape, dtype)
         if key not in cls.held:
-            cls.held[key] = torch.empty_like(weight, requires_grad=False)
+            cls.held[key] = torch.empty(shape, dtype=dtype, device="cuda")
         return cls.held[key].detach()
 
 
@@ -155,7 +163,7 @@ def _weight_gradient(weight: Tensor, flat: Tensor, total: Tensor, fused: bool) -
         return None
     if fused:
         weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-        return Dummy.take(weight)
+        return Dummy.take(weight.shape, weight.dtype)
     return _multiply(flat.t(), total.reshape(-1, total.shape[-1]))
 
 
