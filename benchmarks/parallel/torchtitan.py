@@ -7,12 +7,15 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.nn.attention import SDPBackend
 
 from benchmarks.parallel import kernel_launch
@@ -28,6 +31,7 @@ class Code:  # what of torchtitan changed with time
     saves_cudnn: bool                                #: attention by cuDNN is on the list of what is kept, from 2025-12
     compiled_loss: bool                              #: with compile on, from 2025-04-02
     keeps_root: bool                                 #: gathered until backward, whatever is asked; PyTorch to #154704
+    copies_apart: bool                               #: gradients that are reduced; PyTorch to 2024-06-27 (#129721)
     repeats_keys: bool                               #: and values for grouped queries, before attention; to #2259
     norm_in_steps: bool                              #: RMSNorm is no kernel of its own; PyTorch's to 2025-07 (2.9)
     flash: bool                                      #: cuDNN's attention is for Blackwell alone, to 2025-10-09 (#1776)
@@ -37,7 +41,8 @@ def code_of(row: Settings) -> Code:  # by the date of the row's commit, and of i
     date = row["source"]["date"]
     torch_date = row.get("software", {}).get("torch_date", date)
     return Code(keeps_logits=date < "2024-06-12", one_root=date < "2025-07-28", saves_cudnn=date >= "2025-12",
-                keeps_root=torch_date < "2025-06-06", repeats_keys=date < "2026-02",
+                keeps_root=torch_date < "2025-06-06", copies_apart=torch_date < "2024-06-27",
+                repeats_keys=date < "2026-02",
                 norm_in_steps=torch_date < "2025-07-15",
                 flash=date < "2025-10-09" and "B200" not in row["hardware"]["gpu"],
                 compiled_loss=bool(row["training"]["compile"]) and (
@@ -170,6 +175,12 @@ class Job:  # one rank of a row: its model, and a step of it
         return ids, torch.zeros_like(ids)
 
     def step(self, *_: Any) -> None:  # `train_step` of torchtitan/train.py
+        reduce = _fsdp_param_group.foreach_reduce
+        with mock.patch.object(_fsdp_param_group, "foreach_reduce",
+                               reduce_in_own_stream(reduce) if self.code.copies_apart else reduce):
+            self.train()
+
+    def train(self) -> None:
         self.optimizer.zero_grad()
         context = self.utils.get_train_context(self.dims.tp_enabled)
         for _micro_batch in range(self.row["training"]["grad_accum"]):
@@ -186,6 +197,26 @@ class Job:  # one rank of a row: its model, and a step of it
                 loss.backward()
         self.utils.clip_grad_norm_(list(self.model.parameters()), 1.0, foreach=True, ep_enabled=self.dims.ep_enabled)
         self.optimizer.step()
+
+
+def reduce_in_own_stream(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """FSDP2's reduction until #129721: gradients are put together in its stream, whose memory no other has again."""
+    def reduced(parameters: Any, gradients: Any, group: Any, stream: Any, scatter: Any, *rest: Any) -> Any:
+        before = torch.cuda.current_stream()
+
+        class Scatter:
+            allocate = staticmethod(scatter.allocate)
+
+            def __call__(self, **arguments: Any) -> Any:
+                before.wait_stream(stream)  # for the copies alone
+                return scatter(**arguments)
+
+        stream.wait_stream(before)
+        with torch.cuda.stream(stream):
+            _, *found = reduce(parameters, gradients, group, stream, Scatter(), *rest)
+        return None, *found
+
+    return reduced
 
 
 def shard_with_one_root(keeps_root: bool, model: Any, mesh: Any, param_dtype: torch.dtype, reduce_dtype: torch.dtype,
