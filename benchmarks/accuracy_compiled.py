@@ -234,7 +234,7 @@ def build_torchtrain(row: dict[str, Any]) -> Any:
             torchtitan.shard_with_one_root(True, model, mesh, torch.bfloat16, torch.float32, pp_enabled=False)
             model.to_empty(device="cuda")
             self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=True)
-            self.utils, self.dims = utils, argparse.Namespace(tp_enabled=False)
+            self.utils, self.dims = utils, argparse.Namespace(tp_enabled=False, ep_enabled=False)
             self.model = torch.compile(model) if row["training"]["compile"] else model
             return nn.ModuleList([model])
 

@@ -15,7 +15,8 @@ from analyzer.meta.address_space import AddressSpace, MetaStorage
 from analyzer.meta.tensor import alias
 from analyzer.record.reference_count import next_sequence_number
 
-from .graph_tape import GraphTape, place_of
+from .functional import place_of
+from .graph_tape import GraphTape
 from .joint_graph import JointGraph, put_writes_last
 from .traced_tensor import GraphShape, coerce_like, exchange, is_unrecorded, is_wrapped, parts_of, rebuild_like
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -26,25 +26,14 @@ from analyzer.record.reference_count import next_sequence_number
 
 from .checkpoint import Tag
 from .frame import is_asserting
-from .functional import functional_of, is_view, view_inverse
+from .functional import Place, View, functional_of, is_view, place_of, view_inverse
 
 _aten, _functional = torch.ops.aten, torch.ops._c10d_functional
-_Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]  # storage, offset, shape, strides, dtype
 Tensor = torch.Tensor
 
 
 class GraphBreak(Exception):
     """The function cannot be one graph."""
-
-
-class View(NamedTuple):
-    """How a tensor was made of another part of its storage: ``func(*args, **kwargs)``, and which of the results."""
-
-    source: Tensor
-    func: Any
-    args: tuple[Any, ...]  #: behind the source
-    kwargs: dict[str, Any]
-    part: int | None
 
 
 _ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER = (
@@ -64,14 +53,15 @@ class GraphTape:
         self.written: list[int] = []
         self.in_backward = False
         self.primal_of: dict[int, int] = {}                   #: index of a primal by the number of its storage
-        self._values: dict[_Place, tuple[fx.Node, int]] = {}  # with the version of the storage that it is of
+        self._values: dict[Place, tuple[fx.Node, int]] = {}  # with the version of the storage that it is of
         self._versions: dict[int, int] = {}
         self._bases: dict[int, tuple[fx.Node, Tensor]] = {}   # value of a whole storage, and a tensor that is all of it
-        self._views: dict[_Place, View] = {}
+        self._views: dict[Place, View] = {}
         self.placeholders: list[fx.Node] = []                 #: of the primals
         self._last_placeholder: fx.Node | None = None
         self._forward_of: dict[int, fx.Node] = {}             # by number of the autograd node that it made
         self._sequence = next_sequence_number()
+        self._written_at: dict[int, Place] = {}              # by number of the autograd node that a write may make
         self.called: Any = None                               #: the operator of the user's that runs
         self._pauses = False
 
@@ -90,7 +80,7 @@ class GraphTape:
         place = place_of(tensor)
         version = self._versions.get(place[0])
         known = self._values.get(place)
-        if known is not None and known[1] == version:
+        if known is not None and known[1] == version and not self._is_saved_by_its_write(place):
             return known[0]
         # tensors that share a storage from before, as the parts of one that was split, are inputs each for itself
         is_part = version == 0 and place[0] in self.primal_of and place not in self._views
@@ -115,6 +105,13 @@ class GraphTape:
             node = self._call(_aten.as_strided.default, (base, place[2], place[3], offset), {}, tensor)
         self._values[place] = node, version
         return node
+
+    def _is_saved_by_its_write(self, place: Place) -> bool:
+        """Whether what is read is what an operator saved of its own write to a view (``relu_``): that was put into the
+        whole since, which torch's functional tensors look at anew.
+        """
+        node = torch._C._current_autograd_node() if self.in_backward and place in self._views else None
+        return node is not None and self._written_at.get(node._sequence_nr()) == place
 
     def write_back(self, primal: int) -> None:
         """The present contents of a primal are put where it is."""
@@ -243,6 +240,7 @@ class GraphTape:
         answer = self._unrecorded(func, args, kwargs)
         own, news = found[:len(found) - len(written)], found[len(found) - len(written):]
         for (_, tensor), new in zip(written, news):
+            self._written_at[next_sequence_number()] = place_of(tensor)  # of `CopySlices`, where it is a view
             if new.dtype != tensor.dtype:
                 new = _aten._to_copy.default(new, dtype=tensor.dtype)
             self.write(tensor, self.value(new))
@@ -342,7 +340,7 @@ class GraphTape:
             self._forward_of[number] = node
         self._sequence = sequence
 
-    def _keep(self, tensor: Tensor, node: fx.Node, place: _Place | None = None) -> None:
+    def _keep(self, tensor: Tensor, node: fx.Node, place: Place | None = None) -> None:
         """``node`` is the value of ``tensor``; of its storage where the tensor is the first one of it."""
         place = place or place_of(tensor)
         version = self._versions.setdefault(place[0], 0)
@@ -383,12 +381,6 @@ class GraphTape:
             if sum(place_of(p)[0] == number for p in self.primals) > 1:
                 raise GraphBreak("a write to one of several arguments that share memory")
             self.written.append(primal)
-
-
-def place_of(tensor: Tensor) -> _Place:
-    """What tells a tensor's elements from others: its storage, and which part of it is read how."""
-    storage: Any = tensor.untyped_storage()
-    return storage.number, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
 def _specs_of(result: Any) -> Any:

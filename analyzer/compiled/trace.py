@@ -108,6 +108,7 @@ class FunctionTrace:
         self._stand_ins = StandIns()
         self._with_gradient: dict[int, Tensor] = {}  # to which a gradient was assigned
         self._hooks: Hooks | None = None  # around the call
+        self._replays_views = False  # so too
         self._modes: list[Any] = []  # around the call, that see what is compiled when it runs
         self._given = 0  # how many primals are arguments
         self.tag: Any = None  #: of the checkpoint that is under way: `checkpoint.Tag`
@@ -259,6 +260,10 @@ class FunctionTrace:
                 for part in parts_of(tensor):
                     if is_plain(part):
                         self.tape.value(part)
+            # gradients of a view that was written go through the view again, as AOTAutograd's functional tensors have
+            # it, and not through as_strided (CopySlices::apply_impl of torch/csrc/autograd/functions/tensor.cpp)
+            self._replays_views = torch._C._is_view_replay_enabled()
+            torch._C._set_view_replay_enabled(True)
         self._given = len(self.tape.primals)
 
     def _leave(self) -> None:
@@ -266,8 +271,9 @@ class FunctionTrace:
         if self.tape is None:
             state.tracing = None
             return
-        with InterruptsHeld():
+        with InterruptsHeld(), torch._C.DisableTorchFunction():
             state.space, state.graph, state.tracing, self.tape = self._outside_space, None, None, None
+            torch._C._set_view_replay_enabled(self._replays_views)
             self._stand_ins.put_back()
             put_modes_back(self._modes)
             put_saved_tensor_hooks([*(self._hooks or ()), *take_saved_tensor_hooks()])

@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_reduce
 from torch.nn.attention import SDPBackend
 
 from benchmarks.parallel import kernel_launch
@@ -75,6 +76,10 @@ def float8_config(told: str) -> Any:  # torchao's of what a row tells of float8
     return Float8LinearConfig(enable_fsdp_float8_all_gather="all-gather" in told)
 
 
+def is_flex(row: Settings) -> bool:
+    return "Flex" in str(row["training"]["attention_kernel"])
+
+
 def flavor_of(row: Settings) -> tuple[str, str]:  # torchtitan's names of the row's model
     family = row["model"]["family"].lower()
     if "llama-4-scout" in family:
@@ -82,7 +87,7 @@ def flavor_of(row: Settings) -> tuple[str, str]:  # torchtitan's names of the ro
     if "qwen3" in family:
         return "qwen3", row["model"]["family"].partition("-")[2]
     if "debugmodel" in family:
-        return "llama3", "debugmodel_flex_attn" if "Flex" in str(row["training"]["attention_kernel"]) else "debugmodel"
+        return "llama3", "debugmodel_flex_attn" if is_flex(row) else "debugmodel"
     if "llama-2" in family:
         return "llama3", "8B"  # to which the row's sizes are given
     return "llama3", row["model"]["family"].rpartition("-")[2]
@@ -175,9 +180,8 @@ class Job:  # one rank of a row: its model, and a step of it
         return ids, torch.zeros_like(ids)
 
     def step(self, *_: Any) -> None:  # `train_step` of torchtitan/train.py
-        reduce = _fsdp_param_group.foreach_reduce
-        with mock.patch.object(_fsdp_param_group, "foreach_reduce",
-                               reduce_in_own_stream(reduce) if self.code.copies_apart else reduce):
+        reduce = reduce_in_own_stream(foreach_reduce) if self.code.copies_apart else foreach_reduce
+        with mock.patch.object(_fsdp_param_group, "foreach_reduce", reduce):
             self.train()
 
     def train(self) -> None:
@@ -186,7 +190,7 @@ class Job:  # one rank of a row: its model, and a step of it
         for _micro_batch in range(self.row["training"]["grad_accum"]):
             ids, labels = self.inputs()
             masks = {}
-            if self.model.model_args.attn_type == "flex":
+            if is_flex(self.row):
                 masks["attention_masks"] = self.model.get_attention_masks(ids, SimpleNamespace(eos_id=0))
             with context():
                 logits = self.model(ids, **masks)

@@ -72,6 +72,7 @@ FUNCTIONS = {
     "written-parts": write_parts, "without-gradient": ignore_gradients, "custom": Squared.apply, "out": write_out,
     "dropout": lambda x: nn.functional.dropout(x, 0.3).relu() * torch.rand_like(x),
     "foreach": lambda x: sum(torch._foreach_mul([x, x + 1], 2)),
+    "sum-of-view": lambda x: x.view(2, 2, 8).add_(1).tanh_().mul(x.view(2, 2, 8)).exp(),
     "views": lambda x: (x.relu(), x.view(2, 16), x.relu().t()),
     "lists": lambda x: torch.cat([t.tanh() for t in x.split([3, 5], 1)], 1).topk(2)[0],
 }
@@ -118,6 +119,12 @@ def test_selective_checkpoint_of_float8_layers():
 
 def test_normalized():
     check(Normalized, lambda: (torch.rand(2, 3, 8, 8),))
+
+
+def test_write_to_a_view():
+    """A linear layer gives a view here. What ``relu_`` saves of it is part of the whole that the next layer saves."""
+    check(lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 4)),
+          lambda: (torch.rand(2, 2, 2, 8),))
 
 
 def test_writes_are_behind_the_backward_pass(monkeypatch):
