@@ -213,10 +213,11 @@ def replacements() -> Iterator[Undo]:
     for made in (_init_one_process_group if has_one else _init_process_groups, _concatenate):
         if hasattr(DeviceMesh, made.__name__):
             yield answer(DeviceMesh, made.__name__, made, passes_original=True, where=current_world)
-    tracker = dtensor_random._rng_tracker
+    tracker, dispatcher = dtensor_random._rng_tracker, DTensor._op_dispatcher
+    handlers = dispatcher._custom_op_handlers  # among which context parallelism puts its own, for good
 
     def restore() -> None:
-        dtensor_random._rng_tracker = tracker
+        dtensor_random._rng_tracker, dispatcher._custom_op_handlers = tracker, handlers
         forget_shardings()
 
     dtensor_random._rng_tracker = None

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import set_rotate_method
 from torch.distributed.tensor.parallel import parallelize_module
@@ -341,3 +342,12 @@ def test_deepspeeds_attention_exchanges_what_ulysses_does():
         p = profile(lambda: Split(Ulysses()).cuda().bfloat16(), optimizer="sgd",
                     args=(torch.zeros(BATCH, LOCAL, HIDDEN, dtype=torch.bfloat16),))
     assert exchanged(p) == EXCHANGES[ulysses]
+
+
+def test_attention_of_a_later_world_is_not_split_by_sequence():
+    experimental = importlib.import_module("torch.distributed.tensor.experimental._attention")
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+    with world(RANKS):
+        experimental._enable_context_parallel_dispatcher()  # which torchtitan never takes back
+        assert DTensor._op_dispatcher._custom_op_handlers != handlers
+    assert DTensor._op_dispatcher._custom_op_handlers is handlers

@@ -194,3 +194,9 @@ def test_a_number_that_is_copied_onto_itself_stays_unknown():
         x.copy_(x)
         with pytest.raises(DataDependentError, match="needs the contents of a tensor"):
             float(x)
+
+
+def test_integers_are_counted_as_cuda_counts_them():
+    with MetaTensorMode():
+        counted = torch.histc(torch.arange(6, device="cuda") % 4, bins=4, min=0, max=4)
+        assert (counted.dtype, counted.tolist()) == (torch.int64, [2, 2, 1, 1])

@@ -144,6 +144,9 @@ class ReadArgument:
     window: Window
 
 
+_HISTOGRAM = torch.ops.aten.histc.default
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """A deferred operator call; its results are computed once."""
@@ -157,6 +160,8 @@ class Call:
 
     def run(self, args: Any = None) -> Any:
         args, kwargs = _substitute(self.args if args is None else args), _substitute(self.kwargs)
+        if self.op is _HISTOGRAM and not args[0].is_floating_point():  # which CUDA alone counts: SummaryOps.cu
+            return self.op(args[0].double(), *args[1:], **kwargs).to(args[0].dtype)
         if self.seed is None:
             return self.op(*args, **kwargs)
         # random scalars have a seed of their own; the user's generator stays as it is
