@@ -47,17 +47,10 @@ _LACKING = {
 
 def find_lacking(row: Settings) -> str | None:
     """What of a row its rebuild does not do: it is refused, and is none of those that are averaged."""
-    training = row["training"]
-    given, compiled = training.get("other_args") or {}, str(training.get("compile"))
+    given = row["training"].get("other_args") or {}
     for flag, text in _LACKING.items():
         if flag in given:
             return text
-    if any(word in row["id"] for word in ("gptq", "qlora", "bnb")):
-        return "weights of four bits"
-    if "MX" in str(training.get("float8")):
-        return f"{training['float8']} of torchao"
-    if any(word in compiled for word in ("SimpleFSDP", "graph_trainer", "toolkit")):
-        return f"compiled otherwise than by block: {compiled}"
     return None
 
 
@@ -157,8 +150,7 @@ def profile_row(row: Settings, family: Family, **settings: Any) -> Profile:  # o
     # ROCm's builds ignored the setting: c10/cuda/CUDAAllocatorConfig.h, PYTORCH_C10_DRIVER_API_SUPPORTED
     expandable = "expandable_segments:True" in str(row["training"].get("allocator")) and device_of(row) != "mi300x"
     options = ProfileOptions(steps=2, allocator=AllocatorOptions(expandable_segments=expandable), keep_events=False,
-                             unknown_value="placeholder",  # of a norm that is printed
-                             skew=getattr(module, "skew_of_row", lambda row: 0.0)(row))
+                             unknown_value="placeholder")  # of a norm that is printed
     context = getattr(module, "environment", nullcontext)(row)
     cluster = getattr(module, "CLUSTERS", {}).get(row["hardware"]["gpu"].split()[0])
     with context, world(size, rank, row["hardware"]["gpus_per_node"], cluster):
