@@ -167,9 +167,12 @@ def _weight_gradient(weight: Tensor, flat: Tensor, total: Tensor, fused: bool) -
     return _multiply(flat.t(), total.reshape(-1, total.shape[-1]))
 
 
-class Norm(torch.autograd.Function):  # saves the input, the weight and float32 statistics of each row
+class Norm(torch.autograd.Function):
+    """Saves the input, as one piece (ops/basic/layer_norm.py), the weight and float32 statistics of each row."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        x = x.contiguous()
         rows = x.numel() // x.shape[-1]
         statistics = [torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(1 if bias is None else 2)]
         ctx.bias = bias is not None
