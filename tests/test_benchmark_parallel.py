@@ -180,6 +180,36 @@ def test_flash_attention_copies_what_goes_in_and_what_comes_out(monkeypatch, bac
     assert p.nodes[-1].accumulate_bytes == output * (3 + 1) * (1 + copies) + statistics
 
 
+@pytest.mark.parametrize(("way", "sent"), [
+    ("p2p", {"send": (3 * 2 * 2, 2 * 3 * 2 * 2)}), ("a2a", {"all_to_all": (2 * 8 + 2 * 2, 2 * 8 + 2 * 2)}),
+    ("all_gather", {"all_gather": (4 * 2 * 2, 4 * 2 * 2), "reduce_scatter": (0, 4 * 2 * 2)})])
+def test_attention_of_the_stand_in_computes_and_sends_what_follows_by_hand(way, sent):
+    """Of 4 ranks, in units of a head of a rank: there are 2 of keys and of values, 8 of queries and of outputs."""
+    s, b, heads, keys, size, ranks = 64, 2, 8, 2, 32, 4
+
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            group = torch.distributed.group.WORLD
+            self.attention = transformer_engine.DotProductAttention(heads, size, cp_group=group, cp_comm_type=way)
+            self.out = transformer_engine.Linear(heads * size, 8, params_dtype=torch.bfloat16, bias=False,
+                                                 fuse_wgrad_accumulation=True)
+            self.out.weight.main_grad = torch.zeros(8, heads * size, device="cuda")
+
+        def forward(self, q, k, v):
+            return self.out(self.attention(q, k, v))
+
+    given = [torch.zeros(s, b, n, size, dtype=torch.bfloat16, requires_grad=True) for n in (heads, keys, keys)]
+    with transformer_engine.fresh("auto"), world(ranks):
+        p = profile(lambda: Block().cuda(), given, device="h100_sxm", optimizer=None)
+    pairs, product = b * heads * s * s * ranks, s * b * heads * size * 8
+    assert (p.fwd_macs, p.bwd_macs) == (2 * pairs * size + product, 5 * pairs * size + 2 * product)
+    unit = s * b * size * 2
+    assert {kind: tuple(sum(row.bytes for row in p.comm if (row.kind, row.phase) == (kind, phase))
+                        for phase in ("forward", "backward")) for kind in sent} == {
+        kind: tuple(n * unit for n in counts) for kind, counts in sent.items()}
+
+
 @pytest.mark.parametrize(("half", "copies", "expected"), [
     (False, {}, 8), (True, {}, 4), (True, {"master_weights": True}, 8),
     (True, {"master_weights": True, "store_param_remainders": True}, 6)])

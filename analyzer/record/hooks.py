@@ -17,6 +17,7 @@ from analyzer.meta.state import current
 from analyzer.output import hold_over_forks
 
 from .optimizer_step import begin_compiled, describe_history, observed_steps
+from .tensor_walk import local_part
 
 _STAGES = "torch.distributed.pipelining.stage"
 _BACKWARD_OF_STAGE = ("backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad")
@@ -245,7 +246,7 @@ def _end_step(recorder: Any, optimizer: Any, phase: str, is_inner: bool) -> None
         return
     if phase == "backward":  # a hook on a parameter steps as soon as its gradient is there
         state, held = current(), (p for group in optimizer.param_groups for p in group["params"])
-        if state is not None and any(recorder.storage_of(p) is None for p in held):
+        if state is not None and any(recorder.storage_of(local_part(p)) is None for p in held):
             state.assume(f"the {type(optimizer).__name__} that a hook on a parameter steps does not have the "
                          "parameters of the profiled model: its updates are not counted")
     recorder.resume(phase if phase == "backward" else "forward")

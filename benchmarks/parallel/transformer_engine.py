@@ -1,4 +1,4 @@
-"""A stand-in for Transformer Engine, which cannot be built without CUDA: what its layers allocate and save.
+"""A stand-in for Transformer Engine, which cannot be built without CUDA: what its layers allocate, save and multiply.
 
 Megatron's own code subclasses these. Each layer is one autograd function that keeps what the layer of that name keeps
 (TransformerEngine 2.x, transformer_engine/pytorch/module/{linear,layernorm_linear,grouped_linear}.py and
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.parallel.megatron_hybrid import MAMBA
+from benchmarks.parallel.transformer_engine_attention import Exchange, attend
 from benchmarks.parallel.transformer_engine_layer import (
     Base,
     Dummy,
@@ -28,9 +29,9 @@ from benchmarks.parallel.transformer_engine_layer import (
     Norm,
     RMSNorm,
     Workspace,
+    add_product,
     autocast,
     general_gemm,
-    parallel_cross_entropy,
 )
 
 VERSION = "2.8.0"
@@ -62,23 +63,32 @@ def lay_out(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 
 class _Attention(torch.autograd.Function):
-    """A fused kernel: saves query, key, value, the output and float32 log-sum-exp of each row."""
+    """A fused kernel: saves query, key, value, the output and float32 log-sum-exp of each row. Positions are along the
+    dimension ``sequence``; of other ranks' keys an ``exchange`` tells.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, exchange: Exchange, sequence: int) -> Tensor:
         s, b, h, _ = q.shape
         out = torch.empty(s, b, h, v.shape[-1], dtype=q.dtype, device=q.device)
         ctx.save_for_backward(q, k, v, out, torch.empty(b, h, s, 1, dtype=torch.float32, device=q.device))
+        ctx.exchange, ctx.sequence = exchange, sequence
+        exchange.run(q, k, v, out, False)
+        attend(q, k, v, out, exchange.ranks * k.shape[sequence], sequence, False)
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        q, k, v, *_ = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, *_ = ctx.saved_tensors
+        ctx.exchange.run(q, k, v, out, True)
         base = q._base
         if base is not None and base is k._base and base is v._base:  # interleaved: one gradient, three views of it
             whole = torch.empty_like(base)
-            return tuple(whole.as_strided(t.shape, t.stride(), t.storage_offset()) for t in (q, k, v))
-        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+            found = [whole.as_strided(t.shape, t.stride(), t.storage_offset()) for t in (q, k, v)]
+        else:
+            found = [torch.empty_like(t) for t in (q, k, v)]
+        attend(q, k, v, found[0], ctx.exchange.ranks * k.shape[ctx.sequence], ctx.sequence, True)
+        return *found, None, None
 
 
 class _Softmax(torch.autograd.Function):
@@ -100,19 +110,21 @@ class DotProductAttention(Base):  # ``transformer_engine.pytorch.DotProductAtten
     backend = "auto"                                 #: unfused, or a kernel
 
     def __init__(self, num_attention_heads: int, kv_channels: Any, attention_dropout: float = 0.0,
-                 get_rng_state_tracker: Any = None, cp_group: Any = None, **_: Any) -> None:
+                 get_rng_state_tracker: Any = None, cp_group: Any = None, cp_comm_type: str | None = None,
+                 **_: Any) -> None:
         super().__init__()
         self.dropout = nn.Dropout(attention_dropout)
-        self.cp_group = cp_group
+        self.exchange = Exchange(cp_group, cp_comm_type)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
         out: Tensor
         q, k, v = lay_out(q, k, v)
         if uses_flash(self.backend, self.dropout.p):  # of [batch, sequence, heads, size]: backends.py, FlashAttention
-            out = _Attention.apply(*(t.transpose(0, 1).contiguous() for t in (q, k, v)))  # type: ignore[no-untyped-call]
+            out = _Attention.apply(  # type: ignore[no-untyped-call]
+                *(t.transpose(0, 1).contiguous() for t in (q, k, v)), self.exchange, 1)
             return out.view(*out.shape[:2], -1).transpose(0, 1).contiguous()
         if self.backend != "unfused":
-            out = _Attention.apply(q, k, v)  # type: ignore[no-untyped-call]
+            out = _Attention.apply(q, k, v, self.exchange, 0)  # type: ignore[no-untyped-call]
             return out.view(*out.shape[:2], -1)
         s, b, h, d = q.shape
         if k.shape[2] != h:
@@ -124,6 +136,32 @@ class DotProductAttention(Base):  # ``transformer_engine.pytorch.DotProductAtten
         v = v.reshape(v.shape[0], b * h, -1)
         context = torch.bmm(weights, v.transpose(0, 1)).view(b, h, s, -1)
         return context.permute(2, 0, 1, 3).contiguous().view(s, b, -1)
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Of logits split over ranks: in forward the gradient is written over them (common/triton/cross_entropy.py)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, smoothing: float, reduce_loss: bool, group: Any,
+                ignored: int) -> Tensor:
+        rows, ranks = logits.shape[0] * logits.shape[1], 1 if group is None else group.size()
+        loss = torch.zeros(rows, dtype=torch.float32, device=logits.device)
+        largest = torch.zeros(3 * rows, dtype=torch.float32, device=logits.device)  # with its sum and the target's
+        torch.zeros(3 * rows * ranks, dtype=torch.float32, device=logits.device)  # of all ranks
+        del largest
+        ctx.save_for_backward(logits.detach())
+        return loss.view(logits.shape[0], logits.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.saved_tensors[0], None, None, None, None, None
+
+
+def parallel_cross_entropy(logits: Tensor, target: Tensor, smoothing: float = 0.0, reduce_loss: bool = False,
+                           group: Any = None, ignored: int = -100, is_cg_capturable: bool = False) -> Tensor:
+    loss: Tensor = CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        logits, target, smoothing, reduce_loss, group, ignored)
+    return loss
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -252,7 +290,8 @@ class _CausalSoftmax:  # Megatron's kernel, called with the scale
         return 4
 
 
-def _accumulate(total: Tensor, gradient: Tensor, main: Tensor) -> None: ...
+def _accumulate(total: Tensor, gradient: Tensor, main: Tensor) -> None:
+    add_product(main, gradient.t(), total)
 
 
 #: A class of which the name alone is asked for.

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -161,10 +161,24 @@ def _weight_gradient(weight: Tensor, flat: Tensor, total: Tensor, fused: bool) -
     """Of a weight; straight into ``main_grad`` where accumulation is fused."""
     if not weight.requires_grad:
         return None
+    rows = total.reshape(-1, total.shape[-1])
     if fused:
         weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
+        if isinstance(main := getattr(weight, "main_grad", None), Tensor):
+            add_product(main, flat.t(), rows)
         return Dummy.take(weight.shape, weight.dtype)
-    return _multiply(flat.t(), total.reshape(-1, total.shape[-1]))
+    return _multiply(flat.t(), rows)
+
+
+def add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
+    """One product, written over the sum that it is added to, which may be of more bits."""
+    if x.dtype == torch.uint8:
+        return
+    with Workspace.own():
+        if total.dtype == x.dtype:
+            torch.addmm(total, x, y, out=total)
+        else:
+            torch.ops.aten.addmm.dtype_out(total, x, y, total.dtype, out=total)
 
 
 class Norm(torch.autograd.Function):
@@ -314,6 +328,17 @@ class RMSNorm(LayerNorm):  # ``transformer_engine.pytorch.RMSNorm``
     with_bias = False
 
 
+def _rows_of(x: Tensor, splits: list[int]) -> tuple[Tensor, ...]:
+    parts: tuple[Tensor, ...] = x.reshape(-1, x.shape[-1]).split(splits)
+    return parts
+
+
+def _multiply_each(x: Tensor, kernels: Sequence[Tensor], splits: list[int], out: Tensor) -> None:
+    with Workspace.own():
+        for part, kernel, made in zip(_rows_of(x, splits), kernels, _rows_of(out, splits)):
+            torch.mm(part, kernel, out=made)
+
+
 class _GroupedLinear(torch.autograd.Function):  # one product an expert; saves the parts of the input and the weights
     @staticmethod
     def forward(ctx: Any, x: Tensor, splits: list[int], biased: bool, fused: bool, *weights: Tensor) -> Tensor:
@@ -322,6 +347,7 @@ class _GroupedLinear(torch.autograd.Function):  # one product an expert; saves t
         kernels = weights[:len(splits)]
         ctx.fused = fused
         out = torch.empty(*x.shape[:-1], kernels[0].shape[0], dtype=x.dtype, device=x.device)
+        _multiply_each(x, [kernel.t() for kernel in kernels], splits, out)
         ctx.save_for_backward(x, *kernels)
         return out
 
@@ -329,8 +355,9 @@ class _GroupedLinear(torch.autograd.Function):  # one product an expert; saves t
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, *kernels = ctx.saved_tensors
         dgrad = torch.empty_like(x)
-        wgrads = [_weight_gradient(weight, gradient, x, True) if ctx.fused else torch.empty_like(weight)
-                  for weight in kernels]
+        _multiply_each(gradient, kernels, ctx.splits, dgrad)
+        wgrads = [_weight_gradient(weight, made, given, ctx.fused) for weight, made, given in zip(
+            kernels, _rows_of(gradient, ctx.splits), _rows_of(x, ctx.splits))]
         dbias = [torch.empty(w.shape[0], dtype=w.dtype, device=w.device) for w in kernels] if ctx.biased else []
         return dgrad, None, None, None, *wgrads, *dbias
 
@@ -361,29 +388,3 @@ class GroupedLinear(Base):  # ``transformer_engine.pytorch.GroupedLinear``
         return (out, biases) if self.return_bias else out
 
     def backward_dw(self) -> None: ...
-
-
-class CrossEntropy(torch.autograd.Function):
-    """Of logits split over ranks: in forward the gradient is written over them (common/triton/cross_entropy.py)."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, smoothing: float, reduce_loss: bool, group: Any,
-                ignored: int) -> Tensor:
-        rows, ranks = logits.shape[0] * logits.shape[1], 1 if group is None else group.size()
-        loss = torch.zeros(rows, dtype=torch.float32, device=logits.device)
-        largest = torch.zeros(3 * rows, dtype=torch.float32, device=logits.device)  # with its sum and the target's
-        torch.zeros(3 * rows * ranks, dtype=torch.float32, device=logits.device)  # of all ranks
-        del largest
-        ctx.save_for_backward(logits.detach())
-        return loss.view(logits.shape[0], logits.shape[1])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.saved_tensors[0], None, None, None, None, None
-
-
-def parallel_cross_entropy(logits: Tensor, target: Tensor, smoothing: float = 0.0, reduce_loss: bool = False,
-                           group: Any = None, ignored: int = -100, is_cg_capturable: bool = False) -> Tensor:
-    loss: Tensor = CrossEntropy.apply(  # type: ignore[no-untyped-call]
-        logits, target, smoothing, reduce_loss, group, ignored)
-    return loss
