@@ -32,6 +32,7 @@ NOTES = [
 
 APART = [Note(("2026-02-16-flattenforward",),
               "a loss and wide layers that are Triton kernels in the compiled model: it copies what a stand-in writes"),
+         Note(("llama4-16e",), "which experts its routers choose, that no loss balances, is not told"),
          Note(("nightly-tp1-pp1-cp1-ep8",), "a dispatcher of DeepEP")]
 
 

@@ -8,7 +8,7 @@ import copy
 import functools
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -19,19 +19,10 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_reduce
 from torch.nn.attention import SDPBackend
 
-from analyzer.meta.state import active_state
 from benchmarks.parallel import kernel_launch
 from benchmarks.titan import cross_entropy
 
 Settings = dict[str, Any]
-
-
-#: How unevenly experts are chosen after the first step, an exponent of Zipf's law: so that all tokens go to this
-#: rank's, as at the peak of a run of many steps. Routers of Llama 4 choose one expert a token, no loss balances them,
-#: and debug_model.toml, which torchao's rows train with, raises the rate to 4e-3 in two steps. Torchtitan's model of
-#: two layers, 1,024 wide, trained so on English text of its test's tokens, gives all tokens of a layer to the experts
-#: of one rank of four from the sixth step on, and to another rank's as steps go by.
-COLLAPSED = 64.0
 
 
 @dataclass(frozen=True)
@@ -102,63 +93,6 @@ def flavor_of(row: Settings) -> tuple[str, str]:  # torchtitan's names of the ro
     return "llama3", row["model"]["family"].rpartition("-")[2]
 
 
-class CastProduct(torch.autograd.Function):
-    """A product of torchao's MXFP8: both factors are kept as they come, cast before each product along what is summed,
-    and so again in backward (October 2025: `_MXFP8GroupedMM` of prototype/moe_training/scaled_grouped_mm.py and `mx_mm`
-    of prototype/mx_formats/mx_linear.py). Scales are of rows here, where those are of 32 numbers.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, ends: Tensor | None) -> Tensor:  # ``ends`` of the rows of each expert
-        ctx.save_for_backward(a, b, ends)
-        return cast_and_multiply(a, b, ends)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        a, b, ends = ctx.saved_tensors
-        return (cast_and_multiply(gradient, b.transpose(-2, -1), ends),
-                cast_and_multiply(gradient.t(), a, ends).transpose(-2, -1), None)
-
-
-def cast_and_multiply(a: Tensor, b: Tensor, ends: Tensor | None) -> Tensor:
-    (left, rows), (right, columns) = cast_rows(a), cast_rows(b.transpose(-2, -1))
-    right = right.transpose(-2, -1)
-    if ends is None:
-        return torch._scaled_mm(left, right, rows[:, None], columns[None], out_dtype=torch.bfloat16)
-    if b.ndim == 2:  # experts have parts of what is summed, and a scale for each
-        rows, columns = rows.repeat(ends.shape[0]), columns.repeat(ends.shape[0])
-    return torch._scaled_grouped_mm(left, right, rows, columns, offs=ends, out_dtype=torch.bfloat16)
-
-
-def cast_rows(x: Tensor) -> tuple[Tensor, Tensor]:  # float8 and a float32 scale a row
-    x = x.contiguous()
-    scales = x.abs().amax(-1).float()
-    return (x / scales[..., None]).to(torch.float8_e4m3fn), scales
-
-
-def cast_products(model: nn.Module, linears: bool) -> None:
-    """Products of experts, and of linear layers but the output's and the router's, as MXFP8's converters make them."""
-    for name, part in model.named_modules():
-        if name.endswith("moe.experts"):
-            part.__dict__["forward"] = functools.partial(run_experts, part)
-        elif linears and isinstance(part, nn.Linear) and not name.endswith(("output", "router.gate")):
-            part.__dict__["forward"] = functools.partial(run_linear, part)
-
-
-def run_experts(experts: Any, x: Tensor, counts: Tensor) -> Tensor:  # `_run_experts_grouped_mm`
-    gate, down, up = (weight.to_local().transpose(-2, -1) for weight in (experts.w1, experts.w2, experts.w3))
-    ends = torch.cumsum(counts, dim=0, dtype=torch.int32)
-    multiply: Any = CastProduct.apply
-    hidden = nn.functional.silu(multiply(x, gate, ends)) * multiply(x, up, ends)
-    return multiply(hidden, down, ends)  # type: ignore[no-any-return]
-
-
-def run_linear(linear: nn.Linear, x: Tensor) -> Tensor:
-    multiply: Any = CastProduct.apply
-    out: Tensor = multiply(x.flatten(0, -2), linear.weight.t(), None)
-    return out.view(*x.shape[:-1], -1)
-
-
 class Job:  # one rank of a row: its model, and a step of it
     def __init__(self, row: Settings) -> None:
         self.row, self.code = row, code_of(row)
@@ -212,18 +146,14 @@ class Job:  # one rank of a row: its model, and a step of it
                     part.sdpa_backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
                 if self.code.repeats_keys:
                     part.register_forward_pre_hook(repeat_keys, with_kwargs=True)
-        if "MXFP8" in str(training.get("float8")):
-            cast_products(model, "linears" in training["float8"])
-        elif training.get("float8"):
+        if training.get("float8"):
             from torchao.float8 import convert_to_float8_training
             convert_to_float8_training(model, config=float8_config(training["float8"]),
                                        module_filter_fn=lambda module, name: name != "output")
         parallelize: Any = importlib.import_module(spec.parallelize_fn.__module__)
-        shard, kept, compiles = parallelize.apply_fsdp, parallelize._op_sac_save_list, parallelize.apply_compile
+        shard, kept = parallelize.apply_fsdp, parallelize._op_sac_save_list
         if self.code.one_root:
             parallelize.apply_fsdp = functools.partial(shard_with_one_root, self.code.keeps_root)
-        if row["model"].get("moe") and row["source"]["date"] < "2025-10-29":  # until #1895
-            parallelize.apply_compile = compile_whole_blocks
         if not self.code.saves_cudnn:
             parallelize._op_sac_save_list = kept - {torch.ops.aten._scaled_dot_product_cudnn_attention.default}
         if "aten.abs" in kind:
@@ -231,7 +161,7 @@ class Job:  # one rank of a row: its model, and a step of it
         try:
             spec.parallelize_fn(model, dims, config)
         finally:
-            parallelize.apply_fsdp, parallelize._op_sac_save_list, parallelize.apply_compile = shard, kept, compiles
+            parallelize.apply_fsdp, parallelize._op_sac_save_list = shard, kept
         model.to_empty(device="cuda")
         with torch.no_grad():
             model.init_weights(buffer_device=None)
@@ -239,7 +169,7 @@ class Job:  # one rank of a row: its model, and a step of it
         fused = "fused" in training["optimizer"] and "not fused" not in training["optimizer"]
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1,
                                            fused=fused, foreach=not fused)
-        self.dims, self.utils, self.model, self.skew = dims, utils, model, 0.0
+        self.dims, self.utils, self.model = dims, utils, model
         return nn.ModuleList([model])  # which takes no arguments: `step` has them
 
     def inputs(self) -> tuple[Tensor, Tensor]:
@@ -253,9 +183,6 @@ class Job:  # one rank of a row: its model, and a step of it
             self.train()
 
     def train(self) -> None:
-        if self.row["parallel"]["ep"] > 1:
-            state = active_state()
-            state.options, self.skew = replace(state.options, skew=self.skew), COLLAPSED
         self.optimizer.zero_grad()
         context = self.utils.get_train_context(self.dims.tp_enabled)
         for _micro_batch in range(self.row["training"]["grad_accum"]):
@@ -308,11 +235,6 @@ def shard_with_one_root(keeps_root: bool, model: Any, mesh: Any, param_dtype: to
         reshard = always or reshard_after_forward_policy == "default" and not pp_enabled and int(name) < last
         fully_shard(block, **options, reshard_after_forward=reshard)
     fully_shard(model, **options, reshard_after_forward=not (pp_enabled or keeps_root))
-
-
-def compile_whole_blocks(model: Any, *_: Any) -> None:  # which hooks of experts break into several graphs
-    for name, block in model.layers.named_children():
-        model.layers.register_module(name, torch.compile(block, fullgraph=not block.moe_enabled))
 
 
 def prepare(row: Settings) -> Job:  # a job, in a process started as torchrun would
