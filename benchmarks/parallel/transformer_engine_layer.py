@@ -174,7 +174,7 @@ def add_product(total: Tensor, x: Tensor, y: Tensor) -> None:
     """One product, written over the sum that it is added to, which may be of more bits."""
     if x.dtype == torch.uint8:
         return
-    with Workspace.own():
+    with Workspace.own(), torch.no_grad():  # else the sum's graph would keep what is multiplied after a backward pass
         if total.dtype == x.dtype:
             torch.addmm(total, x, y, out=total)
         else:
