@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from analyzer import profile, symbolic_profile, symbolic_trace
+from analyzer.parallel import world
 from analyzer.tools.runtime import measure
 
 OPTIMIZERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
@@ -158,6 +160,18 @@ def test_an_optimizer_that_is_out_of_reach_is_told_of() -> None:
         parameter.register_post_accumulate_grad_hook(lambda p, way=way: update(way[0][0].to.to.to))
     found = profile(model, args=(torch.rand(4, 64), ), device="cpu").assumptions
     assert [a for a in found if "does not have the parameters of the profiled model" in a]
+
+
+def test_an_optimizer_of_sharded_parameters_is_within_reach() -> None:
+    def build() -> nn.Module:
+        model = fully_shard(make_layers(2).cuda())
+        by_default_argument(model, OPTIMIZERS["momentum"])
+        return model
+
+    with world(8):
+        p = profile(build, (torch.rand(4, 64),), device="h100", step=lambda m, _, x: m(x).sum().backward())
+    assert p.optimizer_bytes == p.param_bytes == 2 * 64 * 64 * 4 // 8
+    assert not [a for a in p.assumptions if "does not have the parameters of the profiled model" in a]
 
 
 def test_hooks_on_autograd_nodes_are_told_of() -> None:
