@@ -1,7 +1,7 @@
 """What Transformer Engine's fused attention computes, and what its context parallelism exchanges.
 
-Of exchanges round a ring what each step computes is in one kernel, and the results of steps, which are added up at the
-end, are left out (transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py).
+Of exchanges round a ring (transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py,
+``AttnFuncWithCPAndKVP2P``) what all steps compute is in one kernel.
 """
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Exchange:
             elif way == "all_gather":
                 self._gather(k, v, group, backward)
             else:
-                self._go_round(k, v, group, backward)
+                self._go_round(q, k, v, out, group, backward)
 
     def _gather(self, k: Tensor, v: Tensor, group: Any, backward: bool) -> None:
         whole = [torch.empty(group.size() * t.shape[0], *t.shape[1:], dtype=t.dtype, device=t.device) for t in (k, v)]
@@ -73,18 +73,26 @@ class Exchange:
         for tensor, gathered in zip((k, v), whole) if backward else ():
             dist.reduce_scatter_tensor(torch.empty_like(tensor), gathered, group=group)
 
-    def _go_round(self, k: Tensor, v: Tensor, group: Any, backward: bool) -> None:
-        """Forward keys and values, each step's in a buffer of its own; backward with them their gradients, in two."""
+    def _go_round(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, group: Any, backward: bool) -> None:
+        """Forward keys and values, each step's in a buffer of its own, beside what each step gives, which is added up
+        at the end: half of the queries see the keys of a later rank. Backward keys and values with their gradients, in
+        two buffers, beside the gradients of a step and the sum of the queries'.
+        """
         n, rank = group.size(), dist.get_rank(group)
         after, before = (dist.get_global_rank(group, (rank + step) % n) for step in (1, -1))
         held = [torch.cat([k.flatten(), v.flatten()])]
         if backward:
             held = [torch.empty(2, held[0].numel(), dtype=k.dtype, device=k.device) for _ in range(2)]
-        for step in range(n if backward else n - 1):
+        made = [torch.empty_like(q)] if backward else []
+        for step in range(n):
             if backward:
+                _gradients = [torch.empty_like(t) for t in (q, k, v)]
                 parts = slice(step == n - 1, 2 - (step == 0))  # the gradients begin a step later, and end one later
                 sent, received = held[step % 2][parts], held[(step + 1) % 2][parts]
             else:
+                made.append(torch.empty(out.numel() // (1 if step <= rank else 2), dtype=out.dtype, device=out.device))
+                if step == n - 1:
+                    break
                 sent = held[-1]
                 held.append(received := torch.empty_like(sent))
             works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, after, group),
