@@ -210,6 +210,24 @@ def test_attention_of_the_stand_in_computes_and_sends_what_follows_by_hand(way, 
         kind: tuple(n * unit for n in counts) for kind, counts in sent.items()}
 
 
+@pytest.mark.parametrize("splits", [[48, 16], [1, 1]])  # known, or not
+def test_experts_of_the_stand_in_multiply_all_rows(splits):
+    rows, width, wide = 64, 32, 128
+
+    class Experts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = transformer_engine.GroupedLinear(2, width, wide, bias=False, params_dtype=torch.bfloat16)
+
+        def forward(self, x):
+            return self.up(x, splits)
+
+    x = torch.zeros(rows, width, dtype=torch.bfloat16, requires_grad=True)
+    with transformer_engine.fresh("auto"), world(1):
+        p = profile(lambda: Experts().cuda(), (x,), device="h100_sxm", optimizer=None)
+    assert (p.fwd_macs, p.bwd_macs) == (rows * width * wide, 2 * rows * width * wide)
+
+
 @pytest.mark.parametrize(("half", "copies", "expected"), [
     (False, {}, 8), (True, {}, 4), (True, {"master_weights": True}, 8),
     (True, {"master_weights": True, "store_param_remainders": True}, 6)])

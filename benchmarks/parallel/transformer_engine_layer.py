@@ -329,7 +329,11 @@ class RMSNorm(LayerNorm):  # ``transformer_engine.pytorch.RMSNorm``
 
 
 def _rows_of(x: Tensor, splits: list[int]) -> tuple[Tensor, ...]:
-    parts: tuple[Tensor, ...] = x.reshape(-1, x.shape[-1]).split(splits)
+    """The rows of each expert: as many for each where the counts are not known, which a profile takes as one each."""
+    rows, n = x.reshape(-1, x.shape[-1]), len(splits)
+    if sum(splits) != len(rows):
+        splits = [len(rows) * (i + 1) // n - len(rows) * i // n for i in range(n)]
+    parts: tuple[Tensor, ...] = rows.split(splits)
     return parts
 
 
