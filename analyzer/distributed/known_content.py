@@ -122,7 +122,10 @@ class ContentRule:
             rule, *sources = _IN_PLACE[name]
             source = next((given[name] for name in sources if name in given), written)
             for out, x in zip(_listed(written), _listed(source)):
-                _tell(out, self._follow(rule, given, read_known(x)))
+                value = read_known(x)
+                _tell(out, self._follow(rule, given, value))
+                if value is None and rule is _all_gathered:
+                    _expect(x, out, name, given)
         elif name in ("allgather", "allgather_coalesced", "gather", "alltoall"):
             read: Any = given.get("input_tensors", given.get("input_list"))
             gathered = zip(written, _listed(read))
@@ -165,9 +168,13 @@ def _tell(out: Tensor, value: Tensor | None) -> None:
     if not isinstance(storage, MetaStorage):
         return
     storage.known = None
-    if value is not None and worth_following(value.numel()) and covers_storage(out, storage):
-        with without_modes():
+    if value is None or not covers_storage(out, storage):
+        return
+    with without_modes():
+        if worth_following(value.numel()):
             storage.known = Deferred(value.to(out.dtype).reshape(out.shape).contiguous().clone())
+        else:
+            storage.density = float(value.double().mean())
 
 
 def _expect(x: Tensor, out: Tensor, name: str, given: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 
+from analyzer import profile
 from analyzer.parallel import world
 
 
@@ -56,3 +57,17 @@ CASES = {
 def test_contents_that_the_caller_tells(call, expected):
     with world(4, rank=1, contents=_offset):
         assert call(torch.tensor([1, 2, 3, 4], device="cuda")).tolist() == expected
+
+
+def test_how_many_of_many_gathered_marks_are_set_is_known():
+    def step(model, optimizer, x):
+        marks = torch.arange(2**18, device="cuda") % 8 == 0  # more than are kept of 8 ranks
+        whole = torch.empty(8 * 2**18, dtype=torch.bool, device="cuda")
+        torch.distributed.all_gather_into_tensor(whole, marks)
+        found.append(torch.arange(8 * 2**18, device="cuda").masked_select(whole).numel())
+        model(x).sum().backward()
+
+    found = []
+    with world(8):
+        p = profile(lambda: torch.nn.Linear(8, 8).cuda(), (torch.rand(4, 8),), step=step, device="h100")
+    assert set(found) == {2**18} and not [a for a in p.assumptions if "worst case" in a]
