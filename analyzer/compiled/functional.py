@@ -1,4 +1,4 @@
-"""Functional forms of operators: of those that write to their arguments, and of writes to views.
+"""Functional forms of operators: of those that write to their arguments, of writes to views, and of collectives.
 
 torch has both in C++: torchgen pairs each operator with its functional form, and
 ``aten/src/ATen/FunctionalInverses.cpp`` says how a view that was written to is put back into what it was taken from.
@@ -9,8 +9,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed import ProcessGroup
 
-_aten = torch.ops.aten
+_aten, _functional = torch.ops.aten, torch.ops._c10d_functional
 Tensor = torch.Tensor
 Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]  #: storage, offset, shape, strides, dtype
 
@@ -91,3 +92,24 @@ def view_inverse(view: View, part: Tensor) -> tuple[Any, tuple[Any, ...], bool] 
     if func is _aten.view_as_complex.default:
         return _aten.view_as_real.default, (), False
     return None
+
+
+COLLECTIVES = _ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER = tuple(
+    getattr(torch.ops.c10d, name) for name in ("allreduce_", "_allgather_base_", "_reduce_scatter_base_"))
+
+
+def communicate(func: Any, args: tuple[Any, ...]) -> None:
+    """A collective that is waited for, as a functional one whose result is copied to where it belongs. Which reduction
+    it is torch does not tell of the operator's argument; each moves and holds what a sum does.
+    """
+    reduces_all = func.overloadpacket is _ALL_REDUCE
+    group = ProcessGroup.unbox(args[1 if reduces_all else 2])
+    size, name = group.size(), group.group_name
+    for tensor in args[0] if reduces_all else args[:1]:
+        if reduces_all:
+            made = _functional.all_reduce(tensor, "sum", name)
+        elif func.overloadpacket is _ALL_GATHER:
+            made = _functional.all_gather_into_tensor(args[1], size, name)
+        else:
+            made = _functional.reduce_scatter_tensor(args[1], "sum", size, name)
+        tensor.copy_(_functional.wait_tensor(made))

@@ -15,20 +15,22 @@ from typing import Any
 import torch
 from torch import fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
-from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
+from analyzer.meta.address_space import MetaStorage
+from analyzer.meta.argument import own
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import TensorSpec, spec_of
+from analyzer.meta.state import active_state
 from analyzer.meta.tensor import alias, device_of
 from analyzer.meta.value.contents import read_known
 from analyzer.record.reference_count import next_sequence_number
 
 from .checkpoint import Tag
 from .frame import is_asserting
-from .functional import Place, View, functional_of, is_view, place_of, view_inverse
+from .functional import COLLECTIVES, Place, View, communicate, functional_of, is_view, place_of, view_inverse
 
-_aten, _functional = torch.ops.aten, torch.ops._c10d_functional
+_aten = torch.ops.aten
 Tensor = torch.Tensor
 
 
@@ -36,8 +38,6 @@ class GraphBreak(Exception):
     """The function cannot be one graph."""
 
 
-_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER = (
-    getattr(torch.ops.c10d, name) for name in ("allreduce_", "_allgather_base_", "_reduce_scatter_base_"))
 _PUTS = frozenset({_aten.index_put, _aten.index_put_, _aten._index_put_impl_})
 
 
@@ -84,13 +84,14 @@ class GraphTape:
             return known[0]
         # tensors that share a storage from before, as the parts of one that was split, are inputs each for itself
         is_part = version == 0 and place[0] in self.primal_of and place not in self._views
-        if version is None and self.in_backward:  # made of a number, by a custom function's backward pass
+        if version is None and isinstance(storage := tensor.untyped_storage(), MetaStorage) and (
+                storage.space is active_state().space):  # the function made it without an operator, of a number
             number = read_known(tensor)
-            assert number is not None and number.numel() == 1, place
-            options = {"dtype": tensor.dtype, "device": device_of(tensor)}
-            node = self._call(_aten.full.default, (place[2], number.item()), options, tensor)
-            self._keep(tensor, node)
-            return node
+            if number is not None and number.numel() == 1:
+                options = {"dtype": tensor.dtype, "device": device_of(tensor)}
+                node = self._call(_aten.full.default, (place[2], number.item()), options, tensor)
+                self._keep(tensor, node)
+                return node
         if version is None or is_part and not self.in_backward:
             self.primal_of.setdefault(place[0], len(self.primals))
             self.primals.append(tensor)
@@ -125,7 +126,7 @@ class GraphTape:
         """
         if func.namespace != "c10d":
             return False
-        if func.overloadpacket not in (_ALL_REDUCE, _ALL_GATHER, _REDUCE_SCATTER):
+        if func.overloadpacket not in COLLECTIVES:
             return True
         place = [a.name for a in func._schema.arguments].index("async_op")
         return place >= len(args) or bool(args[place])
@@ -138,7 +139,22 @@ class GraphTape:
             return partial(self._communicate, func)
         if func._schema.is_mutable:
             return partial(self._write_functionally, func)
+        if func is _aten._to_copy.default and active_state().pending_device is not None:
+            return self._move
         return self.decompositions.get(func)
+
+    def _move(self, x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+        """A copy to another device, which the compiler's decomposition (``_to_copy`` of torch/_refs/__init__.py) would
+        not see: all tensors are on meta. What is moved to the CPU is converted before, all else afterwards.
+        """
+        state = active_state()
+        device, dtype = state.pending_device, dtype or x.dtype
+        assert device is not None
+        if device.type == "cpu" and dtype != x.dtype:
+            x = state.call_on(None, _aten._to_copy.default, x, dtype=dtype)
+        moved: Tensor = self._unrecorded(_aten._to_copy.default, (x,), options)
+        self._keep(moved, self._call(torch.ops.prims.device_put.default, (self.value(x), device), {}, moved))
+        return moved if dtype == x.dtype else state.call_on(None, _aten._to_copy.default, moved, dtype=dtype)
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any],
              whole: bool) -> Any:
@@ -205,8 +221,8 @@ class GraphTape:
     def _values_of(self, given: Any, tensors: list[Tensor]) -> Any:
         """``given`` with the present value of each tensor in its place; the tensors are added to ``tensors``."""
         if isinstance(given, Tensor):
-            tensors.append(given)
-            return self.value(given)
+            tensors.append(own(active_state(), given))  # one with data is a constant
+            return self.value(tensors[-1])
         if isinstance(given, (list, tuple)):
             found = [self._values_of(value, tensors) for value in given]
             return tuple(found) if isinstance(given, tuple) else found
@@ -263,20 +279,7 @@ class GraphTape:
         return answer
 
     def _communicate(self, func: Any, *args: Any) -> Any:
-        """A collective that is waited for, as a functional one whose result is copied to where it belongs. Which
-        reduction it is torch does not tell of the operator's argument; each moves and holds what a sum does.
-        """
-        reduces_all = func.overloadpacket is _ALL_REDUCE
-        group = ProcessGroup.unbox(args[1 if reduces_all else 2])
-        size, name = group.size(), group.group_name
-        for tensor in args[0] if reduces_all else args[:1]:
-            if reduces_all:
-                made = _functional.all_reduce(tensor, "sum", name)
-            elif func.overloadpacket is _ALL_GATHER:
-                made = _functional.all_gather_into_tensor(args[1], size, name)
-            else:
-                made = _functional.reduce_scatter_tensor(args[1], "sum", size, name)
-            tensor.copy_(_functional.wait_tensor(made))
+        communicate(func, args)
         return self._unrecorded(func, args, {})
 
     def _change_geometry(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -102,7 +102,7 @@ class FunctionTrace:
         self._frames = frames or Frames()
         self._graph: tuple[Root, int] | str | None = None  # which is made, or why what runs is in none
         self._told: set[str] = set()
-        self.space, self._outside_space = AddressSpace(), state.space
+        self.space, self.outside_space = AddressSpace(), state.space
         self.tape: GraphTape | None = None
         self._made: dict[int, weakref.ref[Tensor]] = {}
         self._stand_ins = StandIns()
@@ -272,7 +272,7 @@ class FunctionTrace:
             state.tracing = None
             return
         with InterruptsHeld(), torch._C.DisableTorchFunction():
-            state.space, state.graph, state.tracing, self.tape = self._outside_space, None, None, None
+            state.space, state.graph, state.tracing, self.tape = self.outside_space, None, None, None
             torch._C._set_view_replay_enabled(self._replays_views)
             self._stand_ins.put_back()
             put_modes_back(self._modes)

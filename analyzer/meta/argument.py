@@ -99,8 +99,13 @@ def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None, 
         device = state.adopted_device if device.type in ("cpu", "meta") else device
     make = _sparse if tensor.layout in SPARSE_LAYOUTS else _on_fake_storage
     with without_modes():  # function handlers ask while the modes are active
-        known = len(state.fakes)
-        out = make(state, tensor, device, {} if is_new else state.fakes)
+        known, space = len(state.fakes), state.space
+        if state.tracing is not None:
+            state.space = state.tracing.outside_space  # a constant of a compiled function is there before its graph
+        try:
+            out = make(state, tensor, device, {} if is_new else state.fakes)
+        finally:
+            state.space = space
         if len(state.fakes) > known and state.recorder is not None:
             for part in parts_of(out) if tensor.layout in SPARSE_LAYOUTS else [out]:
                 state.recorder.adopted(part.untyped_storage())

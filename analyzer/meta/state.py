@@ -139,7 +139,7 @@ class MetaState:
         """Whether a call runs again with other answers to what is unknown, so that what depends on them shows."""
         return self.placeholder != 1
 
-    def call_on(self, device: torch.device, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call_on(self, device: torch.device | None, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         before, self.pending_device = self.pending_device, device
         try:
             return function(*args, **kwargs)

@@ -129,6 +129,12 @@ def append_outside(x, w):
 
 kept: list[torch.Tensor] = []
 
+
+@torch.jit.script
+def divide_by_root(x: torch.Tensor):
+    return x / torch.sqrt(torch.tensor(x.size(-1), dtype=torch.float))
+
+
 def write_part_without_grad(x, w):
     with torch.no_grad():
         part = w[:2]
@@ -161,6 +167,10 @@ RESULTS = {
     "arguments": lambda x, w: (x, w),
     "some without gradient": lambda x, w: (x * 2, x.detach() * 2, (x * 2).detach()),
     "made of numbers": lambda x, w: (x * torch.tensor(2.0), torch.tensor([1.0, 2.0], device=x.device)),
+    "made on the host": lambda x, w: x.gather(1, torch.arange(4)[None].to(x.device).expand(ROWS, 4)) * 2,
+    "to the host and back": lambda x, w: ((y := x * 2).to("cpu", torch.float64), y.cpu().to(x.device, torch.bfloat16)),
+    "of a tensor with data": lambda x, w: x * X,
+    "a scripted function that makes a number": lambda x, w: divide_by_root(x),
     "known contents": lambda x, w: (x * 2, torch.arange(4, device=x.device)),
     "numbers in a custom function": lambda x, w: Scaled.apply(x) * 2,
     "a custom function": lambda x, w: Exp.apply(x) * 2,
@@ -233,6 +243,15 @@ def test_a_cell_that_the_compiler_has_no_shapes_of_ends_a_graph():
 def test_operators_that_take_a_device():
     call, = run_compiled(lambda x, w: torch.fft.irfft(torch.fft.rfft(x @ w)))[0].compiled
     assert (call.graphs, call.breaks) == (1, ())
+
+
+def test_what_moves_between_devices_is_copied_in_the_graph(made):
+    call, = run_compiled(lambda x, w: (x * torch.arange(WIDTH).to(x.device), x.cpu() * 2), mode="infer")[0].compiled
+    (program,) = made
+    assert (call.graphs, call.breaks) == (1, ())
+    # Inductor makes on the device what a graph makes on the host for it alone (move_constructors_to_gpu)
+    assert [kernel.name for kernel in program.kernels] == ["poi_fused__to_copy_arange_mul", "cpp_fused_mul"]
+    assert program.source.count(".copy_(") == 1
 
 
 def test_convolutions_whose_kernels_keep_copies():

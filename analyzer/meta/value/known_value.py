@@ -227,11 +227,11 @@ def _substitute(tree: Any) -> Any:
         return [_substitute(x) if isinstance(x, _SUBSTITUTED) else x for x in tree]
     if isinstance(tree, dict):
         return {k: _CPU if k == "device" else _substitute(v) for k, v in tree.items() if k != "pin_memory"}
-    return tree
+    return _CPU if isinstance(tree, torch.device) else tree
 
 
 _CPU = torch.device("cpu")
-_SUBSTITUTED = (ReadArgument, list, tuple, dict)
+_SUBSTITUTED = (ReadArgument, list, tuple, dict, torch.device)
 
 
 def _replace(args: Any, position: tuple[int, ...], value: Any) -> Any:
