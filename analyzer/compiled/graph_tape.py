@@ -80,7 +80,9 @@ class GraphTape:
         place = place_of(tensor)
         version = self._versions.get(place[0])
         known = self._values.get(place)
-        if known is not None and known[1] == version and not self._is_saved_by_its_write(place):
+        # one that a gradient is asked of is an input of its own beside the same elements detached
+        is_new = known is not None and tensor.requires_grad and not known[0].meta.get("requires_grad", True)
+        if known is not None and known[1] == version and not is_new and not self._is_saved_by_its_write(place):
             return known[0]
         # tensors that share a storage from before, as the parts of one that was split, are inputs each for itself
         is_part = version == 0 and place[0] in self.primal_of and place not in self._views
@@ -89,13 +91,16 @@ class GraphTape:
             number = read_known(tensor)
             if number is not None and number.numel() == 1:
                 options = {"dtype": tensor.dtype, "device": device_of(tensor)}
-                node = self._call(_aten.full.default, (place[2], number.item()), options, tensor)
+                with without_modes():
+                    value = number.item()
+                node = self._call(_aten.full.default, (place[2], value), options, tensor)
                 self._keep(tensor, node)
                 return node
         if version is None or is_part and not self.in_backward:
             self.primal_of.setdefault(place[0], len(self.primals))
             self.primals.append(tensor)
             self.placeholders.append(self.placeholder(tensor, f"primals_{len(self.primals)}"))
+            self.placeholders[-1].meta["requires_grad"] = tensor.requires_grad
             return self.placeholders[-1]
         view = self._views.get(place)
         if view is not None:

@@ -29,6 +29,7 @@ CPU = torch.device("cpu")
         (lambda: torch.rand(2).to(torch.empty(1, dtype=torch.float64, device="cuda")), CUDA, (2,), torch.float64),
         (lambda: torch.rand(2, device="cuda").type(torch.float16), CUDA, (2,), torch.float16),
         (lambda: torch.rand(2).type("torch.cuda.HalfTensor"), CUDA, (2,), torch.float16),
+        (lambda: torch.rand(2).type_as(torch.ones(1, dtype=torch.float16, device="cuda")), CUDA, (2,), torch.float16),
         (lambda: torch.tensor([1, 2, 3], device="cuda"), CUDA, (3,), torch.int64),
         (lambda: torch.empty(3, device="cuda").new_tensor([1.0]), CUDA, (1,), torch.float32),
         (lambda: torch.ones_like(torch.empty(3, device="cuda"), device="cpu"), CPU, (3,), torch.float32),

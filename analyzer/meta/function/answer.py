@@ -117,6 +117,12 @@ def _cpu(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return move(state, own(state, args[0]), CPU, memory_format=kwargs.get("memory_format"))
 
 
+@handles(Tensor.type_as)
+def _type_as(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    x, other = args[0], args[1] if len(args) > 1 else kwargs["other"]
+    return move(state, own(state, x), device_of(other), other.dtype)
+
+
 @handles(Tensor.type)
 def _type(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = own(state, args[0])
