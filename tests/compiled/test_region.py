@@ -173,7 +173,7 @@ RESULTS = {
     "a scripted function that makes a number": lambda x, w: divide_by_root(x),
     "detached, and divided by data": lambda x, w: (x.detach()[:, 0].nonzero(), x * 2),
     "a loss that reads lengths": lambda x, w: F.ctc_loss(
-        x.view(ROWS, 1, WIDTH), torch.ones(1, 3, dtype=torch.int64, device=x.device), torch.tensor([8]), torch.tensor([3])),
+        x.view(ROWS, 1, WIDTH), torch.ones(1, 3, dtype=torch.int64, device=x.device), *torch.tensor([[8], [3]])),
     "known contents": lambda x, w: (x * 2, torch.arange(4, device=x.device)),
     "numbers in a custom function": lambda x, w: Scaled.apply(x) * 2,
     "a custom function": lambda x, w: Exp.apply(x) * 2,
