@@ -10,7 +10,7 @@ from analyzer.parallel import world
 from benchmarks import accuracy_parallel
 from benchmarks.accuracy_parallel import find_reason, has_memory, judge_time, measured_bytes, read_rows
 from benchmarks.accuracy_rank import judge
-from benchmarks.parallel import fms_fsdp, megatron_hybrid, torchtitan, transformer_engine
+from benchmarks.parallel import fms_fsdp, megatron_hybrid, transformer_engine
 from benchmarks.parallel.family import APART, Prediction, family_of, find_lacking, note_of, predict
 from benchmarks.parallel.rank import CASES
 from benchmarks.truth_table import read_truth
@@ -263,19 +263,3 @@ def test_the_stand_in_multiplies_as_cublas_lays_out(layout, a, b):
         assert (*made.shape, made.dtype) == (2, 8, torch.float64)
         held = [transformer_engine.Dummy.take([2, 8], torch.bfloat16) for _ in range(2)]
         assert held[0].untyped_storage()._cdata == held[1].untyped_storage()._cdata  # one a size
-
-
-def test_products_that_are_cast_keep_their_factors_as_they_come():
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.into = torch.nn.Parameter(torch.empty(64, 256, device="cuda", dtype=torch.bfloat16))
-            self.linear = torch.nn.Linear(256, 512, bias=False, device="cuda", dtype=torch.bfloat16)
-
-        def forward(self):
-            return torchtitan.run_linear(self.linear, self.into * 2)
-
-    with world(1):
-        p = profile(Model, (), device="b200")
-    assert p.nodes[-1].accumulate_bytes == 64 * 256 * 2  # nothing of 8 bits
-    assert sum(op.calls for op in p.operators if "_scaled_mm" in op.operator) == 3
