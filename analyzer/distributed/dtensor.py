@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from analyzer.meta import argument as collective_hook
 from analyzer.meta.address_space import MetaStorage
-from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.intercept.mode_stack import modes_taken_off, without_modes
 from analyzer.meta.intercept.replacement import Undo, answer, replace
 from analyzer.meta.state import current
 from analyzer.meta.tensor import device_of
@@ -207,6 +207,11 @@ def _call_without_modes(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
 
+def _call_beside_modes(original: Any, *args: Any, **kwargs: Any) -> Any:  # of a function that enters one of its own
+    with modes_taken_off():
+        return original(*args, **kwargs)
+
+
 def replacements() -> Iterator[Undo]:
     """How meshes are made, and what DTensors remember and ask; each result undoes one replacement."""
     has_one = hasattr(DeviceMesh, "_init_one_process_group")
@@ -228,7 +233,7 @@ def replacements() -> Iterator[Undo]:
     for owner, name, simulated in (
             (ShardingPropagator, "_propagate_tensor_meta_non_cached", _propagate),
             (_StridedShard, "local_shard_size_and_offset", _call_without_modes),  # offsets are read from indices
-            (getattr(_sharding_prop, "DecompShardingStrategy", None), "propagate_strategy", _call_without_modes)):
+            (getattr(_sharding_prop, "DecompShardingStrategy", None), "propagate_strategy", _call_beside_modes)):
         if hasattr(owner, name):  # _StridedShard's is torch 2.10's, and strategies of decompositions are torch 2.12's
             yield answer(owner, name, simulated, passes_original=True, where=current_world)
     for name, value in _PROPERTIES.items():
