@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.argument import own
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.spec import TensorSpec, spec_of
+from analyzer.meta.spec import TensorSpec
 from analyzer.meta.state import active_state
 from analyzer.meta.tensor import alias, device_of
 from analyzer.meta.value.contents import read_known
@@ -28,14 +28,21 @@ from analyzer.record.reference_count import next_sequence_number
 
 from .checkpoint import Tag
 from .frame import is_asserting
-from .functional import COLLECTIVES, Place, View, communicate, functional_of, is_view, place_of, view_inverse
+from .functional import (
+    GraphBreak,
+    Place,
+    View,
+    communicate,
+    ends_before,
+    functional_of,
+    is_view,
+    place_of,
+    specs_of,
+    view_inverse,
+)
 
 _aten = torch.ops.aten
 Tensor = torch.Tensor
-
-
-class GraphBreak(Exception):
-    """The function cannot be one graph."""
 
 
 _PUTS = frozenset({_aten.index_put, _aten.index_put_, _aten._index_put_impl_})
@@ -43,6 +50,8 @@ _PUTS = frozenset({_aten.index_put, _aten.index_put_, _aten._index_put_impl_})
 
 class GraphTape:
     """Writes down each operator that is dispatched. A write to a tensor is a new value of its storage."""
+
+    ends_before = staticmethod(ends_before)
 
     def __init__(self, decompositions: Mapping[Any, Callable[..., Any]], locate: Callable[[], int],
                  find_tag: Callable[[], Tag | None]) -> None:
@@ -71,7 +80,7 @@ class GraphTape:
         with self.graph.inserting_before(first if first is not None else self.graph._root):
             node = self.graph.placeholder(name)
         self._last_placeholder = node
-        node.meta["spec"] = _specs_of(tensor)
+        node.meta["spec"] = specs_of(tensor)
         self._keep(tensor, node)
         return node
 
@@ -83,7 +92,7 @@ class GraphTape:
         # one that a gradient is asked of is an input of its own beside the same elements detached
         is_new = known is not None and tensor.requires_grad and not known[0].meta.get("requires_grad", True)
         if known is not None and known[1] == version and not is_new and not self._is_saved_by_its_write(place):
-            return known[0]
+            return self._find_read(place, version) or known[0] if self.in_backward else known[0]
         # tensors that share a storage from before, as the parts of one that was split, are inputs each for itself
         is_part = version == 0 and place[0] in self.primal_of and place not in self._views
         if version is None and isinstance(storage := tensor.untyped_storage(), MetaStorage) and (
@@ -112,6 +121,13 @@ class GraphTape:
         self._values[place] = node, version
         return node
 
+    def _find_read(self, place: Place, version: int) -> fx.Node | None:
+        """What the forward operator read there whose gradient is computed: each layer may have made the same view."""
+        current = torch._C._current_autograd_node()
+        origin = None if current is None else self._forward_of.get(current._sequence_nr())
+        inputs = () if origin is None else origin.all_input_nodes
+        return next((node for node in inputs if node.meta.get("value_of") == (place, version)), None)
+
     def _is_saved_by_its_write(self, place: Place) -> bool:
         """Whether what is read is what an operator saved of its own write to a view (``relu_``): that was put into the
         whole since, which torch's functional tensors look at anew.
@@ -124,17 +140,6 @@ class GraphTape:
         tensor = self.primals[primal]
         node = self._call(_aten.copy_.default, (self.placeholders[primal], self.value(tensor)), {}, tensor)
         node.meta["partitioner_tag"] = "must_be_in_forward"
-
-    def ends_before(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Whether the graph ends before a collective: one that is not waited for, or that Dynamo has no functional form
-        of. Source: ``CollectiveFunctionRewriteVariable`` of torch/_dynamo/variables/functions.py.
-        """
-        if func.namespace != "c10d":
-            return False
-        if func.overloadpacket not in COLLECTIVES:
-            return True
-        place = [a.name for a in func._schema.arguments].index("async_op")
-        return place >= len(args) or bool(args[place])
 
     def composition(self, func: Any) -> Callable[..., Any] | None:
         """What takes an operator apart: the compiler's decomposition, or its functional form and a write."""
@@ -325,7 +330,7 @@ class GraphTape:
         node.args = tuple(args)
         if kwargs:
             node.kwargs = dict(kwargs)
-        self._describe(node, _specs_of(result))
+        self._describe(node, specs_of(result))
         return node
 
     def _describe(self, node: fx.Node, specs: Any) -> None:
@@ -355,6 +360,7 @@ class GraphTape:
         if place[0] not in self._bases:
             self._bases[place[0]] = node, alias(tensor)  # of which no user's code has a reference
         self._values[place] = node, version
+        node.meta["value_of"] = place, version
 
     def write(self, tensor: Tensor, node: fx.Node) -> None:
         """``tensor`` has the value ``node`` from now on, and what shares its storage another one than before.
@@ -389,12 +395,3 @@ class GraphTape:
             if sum(place_of(p)[0] == number for p in self.primals) > 1:
                 raise GraphBreak("a write to one of several arguments that share memory")
             self.written.append(primal)
-
-
-def _specs_of(result: Any) -> Any:
-    """An operator's result with a spec in place of each tensor."""
-    if isinstance(result, Tensor):
-        if result.layout is not torch.strided:
-            raise GraphBreak(f"a tensor of layout {result.layout}")
-        return spec_of(result)
-    return type(result)(map(_specs_of, result)) if isinstance(result, (list, tuple)) else result

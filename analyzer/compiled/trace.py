@@ -25,8 +25,9 @@ from analyzer.meta.tensor import device_of
 
 from .checkpoint import tagged_checkpoints
 from .frame import Frames, Root, list_frames
+from .functional import GraphBreak
 from .graph_end import GraphEnd, StandIns, is_plain, space_of
-from .graph_tape import GraphBreak, GraphTape
+from .graph_tape import GraphTape
 from .joint_graph import JointGraph
 from .traced_tensor import (
     Hooks,

@@ -127,6 +127,22 @@ def test_write_to_a_view():
           lambda: (torch.rand(2, 2, 2, 8),))
 
 
+def test_gradients_read_the_views_of_their_own_layer(monkeypatch):
+    """Else the last layer's would be read by all, and layers that are alike would not look so."""
+    users = []
+
+    def look(joint):
+        nodes = joint.graph.find_nodes(op="call_function", target=torch.ops.aten.unsqueeze.default)
+        users.extend(len(node.users) for node in nodes)
+        return partition(joint)
+
+    monkeypatch.setattr(compiled_saved, "partition", look)
+    scale = torch.rand(8)
+    compiled_saved.ours(lambda: Lambda(lambda x: x * scale.unsqueeze(0) * scale.unsqueeze(0)),
+                        lambda: (torch.rand(4, 8),))
+    assert users == [2, 2]  # forward and backward
+
+
 def test_writes_are_behind_the_backward_pass(monkeypatch):
     """As in AOTAutograd's graphs: equal operators on two sides of a write are not joined."""
     graphs = []
