@@ -15,10 +15,20 @@ from analyzer.meta.address_space import AddressSpace, MetaStorage
 from analyzer.meta.tensor import alias
 from analyzer.record.reference_count import next_sequence_number
 
-from .functional import place_of
 from .graph_tape import GraphTape
 from .joint_graph import JointGraph, put_writes_last
-from .traced_tensor import GraphShape, coerce_like, exchange, is_unrecorded, is_wrapped, parts_of, rebuild_like
+from .traced_tensor import (
+    GraphShape,
+    coerce_like,
+    exchange,
+    is_plain,
+    is_unrecorded,
+    is_wrapped,
+    parts_of,
+    place_of,
+    rebuild_like,
+    space_of,
+)
 
 Tensor = torch.Tensor
 
@@ -264,14 +274,3 @@ class GraphEnd:
             exchange(put.tensor, real)
         for holder, gradient in self._gradients:
             holder.grad = gradient
-
-
-def space_of(tensor: Tensor) -> AddressSpace | None:
-    """The memory in which a plain tensor is."""
-    return getattr(tensor.untyped_storage(), "space", None)
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is a part of a storage of the mode, and nothing more."""
-    return (tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-            and isinstance(tensor.untyped_storage(), MetaStorage))

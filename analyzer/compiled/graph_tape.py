@@ -28,18 +28,8 @@ from analyzer.record.reference_count import next_sequence_number
 
 from .checkpoint import Tag
 from .frame import is_asserting
-from .functional import (
-    GraphBreak,
-    Place,
-    View,
-    communicate,
-    ends_before,
-    functional_of,
-    is_view,
-    place_of,
-    specs_of,
-    view_inverse,
-)
+from .functional import View, communicate, ends_before, functional_of, is_view, view_inverse
+from .traced_tensor import GraphBreak, Place, place_of, specs_of
 
 _aten = torch.ops.aten
 Tensor = torch.Tensor

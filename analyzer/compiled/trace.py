@@ -25,17 +25,19 @@ from analyzer.meta.tensor import device_of
 
 from .checkpoint import tagged_checkpoints
 from .frame import Frames, Root, list_frames
-from .functional import GraphBreak
-from .graph_end import GraphEnd, StandIns, is_plain, space_of
+from .graph_end import GraphEnd, StandIns
 from .graph_tape import GraphTape
 from .joint_graph import JointGraph
 from .traced_tensor import (
+    GraphBreak,
     Hooks,
     is_held,
     is_in_transform,
+    is_plain,
     is_wrapped,
     parts_of,
     put_saved_tensor_hooks,
+    space_of,
     take_saved_tensor_hooks,
 )
 

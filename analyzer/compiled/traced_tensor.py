@@ -13,11 +13,44 @@ from typing import Any
 
 import torch
 
+from analyzer.meta.address_space import AddressSpace, MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.spec import spec_of
 
 Tensor = torch.Tensor
 Hooks = list[tuple[Any, Any]]
+Place = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]  #: storage, offset, shape, strides, dtype
 Rebuild = Callable[[Iterator[Tensor]], Tensor]  #: takes its parts from an iterator, and makes a tensor around them
+
+
+class GraphBreak(Exception):
+    """The function cannot be one graph."""
+
+
+def specs_of(result: Any) -> Any:
+    """An operator's result with a spec in place of each tensor."""
+    if isinstance(result, Tensor):
+        if result.layout is not torch.strided:
+            raise GraphBreak(f"a tensor of layout {result.layout}")
+        return spec_of(result)
+    return type(result)(map(specs_of, result)) if isinstance(result, (list, tuple)) else result
+
+
+def place_of(tensor: Tensor) -> Place:
+    """What tells a tensor's elements from others: its storage, and which part of it is read how."""
+    storage: Any = tensor.untyped_storage()
+    return storage.number, int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def space_of(tensor: Tensor) -> AddressSpace | None:
+    """The memory in which a plain tensor is."""
+    return getattr(tensor.untyped_storage(), "space", None)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is a part of a storage of the mode, and nothing more."""
+    return (tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+            and isinstance(tensor.untyped_storage(), MetaStorage))
 
 
 def exchange(one: Tensor, other: Tensor) -> None:
