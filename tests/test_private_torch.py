@@ -25,6 +25,7 @@ NAMES = {
     "meta/intercept/mode_stack.py": """
         torch._C._DisableTorchDispatch torch._C.DisableTorchFunction torch._C._EnableTorchFunction
         torch.utils._python_dispatch._get_current_dispatch_mode_stack torch.utils._python_dispatch._pop_mode
+        torch.utils._python_dispatch._push_mode
         torch._C._len_torch_function_stack torch._C._pop_torch_function_stack
         torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo""",
     "fx/module_borrow.py": """
@@ -32,7 +33,7 @@ NAMES = {
         torch._C.ScriptModule._get_method""",
     "meta/tensor.py": """
         torch._C.TensorBase.device torch._C.TensorBase.data torch._C.TensorBase.data_ptr
-        torch._C._disabled_torch_function_impl""",
+        torch._C._disabled_torch_function_impl torch.overrides._pop_mode torch.overrides._push_mode""",
     "meta/intercept/patch.py": """
         torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode.__enter__ torch.nn.functional.has_torch_function
         torch.nn.functional.has_torch_function_unary torch.nn.functional.has_torch_function_variadic
@@ -101,6 +102,7 @@ NAMES = {
         torch.distributed.device_mesh.DeviceMesh._concatenate torch.distributed.tensor._redistribute
         torch.distributed.tensor._random._rng_tracker
         torch.distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh
+        torch.distributed.tensor.DTensor._op_dispatcher._custom_op_handlers
         torch.distributed.tensor.DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear""",
     "distributed/fsdp.py": """
         torch.distributed.fsdp._flat_param.FlatParameter._init_metadata
@@ -109,7 +111,8 @@ NAMES = {
         torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_backward
         torch.distributed.fsdp._runtime_utils._unshard torch.distributed.fsdp._runtime_utils._post_backward_hook
         torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty
-        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState""",
+        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._pre_forward
+        torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._post_forward""",
     "tools/dryrun/checkpoint.py": """
         torch.distributed.checkpoint.filesystem.FileSystem.create_stream
         torch.distributed.checkpoint.default_planner._validate_global_plan
@@ -142,6 +145,10 @@ NAMES = {
         torch._inductor.codegen.common.get_scheduling_for_device
         torch._inductor.select_algorithm.ExternKernelCaller torch._inductor.select_algorithm.extern_kernels
         torch._inductor.virtualized.V.set_graph_handler torch._C._DisableAutocast""",
+    "compiled/traced_tensor.py": """
+        torch._C._swap_tensor_impl torch._C._is_view_replay_enabled torch._C._set_view_replay_enabled
+        torch._C._autograd._top_saved_tensors_default_hooks torch._C._autograd._pop_saved_tensors_default_hooks
+        torch._C._autograd._push_saved_tensors_default_hooks""",
     "compiled/frame.py": """
         torch._dynamo.trace_rules.check torch._dynamo.config.nested_graph_breaks
         torch._dynamo.symbolic_convert.InstructionTranslatorBase.maybe_has_backedge

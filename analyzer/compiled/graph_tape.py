@@ -17,7 +17,6 @@ from torch import fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
 from torch.utils._pytree import tree_leaves
 
-from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.argument import own
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import TensorSpec
@@ -29,7 +28,7 @@ from analyzer.record.reference_count import next_sequence_number
 from .checkpoint import Tag
 from .frame import is_asserting
 from .functional import View, communicate, ends_before, functional_of, is_view, view_inverse
-from .traced_tensor import GraphBreak, Place, place_of, specs_of
+from .traced_tensor import GraphBreak, Place, place_of, space_of, specs_of
 
 _aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -52,7 +51,7 @@ class GraphTape:
         self.written: list[int] = []
         self.in_backward = False
         self.primal_of: dict[int, int] = {}                   #: index of a primal by the number of its storage
-        self._values: dict[Place, tuple[fx.Node, int]] = {}  # with the version of the storage that it is of
+        self._values: dict[Place, tuple[fx.Node, int]] = {}   # with the version of the storage that it is of
         self._versions: dict[int, int] = {}
         self._bases: dict[int, tuple[fx.Node, Tensor]] = {}   # value of a whole storage, and a tensor that is all of it
         self._views: dict[Place, View] = {}
@@ -60,7 +59,7 @@ class GraphTape:
         self._last_placeholder: fx.Node | None = None
         self._forward_of: dict[int, fx.Node] = {}             # by number of the autograd node that it made
         self._sequence = next_sequence_number()
-        self._written_at: dict[int, Place] = {}              # by number of the autograd node that a write may make
+        self._written_at: dict[int, Place] = {}               # by number of the autograd node that a write may make
         self.called: Any = None                               #: the operator of the user's that runs
         self._pauses = False
 
@@ -81,21 +80,23 @@ class GraphTape:
         known = self._values.get(place)
         # one that a gradient is asked of is an input of its own beside the same elements detached
         is_new = known is not None and tensor.requires_grad and not known[0].meta.get("requires_grad", True)
-        if known is not None and known[1] == version and not is_new and not self._is_saved_by_its_write(place):
-            return self._find_read(place, version) or known[0] if self.in_backward else known[0]
+        if known is not None and known[1] == version and not is_new:
+            node = self._find_saved(place, version, known[0]) if self.in_backward else known[0]
+            if node is not None:
+                return node
         # tensors that share a storage from before, as the parts of one that was split, are inputs each for itself
         is_part = version == 0 and place[0] in self.primal_of and place not in self._views
-        if version is None and isinstance(storage := tensor.untyped_storage(), MetaStorage) and (
-                storage.space is active_state().space):  # the function made it without an operator, of a number
+        if version is None and space_of(tensor) is active_state().space:  # the function made it by no operator
             number = read_known(tensor)
             if number is not None and number.numel() == 1:
-                options = {"dtype": tensor.dtype, "device": device_of(tensor)}
                 with without_modes():
                     value = number.item()
+                options = {"dtype": tensor.dtype, "device": device_of(tensor)}
                 node = self._call(_aten.full.default, (place[2], value), options, tensor)
                 self._keep(tensor, node)
                 return node
         if version is None or is_part and not self.in_backward:
+            assert not self.in_backward, place  # whose inputs are known by then
             self.primal_of.setdefault(place[0], len(self.primals))
             self.primals.append(tensor)
             self.placeholders.append(self.placeholder(tensor, f"primals_{len(self.primals)}"))
@@ -111,19 +112,20 @@ class GraphTape:
         self._values[place] = node, version
         return node
 
-    def _find_read(self, place: Place, version: int) -> fx.Node | None:
-        """What the forward operator read there whose gradient is computed: each layer may have made the same view."""
-        current = torch._C._current_autograd_node()
-        origin = None if current is None else self._forward_of.get(current._sequence_nr())
-        inputs = () if origin is None else origin.all_input_nodes
-        return next((node for node in inputs if node.meta.get("value_of") == (place, version)), None)
-
-    def _is_saved_by_its_write(self, place: Place) -> bool:
-        """Whether what is read is what an operator saved of its own write to a view (``relu_``): that was put into the
-        whole since, which torch's functional tensors look at anew.
+    def _find_saved(self, place: Place, version: int, latest: fx.Node) -> fx.Node | None:
+        """The node that was saved for the gradient that is computed: the forward operator's own input, as each layer
+        may have made the same view, else the ``latest`` one. None where an operator saved what it wrote to a view, as
+        ``relu_`` does: the whole was made of that since, and torch's functional tensors take its view again.
         """
-        node = torch._C._current_autograd_node() if self.in_backward and place in self._views else None
-        return node is not None and self._written_at.get(node._sequence_nr()) == place
+        current = torch._C._current_autograd_node()
+        number = None if current is None else current._sequence_nr()
+        if number is None:
+            return latest
+        if place in self._views and self._written_at.get(number) == place:
+            return None
+        origin = self._forward_of.get(number)
+        inputs = () if origin is None else origin.all_input_nodes
+        return next((node for node in inputs if node.meta.get("value_of") == (place, version)), latest)
 
     def write_back(self, primal: int) -> None:
         """The present contents of a primal are put where it is."""

@@ -37,6 +37,7 @@ from .traced_tensor import (
     is_wrapped,
     parts_of,
     put_saved_tensor_hooks,
+    replay_views,
     space_of,
     take_saved_tensor_hooks,
 )
@@ -110,9 +111,10 @@ class FunctionTrace:
         self._made: dict[int, weakref.ref[Tensor]] = {}
         self._stand_ins = StandIns()
         self._with_gradient: dict[int, Tensor] = {}  # to which a gradient was assigned
-        self._hooks: Hooks | None = None  # around the call
-        self._replays_views = False  # so too
-        self._modes: list[Any] = []  # around the call, that see what is compiled when it runs
+        # around the call: hooks, dispatch modes that see a graph when it runs alone, whether autograd replays views
+        self._hooks: Hooks | None = None
+        self._modes: list[Any] = []
+        self._replayed_views = False
         self._given = 0  # how many primals are arguments
         self.tag: Any = None  #: of the checkpoint that is under way: `checkpoint.Tag`
 
@@ -263,10 +265,7 @@ class FunctionTrace:
                 for part in parts_of(tensor):
                     if is_plain(part):
                         self.tape.value(part)
-            # gradients of a view that was written go through the view again, as AOTAutograd's functional tensors have
-            # it, and not through as_strided (CopySlices::apply_impl of torch/csrc/autograd/functions/tensor.cpp)
-            self._replays_views = torch._C._is_view_replay_enabled()
-            torch._C._set_view_replay_enabled(True)
+        self._replayed_views = replay_views(True)
         self._given = len(self.tape.primals)
 
     def _leave(self) -> None:
@@ -274,9 +273,9 @@ class FunctionTrace:
         if self.tape is None:
             state.tracing = None
             return
-        with InterruptsHeld(), torch._C.DisableTorchFunction():
+        with InterruptsHeld():
             state.space, state.graph, state.tracing, self.tape = self.outside_space, None, None, None
-            torch._C._set_view_replay_enabled(self._replays_views)
+            replay_views(self._replayed_views)
             self._stand_ins.put_back()
             put_modes_back(self._modes)
             put_saved_tensor_hooks([*(self._hooks or ()), *take_saved_tensor_hooks()])
@@ -302,13 +301,12 @@ class FunctionTrace:
 
     def list_live(self) -> list[Tensor]:
         """The tensors that were made and that Python code holds."""
-        made_here = [made for made in self._made.values() if made() is not None]
-        if any(is_wrapped(made()) for made in made_here):  # type: ignore[arg-type]
+        if any(is_wrapped(tensor) for made in self._made.values() if (tensor := made()) is not None):
             # what DTensor's propagation of shardings raised and caught is in a cycle with frames that hold its
             # arguments (``decomp_exception`` in torch/distributed/tensor/_sharding_prop.py)
             gc.collect(1)
         found = []
-        for made in made_here:
+        for made in self._made.values():
             tensor = made()
             if tensor is not None and is_held(tensor):
                 found.append(tensor)

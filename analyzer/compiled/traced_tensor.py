@@ -1,6 +1,7 @@
-"""Tensors of a function that is traced. Private torch API: which of them Python code holds, and hooks on what autograd
-saves. Further tensors around tensors (`DTensor`, quantized ones), of which a graph has the parts, as AOTAutograd takes
-them apart: torch/_functorch/_aot_autograd/subclass_utils.py.
+"""Tensors of a function that is traced: where they lie; and tensors around tensors (`DTensor`, quantized ones), of
+which a graph has the parts, as AOTAutograd takes them apart: torch/_functorch/_aot_autograd/subclass_utils.py.
+
+Private torch API: which of them Python code holds, and what autograd is told of them, as hooks on what it saves.
 """
 from __future__ import annotations
 
@@ -99,6 +100,17 @@ def put_saved_tensor_hooks(hooks: Hooks) -> None:
     """Put hooks on, the outermost first."""
     for pack, unpack in hooks:
         torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def replay_views(is_on: bool) -> bool:
+    """Whether autograd replayed views before this call; from it on it does if ``is_on``: gradients of a view that was
+    written go through the view again then, as of AOTAutograd's functional tensors, and not through ``as_strided``
+    (``CopySlices::apply_impl`` of torch/csrc/autograd/functions/tensor.cpp).
+    """
+    with torch._C.DisableTorchFunction():
+        before = torch._C._is_view_replay_enabled()
+        torch._C._set_view_replay_enabled(is_on)
+    return before
 
 
 def is_in_transform() -> bool:
