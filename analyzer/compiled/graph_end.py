@@ -228,6 +228,8 @@ class GraphEnd:
                     shape.gradients[i] = own_places, rebuild_like(gradient)
                     for place, part in zip(own_places, parts, strict=True):
                         gradients[place] = tape.value(part)
+            primals = list(tape.primals)  # constants of custom functions' backward passes are behind the others
+            gradients += [None] * (len(primals) - len(gradients))
         for primal, _ in self._copies:
             if id(primal) not in self.stand_ins.replaced:  # it had no history before
                 exchange(primal, alias(primal))

@@ -64,8 +64,9 @@ class GraphTape:
         self._pauses = False
 
     def placeholder(self, tensor: Tensor, name: str) -> fx.Node:
-        """An input of the graph, behind those that are there."""
-        first = next(iter(self.graph.nodes), None) if self._last_placeholder is None else self._last_placeholder.next
+        """An input of the graph, behind those that are there; in backward behind the primals, before the tangents."""
+        last = next(reversed(self.placeholders), None) if self.in_backward else self._last_placeholder
+        first = next(iter(self.graph.nodes), None) if last is None else last.next
         with self.graph.inserting_before(first if first is not None else self.graph._root):
             node = self.graph.placeholder(name)
         self._last_placeholder = node
@@ -96,7 +97,6 @@ class GraphTape:
                 self._keep(tensor, node)
                 return node
         if version is None or is_part and not self.in_backward:
-            assert not self.in_backward, place  # whose inputs are known by then
             self.primal_of.setdefault(place[0], len(self.primals))
             self.primals.append(tensor)
             self.placeholders.append(self.placeholder(tensor, f"primals_{len(self.primals)}"))

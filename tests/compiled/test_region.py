@@ -103,6 +103,12 @@ class Scaled(torch.autograd.Function):
         return gradient * gradient.new_tensor(2.0)
 
 
+class Weighted(Scaled):
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * X[0].clone().to(gradient.device) + gradient.new_tensor([1.0, 2.0])[:1]
+
+
 def give_object(x, w):
     found = Plain()
     found.a, found.b = x.sin(), [x.cos(), {"c": x * 2}]
@@ -176,6 +182,7 @@ RESULTS = {
         x.view(ROWS, 1, WIDTH), torch.ones(1, 3, dtype=torch.int64, device=x.device), *torch.tensor([[8], [3]])),
     "known contents": lambda x, w: (x * 2, torch.arange(4, device=x.device)),
     "numbers in a custom function": lambda x, w: Scaled.apply(x) * 2,
+    "constants in a custom function's backward pass": lambda x, w: Weighted.apply(x) * 2,
     "a custom function": lambda x, w: Exp.apply(x) * 2,
     "a checkpoint": lambda x, w: checkpoint(lambda a: F.gelu(a @ w), x, use_reentrant=False),
     "vmap": lambda x, w: torch.func.vmap(lambda row: (row * 2).sin())(x),
