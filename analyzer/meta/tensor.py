@@ -71,6 +71,14 @@ class _Present(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def name_of_node(node: Any) -> str:
+    """What autograd calls a node. One of a function written in Python may have a ``ctx.name`` of its own, which hides
+    the method.
+    """
+    name: str = type(node).name(node)
+    return name
+
+
 def names_of_parts(tensor: Any) -> list[str]:
     with torch._C._EnableTorchFunction(), _Present():
         names: list[str] = tensor.__tensor_flatten__()[0]

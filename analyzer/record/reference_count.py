@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.tensor import name_of_node
 
 next_sequence_number = torch._C._autograd._get_sequence_nr
 """The number that the next autograd node made in this thread will get: a node made just now has one less."""
@@ -18,7 +19,7 @@ def current_backward_node() -> tuple[int, torch.Tensor | None] | None:
     node = torch._C._current_autograd_node()
     if node is None:
         return None
-    variable = getattr(node, "variable", None) if type(node).name(node) == "torch::autograd::AccumulateGrad" else None
+    variable = getattr(node, "variable", None) if name_of_node(node) == "torch::autograd::AccumulateGrad" else None
     return node._sequence_nr(), variable
 
 

@@ -13,7 +13,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.spec import LITERALS
 from analyzer.meta.state import MetaState
-from analyzer.meta.tensor import template
+from analyzer.meta.tensor import name_of_node, template
 from analyzer.meta.value.known_value import Watched
 from analyzer.record.log import Log, LogNode
 from analyzer.record.recorder import Recorder
@@ -193,7 +193,7 @@ class BlockCapture:
         first = min([node._sequence_nr() for node in waiting], default=0)
         while waiting:
             node: Any = waiting.pop()
-            if type(node).name(node) != "torch::autograd::AccumulateGrad":
+            if name_of_node(node) != "torch::autograd::AccumulateGrad":
                 first = min(first, node._sequence_nr())
             for source, output in node.next_functions:
                 if getattr(source, "_forward_cls", None) is Source:

@@ -14,7 +14,7 @@ from analyzer.meta.function.mode import constant
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import CPU, active_state
-from analyzer.meta.tensor import device_of
+from analyzer.meta.tensor import device_of, name_of_node
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.expectation import count_classes
 
@@ -139,7 +139,7 @@ def value_selecting_reduction_backward(grad: Tensor, dim: int, indices: Tensor, 
 def index_put(self: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
     """``index_backward`` adds into the zeros that were made for it; a user's own call makes a copy on CUDA too."""
     node = torch._C._current_autograd_node()
-    if node is None or not accumulate or torch.is_grad_enabled() or not type(node).name(node).startswith("IndexBack"):
+    if node is None or not accumulate or torch.is_grad_enabled() or not name_of_node(node).startswith("IndexBackward"):
         return NotImplemented
     return aten._index_put_impl_.default(self, indices, values, True, True)
 

@@ -29,7 +29,7 @@ from analyzer.meta.operator_info import (
 from analyzer.meta.simulated_device import devices, reopened
 from analyzer.meta.spec import Signature, name_arguments, spec_of, to_specs
 from analyzer.meta.state import MetaState, mode_in_force, set_state
-from analyzer.meta.tensor import device_of
+from analyzer.meta.tensor import device_of, name_of_node
 from analyzer.meta.value.data_dependent import answer_data_dependent, depends_on_data
 
 from .call import OperatorCall, find_entry, rebuild, resolve, result_device, storage_of
@@ -283,7 +283,7 @@ def _is_engines_sum(args: tuple[Any, ...]) -> bool:
     if torch.is_grad_enabled() or len(args) != 2:
         return False
     node = torch._C._current_autograd_node()
-    name = "" if node is None else type(node).name(node)  # what a function of Python's calls ``ctx.name`` is its own
+    name = "" if node is None else name_of_node(node)
     if not name or name.startswith(_ADDING_NODES) and not name.startswith(_NORM):
         return False
     caller = sys._getframe(2)
