@@ -184,6 +184,7 @@ class FunctionTrace:
     def _note(self, results: Iterable[Any]) -> None:
         for made in results:
             if isinstance(made, Tensor) and (is_wrapped(made) or is_plain(made)):
+                self._made.pop(id(made), None)  # of one that is gone, in whose place this one would be
                 self._made[id(made)] = weakref.ref(made)
 
     def is_transforming(self) -> bool:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from analyzer import MetaTensorMode, ProfileOptions, profile
+from analyzer.compiled.graph_end import GraphEnd
 from analyzer.compiled.traced_tensor import exchange, is_held
 from analyzer.errors import InputError
 
@@ -492,6 +493,26 @@ def test_blocks_with_a_compiled_part_are_run(way):
     reasons = [row.reason for row in runs[0].replay if row.kind == "block"]
     assert reasons and all(reason.endswith("a part of it is under torch.compile") for reason in reasons)
     assert sum(row.calls for row in runs[0].compiled) == 6
+
+
+def test_what_a_graph_gives_is_ordered_as_it_was_made_not_as_python_reuses_ids(monkeypatch):
+    """A tensor that is made where another one was has its id, and would have its turn."""
+    orders = []
+
+    def close(end, live, given):
+        orders.append([tensor.shape[0] for tensor in live])
+        return found(end, live, given)
+
+    def function(x, weight):
+        freed = [x.new_zeros(1) for _ in range(40)]
+        first = x.new_zeros(1)
+        del freed
+        return [first, *(x.new_zeros(count) for count in range(2, 41))]
+
+    found = GraphEnd.close
+    monkeypatch.setattr(GraphEnd, "close", close)
+    profile(Around(torch.compile(function)), X, mode="infer", device="h100")
+    assert orders and all(order == list(range(1, 41)) for order in orders)
 
 
 def test_asynchronous_tensor_parallelism_is_told_not_to_be_followed():
