@@ -184,8 +184,10 @@ class FunctionTrace:
     def _note(self, results: Iterable[Any]) -> None:
         for made in results:
             if isinstance(made, Tensor) and (is_wrapped(made) or is_plain(made)):
-                self._made.pop(id(made), None)  # of one that is gone, in whose place this one would be
-                self._made[id(made)] = weakref.ref(made)
+                before = self._made.get(id(made))
+                if before is None or before() is not made:
+                    self._made.pop(id(made), None)  # of one that is gone, whose turn this one would have
+                    self._made[id(made)] = weakref.ref(made)
 
     def is_transforming(self) -> bool:
         """Whether a transform of ``torch.func`` runs, whose gradients are a part of the graph."""
