@@ -130,9 +130,10 @@ class Session:
         frames = self.frames = self.frames or Frames()
         owner = getattr(function, "__self__", getattr(function, "__wrapped__", None))  # of Dynamo's wrap_inline(module)
         is_inner = active_state().tracing is not None
-        if not (self.restarts or is_inner) and isinstance(owner, torch.nn.Module) and type(
-                owner) not in frames.tried and not _reaches_ranks(function, owner):
-            frames.tried.add(type(owner))
+        key = type(owner), getattr(function, "__name__", "")
+        if not (self.restarts or is_inner) and isinstance(owner, torch.nn.Module) and (
+                key not in frames.tried) and not _reaches_ranks(function, owner):
+            frames.tried.add(key)
             with keep_surroundings(owner, values=(owner, args, kwargs)) as surroundings:
                 find_breaks(function, args, kwargs, config, frames)
                 surroundings.put_back_all()

@@ -44,7 +44,7 @@ class Frames:
     """What is known of the frames of compiled functions, in all runs of one request."""
 
     def __init__(self) -> None:
-        self.tried: set[type] = set()  #: modules whose code ran for the sake of this alone
+        self.tried: set[tuple[type, str]] = set()  #: methods of modules whose code ran for the sake of this alone
         self.are_new = False  #: whether something became known that divides a graph from before it
         self._split: set[tuple[CodeType, int]] = set()  # calls, by code and instruction, in which a graph breaks
         #: frames that run as written from an instruction on, and why

@@ -20,6 +20,7 @@ from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
 from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.dispatch.mode import MetaDispatchMode
+from analyzer.meta.intercept.compiled_function import MODULE_CALLS
 from analyzer.meta.simulated_device import reopened
 from analyzer.meta.source_line import user_line
 from analyzer.meta.spec import TensorSpec, spec_of
@@ -190,9 +191,11 @@ class _Call:
         if recompiled is not None and "size" in recompiled:
             active_state().assume("torch.compile: graphs for sizes that change are taken to be those of the sizes that "
                                   "they run with")
+        if isinstance(owner, torch.nn.Module) and name.rpartition(".")[2] in (*MODULE_CALLS, "forward"):
+            name = ""
         recorder.log.compiled_calls.append(CompiledCall(
-            recorder.step, recorder._running(), "" if isinstance(owner, torch.nn.Module) else name, tuple(self.graphs),
-            tuple(self.breaks), recompiled, self.captured, self.config))
+            recorder.step, recorder._running(), name, tuple(self.graphs), tuple(self.breaks), recompiled, self.captured,
+            self.config))
 
 
 class _Known:

@@ -114,6 +114,7 @@ class FunctionTrace:
         # around the call: hooks, dispatch modes that see a graph when it runs alone, whether autograd replays views
         self._hooks: Hooks | None = None
         self._modes: list[Any] = []
+        self._keeps_casts = True  #: whether autocast does around the call
         self._replayed_views = False
         self._given = 0  # how many primals are arguments
         self.tag: Any = None  #: of the checkpoint that is under way: `checkpoint.Tag`
@@ -121,6 +122,7 @@ class FunctionTrace:
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What ``function`` gives for these arguments."""
         around = self.state.tracing  # of a function that runs as it is written, and calls this one
+        self._keeps_casts = torch.is_autocast_cache_enabled()
         self._begin([t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
         try:
             with tagged_checkpoints(self):
@@ -258,6 +260,7 @@ class FunctionTrace:
         self._made, self._with_gradient, self._stand_ins = {}, {}, StandIns()
         state.space, state.graph, state.tracing = self.space, self.tape, self
         self._modes = take_off_ignoring_modes()
+        torch.set_autocast_cache_enabled(False)  # ``disable_autocast_cache`` of torch/fx/experimental/proxy_tensor.py
         hooks = take_saved_tensor_hooks()  # those around the call are for what the compiled graph saves
         if self._hooks is None:
             self._hooks = hooks
@@ -273,6 +276,7 @@ class FunctionTrace:
 
     def _leave(self) -> None:
         state = self.state
+        torch.set_autocast_cache_enabled(self._keeps_casts)
         if self.tape is None:
             state.tracing = None
             return

@@ -715,3 +715,27 @@ def test_kernels_of_several_sizes_are_combined():
                         mode="infer")
         found.append((p.phases["forward"].kernels, p.phases["forward"].written_bytes))
     assert found == [(2, 4 * 32 * (64 + 4096)), (1, 4 * 32 * (64 + 4096))]
+
+
+class Shared(nn.Module):
+    """A method is compiled, and called twice under one autocast."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.compiled = torch.compile(self.twice)
+
+    def twice(self, x):
+        return self.layer(self.layer(x).relu())
+
+    def forward(self, x):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return self.compiled(x).sum() + self.compiled(x).sum()
+
+
+def test_autocast_keeps_no_casts_from_one_graph_for_another():
+    """As in PyTorch, where they would be inputs of the second graph: both are the same."""
+    p = profile(Shared(), args=(X,), device="h100")
+    row, = p.compiled
+    assert (row.function, row.calls, row.graphs, row.recompilations) == ("Shared.twice", 2, 2, ())
+    assert torch.is_autocast_cache_enabled()

@@ -152,6 +152,9 @@ def _context_of(function: Any) -> Any:
     return inspect.getclosurevars(function.get_compiler_config).nonlocals["self"]
 
 
+MODULE_CALLS = ("__call__", "_wrapped_call_impl", "_call_impl")  #: names of what calls a module's hooks and its forward
+
+
 class _CompiledCall:
     """Calls a function as the mode's compiler compiles it; as it is where no mode is, or the user wants it so."""
 
@@ -174,7 +177,7 @@ class _CompiledCall:
         """The module that the function calls, hooks and all; None where it is any other function, such as a forward."""
         owner = getattr(self.function, "__self__", None)
         if owner is not None:
-            return owner if isinstance(owner, torch.nn.Module) and self.function.__name__ != "forward" else None
+            return owner if isinstance(owner, torch.nn.Module) and self.function.__name__ in MODULE_CALLS else None
         around = getattr(self.function, "__wrapped__", None)  # of what Dynamo's wrap_inline(module) makes
         if not isinstance(around, torch.nn.Module) or module_behind(around) in (None, around):
             return None
