@@ -27,6 +27,7 @@ from .traced_tensor import (
     parts_of,
     place_of,
     rebuild_like,
+    tangent_like,
     space_of,
 )
 
@@ -208,13 +209,13 @@ class GraphEnd:
         if not torch.is_grad_enabled() or not wanted:
             differentiated = []
         gradients: list[fx.Node | None] = [None] * len(primals)
-        shape = GraphShape([(len(parts_of(t)), rebuild_like(t)) for t in self.results],
-                           [coerce_like(self.results[i]) for i in differentiated], [None] * len(inputs))
+        shape = GraphShape([(len(parts_of(t)), rebuild_like(t)) for t in self.results], [], [None] * len(inputs))
         if differentiated:
             tangents = []
             for i in differentiated:
                 with torch._C._EnableTorchFunction():
-                    tangents.append(torch.empty_like(self.results[i]))
+                    tangents.append(tangent_like(self.results[i]))
+            shape.tangents += map(coerce_like, tangents)
             for number, part in enumerate([part for t in tangents for part in parts_of(t)], 1):
                 tape.placeholder(part, f"tangents_{number}")
             tape.in_backward = True

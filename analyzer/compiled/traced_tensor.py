@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
 
 from analyzer.meta.address_space import AddressSpace, MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
@@ -156,6 +157,19 @@ def rebuild_like(tensor: Tensor) -> Rebuild:
         return found
 
     return rebuild
+
+
+def tangent_like(result: Tensor) -> Tensor:
+    """What stands for the gradient of a result in the backward graph, laid out as AOTAutograd guesses that it will be:
+    as the result is, or in the memory format that is most like it (``guess_tangent_strides_as_outputs`` of
+    ``torch/_functorch/config.py``, which older versions of torch have off).
+    """
+    expected = MemoryFormatMeta.from_tensor(result)
+    if is_wrapped(result) or expected is None:
+        return torch.empty_like(result)
+    if expected.memory_format is not None:
+        return torch.empty_like(result, memory_format=expected.memory_format)
+    return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
 
 
 def coerce_like(tensor: Tensor) -> Callable[[Tensor], Tensor]:

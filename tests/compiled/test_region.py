@@ -640,6 +640,27 @@ def test_the_gradient_of_a_sum_outside_of_the_graph_is_copied_into_the_layout_th
     assert 0 <= peaks[1] - peaks[0] < 2**20
 
 
+class UsesFirst(nn.Module):
+    """Uses the first result of a compiled function; autograd gives zeros, contiguous, for what another would get."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.functions = nn.Linear(WIDTH, WIDTH), [torch.compile(function)]
+
+    def forward(self, x):
+        return self.functions[0](self.layer(x))[0].square().sum()
+
+
+@pytest.mark.parametrize(("second", "is_as_output", "copies"), [
+    (lambda h: (h + 1).t(), True, 1), (lambda h: (h + 1).t(), False, 0),
+    (lambda h: h.sum(1, keepdim=True).expand(ROWS, 4096), True, 0)])  # whose elements share memory
+def test_the_gradient_of_a_result_is_copied_where_it_is_not_laid_out_as_backward_expects_it(
+        second, is_as_output, copies):
+    with torch._functorch.config.patch(guess_tangent_strides_as_outputs=is_as_output):
+        p = profile(UsesFirst(lambda h: (h * 2, second(h))), args=(X,), device="h100")
+    assert sum(o.calls for o in p.operators if o.operator == "aten.copy_.default") == copies
+
+
 @pytest.mark.parametrize(("options", "kept"), [({"wrap_inductor_compiled_regions": True}, 2 * 2**20), ({}, 0)])
 def test_a_selective_checkpoint_keeps_what_a_graph_gives_where_it_is_told_of_it(options, kept):
     """That is the sine and its argument, which the graph hands to its backward pass: each of 512 x 512 numbers."""
