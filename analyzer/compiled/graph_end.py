@@ -27,8 +27,8 @@ from .traced_tensor import (
     parts_of,
     place_of,
     rebuild_like,
-    tangent_like,
     space_of,
+    tangent_like,
 )
 
 Tensor = torch.Tensor

@@ -24,6 +24,7 @@ from torch._inductor.debug import DebugContext
 from torch._inductor.fx_passes import joint_graph, pad_mm
 from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._inductor.graph import GraphLowering
+from torch._inductor.lowering import empty_strided, fallback_handler, register_lowering
 from torch._inductor.runtime import hints
 from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
 from torch._inductor.virtualized import V
@@ -92,6 +93,23 @@ def lower(graph: fx.GraphModule, fake_mode: Any, device: DeviceSpec, half: str =
             found.source = lowered.codegen()[0].value
         found.constants = dict(lowered.constants)
     return found
+
+
+def _call_flex_attention(operator: Any, first: int) -> None:
+    """Inductor calls one of the two kernels as its own (``torch/_inductor/kernel/flex/flex_attention.py``): the kernel
+    returns its ``first`` result and writes the others to buffers, which do not wait for what it reads.
+    """
+    def call(*args: Any) -> tuple[Any, ...]:
+        results = [empty_strided([*t.shape], [*t.stride()], dtype=t.dtype, device=t.device)
+                   for i, t in enumerate(V.graph.current_node.meta["val"]) if i != first]
+        results.insert(first, fallback_handler(operator.into, add_to_fallback_set=False)(*args, *results))
+        return tuple(results)
+
+    register_lowering(operator.default, type_promotion_kind=None)(call)
+
+
+_call_flex_attention(torch.ops.analyzer.flex_attention, 0)
+_call_flex_attention(torch.ops.analyzer.flex_attention_backward, 1)
 
 
 @contextmanager

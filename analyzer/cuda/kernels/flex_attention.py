@@ -25,6 +25,11 @@ _library.define("flex_attention(Tensor query, Tensor key, Tensor value, Tensor[]
                 "-> (Tensor, Tensor, Tensor)")
 _library.define("flex_attention_backward(Tensor query, Tensor key, Tensor value, Tensor logsumexp, Tensor delta, "
                 "Tensor gradient, Tensor[] others, int? visited) -> (Tensor, Tensor, Tensor)")
+# as the kernels are called: what is not the first result (of the second pass, not the key's gradient) is made before
+_library.define("flex_attention.into(Tensor query, Tensor key, Tensor value, Tensor[] others, int? visited, "
+                "Tensor(a!) logsumexp, Tensor(b!) maxima) -> Tensor")
+_library.define("flex_attention_backward.into(Tensor query, Tensor key, Tensor value, Tensor logsumexp, Tensor delta, "
+                "Tensor gradient, Tensor[] others, int? visited, Tensor(a!) for_query, Tensor(b!) for_value) -> Tensor")
 
 
 def attend_compiled(query: Tensor, key: Tensor, value: Tensor, block_mask: tuple[Any, ...],
@@ -101,6 +106,8 @@ def _make_gradients(query: Tensor, key: Tensor, value: Tensor, logsumexp: Tensor
 
 _library.impl("flex_attention", _make_results, "Meta")
 _library.impl("flex_attention_backward", _make_gradients, "Meta")
+_library.impl("flex_attention.into", lambda *args: _make_results(*args[:-2])[0], "Meta")
+_library.impl("flex_attention_backward.into", lambda *args: _make_gradients(*args[:-2])[1], "Meta")
 
 _MOST_PAIRS = 2 ** 31  #: of which a mask is asked, some seconds
 _OF_DATA = "that depends on data"
