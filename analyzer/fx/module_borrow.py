@@ -124,6 +124,9 @@ class Borrowed:
                 self.fakes.stand_in(tensor, fake)
             module._parameters[name] = fake  # type: ignore[assignment]
         self._unquantized.clear()
+        for seen in self._seen.values():
+            if isinstance(seen, nn.RNNBase):  # as `Module.to` does: the weights move into one buffer
+                seen.flatten_parameters()
         with without_modes():
             self._list_all()
 

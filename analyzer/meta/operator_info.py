@@ -197,8 +197,10 @@ kernel_stages = _adding(_rules)
 host_memory = _adding(_host_rules)
 """Decorator: the same of the CPU's kernels of operators, with the order of outputs."""
 
-# As `MemoryNeed.output_order`, of CUDA's kernels: Dropout.cu, dropout_cuda.
-_ORDERS: dict[Any, tuple[int, ...]] = {torch.ops.aten.native_dropout: (1, 0)}  # the mask first
+# As `MemoryNeed.output_order`, of CUDA's kernels: Dropout.cu, dropout_cuda (the mask first); cudnn/RNN.cpp, _cudnn_rnn
+# (a buffer of weights before what is reserved).
+_ORDERS: dict[Any, tuple[int, ...]] = {torch.ops.aten.native_dropout: (1, 0),
+                                       torch.ops.aten._cudnn_rnn: (0, 1, 2, 4, 3)}
 
 
 def has_rule(info: OperatorInfo) -> bool:

@@ -10,20 +10,22 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from analyzer.cuda.workspaces.convolution import Inferred, list_inferred
+from analyzer.cuda.workspaces.recurrent import list_recurrent
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.catalogue import simulating
 from analyzer.hardware.kernel_time.generated import TILED
 from analyzer.memory.allocator import Block, CachingAllocator
 from analyzer.memory.segment_memory import JournalAction
 from analyzer.meta.fused_kernel import FusedKernel
+from analyzer.meta.spec import Signature
 from analyzer.meta.state import EVERY_STREAM, StreamAction, StreamMark
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import AllocatorEvent
 
 from .host_time import waits_for_device
 
-# What rests on workspaces that are in no source: the peaks of memory without those of cuDNN's convolutions, and with
-# the most that they could be.
+# What rests on workspaces that are in no source: the peaks of memory without those of cuDNN's convolutions and
+# recurrent layers, and with the most that they could be.
 #
 # What the allocator did is asked of another one again, with other workspaces; where blocks lie follows from that.
 # Reserved bytes need not grow with the workspaces: a large one that is free again holds what would else take a segment
@@ -56,9 +58,9 @@ class InferredPeaks(NamedTuple):
         """How many bytes rest on them, as an assumption; None where none do."""
         if self.least == self.predicted:
             return None
-        text = ("cuDNN: workspaces of convolutions are in no source and inferred from measured steps. "
-                f"{self.predicted.allocated_bytes - self.least.allocated_bytes:,} bytes of peak_allocated_bytes rest "
-                "on them, ")
+        allocated = self.predicted.allocated_bytes - self.least.allocated_bytes
+        text = ("cuDNN: workspaces of convolutions and recurrent layers are in no source and inferred from measured "
+                f"steps. {allocated:,} bytes of peak_allocated_bytes rest on them, ")
         if self.least.reserved_bytes is None or self.predicted.reserved_bytes is None:
             return f"{text}of peak_reserved_bytes an unknown part"
         rest = self.predicted.reserved_bytes - self.least.reserved_bytes
@@ -66,12 +68,16 @@ class InferredPeaks(NamedTuple):
         return f"{text}{max(0, rest):,} of peak_reserved_bytes{more}"
 
 
+def _list(signature: Signature) -> tuple[Inferred, ...]:
+    return list_inferred(signature) or list_recurrent(signature)
+
+
 def has_inferred(log: Log, spec: DeviceSpec) -> bool:
     """Whether a call of the log has a workspace that is inferred."""
     if log.memory_at_start is None or log.shortage is not None or spec.kind != "cuda":
         return False
     with simulating(spec):
-        return any(any(workspace) for signature in log.signatures() for workspace in list_inferred(signature))
+        return any(any(workspace) for signature in log.signatures() for workspace in _list(signature))
 
 
 def find_inferred_peaks(log: Log, spec: DeviceSpec, predicted: Peaks) -> InferredPeaks:
@@ -81,7 +87,7 @@ def find_inferred_peaks(log: Log, spec: DeviceSpec, predicted: Peaks) -> Inferre
     calls: dict[int, list[Inferred]] = {}
     with simulating(spec):
         for i, signature in enumerate(log.call_slots.signatures):
-            if signature is not None and (known := [w for w in list_inferred(signature) if any(w)]):
+            if signature is not None and (known := [w for w in _list(signature) if any(w)]):
                 calls[i] = known
     made: dict[int, int] = {}
     freed_at: dict[int, int] = {}  # for each allocation, by its number, the call in which it is given back

@@ -3,11 +3,12 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer import profile
+from analyzer import ProfileOptions, profile
 from analyzer.cuda.kernels import host_rnn
 from analyzer.cuda.kernels.host_rnn import count_state_spaces, onednn_workspace_bytes
-from analyzer.cuda.kernels.rnn import GRU, LSTM, TANH, reserve_elements
+from analyzer.cuda.workspaces.recurrent import GRU, LSTM, TANH, Layers
 from analyzer.errors import DataDependentError
+from analyzer.meta.operator_info import Stage, kernel_memory
 from analyzer.tools.runtime import measure
 
 
@@ -46,12 +47,71 @@ def test_batch_first_output_is_a_view_of_time_first_memory(mode):
     assert (tuple(out.shape), out.stride()) == ((3, 5, 16), (16, 48, 1))
 
 
-@pytest.mark.parametrize(("kind", "layers", "elements"), [
-    (LSTM, 1, 15 * 16 * 5),              # four gates and the cell of 15 steps of 16 units
-    (LSTM, 2, 15 * 16 * (2 * 5 + 1)),    # and the output of the first layer
-    (GRU, 1, 15 * 16 * 6), (TANH, 3, 15 * 16 * (3 + 2))])
-def test_the_reserve_is_what_backward_needs(kind, layers, elements):
-    assert reserve_elements(kind, 15, 16, layers, 1) == elements
+def of(mode, *, layers=1, directions=1, projection=0, packed=False):
+    """Layers of 16 units on three sequences of 5 steps of 8 features; packed they are of 5, 3 and 2 steps."""
+    shape, sizes = ((10, 8), [3, 3, 2, 1, 1]) if packed else ((5, 3, 8), [])
+    return Layers.of(shape, mode, 16, projection, layers, False, directions == 2, sizes)
+
+
+@pytest.mark.parametrize(("layers", "dropout", "elements", "others"), [
+    # other bytes: a number of each sequence, and a bit of each inner output
+    (of(LSTM), 0, 15 * 16 * 5, 12),                           # four gates and the cell of 15 steps of 16 units
+    (of(LSTM, layers=2), 0, 15 * 16 * (2 * 5 + 1), 12),       # and the output of the first layer
+    (of(LSTM, layers=2), 1, 15 * 16 * (2 * 5 + 1), 12 + 15 * 16 // 8),
+    (of(LSTM, layers=2, directions=2), 0, 15 * 16 * 2 * (2 * 5 + 1), 12),
+    (of(LSTM, layers=2, projection=4), 0, 15 * (16 * 2 * 6 + 4), 12),  # with what is projected
+    (of(LSTM, layers=2, packed=True), 1, 10 * 16 * (2 * 5 + 1), 10 * 16 // 8),
+    (of(GRU), 1, 15 * 16 * 6, 12), (of(TANH, layers=3), 0, 15 * 16 * (3 + 2), 12)])
+@pytest.mark.parametrize("itemsize", [4, 2])
+def test_the_reserve_is_what_backward_needs(layers, dropout, elements, others, itemsize):
+    assert layers.reserve_bytes(itemsize, bool(dropout)) == itemsize * elements + others
+
+
+@pytest.mark.parametrize(("layers", "training", "elements", "others"), [
+    # input and output of 15 steps; states of three sequences, at both ends, with gradients; two of the gates' groups,
+    # which hold all five steps, and two states; three numbers of each sequence
+    (of(LSTM), True, 15 * (3 * 8 + 4 * 16) + 3 * 16 * 2 * 4 + 3 * 16 * (4 * 10 + 2), 36),
+    (of(LSTM), False, 15 * (8 + 16) + 3 * 16 * 2 * 2 + 3 * 16 * (4 * 5 + 2), 36),
+    (of(LSTM, layers=2), False, 15 * (8 + 2 * 16) + 2 * (3 * 16 * 2 * 2 + 3 * 16 * (4 * 5 + 2)), 36),
+    (of(GRU, directions=2), True, 15 * (3 * 8 + 4 * 32) + 2 * (3 * 16 * 4 + 3 * 16 * (3 * 10 + 2)), 36),
+    (of(LSTM, projection=4), True, 15 * (3 * 8 + 4 * 4) + 3 * (16 + 4) * 4 + 3 * 16 * (4 * 10 + 2), 36),
+    (of(TANH, packed=True), True, 2 * 10 * 16 + 3 * 16 * (10 + 2), 0),
+    (of(TANH, packed=True), False, 10 * 16 + 3 * 16 * (5 + 2), 0)])
+def test_the_workspace_is_what_its_parts_are(layers, training, elements, others):
+    assert layers.workspace_bytes(1000, 4, training) == 4 * (1000 + elements) + others
+
+
+def test_groups_of_steps_are_32_forward_and_8_backward():
+    one, two = (Layers.of((steps, 1, 1), TANH, 1, 0, 1, False, False, ()) for steps in (32, 33))
+    assert two.workspace_bytes(0, 4, True) - one.workspace_bytes(0, 4, True) == 4 * 7  # three inputs, four outputs
+    assert one.workspace_bytes(0, 4, True) == 4 * (32 * 7 + 4 + 40 + 2) + 12
+
+
+@pytest.mark.parametrize(("make", "used", "power", "forward", "backward"), [
+    # Batch first, the input is copied (60 elements); so is a gradient of a sum (240), which is expanded, not one of a
+    # square, which lies as the output does. Gradients of states that are not used are zeros (48 elements each).
+    (lambda: nn.LSTM(4, 16, batch_first=True), 0, 1, [([240], 0, True), (["w"], 4, True)],
+     [([192, 192], 0, True), ([240, 960, "w"], 3, False), ([240, "w"], None, False)]),
+    (lambda: nn.LSTM(4, 16, batch_first=True), 0, 2, [([240], 0, True), (["w"], 4, True)],
+     [([192, 192], 0, True), ([240, "w"], 3, False), ([240, "w"], None, False)]),
+    (lambda: nn.LSTM(4, 16), 0, 2, [(["w"], 4, True)],
+     [([192, 192], 0, True), (["w"], 3, False), (["w"], None, False)]),
+    # where only the last state is used, zeros for the output's gradient, [batch, step], are copied to [step, batch]
+    (lambda: nn.GRU(4, 16, batch_first=True), 1, 2, [([240], 0, True), (["w"], 4, True)],
+     [([960], 0, True), ([240, 960, "w"], 3, False), ([240, "w"], None, False)]),
+    # (4 + 16) * 16 weights are copied out of a buffer that has 2 * 16 biases
+    (lambda: nn.RNN(4, 16, bias=False), 0, 2, [(["w"], 4, True)],
+     [([192], 0, True), (["w"], 3, False), ([4 * (320 + 32), "w"], 3, True)])])
+def test_what_is_held_while_a_layer_runs(mode, make, used, power, forward, backward):
+    layer = make().cuda()
+    found = layer(torch.rand(*((3, 5, 4) if layer.batch_first else (5, 3, 4)), device="cuda"))[used]
+    (found if power == 1 else found**power).sum().backward()
+    for name, expected in (("_cudnn_rnn", forward), ("_cudnn_rnn_backward", backward)):
+        (call,) = mode.state.recorder.find(name)
+        matrices = sum(p.numel() for p in layer.parameters() if p.dim() == 2)
+        workspace = Layers.of_call(call.named_arguments()).workspace_bytes(matrices, 4, training=True)
+        assert kernel_memory(call)[0] == tuple(Stage(tuple(workspace if b == "w" else b for b in blocks), before, kept)
+                                               for blocks, before, kept in expected)
 
 
 def test_training_reserves_and_says_so_evaluation_does_not(mode):
@@ -60,14 +120,32 @@ def test_training_reserves_and_says_so_evaluation_does_not(mode):
     layer(x)
     layer.eval()(x)
     training, evaluation = mode.state.recorder.find("_cudnn_rnn")
-    assert (training.outputs[3].nbytes, evaluation.outputs[3].nbytes) == (4 * 15 * 16 * 5, 0)
+    assert (training.outputs[3].nbytes, evaluation.outputs[3].nbytes) == (4 * 15 * 16 * 5 + 12, 0)
     assert any("recurrent layer is estimated" in text for text in mode.state.assumptions)
 
 
-def test_a_dtype_that_cudnn_does_not_take_runs_step_by_step_and_says_so(mode):
-    nn.LSTM(8, 16).cuda().bfloat16()(torch.rand(5, 3, 8, device="cuda", dtype=torch.bfloat16))
+def test_layers_without_cudnn_run_step_by_step_and_say_so(mode):
+    with torch.backends.cudnn.flags(enabled=False):
+        nn.LSTM(8, 16).cuda()(torch.rand(5, 3, 8, device="cuda"))
     assert mode.state.recorder.find("_cudnn_rnn") == []
-    assert any("torch.bfloat16" in text for text in mode.state.assumptions)
+    assert any("cuDNN does not run (torch.float32)" in text for text in mode.state.assumptions)
+
+
+@pytest.mark.parametrize(("device", "runs"), [("h200", torch.__version__ >= "2.10"), ("v100", False)])
+def test_bfloat16_runs_on_cudnn_from_ampere_and_torch_2_10_on(device, runs):
+    found = profile(nn.LSTM(8, 16).bfloat16(), (X.bfloat16(),), device=device, loss_fn=total)
+    assert ("aten._cudnn_rnn.default" in {row.operator for row in found.operators}) == runs
+
+
+def test_a_region_of_autocast_copies_the_weights_to_one_buffer_of_float16(mode):
+    layer = nn.LSTM(8, 16, bias=False).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        out, _ = layer(torch.rand(5, 3, 8, device="cuda"))
+    out.sum().backward()
+    (call,) = mode.state.recorder.find("_cudnn_rnn")
+    assert {t.dtype for t in (*call.inputs, *call.outputs[:3])} == {torch.float16}
+    assert tuple(call.args[3]) == (64 * (8 + 16) + 2 * 64,)  # cuDNN's buffer has biases all the same
+    assert [p.grad.dtype for p in layer.parameters()] == [torch.float32] * 2
 
 
 def test_packed_sequences_run_on_their_own_steps_only(mode):
@@ -87,6 +165,24 @@ def test_unknown_lengths_are_refused_with_a_way_out(mode):
     lengths = torch.randint(1, 5, (3,))
     with pytest.raises(DataDependentError, match=r"lengths of the sequences(.|\n)*torch.tensor\(\[...\]\)"):
         nn.utils.rnn.pack_padded_sequence(torch.rand(5, 3, 8, device="cuda"), lengths, enforce_sorted=False)
+
+
+def test_a_profile_moves_the_weights_into_one_buffer_and_leaves_the_module_as_it_was():
+    layer = nn.LSTM(8, 16, 2)
+    before = [(p, p.data_ptr()) for p in layer.parameters()]
+    found = profile(layer, (X,), device="h200", loss_fn=total)
+    assert [(id(p), p.data_ptr()) for p in layer.parameters()] == [(id(p), place) for p, place in before]
+    assert {row.operator: row.calls for row in found.operators}["aten._cudnn_rnn.default"] == 1
+    (parameters,) = [row for row in found.holders if row.category == "parameter"]  # of one storage
+    assert (parameters.storages, parameters.bytes) == (1, -(-found.param_bytes // 512) * 512)
+
+
+def test_dropout_takes_states_of_generators_once_and_keeps_them():
+    with_dropout, without = (profile(nn.LSTM(8, 16, 2, dropout=p), (X,), device="h200", loss_fn=total,
+                                     options=ProfileOptions(steps=2)) for p in (0.5, 0.0))
+    held = [[row.bytes for row in found.holders if row.label.startswith("cudnn dropout")]
+            for found in (with_dropout, without)]
+    assert held == [[132 * 4 * 256 * 48], []]  # multiprocessors, blocks, threads, bytes
 
 
 @pytest.mark.parametrize(("cell", "operator"),

@@ -59,7 +59,7 @@ DTYPES = [
     *((run, BF16) for run in [
         lambda f, b: f @ f, lambda f, b: F.linear(f, b), lambda f, b: torch.einsum("ij,jk->ik", f, f),
         lambda f, b: nn.Conv2d(4, 4, 1, padding="same").cuda()(f[None, :, :, None]), lambda f, b: F.prelu(f, f[0, :1]),
-        lambda f, b: nn.LSTM(4, 4).cuda()(f[None])[0], lambda f, b: nn.GRUCell(4, 4).cuda()(f),
+        lambda f, b: nn.GRUCell(4, 4).cuda()(f),
         lambda f, b: nn.MultiheadAttention(4, 1).cuda()(f, f, f)[0]]),
     *((run, FP32) for run in [
         lambda f, b: torch.exp(b), lambda f, b: b**2, lambda f, b: F.layer_norm(b, (4,)), lambda f, b: F.mse_loss(b, b),
@@ -69,6 +69,7 @@ DTYPES = [
         lambda f, b: torch.atan2(f, b), lambda f, b: torch.dot(b[0], f[0]), lambda f, b: torch.cat([b, f]),
         lambda f, b: F.gelu(f)]),  # on no list: torch's own promotion
     (lambda f, b: F.rms_norm(b, (4, )), FP32 if "rms_norm" in read_policies()["cuda"] else BF16),  # not in torch 2.9
+    *((lambda f, b, x=x: nn.LSTM(4, 4).cuda()((f, b)[x][None])[0], FP16) for x in (0, 1)),  # cuDNN's, always
     (lambda f, b: torch.softmax(b, -1, dtype=BF16), BF16), (lambda f, b: b.sum(dtype=FP64), FP64),  # the caller said
     (lambda f, b: torch.ones(3, dtype=torch.int64, device="cuda").sum(), torch.int64),
     (lambda f, b: torch.atan2(b, b), BF16), (lambda f, b: F.relu(b), BF16), (lambda f, b: b.mean(), BF16),

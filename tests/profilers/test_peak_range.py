@@ -105,7 +105,7 @@ def test_a_peak_rests_on_the_copies() -> None:
     # a segment for small blocks, one of 26 MiB each for input and output, one for the copies
     assert (low, high, p.peak_reserved_bytes) == (54 * MIB, 104 * MIB, 104 * MIB)
     assert p.assumptions == (
-        "cuDNN: workspaces of convolutions are in no source and inferred from measured steps. "
+        "cuDNN: workspaces of convolutions and recurrent layers are in no source and inferred from measured steps. "
         f"{copies:,} bytes of peak_allocated_bytes rest on them, {50 * MIB:,} of peak_reserved_bytes",)
 
 

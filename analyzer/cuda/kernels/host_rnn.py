@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from analyzer.cuda.kernel_registry import host_kernel, host_shape
+from analyzer.cuda.workspaces.recurrent import GRU, LSTM, RELU, TANH
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import active_state
 
-from .rnn import GRU, LSTM, RELU, TANH, RnnSpec, register_layers
+from .rnn import RnnSpec, register_layers
 
 Tensor = torch.Tensor
 State = tuple[Tensor, ...]  # hidden, of an LSTM also cell

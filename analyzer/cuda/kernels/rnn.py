@@ -3,14 +3,16 @@ cudnn/RNN.cpp in aten/src/ATen/native, and ``aten/src/ATen/cudnn/AutocastRNN.cpp
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 
-from analyzer.cuda.autocast import lower_precision
+from analyzer.cuda.autocast import cached_cast, lower_precision
 from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shape
+from analyzer.cuda.sdp_choice import CUDNN_VERSION, simulated_capability
+from analyzer.cuda.workspaces.recurrent import GRU, LSTM, RELU, TANH, Layers
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.state import active_state
 
@@ -18,7 +20,6 @@ from .functional import read_lengths
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
-RELU, TANH, LSTM, GRU = range(4)  # cudnnRNNMode_t
 
 
 class RnnSpec(NamedTuple):
@@ -34,20 +35,6 @@ class RnnSpec(NamedTuple):
     batch_sizes: tuple[int, ...] = ()  #: of a packed sequence
 
 
-def reserve_elements(mode: int, steps: int, hidden_size: int, num_layers: int, directions: int) -> int:
-    """Elements that cuDNN keeps for backward; ``steps`` counts time steps of all sequences.
-
-    Of each step and layer an LSTM's four gates and cell, a GRU's three gates before and after the recurrent part, a
-    plain layer's output; and the output of each layer but the last. It gives the sizes that cuDNN reported for four
-    layers of 320 units and 25 000 steps (github.com/pytorch/pytorch/issues/2895):
-
-    >>> 4 * reserve_elements(LSTM, 25_000, 320, 4, 1), 4 * reserve_elements(GRU, 25_000, 320, 4, 1)
-    (736000000, 864000000)
-    """
-    per_layer = {LSTM: 5, GRU: 6}.get(mode, 1)
-    return steps * hidden_size * directions * (per_layer * num_layers + num_layers - 1)
-
-
 class CudnnRnn(torch.autograd.Function):
     """``aten::_cudnn_rnn``: saves input, states, output, reserve and the weight buffer."""
 
@@ -59,7 +46,7 @@ class CudnnRnn(torch.autograd.Function):
         settings = (spec.mode, hidden_size, proj_size, spec.num_layers, spec.batch_first, spec.dropout, spec.train,
                     spec.bidirectional, list(spec.batch_sizes), None)
         out, hy, cy, reserve, buffer = call_whole(aten._cudnn_rnn.default, input, list(weights), stride,
-                                                  _shared_buffer(weights), hx, cx, *settings)
+                                                  _shared_buffer(weights, stride), hx, cx, *settings)
         ctx.call = (stride, settings)
         ctx.save_for_backward(input, hx, cx, out, reserve, buffer, *weights)
         ctx.set_materialize_grads(False)
@@ -75,9 +62,17 @@ class CudnnRnn(torch.autograd.Function):
         return None, *results
 
 
-def _shared_buffer(weights: tuple[Tensor, ...]) -> Tensor | None:
+def _count(weights: Sequence[Tensor], stride: int) -> int:
+    """Elements of all weights in cuDNN's buffer, which has two biases of each gate (``CUDNN_RNN_DOUBLE_BIAS``) also
+    where the layers, of two or three weights each, have none.
+    """
+    gates = sum(w.shape[0] for i, w in enumerate(weights) if i % stride < 2) if stride < 4 else 0
+    return sum(w.numel() for w in weights) + gates
+
+
+def _shared_buffer(weights: Sequence[Tensor], stride: int) -> Tensor | None:
     """The one buffer in which all weights lie (``flatten_parameters`` saw to it), or None: try_get_weight_buf."""
-    first, total = weights[0], sum(w.numel() for w in weights)
+    first, total = weights[0], _count(weights, stride)
     storages = {w.untyped_storage()._cdata for w in weights}
     if len(storages) > 1 or first.untyped_storage().nbytes() != total * first.itemsize:
         return None
@@ -90,19 +85,16 @@ def _cudnn_rnn_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, w
                      cx: Tensor | None, mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool,
                      dropout: float, train: bool, bidirectional: bool, batch_sizes: list[int],
                      dropout_state: Tensor | None) -> tuple[Tensor, ...]:
-    directions = 1 + bidirectional
-    size = directions * (proj_size or hidden_size)
+    layers = Layers.of(tuple(input.shape), mode, hidden_size, proj_size, num_layers, batch_first, bidirectional,
+                       batch_sizes)
     if batch_sizes:
-        steps = sum(batch_sizes)
-        out = input.new_empty(steps, size)
+        out = input.new_empty(layers.rows, layers.width)
     else:
-        time_first = input.transpose(0, 1) if batch_first else input
-        out = input.new_empty(*time_first.shape[:2], size)
+        out = input.new_empty(layers.steps, layers.batch, layers.width)
         out = out.transpose(0, 1) if batch_first else out
-        steps = time_first.shape[0] * time_first.shape[1]
-    count = reserve_elements(mode, steps, hidden_size, num_layers, directions) * input.itemsize if train else 0
+    count = layers.reserve_bytes(input.itemsize, dropout > 0) if train else 0
     cy = hx.new_empty(0) if cx is None else torch.empty_like(cx, memory_format=torch.contiguous_format)
-    buffer = input.new_empty(sum(w.numel() for w in weight)) if weight_buf is None else weight_buf
+    buffer = input.new_empty(_count(weight, weight_stride0)) if weight_buf is None else weight_buf
     return out, torch.empty_like(hx, memory_format=torch.contiguous_format), cy, input.new_empty(
         count, dtype=torch.uint8), buffer
 
@@ -117,7 +109,9 @@ def cudnn_rnn_backward_shape(input: Tensor, weight: list[Tensor], weight_stride0
     grad_input = torch.empty_like(time_first, memory_format=torch.contiguous_format)
     states = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in (hx, cx)]
     grads: list[Tensor | None] = [None] * len(weight)
-    if output_mask[3]:
+    if output_mask[3] and weight_stride0 < 4:  # copied out of a buffer that has biases
+        grads = [torch.empty_like(w, memory_format=torch.contiguous_format) for w in weight]
+    elif output_mask[3]:
         buffer, grads, start = torch.empty_like(weight_buf), [], 0
         for w in weight:
             grads.append(buffer[start:start + w.numel()].view(w.shape))
@@ -143,22 +137,39 @@ def register_layers(register: Callable[[str], Callable[[Any], Any]],
 def _run(spec: RnnSpec, input: Tensor, states: Any, params: list[Tensor]) -> Any:
     hx, cx = states if spec.mode == LSTM else (states, None)
     state = active_state()
-    # cudnn_is_acceptable
-    if not torch._C._get_cudnn_enabled() or input.dtype not in CUDNN_TENSOR_DTYPES or not input.numel():
+    takes = input.dtype in CUDNN_TENSOR_DTYPES or input.dtype is torch.bfloat16 and _takes_bfloat16()
+    if not torch._C._get_cudnn_enabled() or not takes or not input.numel():  # use_cudnn
         state.assume(f"a recurrent layer that cuDNN does not run ({input.dtype}) is counted with the CPU's cells, "
                      "not CUDA's fused ones")
         return NotImplemented
-    lower = lower_precision(state)
-    if lower is not None:  # _cudnn_rnn_cast_reflatten
+    if lower_precision(state) is not None:  # _cudnn_rnn_cast_reflatten: float16, whatever the region's dtype
+        def lower(x: Tensor) -> Tensor:
+            return cached_cast(state, x, torch.float16, "cuda")
         input, hx, cx = lower(input), lower(hx), None if cx is None else lower(cx)
-        params = [lower(p) for p in params]
+        if params[0].dtype in (torch.float32, torch.bfloat16):
+            params = _copy_flat(params, len(params) // (spec.num_layers * (1 + spec.bidirectional)))
     if spec.train:
         state.assume("what cuDNN reserves for the backward pass of a recurrent layer is estimated: "
                      "gates, cells and inner outputs of every step and layer")
-    if spec.train and spec.dropout > 0 and spec.num_layers > 1:
-        state.assume("the states of cuDNN's random generators for dropout between recurrent layers are not counted")
     out, hy, cy = CudnnRnn.apply(spec, input, hx, cx, *params)
     return (out, hy, cy) if spec.mode == LSTM else (out, hy)
+
+
+def _takes_bfloat16() -> bool:
+    """CUDAHooks::supportsBFloat16RNNWithCuDNN, and cudnn_is_acceptable, which asks for no dtype from 2.10 on."""
+    return torch.__version__ >= "2.10" and CUDNN_VERSION >= 91300 and simulated_capability() >= (8, 0)
+
+
+def _copy_flat(params: list[Tensor], stride: int) -> list[Tensor]:
+    """copy_weights_to_flat_buf_views: the parameters in float16, each copied to its place in one buffer."""
+    buffer = aten.new_zeros.default(params[0], [_count(params, stride)], dtype=torch.float16)
+    copies, start = [], 0
+    for param in params:
+        with torch.no_grad():
+            copy = aten.set_.source_Tensor(buffer.new_empty(0), buffer[start:start + param.numel()].view(param.shape))
+        copies.append(aten.copy_.default(copy, param))
+        start += param.numel()
+    return copies
 
 
 register_layers(device_kernel, _run)
@@ -169,10 +180,10 @@ device_kernel("_use_cudnn_rnn_flatten_weight", on_any_device=True)(lambda: True)
 def flatten_weights(weight_arr: list[Tensor], weight_stride0: int, input_size: int, mode: int, hidden_size: int,
                     proj_size: int, num_layers: int, batch_first: bool, bidirectional: bool) -> Tensor:
     """copy_weights_to_flat_buf_views: one buffer, into which the weights move."""
-    if _shared_buffer(tuple(weight_arr)) is not None and isinstance(weight_arr[0].untyped_storage(), MetaStorage):
-        return weight_arr[0]
     first = weight_arr[0]
-    buffer = aten.new_zeros.default(first, [sum(w.numel() for w in weight_arr)])
+    if _shared_buffer(weight_arr, weight_stride0) is not None and isinstance(first.untyped_storage(), MetaStorage):
+        return first
+    buffer = aten.new_zeros.default(first, [_count(weight_arr, weight_stride0)])
     start = 0
     for weight in weight_arr:
         view = aten.slice.Tensor(buffer, 0, start, start + weight.numel()).view(weight.shape)

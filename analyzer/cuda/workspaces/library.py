@@ -1,6 +1,7 @@
 """Workspaces that cuBLAS and cuBLASLt take from the caching allocator at their first product and keep for good, one per
 library, handle and stream; each thread has a handle, so the backward pass takes another. Rules of PyTorch 2.8 to 2.11,
-``aten/src/ATen/cuda/CublasHandlePool.cpp``.
+``aten/src/ATen/cuda/CublasHandlePool.cpp``. So are the states of cuDNN's random generators, from the first recurrent
+layer in training with dropout on: get_dropout_state in ``aten/src/ATen/native/cudnn/RNN.cpp``.
 """
 from __future__ import annotations
 
@@ -50,6 +51,20 @@ def cublaslt_workspace_bytes() -> int:
     return int(given) << 10 if given.isdigit() else _MIB
 
 
+def dropout_state_bytes() -> int:
+    """Bytes of cuDNN's generators for dropout (``cudnnDropoutGetStatesSize``): one of 48 bytes (``curandStateXORWOW``
+    of curand_kernel.h) for each thread of the kernel that draws a mask, which an H200 with cuDNN 9.19 ran in four
+    blocks of 256 threads a multiprocessor. 0 where these are not known.
+
+    >>> dropout_state_bytes()
+    6488064
+    """
+    return (simulated_spec().multiprocessors or 0) * 4 * 256 * 48
+
+
+_SIZES = {"cublas": cublas_workspace_bytes, "cublaslt": cublaslt_workspace_bytes, "cudnn dropout": dropout_state_bytes}
+
+
 def runs_through_cublaslt(signature: Signature) -> bool:
     """Source: isInputCompliesAddmmCudaLt in ``aten/src/ATen/native/cuda/Blas.cpp``."""
     packet = signature.op.overloadpacket
@@ -78,9 +93,14 @@ _PRODUCTS: dict[Any, Callable[[Signature], bool]] = {
 
 
 def library_needs(signature: Signature) -> tuple[str, ...]:
-    """The libraries whose workspace the kernel of ``signature`` asks for, in order: of "cublaslt" and "cublas"."""
+    """The libraries whose workspace the kernel of ``signature`` asks for, in order: of "cublaslt", "cublas" and
+    "cudnn dropout".
+    """
     found = signature.memo.get("library_needs")
-    if found is None:
+    if found is None and signature.op.overloadpacket is _aten._cudnn_rnn:
+        named = signature.named_arguments()
+        found = signature.memo["library_needs"] = ("cudnn dropout",) if named["train"] and named["dropout"] else ()
+    elif found is None:
         rule, inputs = _PRODUCTS.get(signature.op.overloadpacket), signature.inputs
         if rule is None or not inputs or not inputs[-1].device.startswith("cuda") or signature.is_sparse or not rule(
                 signature):
@@ -101,7 +121,7 @@ def take_library_workspaces(state: MetaState, signature: Signature, needs: tuple
     for library in needs:
         key = (library, device.index or 0, in_backward, space.stream)
         if key not in space.library_workspaces:
-            nbytes = cublas_workspace_bytes() if library == "cublas" else cublaslt_workspace_bytes()
+            nbytes = _SIZES[library]()
             if not nbytes:
                 continue
             region = space.library_workspaces[key] = space.reserve(device, nbytes)
