@@ -81,7 +81,7 @@ class CallTimer:
             kernels = pace.communication if timed.kind == COMMUNICATION else pace.compute
             more = round(kernel.seconds * PICOSECONDS * (kernels - 1))
             if self.is_host:  # the host runs the kernels itself
-                device = self._on_device(kernel)
+                device = self._on_device(timed.signature, kernel)
                 return Work(round((work.host - device) * pace.host) + device + more, 0)
             return Work(round(work.host * pace.host), work.device + more, work.waits, work.notice)
 
@@ -94,7 +94,7 @@ class CallTimer:
                 seconds = round((timed.kernel.seconds + share * more) * PICOSECONDS) / PICOSECONDS
                 kernel = replace(timed.kernel, seconds=seconds, load_seconds=(1 - share) * more)
                 self.timed[number] = timed._replace(
-                    kernel=kernel, work=timed.work._replace(device=self._on_device(kernel)))
+                    kernel=kernel, work=timed.work._replace(device=self._on_device(timed.signature, kernel)))
 
     def at_fabric(self, cluster: ClusterSpec) -> list[TimedCall]:
         """`timed` on hosts that another network joins."""
@@ -119,7 +119,7 @@ class CallTimer:
             raise UnknownTimeError
         host = self.host.picoseconds(call, 0 if self.is_host else kernel.kernels)
         notice = self.host.notice(call)
-        device = self._on_device(kernel)
+        device = self._on_device(call.signature, kernel)
         work = Work(host + device, 0) if self.is_host else Work(host, device, notice is not None, notice or 0)
         # what rows and phases add up is whole picoseconds, too
         kernel = replace(kernel, seconds=round(kernel.seconds * PICOSECONDS) / PICOSECONDS)
@@ -130,9 +130,10 @@ class CallTimer:
         number = self._alike[key] = len(self.timed) - 1
         return number
 
-    def _on_device(self, kernel: KernelTime) -> int:
-        """Picoseconds of kernels and of the gaps behind them."""
-        return round((kernel.seconds + kernel.kernels * self.gap) * PICOSECONDS)
+    def _on_device(self, signature: Signature, kernel: KernelTime) -> int:
+        """Picoseconds of kernels and of the gaps behind them, in which the device may wait for a library's loop."""
+        seconds = max(kernel.seconds + kernel.kernels * self.gap, self.host.loop_seconds(signature, kernel.kernels))
+        return round(seconds * PICOSECONDS)
 
 
 _FUNCTIONAL = "_c10d_functional"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from analyzer.cuda.workspaces.recurrent import GATES
 from analyzer.errors import InputError
 from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.spec import Signature
@@ -17,7 +18,7 @@ from analyzer.record.log import Log, Tally
 from .annotation import WAYS, Annotation, operator_key
 from .flop_registry import NO_FLOPS, apply_formula, count_call
 from .operator.fused import count_parts, list_uncounted
-from .operator.registration import GATES, FlopCount, Formula, family, is_inexact, kept_with_signature, per_input
+from .operator.registration import FlopCount, Formula, family, is_inexact, kept_with_signature, per_input
 from .traffic import traffic_bytes
 
 # Ways of counting FLOPs: the project's own, and DeepSpeed's, whose figures are often quoted.

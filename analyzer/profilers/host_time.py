@@ -22,6 +22,9 @@ _READ_BACK = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::nonzer
                         "aten::bincount", "aten::repeat_interleave", "aten::_unique"})
 
 
+_aten = torch.ops.aten
+
+
 class HostTime:
     """The host's share of each call: dispatch, launches, and an even part of the Python of modules and hooks."""
 
@@ -43,6 +46,7 @@ class HostTime:
             return round(self._launch_seconds(call.signature, call.signature.launch, kernels) * PICOSECONDS)
         pace = self._paces.get("recompute" if call.recomputed else call.phase, self.host.update_seconds)
         convolutions, listed, _ = _read(call.signature)
+        kernels = min(kernels, 1) if _loops(call.signature) else kernels
         return round(add_launches(self.host, pace, kernels, convolutions, listed) * PICOSECONDS)
 
     def _launch_seconds(self, signature: Signature, launch: Launch, kernels: int) -> float:
@@ -56,9 +60,20 @@ class HostTime:
         seconds += constants["kernel_seconds" if isinstance(signature.op, FusedKernel) else "extern_seconds"]
         return add_launches(self.host, seconds, kernels, count_convolutions(signature), 0)
 
+    def loop_seconds(self, signature: Signature, kernels: int) -> float:
+        """How long a library takes that launches an operator's kernels while the first of them run: of each as long as
+        a compiled program does, which has no dispatcher between two either (``benchmarks/calibration/inductor.py``).
+        """
+        return self._compiled["kernel_seconds"] * kernels if _loops(signature) else 0.0
+
     def notice(self, call: OpCall) -> int | None:
         """Picoseconds until the host goes on where it waits for what the call computed, else None."""
         return self.notice_picoseconds if _read(call.signature)[2] else None
+
+
+def _loops(signature: Signature) -> bool:
+    """Whether cuDNN launches kernels for each step of a sequence."""
+    return getattr(signature.op, "overloadpacket", None) in (_aten._cudnn_rnn, _aten._cudnn_rnn_backward)
 
 
 @kept_with_signature
@@ -93,8 +108,12 @@ def is_repacked(signature: Signature) -> bool:
 
 
 def count_convolutions(signature: Signature) -> int:
-    """How many convolutions an operator runs: its backward one for each gradient that is asked for."""
+    """How many calls of cuDNN an operator makes for convolutions or recurrent layers: backward one for each gradient
+    that is asked for, of a recurrent layer that of the data in any case.
+    """
     name = signature.op.__name__
+    if _loops(signature):
+        return 1 + ("backward" in name and bool(signature.args[-1][-1]))
     if "convolution" not in name:
         return 0
     masks = [a for a in signature.args if isinstance(a, (list, tuple)) and len(a) == 3 and isinstance(a[0], bool)]

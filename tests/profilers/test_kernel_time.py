@@ -6,8 +6,11 @@ import torch
 from torch import nn
 
 import analyzer.tools.generation  # noqa: F401  # defines attention to a cache
+from analyzer import profile
 from analyzer.hardware import DeviceSpec, PeakRates, find_device
+from analyzer.hardware.cluster_spec import host_of
 from analyzer.hardware.kernel_time.attention import attention_time
+from analyzer.hardware.kernel_time.estimate import find_constants
 from analyzer.hardware.kernel_time.matmul import matmul_time
 from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.profilers.kernel_time import default_time, find_rule, signature_time
@@ -307,18 +310,78 @@ def test_gradients_of_a_linear_layer_are_those_asked_for():
     assert only[2].seconds == pytest.approx(only[0].seconds + only[1].seconds)
 
 
-def test_recurrent_layers_step_through_time():
-    weights = [spec(2048, 512), spec(2048, 512), spec(2048), spec(2048)]
+def recurrent(units, steps=256, *, layers=1, gates=4, both_ways=False, lengths=(), dropout=0.0, projection=0,
+              dtype=torch.float32, backward=False, mask=(True,) * 4, batch_first=False, batch=64, given=(True,) * 3,
+              bias=True, flat=True):
+    """The time of recurrent layers on 512 features; ``given``: of which results there is a gradient."""
+    ways, out = 1 + both_ways, projection or units
+    weights = []
+    for layer in range(layers):
+        one = [spec(gates * units, ways * out if layer else 512, dtype=dtype), spec(gates * units, out, dtype=dtype)]
+        one += [spec(gates * units, dtype=dtype)] * 2 * bias + [spec(projection, units, dtype=dtype)] * (projection > 0)
+        weights += one * ways
+    shape = (sum(lengths), ) if lengths else (batch, steps) if batch_first else (steps, batch)
+    x, y = spec(*shape, 512, dtype=dtype), spec(*shape, ways * out, dtype=dtype)
+    h, c = (spec(ways * layers, batch, size, dtype=dtype) for size in (out, units))
+    c = c if gates == 4 else None
+    settings = ({4: 2, 3: 3, 1: 1}[gates], units, projection, layers, batch_first, dropout, True, both_ways,
+                list(lengths), None)
+    stride = 2 + 2 * bias + (projection > 0)
+    if not backward:
+        return time_of(aten._cudnn_rnn.default, x, x, weights, stride, y if flat else None, h, c, *settings)
+    grads = [like if is_given else None for like, is_given in zip((y, h, c), given)]
+    return time_of(aten._cudnn_rnn_backward.default, x, x, weights, stride, y, h, c, y, *grads, *settings, y,
+                   list(mask))
 
-    def lstm(steps, both_ways = False, packed = False):
-        x, h = spec(steps * 32, 512) if packed else spec(steps, 32, 512), spec(1 + both_ways, 32, 512)
-        args = (x, weights * (1 + both_ways), 4, None, h, h, 2, 512, 0, 1, False, 0.0, True, both_ways,
-                [32] * steps if packed else [], None)
-        return time_of(aten._cudnn_rnn.default, x, *args).seconds
+
+def test_recurrent_layers_step_through_time():
+    def lstm(steps, **settings):
+        return recurrent(512, steps, batch=32, **settings).seconds
 
     assert 1.7 < lstm(400) / lstm(200) < 2.1
     assert lstm(200, both_ways=True) == pytest.approx(2 * lstm(200))
-    assert lstm(200, packed=True) == lstm(200)
+    assert lstm(200, lengths=[32] * 200) == lstm(200)
+    assert lstm(200, backward=True) > lstm(200)
+
+
+@pytest.mark.parametrize(("settings", "kernels"), [
+    # Of 256 steps in 8 groups: two transposed matrices, a product for each group, a product and a cell for each step
+    ({}, 2 + 8 + 512), ({"gates": 3}, 2 + 8 + 512), ({"gates": 1, "both_ways": True}, 2 * (2 + 8 + 512)),
+    ({"steps": 33}, 2 + 2 + 66), ({"lengths": [64, 64, 2]}, 2 + 1 + 6),
+    ({"projection": 256}, 3 + 8 + 3 * 256),  # a product more in each step
+    # as an H200 ran them: batch first a copy, and with dropout a mask that is applied to each group
+    ({"layers": 2, "batch_first": True, "dropout": 0.1}, 2 * (2 + 8 + 512) + 1 + 1 + 8),
+    # backward 32 groups; zeros, sums for biases and three products for the weights' gradient
+    ({"backward": True}, 32 + 512 + 1 + 1 + 3), ({"backward": True, "mask": (True,) * 3 + (False,)}, 32 + 512),
+    # on an H200 1120 kernels for the data, and 9; copies of input and gradient, another of the input; thrice zeros
+    ({"layers": 2, "dropout": 0.1, "batch_first": True, "backward": True, "given": (True, False, False)},
+     1120 + 9 + 3 + 3),
+    ({"projection": 256, "backward": True}, 32 + 3 * 256 + 1 + 1 + 4),
+    # a buffer of weights that lie apart: zeros and four copies; of gradients without biases two copies
+    ({"flat": False}, 2 + 8 + 512 + 5), ({"bias": False, "backward": True}, 32 + 512 + 1 + 1 + 3 + 2)])
+def test_recurrent_layers_run_so_many_kernels(settings, kernels):
+    assert recurrent(1024, **settings).kernels == kernels
+
+
+@pytest.mark.parametrize(("units", "settings", "is_one"), [
+    (192, {}, True), (193, {}, False), (128, {"backward": True}, True), (129, {"backward": True}, False),
+    (384, {"gates": 1}, True), (385, {"gates": 1}, False), (192, {"dtype": torch.float64}, False),
+    (192, {"lengths": [64] * 256}, False), (192, {"projection": 64}, False),
+    (1024, {"dtype": torch.float16}, True), (1152, {"dtype": torch.float16}, False),
+    (1024, {"dtype": torch.float16, "gates": 3}, False), (1024, {"dtype": torch.float16, "layers": 2}, False),
+    (896, {"dtype": torch.float16, "gates": 1, "batch": 96}, False), (896, {"dtype": HALF}, False)])
+def test_one_kernel_runs_all_steps_of_small_layers(units, settings, is_one):
+    without_gradient = {"mask": (True,) * 3 + (False,)} if "backward" in settings else {}
+    assert (recurrent(units, **settings, **without_gradient).kernels < 40) == is_one
+
+
+def test_cudnn_launches_the_steps_of_a_recurrent_layer_while_they_run():
+    """As fast as a compiled program launches kernels, which is slower than steps run that are this small."""
+    found = profile(nn.LSTM(256, 256), (torch.empty(400, 2, 256),), mode="infer", device="h200")
+    kernels = 2 + 13 + 2 * 400
+    loop = kernels * find_constants("inductor", H200)["kernel_seconds"]
+    assert found.kernels == kernels + 2  # zeros for the states
+    assert kernels * host_of(H200).gap_seconds + found.kernel_seconds < loop < found.step_seconds < loop + 2e-4
 
 
 # ---- convolutions

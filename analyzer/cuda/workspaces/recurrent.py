@@ -19,8 +19,8 @@ from .kernel_temporary import copy_bytes
 
 _aten = torch.ops.aten
 RELU, TANH, LSTM, GRU = range(4)  # cudnnRNNMode_t
-GATES = (1, 1, 4, 3)  # by mode
-KEPT = (1, 1, 5, 6)   # of each step and unit, by mode
+GATES = (1, 1, 4, 3)  # of a cell, by mode
+KEPT = (1, 1, 5, 6)   # numbers of each step and unit that backward needs, by mode
 #: Steps whose input one product multiplies at once, forward and in the gradient of the data: from the kernels of that
 #: LSTM, 8 and 32 groups of its 256 steps. By what cuDNN chooses them is not known.
 FORWARD_STEPS, BACKWARD_STEPS = 32, 8
@@ -139,12 +139,28 @@ def _time_first(x: TensorSpec, named: dict[str, Any]) -> TensorSpec:
     return TensorSpec.of((steps, batch, *rest), (step_stride, batch_stride, *strides), x.dtype, x.device)
 
 
+def missing_gradients(named: dict[str, Any]) -> list[TensorSpec]:
+    """Tensors like those of which a backward pass gets no gradient; zeros take its place."""
+    return [named[like] for like, name in (("output", "grad_output"), ("hx", "grad_hy"), ("cx", "grad_cy"))
+            if named[like] is not None and named[name] is None]
+
+
+def copied_bytes(named: dict[str, Any]) -> tuple[int, int]:
+    """Bytes of copies of the input and, in a backward pass, of the output's gradient, in which steps come first."""
+    copied = copy_bytes(_time_first(named["input"], named))
+    if "output" not in named:
+        return copied, 0
+    out, grad = named["output"], named["grad_output"]
+    if grad is None:  # zeros_like(output, LEGACY_CONTIGUOUS_MEMORY_FORMAT)
+        grad = TensorSpec.of(out.shape, tuple(math.prod(out[i + 1:]) for i in range(len(out))), out.dtype, out.device)
+    return copied, copy_bytes(_time_first(grad, named))
+
+
 @kernel_stages(_aten._cudnn_rnn)
 def _forward(signature: Signature) -> tuple[Stage, ...]:
     """The input is made contiguous first; the workspace comes before what is reserved, the last of five outputs."""
     named = signature.named_arguments()
-    copied = copy_bytes(_time_first(named["input"], named))
-    return _filled(Stage((copied,), 0, kept=True), Stage((_workspace_of(named),), 4, kept=True))
+    return _filled(Stage(copied_bytes(named)[:1], 0, kept=True), Stage((_workspace_of(named),), 4, kept=True))
 
 
 @kernel_stages(_aten._cudnn_rnn_backward)
@@ -154,20 +170,14 @@ def _backward(signature: Signature) -> tuple[Stage, ...]:
     where there are none too, so those of the matrices are copied out of its buffer.
     """
     named = signature.named_arguments()
-    x, out, hx, cx = (named[name] for name in ("input", "output", "hx", "cx"))
-    missing = [like.nbytes for like, name in ((out, "grad_output"), (hx, "grad_hy"), (cx, "grad_cy"))
-               if like is not None and named[name] is None]
-    grad = named["grad_output"]
-    if grad is None:  # zeros_like(output, LEGACY_CONTIGUOUS_MEMORY_FORMAT)
-        grad = TensorSpec.of(out.shape, tuple(math.prod(out[i + 1:]) for i in range(len(out))), out.dtype, out.device)
-    copied, workspace = copy_bytes(_time_first(x, named)), _workspace_of(named)
+    missing = tuple(t.nbytes for t in missing_gradients(named))
+    copied, workspace = copied_bytes(named), _workspace_of(named)
     gives_weights, has_biases = named["output_mask"][3], named["weight_stride0"] > 3
-    stages = [Stage(tuple(missing), 0, kept=True),
-              Stage((copied, copy_bytes(_time_first(grad, named)), workspace), 3 if gives_weights else None)]
+    stages = [Stage(missing, 0, kept=True), Stage((*copied, workspace), 3 if gives_weights else None)]
     if gives_weights and has_biases:
-        stages.append(Stage((copied, workspace)))
+        stages.append(Stage((copied[0], workspace)))
     elif gives_weights:
-        stages.append(Stage((copied, named["weight_buf"].nbytes, workspace), 3, kept=True))
+        stages.append(Stage((copied[0], named["weight_buf"].nbytes, workspace), 3, kept=True))
     return _filled(*stages)
 
 

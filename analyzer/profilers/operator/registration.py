@@ -191,10 +191,6 @@ def kept_with_signature(make: Callable[[Signature], Made]) -> Callable[[Signatur
     return find
 
 
-# Of a recurrent cell, by cuDNN's mode (ATen's RNNDescriptor): 0 ReLU, 1 tanh, 2 LSTM, 3 GRU.
-GATES = {0: 1, 1: 1, 2: 4, 3: 3}
-
-
 def bind(signature: Signature) -> dict[str, Any]:
     """Argument values by name, defaults included."""
     given = {a.name: a.default_value for a in signature.op._schema.arguments if a.has_default_value()}
