@@ -197,9 +197,13 @@ class FunctionTrace:
 
     @contextmanager
     def outside(self, reason: str) -> Iterator[None]:
-        """A block that runs as it is written, between two graphs."""
+        """A block that runs as it is written, between two graphs or where Python runs what is around it."""
         if self.tape is None:
-            yield
+            self.state.tracing = None
+            try:
+                yield
+            finally:
+                self.state.tracing = self
             return
         self._end(reason)
         frames = list_frames(_CALL)

@@ -166,6 +166,20 @@ def test_as_many_graphs_run_as_dynamo_makes(name: str) -> None:
     assert p.compiled is not None and [row.graphs for row in p.compiled] == [CASES[name][2]]
 
 
+def test_a_module_that_is_kept_from_the_compiler_has_no_graph_where_its_caller_has_none() -> None:
+    def calls_behind_a_break(model: Any, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = model.inner(x) if x.sum() > -1 else x
+        return x
+
+    inner = Model(plain)
+    inner.forward = torch.compiler.disable(inner.forward)  # type: ignore[method-assign]
+    model = Model(calls_behind_a_break, inner)
+    assert count_by_dynamo(model) == 0
+    p = profile(torch.compile(model), torch.rand(2, 8), device="h100", loss_fn=torch.sum)
+    assert p.compiled is not None and [row.graphs for row in p.compiled] == [0]
+
+
 def profile_loop(**options: Any) -> Any:
     return profile(torch.compile(Model(calls_in_loop, Model(broken))), torch.rand(2, 8), device="h100",
                    loss_fn=torch.sum, optimizer="adamw", **options)
