@@ -134,7 +134,7 @@ class _Call:
         with inductor_config.patch(options):
             if inductor_config.max_autotune or inductor_config.max_autotune_gemm:
                 active_state().assume("torch.compile, max-autotune: where it times kernels to choose one, the "
-                                      "library's is taken")
+                                      "library's is taken, and its workspace counted")
             if inductor_config._micro_pipeline_tp:
                 active_state().assume("torch.compile, asynchronous tensor parallelism (_micro_pipeline_tp): products "
                                       "and collectives are not taken apart, each runs whole")
