@@ -1,19 +1,21 @@
 """Compiled steps beside those that were measured on an H200: ``python -m benchmarks.compiled_measured`` writes into
 docs/accuracy.md; with names, as ``gpt2/compile``, those cases alone are printed. The eager steps of the same models
-stand with them, and watts and joules. No rule and no constant was made with those of ``truth/compiled_aside.json``.
+stand with them, and watts and joules. Bytes are those that the script that measures tells in a dry run, times are of a
+profile. No rule and no constant was made with those of ``truth/compiled_aside.json``.
 """
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
+from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch._functorch import config as functorch
 
 from analyzer import MetaTensorMode, Profile, profile
 from analyzer.hardware import find_device
@@ -23,9 +25,11 @@ from analyzer.parallel import world
 from analyzer.profilers.call_sequence import CallTimer
 from analyzer.record.log import Log
 from analyzer.report.run_cost import find_step_work
+from analyzer.tools.dryrun.script import dry_run
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
+from benchmarks import compiled_script
 from benchmarks.accuracy_serving import KINDS, POWER_LEFT_OUT
-from benchmarks.compiled_models import BUILDERS, Forward
+from benchmarks.compiled_script import build, make_optimizer, settings
 from benchmarks.page import describe_run, is_named, keep, map_apart, markdown, parse_parts, percent, publish
 from benchmarks.truth_table import read_left_out, read_runs, read_truth
 
@@ -61,29 +65,6 @@ class Row(NamedTuple):
         return self.case.endswith("infer")
 
 
-class Step(nn.Module):
-    """The forward pass that was measured, with the model in it compiled as the variant says."""
-
-    def __init__(self, model: nn.Module, forward: Forward) -> None:
-        super().__init__()
-        self.model = model
-        self.run = forward
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.run(self.model, *inputs)
-
-
-def build(row: Row) -> tuple[Step, tuple[Any, ...]]:
-    model, inputs, forward = BUILDERS[row.case](row.variant)
-    model.train(not row.infers)
-    compiled: Any = model
-    parts = row.variant.split("_")
-    if parts[0] != "eager" and "layers" not in parts and not row.case.startswith("titan"):  # whose blocks are compiled
-        modes = {"reduce": "reduce-overhead", "max": "max-autotune-no-cudagraphs"}
-        compiled = torch.compile(model, mode=modes.get(parts[0]), dynamic="dynamic" in parts or None)
-    return Step(compiled, forward), inputs
-
-
 class Result(NamedTuple):
     row: Row
     figures: dict[str, tuple[float, float | None]]  #: predicted and measured
@@ -93,14 +74,6 @@ class Result(NamedTuple):
     seconds_range: tuple[float, float]       #: of the step
 
 
-def make_optimizer(row: Row, parameters: Any) -> torch.optim.Optimizer:
-    """AdamW by operators on lists of tensors, its step compiled where the variant says so."""
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
-    if row.variant.startswith("compile"):
-        optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign]
-    return optimizer
-
-
 def predict(row: Row, logs: list[Log]) -> Profile:
     """The profile of a measured step; its log is added to ``logs``."""
     define_torchvision_ops()  # transformers and timm import torchvision
@@ -108,20 +81,27 @@ def predict(row: Row, logs: list[Log]) -> Profile:
     if row.infers:
         options["mode"] = "infer"
     else:
-        options.update(loss_fn=lambda loss: loss, optimizer=partial(make_optimizer, row)
-                       if row.variant.endswith("optimizer") else "adamw_fused")
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if row.variant.endswith("high") else "highest")
-    try:
+        options.update(loss_fn=lambda loss: loss, optimizer=partial(make_optimizer, row.variant))
+    with settings(row.variant):
         if row.case == "fsdp":
             with world(1):
-                return profile(lambda: build(row)[0], args=(torch.zeros(8, 2048, dtype=torch.int64), ), **options)
+                return profile(lambda: build(row.case, row.variant)[0],
+                               args=(torch.zeros(8, 2048, dtype=torch.int64), ), **options)
         with MetaTensorMode():
-            step, inputs = build(row)
-        with functorch.patch(activation_memory_budget=0.5 if row.variant.endswith("budget") else 1.0):
-            return profile(step, inputs, **options)
-    finally:
-        torch.set_float32_matmul_precision(before)
+            step, inputs = build(row.case, row.variant)
+        return profile(step, inputs, **options)
+
+
+def run_dry(row: Row, *held: int) -> dict[str, int]:
+    """What the script that measures prints in a dry run, in a process that ``held`` so many bytes before."""
+    printed = StringIO()
+    with redirect_stdout(printed):
+        run = dry_run(compiled_script.__file__, [row.id, *map(str, held)], device=DEVICE, steps=99,
+                      world=world(1) if row.case == "fsdp" else None)
+    if run.error is not None:
+        raise run.error
+    found: dict[str, int] = json.loads(printed.getvalue().splitlines()[-1])
+    return found
 
 
 def count_kernels(log: Log) -> int:
@@ -137,13 +117,16 @@ def judge(row: Row) -> Result:
     began = time.perf_counter()
     p = predict(row, logs)
     seconds = time.perf_counter() - began
-    forward, backward = p.phases["forward"], p.phases.get("backward")
+    told = {case: figures for case, *figures in read_truth("compiled_aside")["first"]}
+    *first, held = told.get(row.id, (None, None, 0))
+    memory = run_dry(row, *[held] if held else [])
     figures: dict[str, tuple[float | None, float | None]] = {
-        "after forward": (forward.allocated_bytes, row.after_forward),
-        "peak": (max(phase.peak_allocated_bytes or 0 for phase in p.phases.values()), row.peak_step),
-        "peak forward": (forward.peak_allocated_bytes, row.peak_forward),
-        "peak backward": (None if backward is None else backward.peak_allocated_bytes, row.peak_backward),
-        "reserved": (p.peak_reserved_bytes, row.reserved),
+        "after forward": (memory["after forward"], row.after_forward),
+        "peak": (memory["peak step"], row.peak_step),
+        "peak forward": (memory["peak forward"], row.peak_forward),
+        "peak backward": (memory.get("peak backward"), row.peak_backward),
+        "reserved": (memory["reserved step"], row.reserved),
+        "first peak": (memory["peak first"], first[0]), "first reserved": (memory["reserved first"], first[1]),
         "kernels": (count_kernels(logs[-1]), row.kernels),
         "kernel ms": (None if p.kernel_seconds is None else p.kernel_seconds * 1e3, row.kernel_ms),
         "step ms": (None if p.step_seconds is None else p.step_seconds * 1e3, row.step_ms)}
@@ -183,10 +166,12 @@ def compare_energy(row: Row, p: Profile) -> tuple[dict[str, tuple[float, float]]
 
 def section(results: list[Result], seconds: float) -> str:
     """Predicted, measured and error of each figure, a row a case."""
+    names = [name for name in results[0].figures if any(result.figures[name][1] is not None for result in results)]
     rows = []
     for result in results:
         cells = []
-        for name, (predicted, measured) in result.figures.items():
+        for name in names:
+            predicted, measured = result.figures[name]
             if measured is None:
                 cells.append("-")
                 continue
@@ -195,7 +180,7 @@ def section(results: list[Result], seconds: float) -> str:
             cells.append(f"{predicted / scale:,.{digits}f} / {measured / scale:,.{digits}f} {error}")
         rows.append([result.row.id, *cells, f"{result.seconds:.0f} s"])
     inside = sum(low <= result.row.step_ms / 1e3 <= high for result in results for low, high in [result.seconds_range])
-    columns = [name if name in UNITLESS else f"{name}, MiB" for name in results[0].figures]
+    columns = [name if name in UNITLESS else f"{name}, MiB" for name in names]
     return (f"{describe_run(seconds)}; predicted / measured.\n\n" + markdown(["step", *columns, "took"], rows)
             + "\n\n" + markdown(["of compiled steps", "median error", "worst"], summarize(results))
             + f"\n\nMeasured steps, eager ones too, take as long as the range that the profile tells in {inside} of "
