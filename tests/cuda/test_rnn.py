@@ -68,23 +68,38 @@ def test_the_reserve_is_what_backward_needs(layers, dropout, elements, others, i
 
 
 @pytest.mark.parametrize(("layers", "training", "elements", "others"), [
-    # input and output of 15 steps; states of three sequences, at both ends, with gradients; two of the gates' groups,
-    # which hold all five steps, and two states; three numbers of each sequence
-    (of(LSTM), True, 15 * (3 * 8 + 4 * 16) + 3 * 16 * 2 * 4 + 3 * 16 * (4 * 10 + 2), 36),
-    (of(LSTM), False, 15 * (8 + 16) + 3 * 16 * 2 * 2 + 3 * 16 * (4 * 5 + 2), 36),
-    (of(LSTM, layers=2), False, 15 * (8 + 2 * 16) + 2 * (3 * 16 * 2 * 2 + 3 * 16 * (4 * 5 + 2)), 36),
-    (of(GRU, directions=2), True, 15 * (3 * 8 + 4 * 32) + 2 * (3 * 16 * 4 + 3 * 16 * (3 * 10 + 2)), 36),
-    (of(LSTM, projection=4), True, 15 * (3 * 8 + 4 * 4) + 3 * (16 + 4) * 4 + 3 * 16 * (4 * 10 + 2), 36),
-    (of(TANH, packed=True), True, 2 * 10 * 16 + 3 * 16 * (10 + 2), 0),
-    (of(TANH, packed=True), False, 10 * 16 + 3 * 16 * (5 + 2), 0)])
+    # Of 15 steps two outputs; input, output and their gradients, that of the input as wide as the output; states of
+    # three sequences, at both ends, with gradients; two states more; three numbers of each sequence. All steps are one
+    # group.
+    (of(LSTM), True, 15 * (2 * 16 + 8 + 3 * 16) + 3 * 16 * 2 * 4 + 3 * 16 * 2, 36),
+    (of(LSTM), False, 15 * (2 * 16 + 8 + 16) + 3 * 16 * 2 * 2 + 3 * 16 * 2, 36),
+    (of(LSTM, layers=2), False, 15 * (2 * 16 + 8 + 16) + 2 * (3 * 16 * 2 * 2 + 3 * 16 * 2), 36),
+    (of(GRU, directions=2), True, 15 * (2 * 32 + 8 + 3 * 32) + 2 * (3 * 16 * 4 + 3 * 16 * 2), 36),
+    (of(LSTM, projection=4), True, 15 * (2 * 4 + 2 * 8 + 2 * 4) + 3 * (16 + 4) * 4 + 3 * 16 * 2, 36),
+    *((of(TANH, packed=True), training, 2 * 10 * 16 + 3 * 16 * 2, 0) for training in (True, False))])
 def test_the_workspace_is_what_its_parts_are(layers, training, elements, others):
     assert layers.workspace_bytes(1000, 4, training) == 4 * (1000 + elements) + others
 
 
-def test_groups_of_steps_are_32_forward_and_8_backward():
-    one, two = (Layers.of((steps, 1, 1), TANH, 1, 0, 1, False, False, ()) for steps in (32, 33))
-    assert two.workspace_bytes(0, 4, True) - one.workspace_bytes(0, 4, True) == 4 * 7  # three inputs, four outputs
-    assert one.workspace_bytes(0, 4, True) == 4 * (32 * 7 + 4 + 40 + 2) + 12
+@pytest.mark.parametrize(("steps", "groups"), [(8, 0), (9, 8), (32, 8), (33, 40)])
+def test_steps_run_in_groups_of_32_forward_and_8_backward(steps, groups):
+    layers = Layers.of((steps, 3, 8), LSTM, 16, 0, 2, False, True, ())
+    alone = layers._replace(steps=1).workspace_bytes(1000, 4, training=True)
+    assert layers.workspace_bytes(1000, 4, training=True) - alone == 4 * 2 * 2 * 3 * 4 * 16 * groups
+
+
+@pytest.mark.parametrize(("layers", "matrices", "reported", "groups"), [
+    # plain, two layers of 512 units, 20 steps (tensorflow/tensorflow#30889): in cuDNN 7 they were one group
+    (Layers.of((20, 64, 512), TANH, 512, 0, 2, False, False, ()), 4 * 512 * 512, 21_496_576, 8),
+    (Layers.of((20 * 64, 512), TANH, 512, 0, 2, False, False, [64] * 20), 4 * 512 * 512, 9_961_472, 8),
+    # 800 units in two directions, 326 steps, of 672 and 800 features (SeanNaren/deepspeech.pytorch#172): its groups
+    # were of 14 steps, as three gates and two states of each direction are left of what was reported
+    *((Layers.of((326 * 64, features), GRU, 800, 0, 1, False, True, [64] * 326), 2 * 3 * 800 * (features + 800),
+       reported, 40 - 14) for features, reported in ((672, 313_344_000), (800, 315_801_600)))])
+def test_what_was_reported_of_cudnn_7_differs_by_groups_of_steps(layers, matrices, reported, groups):
+    gates = {TANH: 1, GRU: 3}[layers.mode]
+    assert layers.workspace_bytes(matrices, 4, training=True) == reported + (
+        4 * layers.layers * layers.directions * 64 * layers.hidden * gates * groups)
 
 
 @pytest.mark.parametrize(("make", "used", "power", "forward", "backward"), [

@@ -1,8 +1,8 @@
 """What cuDNN's recurrent layers keep for their backward pass, and what they and PyTorch hold while they run. PyTorch's
 part is read from ``aten/src/ATen/native/cudnn/RNN.cpp``. cuDNN is closed (``cudnnGetRNNTempSpaceSizes``): `Layers` says
-of which tensors its sizes are the sum. They give the bytes that one H200 with cuDNN 9.19 asked for, of one LSTM in
-float32 (two layers of 1024 units, 64 sequences of 256 steps of 512 features, dropout). Of other modes, projections,
-packed sequences and inference only reserves were seen, of older versions.
+of which tensors its sizes are taken to be the sum. They give the bytes that one H200 with cuDNN 9.19 asked for, of one
+LSTM in float32 (two layers of 1024 units, 64 sequences of 256 steps of 512 features, dropout), and those reported of
+two layers in cuDNN 7, but for groups of steps. Projections, other dtypes and inference were not seen.
 """
 from __future__ import annotations
 
@@ -95,24 +95,22 @@ class Layers(NamedTuple):
         for both gradients:
 
         - all matrices once more: the LSTM's step begins with a kernel for each that transposes it. (The workspaces that
-          were reported for that GRU differ by the matrix's bytes and no more where its input has other features.)
-        - where sequences are not packed, each step's input three times and its output four: forward and both gradients
-          take them without padding (``CUDNN_RNN_PADDED_IO_ENABLED``), the gradient of the data makes another of each.
-          With them the states at both ends and their gradients, and three numbers a sequence. (These were 88 states
-          and 768 bytes of a plain network of 20 steps and 64 sequences in cuDNN 7, tensorflow/tensorflow#30889; how
-          often the steps count since is chosen so that the LSTM's bytes come out.) Packed, twice the output.
-        - gates of a group of steps for each layer and direction, forward and backward, and two states.
+          were reported for that GRU differ by the matrices' bytes and no more where its input has other features.)
+        - the output of all steps twice, as one layer's result and the next one's, and two states of each layer.
+        - where sequences are not packed, input and output without padding (``CUDNN_RNN_PADDED_IO_ENABLED``) and their
+          gradients, that of the input as wide as the wider; the states at both ends and their gradients; three numbers
+          a sequence. (By so much the two workspaces of a plain network in cuDNN 7 differ, tensorflow/tensorflow#30889.)
+        - gates of a group of steps for each layer and direction, forward and backward, where there are several groups.
         """
-        ends = self.layers * self.directions * self.batch
-        groups = min(self.steps, FORWARD_STEPS) + training * min(self.steps, BACKWARD_STEPS)
-        elements = matrices + ends * self.hidden * (GATES[self.mode] * groups + 2)
-        states = ends * (self.output + (self.mode == LSTM) * self.hidden)
+        ends, width = self.layers * self.directions * self.batch, self.width
+        groups = sum(group for group in (FORWARD_STEPS, BACKWARD_STEPS)[:1 + training] if group < self.steps)
+        elements = matrices + 2 * self.rows * width + ends * self.hidden * (GATES[self.mode] * groups + 2)
         if self.is_packed:
-            return (elements + (1 + training) * self.rows * self.width) * itemsize
+            return elements * itemsize
+        states = 2 * ends * (self.output + (self.mode == LSTM) * self.hidden)
+        elements += self.rows * (self.features + width) + states
         if training:
-            elements += self.rows * (3 * self.features + 4 * self.width) + 4 * states
-        else:  # without gradients, and with what one layer gives the next
-            elements += self.rows * (self.features + (1 + (self.layers > 1)) * self.width) + 2 * states
+            elements += self.rows * (max(self.features, width) + width) + states
         return elements * itemsize + 3 * _NUMBER_BYTES * self.batch
 
 
