@@ -2,11 +2,11 @@
 
 CUDA graphs are as in ``torch/_inductor/cudagraph_trees.py``: graphs of a process have one private pool. What a graph
 allocates, its results among it, lives there, and the pool's memory is kept for later runs. In the step of its first run
-a graph warms up, kernel by kernel; in the next it is captured, and replayed from then on. Tensors that a replay gives
-anew are copied to the addresses that the graph has for them; parameters and buffers, and what an earlier graph left in
-the pool, are read where they are. Workspaces of libraries are given back when a graph has run
-(``clear_cublas_manager``). A replay asks no allocator for memory: what lives in the pool then is reserved, and is not
-allocated.
+a graph warms up, kernel by kernel; in the next it is captured, and replayed from then on. Of graphs without a backward
+half each call is a step (``can_start_new_generation``). Tensors that a replay gives anew are copied to the addresses
+that the graph has for them; parameters and buffers, and what an earlier graph left in the pool, are read where they
+are. Workspaces of libraries are given back when a graph has run (``clear_cublas_manager``). A replay asks no allocator
+for memory: what lives in the pool then is reserved, and is not allocated.
 """
 from __future__ import annotations
 
@@ -77,16 +77,18 @@ class Program:
         self.launches, self.externs = self.source.count(" launch("), self.source.count(" at(")
         self._signatures: dict[Any, Signature] = {}
 
-    def run(self, args: list[Tensor | None], rows: Rows, is_backward: bool,
-            fresh: Sequence[int] | None = None) -> Sequence[Tensor | None]:
+    def run(self, args: list[Tensor | None], rows: Rows, is_backward: bool, fresh: Sequence[int] | None = None,
+            infers: bool = False) -> Sequence[Tensor | None]:
         """The outputs; ``args`` are let go of one by one, as the program does when it is done with them. With ``fresh``
-        it runs as a CUDA graph, which is given other tensors at these indices each time.
+        it runs as a CUDA graph, which is given other tensors at these indices each time; one that ``infers`` has no
+        backward half.
         """
         if fresh is None:
             return self._run(args, rows, is_backward, Launch(inputs=len(args)))
         state = active_state()
-        step = state.recorder.step
-        is_warm = _first_steps.setdefault(state.space, {}).setdefault(self, step) < step
+        first_steps, step = _first_steps.setdefault(state.space, {}), state.recorder.step
+        is_warm = self in first_steps if infers else first_steps.get(self, step) < step
+        first_steps.setdefault(self, step)
         with in_pool(state, args, fresh if is_warm else (), is_warm):
             return self._run(args, rows, is_backward, Launch(True, len(args)))
 

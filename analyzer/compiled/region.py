@@ -147,7 +147,7 @@ class _Call:
         self.keys.append(key)
         self.graphs.append(graphs.description)
         rows, fresh = Rows(joint), range(joint.given) if self.captures(joint, backend) else None
-        run = partial(graphs.forward.run, rows=rows, is_backward=False, fresh=fresh)
+        run = partial(graphs.forward.run, rows=rows, is_backward=False, fresh=fresh, infers=graphs.backward is None)
         if self.config.get("wrap_inductor_compiled_regions"):
             run = partial(_show_to_modes, graphs, run)
         if graphs.backward is None:

@@ -1,13 +1,14 @@
 """CUDA graphs of compiled functions: what is captured, and the pool that they share."""
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from analyzer import Profile, ProfileOptions, profile
+from analyzer import Profile, ProfileOptions, dry_run, profile
 
 
 class Net(nn.Module):
@@ -111,3 +112,27 @@ def test_a_graph_that_writes_to_what_it_is_given_runs_kernel_by_kernel() -> None
 def test_devices_without_cuda_have_none() -> None:
     p = profile(torch.compile(Net(), mode="reduce-overhead"), (torch.rand(4, 256),), device="xeon_8480", mode="infer")
     assert are_captured(p) == [False]
+
+
+SERVES = """
+import torch
+net = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256))
+net.cuda().requires_grad_(False)
+run = torch.compile(net, mode="reduce-overhead")
+x = torch.rand(512, 256, device="cuda")
+for _ in range(3):
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    y = run(x)
+    print("on top:", torch.cuda.max_memory_allocated() - before)
+"""
+
+
+def test_a_script_that_serves_replays_from_the_second_call_on(tmp_path: Path,
+                                                              capsys: pytest.CaptureFixture[str]) -> None:
+    """Warming up, a call allocates the hidden layer and more than its result; a replay nothing."""
+    path = tmp_path / "serve.py"
+    path.write_text(SERVES)
+    assert dry_run(path, device="h100").error is None
+    first, *others = [int(line.partition(": ")[2]) for line in capsys.readouterr().out.splitlines() if "on top" in line]
+    assert first >= 4 * ROWS + ROWS and others == [0, 0]
