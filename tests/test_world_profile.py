@@ -105,6 +105,8 @@ def test_a_model_that_was_built_elsewhere_is_refused_and_untouched():
 
 @pytest.mark.parametrize("model, told", [
     (123, "model=123: must be a torch.nn.Module or a callable of no arguments that builds one"),
+    (torch.nn.GELU().forward, "is the forward of GELU; pass the module, as it is or under one torch.compile"),
+    (torch.compile(torch.compile(torch.nn.GELU())), "is the forward of GELU; pass the module, as it is or under one"),
     (lambda: "no model", "returned str, not a torch.nn.Module")])
 def test_what_builds_no_model_is_refused_as_outside_a_world(model, told):
     with world(2), pytest.raises(InputError) as inside:

@@ -159,6 +159,10 @@ def call_factory(factory: Any) -> torch.nn.Module:
         return factory
     if not callable(factory):
         raise InputError(f"model={factory!r}: must be a torch.nn.Module or a callable of no arguments that builds one")
+    method = inspect.unwrap(factory, stop=inspect.ismethod)  # what was compiled wraps it
+    if inspect.ismethod(method) and method.__name__ == "forward" and isinstance(method.__self__, torch.nn.Module):
+        raise InputError(f"model={factory!r}: is the forward of {type(method.__self__).__name__}; pass the module, as "
+                         "it is or under one torch.compile")
     module = exported_module(factory())
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"model: {factory!r} returned {type(module).__name__}, not a torch.nn.Module")

@@ -1,6 +1,7 @@
 """A compiled function's call: its graphs are made, or found among those made before, and run in place of its code."""
 from __future__ import annotations
 
+import inspect
 import operator
 import threading
 from collections.abc import Callable, Sequence
@@ -181,7 +182,9 @@ class _Call:
 
     def note(self, recorder: Any, given: list[TensorSpec]) -> None:
         """Write down the call, to which tensors of ``given`` specs were passed."""
-        owner, name = getattr(self.function, "__self__", None), getattr(self.function, "__qualname__", "")
+        owner, written = getattr(self.function, "__self__", None), inspect.unwrap(self.function)
+        written = getattr(written, "func", written)  # of a partial one
+        name = getattr(written, "__qualname__", type(written).__qualname__)
         code = getattr(self.function, "__code__", type(self.function))
         known = recorder.compiled_graphs.setdefault((code, id(owner)), _Known())
         modes = {"gradients are": ("not recorded", "recorded")[torch.is_grad_enabled()]}
