@@ -297,6 +297,8 @@ def _origin_of(node: fx.Node) -> fx.Node:
 
 
 class _CompiledFunction(torch.autograd.Function):
+    boxed_grads_call = True  # from torch 2.13 on, as AOTAutograd's: gradients come in a list, which holds them alone
+
     @staticmethod
     def forward(ctx: Any, graphs: CompiledGraphs, rows: Rows, fresh: Sequence[int] | None, differentiated: list[int],
                 shape: GraphShape, run: Callable[[list[Tensor | None]], Sequence[Tensor | None]],
@@ -312,14 +314,15 @@ class _CompiledFunction(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, *tangents: Tensor) -> Any:
+    def backward(ctx: Any, *tangents: Any) -> Any:
+        given: list[Any] = tangents[0] if isinstance(tangents[0], list) else list(tangents)
         args: list[Any] = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()
         for i, value in ctx.constants:
             args.insert(i, value)
         saved = len(args)
-        args += ctx.shape.split_tangents([tangents[i] for i in ctx.differentiated])
-        del tangents
+        args += ctx.shape.split_tangents([given[i] for i in ctx.differentiated])
+        given.clear()
         found = ctx.graphs.backward.run(args, ctx.rows, is_backward=True,
                                         fresh=range(saved, len(args)) if ctx.is_captured else None)
         return None, None, None, None, None, None, None, *ctx.shape.join_gradients(found)

@@ -661,6 +661,25 @@ def test_the_gradient_of_a_result_is_copied_where_it_is_not_laid_out_as_backward
     assert sum(o.calls for o in p.operators if o.operator == "aten.copy_.default") == copies
 
 
+@pytest.mark.skipif(not hasattr(torch.autograd.function.BackwardCFunction, "apply_boxed"),
+                    reason="before torch 2.13 autograd holds the gradients that it gives a node until the node has run")
+def test_the_gradient_of_a_result_is_let_go_of_when_backward_is_done_with_it():
+    class Tall(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.x = nn.Parameter(torch.rand(65536, 2048))
+            self.first, self.second = nn.Linear(2048, 1024, bias=False), nn.Linear(1024, 1024, bias=False)
+            self.functions = [torch.compile(lambda x: self.second(self.first(x).relu()))]
+
+        def forward(self, x):
+            return self.functions[0](self.x) * 2
+
+    p = profile(Tall(), args=(X,), device="h100", loss_fn=torch.sum)
+    parameters, hidden, workspaces = (512 + 8 + 4) * 2**20, 256 * 2**20, 2 * 32 * 2**20
+    # at the last product: the gradient of what relu was given, not that of what the function gave, as large
+    assert 0 <= p.phases["backward"].peak_allocated_bytes - (2 * parameters + hidden + workspaces) < 2 * BYTES
+
+
 @pytest.mark.parametrize(("options", "kept"), [({"wrap_inductor_compiled_regions": True}, 2 * 2**20), ({}, 0)])
 def test_a_selective_checkpoint_keeps_what_a_graph_gives_where_it_is_told_of_it(options, kept):
     """That is the sine and its argument, which the graph hands to its backward pass: each of 512 x 512 numbers."""
