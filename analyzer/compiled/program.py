@@ -5,8 +5,9 @@ allocates, its results among it, lives there, and the pool's memory is kept for 
 a graph warms up, kernel by kernel; in the next it is captured, and replayed from then on. Of graphs without a backward
 half each call is a step (``can_start_new_generation``). Tensors that a replay gives anew are copied to the addresses
 that the graph has for them; parameters and buffers, and what an earlier graph left in the pool, are read where they
-are. Workspaces of libraries are given back when a graph has run (``clear_cublas_manager``). A replay asks no allocator
-for memory: what lives in the pool then is reserved, and is not allocated.
+are. Workspaces of libraries, those of what runs beside graphs too, are given back before a graph warms up or is
+captured, and behind (``clear_cublas_manager``); a capture begins with an ``empty_cache()`` (``torch.cuda.graph``). A
+replay asks no allocator for memory: what lives in the pool then is reserved, and is not allocated.
 """
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ from .lowering import LoweredGraph, extern_kernels
 Tensor = torch.Tensor
 
 _POOL = "CUDA graphs of torch.compile"
-#: in which step of a run, that has a memory of its own, each program ran first
+_CAPTURED = -1
+#: in which step of a run, that has a memory of its own, each program ran first; _CAPTURED once it ran again
 _first_steps: WeakKeyDictionary[AddressSpace, dict[Any, int]] = WeakKeyDictionary()
 
 
@@ -88,6 +90,12 @@ class Program:
         state = active_state()
         first_steps, step = _first_steps.setdefault(state.space, {}), state.recorder.step
         is_warm = self in first_steps if infers else first_steps.get(self, step) < step
+        if first_steps.get(self) != _CAPTURED:
+            free_workspaces(state)
+        if is_warm and first_steps[self] != _CAPTURED:
+            first_steps[self] = _CAPTURED
+            for allocator in state.space.allocators.values():
+                allocator.empty_cache()
         first_steps.setdefault(self, step)
         with in_pool(state, args, fresh if is_warm else (), is_warm):
             return self._run(args, rows, is_backward, Launch(True, len(args)))
@@ -220,10 +228,17 @@ def in_pool(state: MetaState, args: list[Any], fresh: Iterable[int], is_replay: 
         del given, placed
         yield
     finally:
-        for key, region in space.library_workspaces.items():
-            state.recorder.freed_workspace(region)
-            space.give_back(torch.device(f"cuda:{key[1]}"), region)
+        free_workspaces(state)
         space.capture, space.is_replaying, space.library_workspaces = before
+
+
+def free_workspaces(state: MetaState) -> None:
+    """What ``_cuda_clearCublasWorkspaces`` does: products take their workspaces anew."""
+    kept = state.space.library_workspaces
+    for key in [key for key in kept if str(key[0]).startswith("cublas")]:
+        region = kept.pop(key)
+        state.recorder.freed_workspace(region)
+        state.space.give_back(torch.device(f"cuda:{key[1]}"), region)
 
 
 def _is_outside(tensor: Tensor, space: AddressSpace) -> bool:

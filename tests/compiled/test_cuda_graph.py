@@ -136,3 +136,26 @@ def test_a_script_that_serves_replays_from_the_second_call_on(tmp_path: Path,
     assert dry_run(path, device="h100").error is None
     first, *others = [int(line.partition(": ")[2]) for line in capsys.readouterr().out.splitlines() if "on top" in line]
     assert first >= 4 * ROWS + ROWS and others == [0, 0]
+
+
+BESIDE = """
+import torch
+net = torch.nn.Linear(256, 256).cuda().requires_grad_(False)
+run = torch.compile(torch.nn.Linear(256, 256).cuda().requires_grad_(False), mode="reduce-overhead")
+x = torch.rand(512, 256, device="cuda")
+for _ in range(3):
+    net(x)
+    eager = torch.cuda.memory_allocated()
+    run(x)
+    print("given back:", (eager - torch.cuda.memory_allocated()) // 2 ** 20)
+"""
+
+
+def test_what_warms_up_or_is_captured_gives_back_the_workspaces_of_what_runs_beside_it(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of cuBLAS and cuBLASLt, 32 and 1 MiB: ``clear_cublas_manager`` of torch/_inductor/cudagraph_trees.py."""
+    path = tmp_path / "beside.py"
+    path.write_text(BESIDE)
+    assert dry_run(path, device="h100").error is None
+    lines = [line for line in capsys.readouterr().out.splitlines() if "given back" in line]
+    assert lines == ["given back: 33", "given back: 33", "given back: 0"]
