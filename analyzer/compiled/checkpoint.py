@@ -28,7 +28,8 @@ def _tag(number: int, policy: Callable[..., Any] | None, nodes: Sequence[fx.Node
     """``policy`` of a checkpoint tells of an operator whether it is recomputed; None: each is."""
     found: Any = checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
     if policy is not None and func not in checkpoint.SAC_IGNORED_OPS:
-        context = checkpoint.SelectiveCheckpointContext(is_recompute=False, op_output=result)
+        context = checkpoint.SelectiveCheckpointContext(is_recompute=False, **(
+            {"op_output": result} if torch.__version__ >= "2.12" else {}))
         found = policy(context, func, *args, **kwargs)
         if isinstance(found, bool):
             found = checkpoint._policy_from_bool(found)

@@ -329,4 +329,4 @@ def _choose(self: Any, name: str, choices: list[Any], *args: Any, **kwargs: Any)
         raise self.create_no_valid_choices(name, "No choices exist for backend.")
     choice = min(choices, key=lambda c: (not isinstance(c, select_algorithm.ExternKernelCaller),
                                          c.name != "bias_addmm"))
-    return choice.output_node(), choice
+    return (choice.output_node(), choice) if torch.__version__ >= "2.12" else choice.output_node()

@@ -337,7 +337,11 @@ def _show_to_modes(graphs: CompiledGraphs, run: Callable[[list[Tensor | None]], 
     if MetaDispatchMode not in operator.python_key_table:
         operator.py_impl(MetaDispatchMode)(_run_in)
     if graphs.shown is None:  # by which a checkpoint tells one graph from another
-        graphs.shown = torch._higher_order_ops.wrap.InductorCompiledCallable(None)
+        def shown(inputs: Any) -> Any:  # before torch 2.12 any function
+            return graphs.shown.compiled_callable(inputs)
+
+        make = getattr(torch._higher_order_ops.wrap, "InductorCompiledCallable", lambda _: shown)
+        graphs.shown = make(None)
     graphs.shown.compiled_callable = lambda inputs: run(list(inputs))
     found: Sequence[Tensor | None] = operator(graphs.shown, primals)
     return found

@@ -64,7 +64,7 @@ def test_the_first_step_warms_up_with_what_it_allocates_in_the_pool_and_the_peak
     assert p.first_step["forward"].allocated_bytes == plain.first_step["forward"].allocated_bytes - 33 * 2 ** 20
 
 
-def test_a_replayed_graph_is_run_in_each_step() -> None:
+def test_a_replayed_graph_is_run_in_each_step(replaying_torch: None) -> None:
     p, other = (profile_net(torch.compile(Net(), mode="reduce-overhead"), reuse=reuse) for reuse in (True, False))
     assert p.phases == other.phases and p.first_step == other.first_step and p.replay is not None
     assert [row.reason for row in p.replay if row.kind == "step"] == [

@@ -160,6 +160,8 @@ def test_writes_are_behind_the_backward_pass(monkeypatch):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function(name):
+    if name == "custom" and torch.__version__ < (2, 12):
+        pytest.skip("before torch 2.12 it compiles no method of a custom function by itself")
     check(lambda: Lambda(FUNCTIONS[name]), lambda: (torch.rand(4, 8),))
 
 

@@ -165,7 +165,7 @@ class _CompiledCall:
         state = current()
         if state is None or _frames()._stance.stance == "force_eager":
             return self.function(*args, **kwargs)
-        if self.config.get("fullgraph"):
+        if self.config.get("fullgraph") and torch.__version__ >= "2.12":
             _frames().set_fullgraph_compiled_frame_count(-1)  # for afterwards torch asks whether Dynamo compiled any
         module = self._find_called()
         if module is None:
