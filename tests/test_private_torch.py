@@ -44,7 +44,7 @@ NAMES = {
         torch.ops.higher_order.scan.__class__ torch.ops.higher_order.map_impl.__class__""",
     "meta/intercept/compiled_function.py": """
         torch._compile._disable_dynamo torch._dynamo.eval_frame._callback_from_stance
-        torch._dynamo.eval_frame.innermost_backend torch._dynamo.eval_frame.DisableContext
+        torch._dynamo.eval_frame.DisableContext
         torch._dynamo.eval_frame._stance.stance torch._dynamo.eval_frame.set_fullgraph_compiled_frame_count
         torch._dynamo.compiled_autograd.compiled_autograd_enabled torch._dynamo.compiled_autograd._disable""",
     "cuda/kernels/attention.py": """
@@ -170,6 +170,7 @@ NAMES = {
 
 #: the version that has had a name first; in an older one the file does without
 SINCE = {
+    "torch._dynamo.eval_frame.set_fullgraph_compiled_frame_count": (2, 12),
     "torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo": (2, 11),
     "torch.distributed.tensor.placement_types._StridedShard.local_shard_size_and_offset": (2, 10),
     "torch.distributed.device_mesh.DeviceMesh._get_root_mesh": (2, 10),

@@ -152,10 +152,12 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
     warp = 64 if device.vendor == "AMD" else 32
     # 65,536 registers, 1,024 threads, 227 KiB of shared memory: compute capability 9.0 (CUDA C++ Programming Guide,
     # "Technical Specifications per Compute Capability"); the first two are those of other GPUs of NVIDIA's too
-    properties = hints.DeviceProperties(
-        type=device.kind, index=0, multi_processor_count=count, cc=major * 10 + minor, major=major,
-        regs_per_multiprocessor=65536, max_threads_per_multi_processor=threads, max_threads_per_block=1024,
-        warp_size=warp)
+    fields: dict[str, Any] = {
+        "type": device.kind, "index": 0, "multi_processor_count": count, "cc": major * 10 + minor, "major": major,
+        "regs_per_multiprocessor": 65536, "max_threads_per_multi_processor": threads, "warp_size": warp}
+    if "max_threads_per_block" in hints.DeviceProperties._fields:  # from torch 2.10 on
+        fields["max_threads_per_block"] = 1024
+    properties = hints.DeviceProperties(**fields)
 
     class Properties:
         name, multi_processor_count, warp_size = device.name, count, warp

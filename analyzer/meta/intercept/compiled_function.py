@@ -7,6 +7,7 @@ the call.
 from __future__ import annotations
 
 import builtins
+import copy
 import gc
 import inspect
 import logging
@@ -132,13 +133,21 @@ def compiler_settings(context: Any) -> dict[str, Any] | None:
     """
     if isinstance(context, _frames().DisableContext):
         return None
-    backend = _frames().innermost_backend(context.callback)
+    backend = _backend_of(context)
     found = {"backend": getattr(backend, "compiler_name", getattr(backend, "__name__", str(backend)))}
     if context.fullgraph:
         found["fullgraph"] = True
     if context._dynamic is not None:
         found["dynamic"] = context._dynamic
     return {**found, **getattr(backend, "config", {})}
+
+
+def _backend_of(context: Any) -> Any:
+    """The compiler in the callbacks of a context (``innermost_backend`` of Dynamo's eval_frame.py, from 2.11 on)."""
+    backend = context.callback
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    return backend
 
 
 def settings_of_module(module: torch.nn.Module) -> dict[str, Any] | None:
@@ -220,9 +229,10 @@ def _break_graph(msg: str = "") -> None:
             pass
 
 
-#: functions of Python that Dynamo has in no graph
+#: functions of Python that Dynamo has in no graph; before torch 2.12 ``_builtin_function_ids`` of its trace_rules.py
 _OUTSIDE = ((builtins, "print"), (builtins, "open"), (time, "time"), (time, "perf_counter"), *[
-    (logging.Logger, name) for name in ("debug", "info", "warning", "error", "critical")])
+    (logging.Logger, name) for name in ("debug", "info", "warning", "error", "critical")], *(
+    [] if torch.__version__ >= "2.12" else [(copy, "deepcopy")]))
 
 
 def _leaving(tells_caller: bool, original: Any) -> Any:
@@ -250,8 +260,8 @@ def compiled_from(function: Any) -> tuple[Any, ...] | None:
     if not hasattr(function, "_torchdynamo_orig_callable") or not hasattr(function, "get_compiler_config"):
         return None
     context = _context_of(function)
-    return (function._torchdynamo_orig_callable, _frames().innermost_backend(context.callback), context.fullgraph,
-            context._dynamic, context.compiler_config)
+    return (function._torchdynamo_orig_callable, _backend_of(context), context.fullgraph, context._dynamic,
+            context.compiler_config)
 
 
 def module_behind(module: torch.nn.Module) -> torch.nn.Module | None:
