@@ -123,11 +123,21 @@ class Session:
                 mode.state.compile = self._compile
             yield mode
 
-    def _compile(self, function: Callable[..., Any], args: Any, kwargs: Any, config: dict[str, Any]) -> Any:
-        from analyzer.compiled.frame import Frames  # which import Dynamo and TorchInductor
+    def _compile(self, function: Callable[..., Any], args: Any, kwargs: Any, config: dict[str, Any],
+                 is_bare: bool = False) -> Any:
+        """Call a compiled function, around which Dynamo has no frame of its own where it ``is_bare``."""
+        from analyzer.compiled.frame import Frames  # which imports Dynamo and TorchInductor
+
+        if active_state().graph is not None:  # of which it is a part
+            return function(*args, **kwargs)
+        frames = self.frames = self.frames or Frames()
+        with frames.calling(function if is_bare else None):
+            return self._call_compiled(frames, function, args, kwargs, config)
+
+    def _call_compiled(self, frames: Any, function: Callable[..., Any], args: Any, kwargs: Any,
+                       config: dict[str, Any]) -> Any:
         from analyzer.compiled.region import call_compiled, find_breaks
 
-        frames = self.frames = self.frames or Frames()
         owner = getattr(function, "__self__", getattr(function, "__wrapped__", None))  # of Dynamo's wrap_inline(module)
         is_inner = active_state().tracing is not None
         key = type(owner), getattr(function, "__name__", "")

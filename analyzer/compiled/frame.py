@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
 import torch.nn.modules.module
+from torch._dynamo import config as dynamo_config
 from torch._dynamo import trace_rules
 
 from analyzer.meta.source_line import is_outside, is_user_code, name_line, user_frame
@@ -45,6 +47,7 @@ class Frames:
 
     def __init__(self) -> None:
         self.tried: set[tuple[type, str]] = set()  #: methods of modules whose code ran for the sake of this alone
+        self.why_top_is_skipped: str | None = None  #: of the compiled function itself, which may be one of torch
         self.are_new = False  #: whether something became known that divides a graph from before it
         self._split: set[tuple[CodeType, int]] = set()  # calls, by code and instruction, in which a graph breaks
         #: frames that run as written from an instruction on, and why
@@ -54,7 +57,23 @@ class Frames:
     @property
     def are_plain(self) -> bool:
         """Whether all is one graph, but for breaks in the compiled function itself."""
-        return not self._split and not self._skipped
+        return not self._split and not self._skipped and self.why_top_is_skipped is None
+
+    @contextmanager
+    def calling(self, bare: Any) -> Iterator[None]:
+        """A block in which a compiled function is called; ``bare`` where Dynamo looks at its own frame, as at that of
+        a module's forward after ``module.compile()``. Elsewhere it has one around it (``wrap_inline``).
+        """
+        before = self.why_top_is_skipped
+        self.why_top_is_skipped = None
+        if bare is not None and not dynamo_config.wrap_top_frame and trace_rules.check(bare):
+            name = getattr(bare, "__qualname__", type(bare).__qualname__)
+            self.why_top_is_skipped = (f"Dynamo skips {name}, which is none of yours: torch.compile(module) compiles "
+                                       "it, module.compile() what it calls")
+        try:
+            yield
+        finally:
+            self.why_top_is_skipped = before
 
     def find_graph(self, frames: Sequence[FrameType]) -> tuple[Root, int] | str:
         """What tells the graph that belongs to ``frames``, of which each called the next, from others: the frame that
@@ -67,7 +86,7 @@ class Frames:
         return root, root.begin
 
     def _find_root(self, frames: Sequence[FrameType]) -> int | str:
-        place, why = 0, self._why_skipped(frames[0], is_called=False)
+        place, why = 0, self.why_top_is_skipped or self._why_skipped(frames[0], is_called=False)
         for i, frame in enumerate(frames[1:], 1):
             caller = frames[i - 1]
             is_split = why is None and i == place + 1 and (caller.f_code, caller.f_lasti) in self._split

@@ -21,7 +21,7 @@ from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
 from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.dispatch.mode import MetaDispatchMode
-from analyzer.meta.intercept.compiled_function import MODULE_CALLS
+from analyzer.meta.intercept.compiled_function import MODULE_CALLS, module_behind
 from analyzer.meta.simulated_device import reopened
 from analyzer.meta.source_line import user_line
 from analyzer.meta.spec import TensorSpec, spec_of
@@ -63,7 +63,7 @@ def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[
     frames is added to ``frames``.
     """
     state, backend = active_state(), config.get("backend", "inductor")
-    if state.graph is not None or state.recorder is None or backend == "eager":  # or inside another compiled function
+    if state.recorder is None or backend == "eager":
         return function(*args, **kwargs)
     if backend not in _BACKENDS:
         state.assume(f"torch.compile(backend={backend!r}): what it compiles runs as written, since what this backend "
@@ -75,7 +75,8 @@ def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[
     with _compiling, state.recorder.tracing():
         result = FunctionTrace(state, decompositions, call.run_graph, call.note_break, config, buckets, frames).call(
             function, args, kwargs)
-    call.note(state.recorder, [spec_of(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
+    call.note(state.recorder, [spec_of(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)],
+              frames.why_top_is_skipped)
     return result
 
 
@@ -180,9 +181,19 @@ class _Call:
                              f"{active_state().where()}: {reason}. Leave fullgraph out, or change the line")
         self.breaks.append(CompileBreak(reason, source))
 
-    def note(self, recorder: Any, given: list[TensorSpec]) -> None:
-        """Write down the call, to which tensors of ``given`` specs were passed."""
-        owner, written = getattr(self.function, "__self__", None), inspect.unwrap(self.function)
+    def note(self, recorder: Any, given: list[TensorSpec], skipped: str | None) -> None:
+        """Write down the call, to which tensors of ``given`` specs were passed; ``skipped`` is why the function's own
+        frame is not compiled.
+        """
+        owner = getattr(self.function, "__self__", None)
+        is_around = isinstance(owner, torch.nn.Module) and module_behind(owner) is owner and (
+            "_compiled_call_impl" not in vars(owner))  # then the frame around it has its hooks
+        if skipped is not None and self.config.get("fullgraph") and (is_around or not self.graphs):
+            raise InputError("torch.compile(fullgraph=True) " + (
+                f"compiles no function whose graph breaks, and {type(owner).__name__} gathers parameters or gradients "
+                "of other ranks" if is_around else f"finds nothing that it compiles: {skipped}"))
+        self.breaks += [] if skipped is None else [CompileBreak(skipped, None)]
+        written = inspect.unwrap(self.function)
         written = getattr(written, "func", written)  # of a partial one
         name = getattr(written, "__qualname__", type(written).__qualname__)
         code = getattr(self.function, "__code__", type(self.function))

@@ -123,7 +123,11 @@ class FunctionTrace:
         """What ``function`` gives for these arguments."""
         around = self.state.tracing  # of a function that runs as it is written, and calls this one
         self._keeps_casts = torch.is_autocast_cache_enabled()
-        self._begin([t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
+        if self._frames.why_top_is_skipped is None:
+            self._begin([t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)])
+        else:
+            self.state.tracing, self._graph = self, self._frames.why_top_is_skipped
+            self._told.add(self._graph)
         try:
             with tagged_checkpoints(self):
                 result = function(*args, **kwargs)

@@ -111,9 +111,9 @@ class MetaState:
     tape: Any = None      #: sees torch functions as the user's code calls them: `fx.trace.tape.Tape`
     graph: Any = None     #: the graph that is being made of a compiled function: `compiled.graph_tape.GraphTape`
     tracing: Any = None   #: the call of that function, of which it is a part: `compiled.trace.FunctionTrace`
-    #: calls a function that is under ``torch.compile``, with its arguments and the compiler's configuration
-    compile: Callable[[Callable[..., Any], Any, Any, dict[str, Any]], Any] = (
-        lambda function, args, kwargs, config: function(*args, **kwargs))
+    #: calls a function that is under ``torch.compile``, with its arguments and the compiler's configuration, and
+    #: whether Dynamo looks at that function's own frame: `Frames.calling`
+    compile: Callable[..., Any] = lambda function, args, kwargs, config, is_bare=False: function(*args, **kwargs)
     timer: Any = None     #: tells the time that a simulated device takes: `mark`, `seconds`, `describe`
     assumptions: dict[str, None] = field(default_factory=dict)
     scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)  #: contents of one number

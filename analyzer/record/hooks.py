@@ -163,7 +163,7 @@ def _reporting_calls(hearing: Callable[[], Any]) -> Any:
                     settings = recorder.compiled[id(module)]
                     with (outside_of_graph("torch.compiler.disable keeps the compiler out of a module")
                           if settings is None else nullcontext() if state.graph is not None
-                          else compiling_forward(state, module, settings)):
+                          else compiling_forward(state, module, settings, "_compiled_call_impl" not in vars(module))):
                         result = original(module, *args, **kwargs)
                     return result
                 tracing = None if state is None else state.tracing

@@ -346,6 +346,6 @@ def _written(call: Any) -> list[int]:
     return [n for n in call.outputs if n in call.inputs] or list(call.inputs[:1])
 
 
-def _refuse_compiled(function: Any, args: Any, kwargs: Any, config: Any) -> Any:
+def _refuse_compiled(function: Any, args: Any, kwargs: Any, config: Any, is_bare: bool = False) -> Any:
     """What is called in place of a compiled function that is a part of a block, whose code a capture would run."""
     raise Mismatch("a part of it is under torch.compile")

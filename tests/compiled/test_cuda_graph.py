@@ -71,10 +71,16 @@ def test_a_replayed_graph_is_run_in_each_step(replaying_torch: None) -> None:
         "it captures CUDA graphs, and a step that replays them is another than the one before"]
 
 
+class Layer(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = super().forward(x)
+        return out
+
+
 class Chain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(3))
+        self.layers = nn.ModuleList(Layer(nn.Linear(256, 256), nn.GELU()) for _ in range(3))
         for layer in self.layers:
             layer.compile(mode="reduce-overhead")
 

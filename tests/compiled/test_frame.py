@@ -218,3 +218,25 @@ def test_state_that_forward_keeps_is_as_if_the_run_had_not_begun_again() -> None
 def test_a_break_in_a_function_that_it_calls_is_an_error_with_fullgraph() -> None:
     with pytest.raises(Exception, match="compiles no function whose graph breaks"):
         profile(torch.compile(Model(around, Model(broken)), fullgraph=True), torch.rand(2, 8), device="h100")
+
+
+@pytest.mark.parametrize("parts, whole", [((False,), False), ((True, True), False), ((True, True), True)])
+def test_forwards_of_torch_are_compiled_where_torch_compile_is_around_them_alone(parts: tuple[bool, ...],
+                                                                                 whole: bool) -> None:
+    """As many graphs as Dynamo makes of a sequence of modules that have a forward of the file's own, or of torch's."""
+    def build() -> nn.Module:
+        return nn.Sequential(*[Model(plain) if is_own else nn.Linear(8, 8) for is_own in parts])
+
+    def compiled(module: nn.Module, backend: Any) -> Any:
+        if whole:
+            return torch.compile(module, backend=backend)
+        module.compile(backend=backend)
+        return module
+
+    ran: list[int] = []
+    torch._dynamo.reset()
+    compiled(build(), lambda graph, inputs: lambda *given: ran.append(1) or graph(*given))(torch.rand(4, 8))
+    p = profile(compiled(build(), "inductor"), torch.rand(4, 8), device="h100")
+    assert p.compiled is not None and [row.graphs for row in p.compiled] == [len(ran)] == [1 if whole else sum(parts)]
+    told = [b.reason for row in p.compiled for b in row.breaks]
+    assert ["Dynamo skips Sequential.forward" in reason for reason in told] == ([] if whole else [True])

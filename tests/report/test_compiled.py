@@ -70,10 +70,15 @@ def replaced(record, **changes):
     return record._replace(**changes)
 
 
+class Layer(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x)
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(*[nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU()) for _ in range(3)])
+        self.layers = nn.Sequential(*[Layer(nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU()) for _ in range(3)])
 
     def forward(self, x):
         return self.layers(x) + 1

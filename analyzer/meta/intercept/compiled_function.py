@@ -188,9 +188,7 @@ class _CompiledCall:
         if owner is not None:
             return owner if isinstance(owner, torch.nn.Module) and self.function.__name__ in MODULE_CALLS else None
         around = getattr(self.function, "__wrapped__", None)  # of what Dynamo's wrap_inline(module) makes
-        if not isinstance(around, torch.nn.Module) or module_behind(around) in (None, around):
-            return None
-        return around
+        return around if isinstance(around, torch.nn.Module) and module_behind(around) is not None else None
 
 
 class _DisabledCall:
@@ -277,18 +275,21 @@ def module_behind(module: torch.nn.Module) -> torch.nn.Module | None:
 
 
 @contextmanager
-def compiling_forward(state: MetaState, module: torch.nn.Module, config: dict[str, Any]) -> Iterator[None]:
+def compiling_forward(state: MetaState, module: torch.nn.Module, config: dict[str, Any],
+                      is_inlined: bool = False) -> Iterator[None]:
     """A block in which the forward of a compiled ``module`` is compiled. Its hooks are outside of the graph, as are
-    those of FSDP: Dynamo skips the frame of ``Module._call_impl`` (torch/_dynamo/trace_rules.py) and looks at forward.
+    those of FSDP: Dynamo skips the frame of ``Module._call_impl`` (torch/_dynamo/trace_rules.py) and looks at forward,
+    unless that ``is_inlined`` in a frame that ``torch.compile(module)`` puts around it.
     """
     behind = module_behind(module)
+    is_inlined = is_inlined and behind is None
     while behind is not None and behind is not module:
         module, behind = behind, module_behind(behind)
     attributes, forward = object.__getattribute__(module, "__dict__"), module.forward  # of which no watch is told
     before = attributes.get("forward")
 
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        return state.compile(forward, args, kwargs, config)
+        return state.compile(forward, args, kwargs, config, not is_inlined)
 
     attributes["forward"] = compiled
     try:
