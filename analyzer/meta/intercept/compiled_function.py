@@ -244,12 +244,18 @@ def _leaving(tells_caller: bool, original: Any) -> Any:
     return call
 
 
+_APPLY = inspect.getattr_static(torch.autograd.Function, "apply")
+
+
 def _applying(original: Any) -> Any:
+    # from torch 2.14 on it is written in C
+    bind = partial(partial, original.__func__) if hasattr(original, "__func__") else partial(_APPLY.__get__, None)
+
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         state = current()
         if state is None or state.tracing is None or cls.__module__.startswith("analyzer."):
-            return original.__func__(cls, *args, **kwargs)
-        return state.tracing.dispatch(cls.apply, args, kwargs, lambda function, a, k: original.__func__(cls, *a, **k))
+            return bind(cls)(*args, **kwargs)
+        return state.tracing.dispatch(cls.apply, args, kwargs, lambda function, a, k: bind(cls)(*a, **k))
     return classmethod(apply)
 
 
