@@ -267,6 +267,17 @@ def test_what_is_compiled_runs_compiled_and_data_is_taken_as_finite(script):
     assert "unknown values were taken as finite" in run.profile.assumptions
 
 
+def test_modules_that_transforms_of_torch_func_call_are_given_inputs(script):
+    run = dry_run(script("""
+    from torch.func import functional_call, grad, vmap
+    of_each = vmap(grad(lambda weights, x: functional_call(model, weights, (x,)).sum()), in_dims=(None, 0))
+    gradients = of_each(dict(model.named_parameters()), torch.randn(4, 256, device="cuda"))
+    print([tuple(g.shape) for g in gradients.values()][0])
+    """))
+    assert run.error is None, run.format_error()
+    assert [spec.shape for spec in run.profile.inputs.values()] == [(256,)]  # of one sample, as the module sees it
+
+
 @pytest.mark.parametrize("arguments", [[], ["inner"]])
 def test_graphs_that_break_in_what_a_module_calls_are_divided_from_the_first_call_on(arguments, script, capsys):
     """Each of two functions has two graphs; the module's own one ends where each is called. What it counts is once."""

@@ -202,8 +202,8 @@ class ScriptRecorder(Recorder):
     def _is_input(self, tensor: torch.Tensor) -> bool:
         if tensor.requires_grad or tensor.layout is not torch.strided:
             return False
-        storage = tensor.untyped_storage()
-        lifetime = self.log.storages.get(storage.number) if isinstance(storage, MetaStorage) else None
+        storage = self.storage_of(tensor)
+        lifetime = None if storage is None else self.log.storages.get(storage.number)
         return lifetime is not None and lifetime.node == OUTSIDE and lifetime.module == 0
 
     def resume(self, phase: str) -> None:
