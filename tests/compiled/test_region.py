@@ -623,6 +623,20 @@ def test_compiled_optimizers_have_states_as_dynamo_makes_them():
     assert p.phases["optimizer"].allocated_bytes == eager.phases["optimizer"].allocated_bytes
 
 
+def test_fused_optimizers_are_kept_from_the_compiler():
+    """Dynamo disables them: ``TorchPatcher`` of torch/_dynamo/eval_frame.py."""
+    def make(parameters):
+        optimizer = torch.optim.AdamW(parameters, fused=True)
+        optimizer.step = torch.compile(optimizer.step)
+        return optimizer
+    eager, p = [profile(nn.Sequential(Block()), args=(X,), device="h100", optimizer=one)
+                for one in (lambda parameters: torch.optim.AdamW(parameters, fused=True), make)]
+    row, = p.compiled
+    assert (row.function, row.graphs) == ("Adam.step", 0)
+    assert [b.reason for b in row.breaks] == ["torch.compiler.disable keeps the compiler out of _fused_adam"]
+    assert p.phases["optimizer"] == eager.phases["optimizer"]
+
+
 def test_what_python_holds_is_told_from_what_autograd_does():
     with MetaTensorMode():
         x = torch.rand(3, device="cuda", requires_grad=True)

@@ -92,8 +92,10 @@ def _redirect(frame: Any) -> None:
     if isinstance(function, (_CompiledCall, _DisabledCall)):
         return
     is_disabled = frame.f_code.co_name == "_fn"
-    # torch's own, and DeepSpeed's hooks, of which there is one for each module
-    if is_disabled and (getattr(function, "__module__", None) or "").startswith(("torch.", "deepspeed.")):
+    module = f"{getattr(function, '__module__', None)}."
+    # torch's own, and DeepSpeed's hooks, of which there is one for each module; of optimizers what Dynamo has a rule for
+    if is_disabled and module.startswith(("torch.", "deepspeed.")) and (
+            not module.startswith("torch.optim.") or getattr(function, "__name__", "") == "_init_group"):
         return
     context = frame.f_locals["self"]
     settings = compiler_settings(context)
