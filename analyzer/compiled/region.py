@@ -209,7 +209,7 @@ class _Call:
             name = ""
         recorder.log.compiled_calls.append(CompiledCall(
             recorder.step, recorder._running(), name, tuple(self.graphs), tuple(self.breaks), recompiled, self.captured,
-            self.config))
+            self.config, recorder.count_calls() - 1 if self.graphs else -1))
 
 
 class _Known:

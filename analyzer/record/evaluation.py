@@ -69,6 +69,8 @@ def leave_out_evaluation(log: Log, runs: Sequence[OuterRun]) -> list[OuterRun]:
     for lifetime in log.storages.values():
         if lifetime.born_call in evaluation and lifetime.step >= 0:
             lifetime.step, lifetime.phase = NO_STEP, EVALUATION
+    log.compiled_calls = [call._replace(step=NO_STEP) if call.position in evaluation else call
+                          for call in log.compiled_calls]
     log.outer_calls = [call._replace(step=NO_STEP) if call.position in evaluation else call for call in log.outer_calls]
     log.phases = list(_join_records(log.phases, evaluation))
     return passes

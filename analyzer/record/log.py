@@ -84,6 +84,7 @@ class CompiledCall(NamedTuple):
     recompiled: str | None = None           #: why an earlier call's graphs did not do; None where they did, or none was
     cuda_graphs: bool = False               #: whether each half is launched as one
     config: Mapping[str, Any] = {}          #: of the compiler, where it is not as usual: mode, dynamic, options
+    position: int = -1                      #: index of the last operator call that is a part of it
 
 
 CALLER = ""  #: The source line of a node that is the line which called the recorded model, or the captured block.

@@ -5,6 +5,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,6 +38,18 @@ class Script(torch.nn.Module):
     """Holds, as its children, the modules that a script calls from outside of any module."""
 
 
+@dataclass
+class _Outer:
+    """A call from outside of any module that runs now: of a module, or of a compiled function that may call some."""
+
+    starts: tuple[int, int, int]  #: what was there before it, as `OuterRun` counts it
+    is_compiled: bool = False
+    module: torch.nn.Module | None = None  #: that is called; of those that a function calls, the first with parameters
+    is_model: bool = False
+    has_grad: bool = False
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
 class ScriptRecorder(Recorder):
     """Listens to a script until its optimizers stepped ``steps`` times; more than one in turn make a step together."""
 
@@ -51,8 +64,7 @@ class ScriptRecorder(Recorder):
         self._optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
         self._stateless: dict[type, int] = {}
         self._steps_at: list[tuple[int, torch.optim.Optimizer]] = []  # after how many calls each step was taken
-        #: the call that no module made and runs now: what was there before it, and as `OuterRun` has it
-        self._outer: tuple[tuple[int, int, int], bool, bool, dict[str, tuple[int, ...]]] | None = None
+        self._outer: _Outer | None = None
         self._passes = 0
         self._outer_runs: list[OuterRun] = []
         self._leaves: dict[int, torch.Tensor] = {}  # that get gradients and no module holds, by id
@@ -115,24 +127,47 @@ class ScriptRecorder(Recorder):
                         lifetime.category = HELD
             if self.phase == "forward" or self.phase in (SETUP, "optimizer") and is_model:
                 self.begin("forward")
-                self._outer = self._count_all(), is_model, torch.is_grad_enabled(), shapes
+                outer = self._outer = self._outer or _Outer(self._count_all())
+                if not outer.is_model:
+                    outer.module, outer.is_model, outer.shapes = module, is_model, shapes
+                    outer.has_grad = torch.is_grad_enabled()
         return super().enter_module(module, args, kwargs)
 
     def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
         """The innermost call ends; where no module made it, what it did is noted."""
         super().leave_module(module, token, result)
-        if not self._stack and self._outer is not None:
-            starts, is_model, has_grad, shapes = self._outer
-            calls, nodes, module_calls = [range(start, end) for start, end in zip(starts, self._count_all())]
-            self._outer_runs.append(OuterRun(calls, nodes, module_calls, self._module_index[id(module)],
-                                             is_model and result is not FAILED, has_grad, self.step, shapes))
+        if not self._stack and self._outer is not None and not self._outer.is_compiled:
+            self._end_outer(self._outer, result is not FAILED)
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """As in the base class. A compiled function that no module calls is a forward pass where it calls a model."""
+        if self._stack or self._outer is not None:
+            with super().tracing():
+                yield
+            return
+        outer, has_ended = _Outer(self._count_all(), is_compiled=True), False
+        self._outer = outer
+        try:
+            with super().tracing():
+                yield
+            has_ended = True
+        finally:
             self._outer = None
-            self._passes += is_model
-            if not self.step_counts and self._passes in _TOLD_AT:
-                print_error(f"{self._passes} forward passes so far, and no optimizer has stepped: this ends after "
-                            f"{self.steps} optimizer steps, or when the script does")
-            if self.phase == "forward":
-                self.begin("forward")
+            if outer.is_model:
+                self._end_outer(outer, has_ended)
+
+    def _end_outer(self, outer: _Outer, has_ended: bool) -> None:
+        calls, nodes, module_calls = [range(start, end) for start, end in zip(outer.starts, self._count_all())]
+        self._outer_runs.append(OuterRun(calls, nodes, module_calls, self._module_index[id(outer.module)],
+                                         outer.is_model and has_ended, outer.has_grad, self.step, outer.shapes))
+        self._outer = None
+        self._passes += outer.is_model
+        if not self.step_counts and self._passes in _TOLD_AT:
+            print_error(f"{self._passes} forward passes so far, and no optimizer has stepped: this ends after "
+                        f"{self.steps} optimizer steps, or when the script does")
+        if self.phase == "forward":
+            self.begin("forward")
 
     def _count_all(self) -> tuple[int, int, int]:
         return self.count_calls(), len(self.log.node_slots), len(self.log.module_call_slots)

@@ -83,6 +83,23 @@ def test_evaluation_is_in_no_figure_of_a_step(run, grad, before, every, evaluati
     assert "evaluation" in p.screen() and f"{p.phases['evaluation'].seconds}" not in p.screen()
 
 
+COMPILED = """
+loss_of = torch.compile(lambda x, y: F.cross_entropy(model(x), y))
+for _ in range(10):
+    train(loss_of(*batch()))
+    with torch.inference_mode():
+        for _ in range({times}):
+            print(loss_of(*batch()).item())
+"""
+
+
+def test_passes_of_compiled_functions_that_lead_to_no_update_are_evaluation_too(run):
+    p, plain = run(COMPILED.format(times=2)), run(COMPILED.format(times=0))
+    assert p.fwd_macs == plain.fwd_macs == PASS and p.phases["evaluation"].macs == 2 * 2 * PASS
+    assert (p.step_seconds, p.kernels) == (plain.step_seconds, plain.kernels)
+    assert [(row.calls, row.graphs) for row in p.compiled] == [(1, 1)]
+
+
 TEACHES = {
     "distillation": ("""
         teacher = build().requires_grad_(False)

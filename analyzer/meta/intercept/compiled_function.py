@@ -93,7 +93,7 @@ def _redirect(frame: Any) -> None:
         return
     is_disabled = frame.f_code.co_name == "_fn"
     module = f"{getattr(function, '__module__', None)}."
-    # torch's own, and DeepSpeed's hooks, of which there is one for each module; of optimizers what Dynamo has a rule for
+    # torch's own, and DeepSpeed's hooks, of which there is one for each module; of optimizers what Dynamo knows
     if is_disabled and module.startswith(("torch.", "deepspeed.")) and (
             not module.startswith("torch.optim.") or getattr(function, "__name__", "") == "_init_group"):
         return
