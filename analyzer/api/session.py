@@ -128,7 +128,7 @@ class Session:
         """Call a compiled function, around which Dynamo has no frame of its own where it ``is_bare``."""
         from analyzer.compiled.frame import Frames  # which imports Dynamo and TorchInductor
 
-        if active_state().graph is not None:  # of which it is a part
+        if active_state().graph is not None or torch._dynamo.config.disable:  # of that graph it is a part
             return function(*args, **kwargs)
         frames = self.frames = self.frames or Frames()
         with frames.calling(function if is_bare else None):

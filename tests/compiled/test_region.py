@@ -341,13 +341,15 @@ def test_what_inductor_takes_apart_stays_whole_for_others():
     assert seen == run(norm)[1] and p.compiled[0].graphs == 1
 
 
-def test_the_user_may_turn_the_compiler_off():
+@pytest.mark.parametrize("off", [partial(torch.compiler.set_stance, "force_eager"),
+                                 partial(torch._dynamo.config.patch, disable=True)])
+def test_the_user_may_turn_the_compiler_off(off):
     def function(x, w):
         return x.sin().cos()
     compiled = torch.compile(function)
 
     def step(model, optimizer, x):
-        with torch.compiler.set_stance("force_eager"):
+        with off():
             model(x).backward()
     assert not profile(Around(compiled), args=(X,), step=step, device="h100").compiled
 
