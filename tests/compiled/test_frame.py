@@ -234,9 +234,25 @@ def test_forwards_of_torch_are_compiled_where_torch_compile_is_around_them_alone
         return module
 
     ran: list[int] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            ran.append(1)
+            return graph.forward(*args)
+        return run
+
     torch._dynamo.reset()
-    compiled(build(), lambda graph, inputs: lambda *given: ran.append(1) or graph(*given))(torch.rand(4, 8))
+    compiled(build(), count)(torch.rand(4, 8))
+    torch._dynamo.reset()
     p = profile(compiled(build(), "inductor"), torch.rand(4, 8), device="h100")
     assert p.compiled is not None and [row.graphs for row in p.compiled] == [len(ran)] == [1 if whole else sum(parts)]
     told = [b.reason for row in p.compiled for b in row.breaks]
     assert ["Dynamo skips Sequential.forward" in reason for reason in told] == ([] if whole else [True])
+
+
+def test_a_forward_that_is_compiled_by_itself_is_one_row() -> None:
+    model = Model(plain)
+    model.forward = torch.compile(model.forward)  # type: ignore[method-assign]
+    model.compile()
+    p = profile(model, torch.rand(4, 8), device="h100")
+    assert p.compiled is not None and [(row.graphs, row.breaks) for row in p.compiled] == [(1, ())]

@@ -297,6 +297,8 @@ def compiling_forward(state: MetaState, module: torch.nn.Module, config: dict[st
     before = attributes.get("forward")
 
     def compiled(*args: Any, **kwargs: Any) -> Any:
+        if compiled_from(forward) is not None:  # torch.compile(module.forward), which Dynamo skips here
+            return forward(*args, **kwargs)
         return state.compile(forward, args, kwargs, config, not is_inlined)
 
     attributes["forward"] = compiled
