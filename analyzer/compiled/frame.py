@@ -66,7 +66,8 @@ class Frames:
         """
         before = self.why_top_is_skipped
         self.why_top_is_skipped = None
-        if bare is not None and not dynamo_config.wrap_top_frame and trace_rules.check(bare):
+        wraps = getattr(dynamo_config, "wrap_top_frame", False)  # which older versions of torch lack
+        if bare is not None and not wraps and trace_rules.check(bare):
             name = getattr(bare, "__qualname__", type(bare).__qualname__)
             self.why_top_is_skipped = (f"Dynamo skips {name}, which is none of yours: torch.compile(module) compiles "
                                        "it, module.compile() what it calls")
