@@ -191,7 +191,8 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
     if device.kind != "cpu":
         yield torch._C, "_conv_determine_backend_memory_format", lay_out
     yield scheduler.Scheduler, "create_backend", create_backend
-    yield joint_graph, "lazy_init", lambda place=None: make_patterns(torch.device("cpu"))  # of any device the same
+    patterns_of = (torch.device("cpu"), ) if torch.__version__ >= "2.11" else ()  # of any device the same
+    yield joint_graph, "lazy_init", lambda place=None: make_patterns(*patterns_of)
     yield pad_mm, "has_triton", lambda: True
     yield pad_mm, "should_pad_bench_key", lambda *product, **others: product
     yield pad_mm, "get_cached_should_pad", lambda product: (
