@@ -152,12 +152,10 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
     warp = 64 if device.vendor == "AMD" else 32
     # 65,536 registers, 1,024 threads, 227 KiB of shared memory: compute capability 9.0 (CUDA C++ Programming Guide,
     # "Technical Specifications per Compute Capability"); the first two are those of other GPUs of NVIDIA's too
-    fields: dict[str, Any] = {
-        "type": device.kind, "index": 0, "multi_processor_count": count, "cc": major * 10 + minor, "major": major,
-        "regs_per_multiprocessor": 65536, "max_threads_per_multi_processor": threads, "warp_size": warp}
-    if "max_threads_per_block" in hints.DeviceProperties._fields:  # from torch 2.10 on
-        fields["max_threads_per_block"] = 1024
-    properties = hints.DeviceProperties(**fields)
+    properties = hints.DeviceProperties(
+        type=device.kind, index=0, multi_processor_count=count, cc=major * 10 + minor, major=major,
+        regs_per_multiprocessor=65536, max_threads_per_multi_processor=threads, max_threads_per_block=1024,
+        warp_size=warp)
 
     class Properties:
         name, multi_processor_count, warp_size = device.name, count, warp
@@ -191,8 +189,7 @@ def _claims(device: DeviceSpec) -> Iterator[tuple[Any, str, Any]]:
     if device.kind != "cpu":
         yield torch._C, "_conv_determine_backend_memory_format", lay_out
     yield scheduler.Scheduler, "create_backend", create_backend
-    patterns_of = (torch.device("cpu"), ) if torch.__version__ >= "2.11" else ()  # of any device the same
-    yield joint_graph, "lazy_init", lambda place=None: make_patterns(*patterns_of)
+    yield joint_graph, "lazy_init", lambda place=None: make_patterns(torch.device("cpu"))  # of any device the same
     yield pad_mm, "has_triton", lambda: True
     yield pad_mm, "should_pad_bench_key", lambda *product, **others: product
     yield pad_mm, "get_cached_should_pad", lambda product: (

@@ -65,6 +65,10 @@ def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[
     state, backend = active_state(), config.get("backend", "inductor")
     if state.recorder is None or backend == "eager":
         return function(*args, **kwargs)
+    if torch.__version__ < OLDEST:
+        state.assume(f"torch.compile: what it compiles runs as written, since what the compiler of torch "
+                     f"{torch.__version__} makes is unknown; that of {OLDEST} and later is known")
+        return function(*args, **kwargs)
     if backend not in _BACKENDS:
         state.assume(f"torch.compile(backend={backend!r}): what it compiles runs as written, since what this backend "
                      "does is unknown")
@@ -85,6 +89,8 @@ def find_breaks(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     """Tell ``frames`` where graphs end in functions that ``function`` calls, from runs of its code in which no graph
     runs. What the code changes is changed afterwards.
     """
+    if torch.__version__ < OLDEST:
+        return
     state = active_state()
     space, recorder = state.space, state.recorder
     state.space, state.recorder, frames.are_new = AddressSpace(), None, True
@@ -108,6 +114,7 @@ def _make_results(joint: JointGraph) -> Sequence[Tensor | None]:
         return [set_apart(t.requires_grad_()) if i in joint.differentiated else t for i, t in enumerate(found)]
 
 
+OLDEST = "2.11"  #: torch whose compiler is known
 #: One thread at a time traces and compiles, as in PyTorch (``compile_lock`` of ``torch/_dynamo/convert_frame.py``):
 #: functions of torch are replaced meanwhile.
 _compiling = threading.RLock()
