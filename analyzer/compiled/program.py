@@ -90,13 +90,12 @@ class Program:
         state = active_state()
         first_steps, step = _first_steps.setdefault(state.space, {}), state.recorder.step
         is_warm = self in first_steps if infers else first_steps.get(self, step) < step
-        if first_steps.get(self) != _CAPTURED:
+        if first_steps.setdefault(self, step) != _CAPTURED:
             free_workspaces(state)
-        if is_warm and first_steps[self] != _CAPTURED:
-            first_steps[self] = _CAPTURED
-            for allocator in state.space.allocators.values():
-                allocator.empty_cache()
-        first_steps.setdefault(self, step)
+            if is_warm:
+                first_steps[self] = _CAPTURED
+                for allocator in state.space.allocators.values():
+                    allocator.empty_cache()
         with in_pool(state, args, fresh if is_warm else (), is_warm):
             return self._run(args, rows, is_backward, Launch(True, len(args)))
 

@@ -199,7 +199,8 @@ class _Call:
             raise InputError("torch.compile(fullgraph=True) " + (
                 f"compiles no function whose graph breaks, and {type(owner).__name__} gathers parameters or gradients "
                 "of other ranks" if is_around else f"finds nothing that it compiles: {skipped}"))
-        self.breaks += [] if skipped is None else [CompileBreak(skipped, None)]
+        if skipped is not None:
+            self.breaks.append(CompileBreak(skipped, None))
         written = inspect.unwrap(self.function)
         written = getattr(written, "func", written)  # of a partial one
         name = getattr(written, "__qualname__", type(written).__qualname__)

@@ -68,7 +68,7 @@ class InferredPeaks(NamedTuple):
         return f"{text}{max(0, rest):,} of peak_reserved_bytes{more}"
 
 
-def _list(signature: Signature) -> tuple[Inferred, ...]:
+def _list_workspaces(signature: Signature) -> tuple[Inferred, ...]:
     return list_inferred(signature) or list_recurrent(signature)
 
 
@@ -77,7 +77,7 @@ def has_inferred(log: Log, spec: DeviceSpec) -> bool:
     if log.memory_at_start is None or log.shortage is not None or spec.kind != "cuda":
         return False
     with simulating(spec):
-        return any(any(workspace) for signature in log.signatures() for workspace in _list(signature))
+        return any(any(workspace) for signature in log.signatures() for workspace in _list_workspaces(signature))
 
 
 def find_inferred_peaks(log: Log, spec: DeviceSpec, predicted: Peaks) -> InferredPeaks:
@@ -87,7 +87,7 @@ def find_inferred_peaks(log: Log, spec: DeviceSpec, predicted: Peaks) -> Inferre
     calls: dict[int, list[Inferred]] = {}
     with simulating(spec):
         for i, signature in enumerate(log.call_slots.signatures):
-            if signature is not None and (known := [w for w in _list(signature) if any(w)]):
+            if signature is not None and (known := [w for w in _list_workspaces(signature) if any(w)]):
                 calls[i] = known
     made: dict[int, int] = {}
     freed_at: dict[int, int] = {}  # for each allocation, by its number, the call in which it is given back

@@ -139,8 +139,8 @@ def build(name: str) -> nn.Module:
     return Model(code, None if inner is None else Model(inner))
 
 
-def count_by_dynamo(model: nn.Module) -> int:
-    """How many graphs run in a call."""
+def count_by_dynamo(model: nn.Module, wrap: Callable[..., Any] = torch.compile) -> int:
+    """How many graphs run in a call of what ``wrap`` makes of a model and a backend."""
     ran: list[int] = []
 
     def count(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
@@ -150,7 +150,7 @@ def count_by_dynamo(model: nn.Module) -> int:
         return run
 
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend=count)
+    compiled = wrap(model, backend=count)
     compiled(torch.rand(2, 8))
     ran.clear()
     compiled(torch.rand(2, 8))
@@ -227,25 +227,15 @@ def test_forwards_of_torch_are_compiled_where_torch_compile_is_around_them_alone
     def build() -> nn.Module:
         return nn.Sequential(*[Model(plain) if is_own else nn.Linear(8, 8) for is_own in parts])
 
-    def compiled(module: nn.Module, backend: Any) -> Any:
+    def compiled(module: nn.Module, backend: Any = "inductor") -> Any:
         if whole:
             return torch.compile(module, backend=backend)
         module.compile(backend=backend)
         return module
 
-    ran: list[int] = []
-
-    def count(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            ran.append(1)
-            return graph.forward(*args)
-        return run
-
-    torch._dynamo.reset()
-    compiled(build(), count)(torch.rand(4, 8))
-    torch._dynamo.reset()
-    p = profile(compiled(build(), "inductor"), torch.rand(4, 8), device="h100")
-    assert p.compiled is not None and [row.graphs for row in p.compiled] == [len(ran)] == [1 if whole else sum(parts)]
+    count = count_by_dynamo(build(), compiled)
+    p = profile(compiled(build()), torch.rand(2, 8), device="h100")
+    assert p.compiled is not None and [row.graphs for row in p.compiled] == [count] == [1 if whole else sum(parts)]
     told = [b.reason for row in p.compiled for b in row.breaks]
     assert ["Dynamo skips Sequential.forward" in reason for reason in told] == ([] if whole else [True])
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from analyzer import MetaTensorMode, ProfileOptions, profile
+from analyzer.compiled import region
 from analyzer.compiled.graph_end import GraphEnd
 from analyzer.compiled.traced_tensor import exchange, is_held
 from analyzer.errors import InputError
@@ -801,3 +802,11 @@ def test_autocast_keeps_no_casts_from_one_graph_for_another():
     row, = p.compiled
     assert (row.function, row.calls, row.graphs, row.recompilations) == ("Shared.twice", 2, 2, ())
     assert torch.is_autocast_cache_enabled()
+
+
+def test_compilers_that_are_not_known_are_told_and_what_they_compile_runs_as_written(monkeypatch):
+    monkeypatch.setattr(region, "OLDEST", "99.0")
+    p, eager = (profile(model, args=(X,), device="h100") for model in (torch.compile(Block()), Block()))
+    assert p.compiled is None and p.kernels == eager.kernels
+    assert any("torch.compile: what it compiles runs as written" in line and "99.0 and later is known" in line
+               for line in p.assumptions)
