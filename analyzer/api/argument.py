@@ -16,6 +16,8 @@ from torch import nn
 from analyzer.errors import DataDependentError, InputError, is_count
 from analyzer.fx.graph.interpreter import explain_call
 from analyzer.fx.module_borrow import exported_module, uncompiled
+from analyzer.hardware import DeviceSpec
+from analyzer.hardware.catalogue import simulated_spec, simulating
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
@@ -127,15 +129,17 @@ def as_keywords(kwargs: Any) -> dict[str, Any]:
     return dict(kwargs)
 
 
-def build_model(factory: Any, remarks: list[str] | None = None) -> torch.nn.Module:
-    """Call a factory under its own mode, adding what it assumes to ``remarks``. Raises InputError for no module."""
+def build_model(factory: Any, remarks: list[str] | None = None, spec: DeviceSpec | None = None) -> torch.nn.Module:
+    """Call a factory under its own mode, in which there is the device of ``spec`` (None: the usual one), adding what it
+    assumes to ``remarks``. Raises InputError for no module.
+    """
     if isinstance(module := exported_module(factory), torch.nn.Module):
         if remarks is not None:
             remarks.append("a program by torch.export runs as it was exported, in training or not: mode, train() and "
                            "eval() change no layer in it")
         return module
     try:
-        with MetaTensorMode() as mode:
+        with MetaTensorMode() as mode, simulating(spec or simulated_spec()):
             module = call_factory(factory)
             if remarks is not None:
                 remarks.extend(mode.state.assumptions)

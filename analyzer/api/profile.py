@@ -90,7 +90,7 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
         with noting_failures():
             return profile_rank(session, model, args, kwargs, inside, reuse)
     built: list[str] = []
-    module = model if isinstance(model, torch.nn.Module) else build_model(model, built)
+    module = model if isinstance(model, torch.nn.Module) else build_model(model, built, session.spec)
     session.remarks = (*built, *session.remarks)
     call = ModelCall(module, args, kwargs, argument_names(module, args, kwargs, step))
     request = {"model": weakref.ref(model) if isinstance(model, torch.nn.Module) else model,

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from analyzer.distributed.world_state import current_world
 from analyzer.errors import InputError
@@ -29,8 +28,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import NewBreaks, active_state
-from analyzer.meta.structure import tensor_paths, tensors_of
-from analyzer.meta.tensor import device_of
+from analyzer.meta.structure import tensor_paths
 from analyzer.profilers.annotation import Annotation, Profiler
 from analyzer.profilers.communication import leave_communication_unknown, profile_communication
 from analyzer.profilers.flops import make_flops_profiler
@@ -115,7 +113,7 @@ class Session:
                  space: AddressSpace | None = None) -> Iterator[MetaTensorMode]:
         """The simulated device for a block, with ``space`` or a new one; it ``adopts`` tensors that are nowhere."""
         mode = MetaTensorMode(options or self.options, adopted_device=self.device if adopts else torch.device("cpu"),
-                              space=space)
+                              space=space, is_this_machine=self.spec is None and self.device.type == "cpu")
         with mode, simulating(self.spec or simulated_spec()):
             for remark in self.remarks:
                 mode.state.assume(remark)
@@ -194,14 +192,6 @@ def _reaches_ranks(function: Callable[..., Any], owner: torch.nn.Module) -> bool
     return any(module_behind(module) is not None or any(
         p is not None and partition_of(p) is not None for p in module._parameters.values())
         for module in owner.modules() if not (is_forward and module is owner))
-
-
-def find_place(module: torch.nn.Module, arguments: Any) -> torch.device:
-    """The first accelerator that an argument or a tensor of the module is taken to be on, else the host."""
-    for tensor in (*tensors_of(arguments), *module.parameters(), *module.buffers()):
-        if not is_lazy(tensor) and (place := device_of(tensor)).type not in ("cpu", "meta"):
-            return place
-    return torch.device("cpu")
 
 
 class Run:

@@ -11,7 +11,7 @@ from torch import fx
 
 from analyzer.errors import InputError
 from analyzer.fx.graph.interpreter import run_step
-from analyzer.fx.module_borrow import exported_module
+from analyzer.fx.module_borrow import exported_module, find_place
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.record.options import ProfileOptions
@@ -19,7 +19,7 @@ from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 
 from .argument import as_keywords, expect_values
-from .session import Profilers, Session, find_place
+from .session import Profilers, Session
 
 
 @dataclass

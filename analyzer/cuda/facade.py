@@ -14,18 +14,20 @@ import torch.cuda.memory
 import torch.cuda.nvtx
 import torch.cuda.profiler
 import torch.cuda.random
+import torch.mps
 import torch.nn.parallel._functions
 import torch.nn.parallel.comm
+import torch.xpu
 
 from analyzer.hardware.catalogue import simulated_spec
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.meta import argument as collective
 from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
-from analyzer.meta.state import active, active_state, current
+from analyzer.meta.state import active, active_state, current, simulated_machine
 
 from . import stream
 from .sdp_choice import CUDNN_VERSION, simulated_capability
-from .stream import set_stream
+from .stream import set_stream, simulated_cuda
 
 
 class _Local(threading.local):
@@ -99,8 +101,26 @@ def _mem_get_info(device: Any = None) -> tuple[int, int]:
 
 
 def _is_there() -> bool:
-    """Whether the simulated machine has an accelerator: not where the device is the host itself."""
+    """Whether the simulated machine has a CUDA device: not where the device is the host itself, or Apple's."""
+    return simulated_spec().kind == "cuda"
+
+
+def _has_accelerator() -> bool:
     return simulated_spec().kind != "cpu"
+
+
+def _accelerator(check_available: bool = False) -> torch.device | None:
+    return torch.device(simulated_spec().kind) if _has_accelerator() else None
+
+
+def _is_metal() -> bool:
+    return simulated_spec().kind == "mps"
+
+
+def _lazy_init() -> None:
+    """What torch's own functions begin with. Raises RuntimeError as torch does where there is no device."""
+    if not _is_there():
+        raise RuntimeError(f"No CUDA GPUs are available: the device that is simulated is {simulated_spec().name}")
 
 
 def _device_count() -> int:
@@ -153,31 +173,35 @@ _MEMORY: dict[str, Callable[..., Any]] = {
     "empty_cache": lambda: _allocator().empty_cache(), "_record_memory_history": _nothing}
 _RANDOM: dict[str, Callable[..., Any]] = {
     "get_rng_state": lambda device=None: stream.random_state(), "get_rng_state_all": lambda: [stream.random_state()],
-    "initial_seed": _constant(0),
-    **dict.fromkeys(("set_rng_state", "set_rng_state_all", "manual_seed", "manual_seed_all", "seed", "seed_all"),
-                    _nothing)}
-_DEVICE: dict[str, Callable[..., Any]] = {
+    "initial_seed": _constant(0)}
+_SEEDS = ("set_rng_state", "set_rng_state_all", "manual_seed", "manual_seed_all", "seed", "seed_all")
+#: what any simulated machine answers, and what then only one with a CUDA device does: torch tells others
+_MACHINE: dict[str, Callable[..., Any]] = {
     "is_available": _is_there, "is_initialized": _is_there, "device_count": _device_count,
+    "is_bf16_supported": _is_bf16_supported, "_lazy_init": _lazy_init}
+_DEVICE: dict[str, Callable[..., Any]] = {
     "current_device": lambda: active.device_index, "set_device": _set_device, "_exchange_device": _exchange_device,
-    "_maybe_exchange_device": _exchange_device, "is_bf16_supported": _is_bf16_supported,
+    "_maybe_exchange_device": _exchange_device,
     "get_device_name": _name, "get_device_capability": lambda device=None: simulated_capability(),
     "get_device_properties": _properties,
     "can_device_access_peer": _constant(True), "get_arch_list": _constant([]),
     "current_stream": _current_stream, "default_stream": _default_stream, "set_stream": _set_stream,
     "synchronize": stream.synchronize,
-    **dict.fromkeys(("init", "_lazy_init", "ipc_collect", "set_sync_debug_mode"), _nothing),
+    **dict.fromkeys(("init", "ipc_collect", "set_sync_debug_mode"), _nothing),
 }
+_ANY_ACCELERATOR: dict[str, Callable[..., Any]] = {
+    "is_available": _has_accelerator, "device_count": lambda: _device_count() or int(_has_accelerator()),
+    "current_accelerator": _accelerator}
 _ACCELERATOR: dict[str, Callable[..., Any]] = {
-    "is_available": _is_there, "device_count": _device_count,
-    "current_accelerator": lambda check_available=False: torch.device("cuda") if _is_there() else None,
     "current_device_index": lambda: active.device_index, "current_device_idx": lambda: active.device_index,
     "set_device_index": _set_device, "set_device_idx": _set_device, "get_memory_info": _mem_get_info,
     "current_stream": _current_stream, "set_stream": _set_stream, "synchronize": stream.synchronize,
     **{name: _MEMORY[name]
        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "empty_cache",
                     "memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats")}}
-_CUDNN: dict[str, Callable[..., Any]] = {"is_available": _is_there, "version": _constant(CUDNN_VERSION),
-                                         "is_acceptable": _is_acceptable}
+_CUDNN: dict[str, Callable[..., Any]] = {
+    "is_available": _is_there, "version": lambda: CUDNN_VERSION if _is_there() else None,
+    "is_acceptable": _is_acceptable}
 _CUDNN_RNN: dict[str, Callable[..., Any]] = {
     "get_cudnn_mode": {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}.__getitem__}
 
@@ -197,7 +221,7 @@ def _makes_cuda(device: Any = "cpu", *args: Any, **kwargs: Any) -> bool:
 
 
 def _times_cuda(device: Any = "cuda", *args: Any, **kwargs: Any) -> bool:
-    return _is_there() and _makes_cuda("cuda" if device is None else device)
+    return stream.is_simulated() and _makes_cuda("cuda" if device is None else device)
 
 
 def _scatter(original: Any, tensor: torch.Tensor, devices: Any = None, chunk_sizes: Any = None, dim: int = 0,
@@ -212,13 +236,19 @@ def _scatter(original: Any, tensor: torch.Tensor, devices: Any = None, chunk_siz
 
 def replacements() -> Iterator[Undo]:
     # torch.backends.cudnn is a proxy of the module: what the module's own functions ask stays torch's
-    tables = ((torch.cuda, {**_DEVICE, **_MEMORY, **_RANDOM}), (torch.cuda.memory, _MEMORY),
-              (torch.cuda.random, _RANDOM), (torch.accelerator, _ACCELERATOR), (torch.backends.cudnn, _CUDNN),
-              (torch.backends.cudnn.rnn, _CUDNN_RNN))
-    for owner, table in tables:
+    tables: tuple[tuple[Any, dict[str, Callable[..., Any]], Callable[[], object | None]], ...] = (
+        (torch.cuda, _MACHINE, simulated_machine), (torch.cuda, {**_DEVICE, **_MEMORY, **_RANDOM}, simulated_cuda),
+        (torch.cuda.memory, _MEMORY, simulated_cuda), (torch.cuda.random, _RANDOM, simulated_cuda),
+        *((owner, dict.fromkeys(_SEEDS, _nothing), current) for owner in (torch.cuda, torch.cuda.random)),
+        (torch.accelerator, _ANY_ACCELERATOR, simulated_machine), (torch.accelerator, _ACCELERATOR, simulated_cuda),
+        (torch.backends.cudnn, _CUDNN, simulated_machine), (torch.backends.cudnn.rnn, _CUDNN_RNN, current),
+        (torch.backends.mps, {"is_available": _is_metal, "is_built": _is_metal}, simulated_machine),
+        (torch.mps, {"is_available": _is_metal}, simulated_machine),
+        (torch.xpu, {"is_available": _constant(False), "device_count": _constant(0)}, simulated_machine))
+    for owner, table, where in tables:
         for name, simulated in table.items():
             if hasattr(owner, name):  # versions of torch differ
-                yield answer(owner, name, simulated)
+                yield answer(owner, name, simulated, where=where)
     for owner, name, kind, applies in (
             (torch.cuda, "Stream", stream.SimulatedStream, stream.is_simulated),
             (torch.cuda, "Event", stream.SimulatedEvent, stream.is_simulated),
@@ -231,12 +261,13 @@ def replacements() -> Iterator[Undo]:
     for name in ("start", "stop"):
         yield answer(torch.cuda.profiler, name, _nothing)
     # which libraries with kernels of their own ask for when they are imported
-    yield answer(torch._C, "_get_accelerator", lambda: torch.device("cuda" if _is_there() else "cpu"))
+    yield answer(torch._C, "_get_accelerator", lambda: torch.device(simulated_spec().kind), where=simulated_machine)
     yield supply(torch._C, "_cuda_getCurrentRawStream", lambda index: _current_stream(index).cuda_stream)
     yield answer(torch.nn.parallel.comm, "scatter", _scatter, passes_original=True)
     # which copies the inputs
-    yield answer(torch.nn.parallel._functions, "_get_stream", lambda device: torch.cuda.Stream(device))
-    yield answer(torch.accelerator, "device_index", lambda index: torch.cuda.device(index))
+    yield answer(torch.nn.parallel._functions, "_get_stream", lambda device: torch.cuda.Stream(device),
+                 where=simulated_cuda)
+    yield answer(torch.accelerator, "device_index", lambda index: torch.cuda.device(index), where=simulated_cuda)
     yield _forget
 
 

@@ -11,8 +11,18 @@ import torch
 import torch.cuda.graphs
 
 from analyzer.errors import InputError
+from analyzer.hardware.catalogue import simulated_spec
 from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
-from analyzer.meta.state import EVERY_STREAM, NO_EVENT, StreamAction, active_state, current
+from analyzer.meta.state import (
+    EVERY_STREAM,
+    NO_EVENT,
+    MetaState,
+    StreamAction,
+    active,
+    active_state,
+    current,
+    simulated_machine,
+)
 
 _next_event = itertools.count(NO_EVENT + 1).__next__
 # c10/cuda/CUDAStream.cpp: kStreamsPerPool, max_compile_time_stream_priorities
@@ -28,7 +38,7 @@ RESOLUTION_MILLISECONDS = 5e-4
 def device_index(device: Any = None) -> int:
     """The index that ``device`` names: a number, a device, its name, or None for the current one."""
     index = device if device is None or isinstance(device, int) else torch.device(device).index
-    return torch.cuda.current_device() if index is None or index < 0 else index
+    return active.device_index if index is None or index < 0 else index
 
 
 def random_state() -> torch.Tensor:
@@ -293,13 +303,20 @@ def replacements() -> Iterator[Undo]:
     graphs: Any = torch.cuda.graphs
     for owner in (torch.cuda, graphs):
         yield replace(owner, "CUDAGraph", lambda f: simulated_class(f, SimulatedGraph, is_simulated))
-        yield answer(owner, "graph_pool_handle", make_pool_handle)
-        yield answer(owner, "is_current_stream_capturing", lambda: active_state().space.capture is not None)
+        yield answer(owner, "graph_pool_handle", make_pool_handle, where=simulated_cuda)
+        yield answer(owner, "is_current_stream_capturing", lambda: active_state().space.capture is not None,
+                     where=simulated_cuda)
     yield supply(torch._C, "_host_emptyCache", lambda: None)
     # a stream that the class keeps for all captures
     kept, graphs.graph.default_capture_stream = graphs.graph.default_capture_stream, None
     yield partial(setattr, graphs.graph, "default_capture_stream", kept)
 
 
+def simulated_cuda() -> MetaState | None:
+    """The state that answers for the machine, where that has a CUDA device; else torch's own functions answer."""
+    state = simulated_machine()
+    return state if state is not None and simulated_spec().kind == "cuda" else None
+
+
 def is_simulated(*args: Any, **kwargs: Any) -> bool:
-    return current() is not None
+    return simulated_cuda() is not None

@@ -12,9 +12,9 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from analyzer.api.argument import argument_names
-from analyzer.api.session import Session, find_place
+from analyzer.api.session import Session
 from analyzer.errors import DataDependentError
-from analyzer.fx.module_borrow import uncompiled
+from analyzer.fx.module_borrow import find_place, uncompiled
 from analyzer.meta.intercept.replacement import SharedReplacements, replace
 from analyzer.record.options import ProfileOptions
 from analyzer.tools.runtime.measure import unchanged

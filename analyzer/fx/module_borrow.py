@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from analyzer.errors import InputError
 from analyzer.meta.intercept.compiled_function import settings_of_module
@@ -19,7 +20,8 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.spec import LEAVES
 from analyzer.meta.state import MetaState, active, current, indexed_device
-from analyzer.meta.tensor import MetaTensor
+from analyzer.meta.structure import tensors_of
+from analyzer.meta.tensor import MetaTensor, device_of
 from analyzer.record.tensor_walk import REGISTRIES, walk_modules
 
 from .fake_tensor import FakeTensors, GradientHooks, is_unquantized, quantize_on, restore_generators, save_generators
@@ -299,6 +301,14 @@ def uncompiled(module: nn.Module) -> nn.Module:
         while isinstance(module, eval_frame.OptimizedModule):
             module = module._orig_mod
     return module
+
+
+def find_place(module: nn.Module, arguments: Any) -> torch.device:
+    """The first accelerator that an argument or a tensor of the module is taken to be on, else the host."""
+    for tensor in (*tensors_of(arguments), *module.parameters(), *module.buffers()):
+        if not is_lazy(tensor) and (place := device_of(tensor)).type not in ("cpu", "meta"):
+            return place
+    return torch.device("cpu")
 
 
 def exported_module(model: Any) -> Any:

@@ -233,6 +233,11 @@ class _Simulated(threading.local):
 _simulated = _Simulated()
 
 
+def named_spec() -> DeviceSpec | None:
+    """The device that `simulating` names, if any."""
+    return _simulated.spec
+
+
 def simulated_spec() -> DeviceSpec:
     """The device that is simulated; an H200 unless `simulating` named another."""
     return _simulated.spec or find_device("h200")

@@ -32,10 +32,10 @@ class MetaTensorMode:
     """
 
     def __init__(self, options: MetaOptions | None = None, *, adopted_device: torch.device = CPU,
-                 space: AddressSpace | None = None) -> None:
+                 space: AddressSpace | None = None, is_this_machine: bool = False) -> None:
         self.options = options or MetaOptions()
         self.space = space or AddressSpace(self.options.allocator, self.options.capacity_bytes)
-        self.adopted_device = adopted_device
+        self.adopted_device, self.is_this_machine = adopted_device, is_this_machine
         self._entered: list[ExitStack] = []
 
     def __enter__(self) -> MetaTensorMode:
@@ -51,6 +51,7 @@ class MetaTensorMode:
     def _activate(self, undo: ExitStack) -> None:
         state = MetaState(self.options, self.space, self.adopted_device)
         state.join = _join
+        state.is_this_machine = self.is_this_machine if active.state is None else active.state.is_this_machine
         undo.push(state.raise_failure)
         if active.dispatch_mode is None:
             undo.enter_context(mode_replacements.installed())

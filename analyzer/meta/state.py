@@ -124,6 +124,7 @@ class MetaState:
     conditions: dict[tuple[str, int], int] = field(default_factory=dict)  #: asked whether a loop ends, by line
     meets_data: bool = False      #: whether a tensor with data was met on the way
     asks_memory: bool = False     #: whether the code asked for, or gave back, memory of the accelerator as such
+    is_this_machine: bool = False #: whether torch's own answers about the machine hold: all is on the host of this one
     unknown_sizes: int = 0        #: how often a size or a value that only data could give was answered by a policy
     placeholder: int = 1          #: what an unknown scalar is taken as, where it is
     expects_contents: bool = True #: whether contents that a policy expects may be read as if they were known
@@ -207,6 +208,12 @@ def mode_in_force() -> Iterator[None]:
 
 def current() -> MetaState | None:
     return active.state
+
+
+def simulated_machine() -> MetaState | None:
+    """The state that answers for the machine; None where this machine answers for itself."""
+    state = active.state
+    return None if state is None or state.is_this_machine else state
 
 
 def active_state() -> MetaState:

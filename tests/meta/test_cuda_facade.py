@@ -3,8 +3,9 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
-from analyzer import MetaTensorMode
+from analyzer import MetaTensorMode, profile, symbolic_profile, symbolic_trace
 from analyzer.hardware import find_device
 from analyzer.hardware.catalogue import simulating
 from analyzer.meta.state import MetaOptions
@@ -121,3 +122,79 @@ def test_a_simulated_host_has_no_accelerator(mode, device, found):
         assert found == (torch.cuda.is_available(), torch.cuda.device_count(), torch.accelerator.is_available(),
                          torch.accelerator.current_accelerator(), torch.backends.cudnn.is_available(),
                          torch.cuda.is_bf16_supported())
+
+
+def test_without_a_device_what_needs_one_raises_as_in_torch(mode):
+    with simulating(find_device("m2_max")):
+        assert torch.accelerator.current_accelerator() == torch.device("mps") and torch.accelerator.device_count() == 1
+        assert torch.backends.mps.is_available() and not torch.cuda.is_available()
+    assert not torch.backends.mps.is_available()
+    with simulating(find_device("cpu")):
+        torch.cuda.manual_seed_all(0)
+        assert torch.cuda.memory_allocated() == 0
+        for ask in (torch.cuda.get_device_name, torch.cuda.current_device, torch.cuda.get_device_properties):
+            with pytest.raises((RuntimeError, AssertionError)):
+                ask()
+
+
+class Asking(nn.Module):
+    """A model that multiplies by a number which tells what it was answered about the machine."""
+
+    def forward(self, x):
+        found = [torch.cuda.is_available(), torch.cuda.device_count(), torch.accelerator.is_available(),
+                 torch.backends.cudnn.is_available(), torch.cuda.is_bf16_supported(), torch.cuda.is_initialized(),
+                 torch.accelerator.current_accelerator() is not None]
+        if found[0]:
+            found.append("H200" in torch.cuda.get_device_name())
+        return x * sum(found)
+
+
+def test_a_trace_on_the_host_answers_as_this_machine_does():
+    net, x = Asking(), torch.ones(2)
+    with MetaTensorMode():
+        claimed = torch.ones(2, device="cuda")
+        within = symbolic_trace(net, meta_args={"x": torch.ones(2)})  # asks the machine around it
+    graphs = {"host": symbolic_trace(net, meta_args={"x": x}),
+              "nowhere": symbolic_trace(net, meta_args={"x": x.to("meta")}),
+              "claimed": symbolic_trace(net, meta_args={"x": claimed}), "within": within}
+    here = net(x)[0].item()
+    assert {name: gm(x)[0].item() for name, gm in graphs.items()} == {
+        "host": here, "nowhere": here, "claimed": 8, "within": 8}
+
+
+class Branching(nn.Module):
+    """A model with another layer on a machine with a GPU, or with one of that name."""
+
+    def __init__(self, name=""):
+        super().__init__()
+        self.layer, self.name = nn.Linear(4, 4, bias=False), name
+
+    def forward(self, x):
+        x = self.layer(x)
+        return self.layer(x) if torch.cuda.is_available() and self.name in torch.cuda.get_device_name() else x
+
+
+@pytest.mark.parametrize(("name", "device", "calls"), [
+    ("", "h200", 2), ("", "cpu", 1), ("H100", "h100_sxm", 2), ("H100", "h200", 1)])
+def test_a_profile_answers_for_its_device(name, device, calls):
+    p = profile(Branching(name), (torch.ones(1, 4),), device=device, mode="infer")
+    assert p.fwd_macs == 16 * calls
+
+
+@pytest.mark.parametrize(("device", "features"), [("h200", 90), ("t4", 75), ("cpu", 1)])
+def test_what_builds_a_model_is_answered_for_the_profile_s_device(device, features):
+    def build():
+        major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 1)
+        return nn.Linear(1, 10 * major + minor, bias=False)
+
+    assert profile(build, (torch.ones(1, 1),), device=device, mode="infer").params == features
+
+
+def test_a_symbolic_profile_on_the_host_answers_as_this_machine_does():
+    class Leaf(Branching):
+        pass
+
+    x = torch.ones(1, 4)
+    gm = symbolic_trace(nn.Sequential(Leaf()), meta_args={"input": x})
+    macs = sum(node.meta["info"].fwd_macs for node in symbolic_profile(gm, x, mode="infer").graph.nodes)
+    assert macs == 16 * (1 + torch.cuda.is_available())

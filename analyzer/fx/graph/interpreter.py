@@ -14,7 +14,7 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils import _pytree as pytree
 
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.fx.module_borrow import borrow_module
+from analyzer.fx.module_borrow import borrow_module, find_place
 from analyzer.fx.surroundings import keep_surroundings
 from analyzer.meta.argument import fake_arguments
 from analyzer.meta.function.mode import call_opaque
@@ -23,7 +23,7 @@ from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.operator_info import register_shape_impl
 from analyzer.meta.spec import to_specs
 from analyzer.meta.state import active_state
-from analyzer.meta.structure import holds_tensor, tensors_of, thaw
+from analyzer.meta.structure import holds_tensor, thaw
 from analyzer.meta.tensor import MetaTensor
 from analyzer.record.eager import casting, check_loss, default_loss, hold_inputs, note_saved_inputs
 from analyzer.record.recorder import Recorder
@@ -248,10 +248,9 @@ class ShapeProp(GraphInterpreter):
 
     def propagate(self, *args: Any, **kwargs: Any) -> Any:
         """Run on arguments with or without data; the result has none."""
-        mode = MetaTensorMode()
+        claim = find_place(self.module, (args, kwargs))
+        mode = MetaTensorMode(is_this_machine=claim.type == "cpu")
         with mode, keep_surroundings(self.module, values=(args, kwargs)), borrow_module(self.module):
-            claims = [t.device for t in tensors_of((args, kwargs))]
-            claim = next((c for c in claims if c.type not in ("cpu", "meta")), torch.device("cpu"))
             run_args, run_kwargs = fake_arguments(mode.state, (args, kwargs), claim)
             return self.run(*run_args, **run_kwargs)
 

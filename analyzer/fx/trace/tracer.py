@@ -13,8 +13,17 @@ from torch.nn.parameter import is_lazy
 
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.graph.graph_module import GraphModule, RegionCodeGen
-from analyzer.fx.module_borrow import Borrowed, borrow_module, exported_module, find_replica, refuse_sharded, uncompiled
+from analyzer.fx.module_borrow import (
+    Borrowed,
+    borrow_module,
+    exported_module,
+    find_place,
+    find_replica,
+    refuse_sharded,
+    uncompiled,
+)
 from analyzer.fx.surroundings import keep_surroundings, leaves_no_tensor
+from analyzer.hardware.catalogue import named_spec
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
@@ -58,7 +67,8 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     every torch function that it calls becomes a node; so control flow, shapes and containers are what they are in
     Python, and constants of the graph. ``meta_args`` maps argument names to tensors (with or without data, on any
     device), also nested in containers, dataclasses and objects; ``concrete_args`` maps names to constants. For
-    ``*args`` give a tuple by its name; other names go to ``**kwargs``.
+    ``*args`` give a tuple by its name; other names go to ``**kwargs``. What forward asks of the machine, such as
+    ``torch.cuda.is_available()``, this machine answers, or where a tensor is on an accelerator, one that has it.
 
     With ``trace_act_ckpt`` the graph's code uses ``torch.utils.checkpoint`` where ``root`` does, else its nodes are
     only annotated. With ``bias_addition_split``, nodes of their own add the biases of linear and convolution layers.
@@ -142,7 +152,8 @@ class _Attempt:
     def run(self, trace_act_ckpt: bool, bias_addition_split: bool) -> fx.Graph:
         module, bound = self.module, self.bound
         outer = current()
-        mode = MetaTensorMode(MetaOptions() if outer is None else outer.options)
+        is_here = named_spec() is None and find_place(module, bound.given).type == "cpu"
+        mode = MetaTensorMode(MetaOptions() if outer is None else outer.options, is_this_machine=is_here)
         with (rare_collections(), InterruptsDeferred(), mode, keep_surroundings(module, values=bound.given) as found,
               borrow_module(module) as borrowed, tracing_patches(self.outlined)):
             if borrowed.compiled:

@@ -14,6 +14,7 @@ from analyzer.api.profile import profile
 from analyzer.errors import InputError
 from analyzer.fx.trace.tracer import symbolic_trace
 from analyzer.hardware import DeviceSpec
+from analyzer.hardware.catalogue import simulating
 from analyzer.hardware.unseen import list_unseen
 from analyzer.meta.structure import children, holds_tensor, replace_tensors, tensors_of
 from analyzer.recipe import LoraSpec, Recipe
@@ -181,19 +182,19 @@ class Trial:
     def __init__(self, model: nn.Module | Callable[[], nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any],
                  spec: DeviceSpec, mode: str, optimizer: Any, options: dict[str, Any]) -> None:
         # what a factory gives is copied too, for it may be a model that is there already
-        self.model = model if isinstance(model, nn.Module) else build_model(model)
+        self.model = model if isinstance(model, nn.Module) else build_model(model, spec=spec)
         self.args, self.kwargs, self.spec, self.mode = args, kwargs, spec, mode
         self.optimizer, self.options = optimizer, options
         self.batch: int | None = None
 
     def build(self, recipe: Recipe) -> nn.Module:
-        return build_model(partial(recipe.build, partial(copy_without_data, self.model)))
+        return build_model(partial(recipe.build, partial(copy_without_data, self.model)), spec=self.spec)
 
     def _trace(self, variant: Variant) -> tuple[fx.GraphModule, tuple[Any, ...], dict[str, Any]]:
         args, kwargs = fit_inputs(self.args, self.kwargs, None, variant, None)
         model = self.build(variant.recipe)
         names = argument_names(model, args, kwargs)
-        with casting(self.spec.kind, variant.autocast):  # which forward may ask for
+        with casting(self.spec.kind, variant.autocast), simulating(self.spec):  # of which forward may ask
             return symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs}), args, kwargs
 
     def make_plans(self, variant: Variant, found: Profile, budgets: Iterable[int]) -> list[Plan]:

@@ -76,7 +76,7 @@ def profile_generate(model: nn.Module | Callable[[], nn.Module], prompt_tokens: 
     form = CacheForm(cache, cache_dtype, block_size)
     form.check("profile_generate")
     session = Session(device, options, autocast=autocast)
-    module = model if isinstance(model, nn.Module) else build_model(model)
+    module = model if isinstance(model, nn.Module) else build_model(model, spec=session.spec)
     assumed: tuple[str, ...] = ()
     if prompt is None:
         shape, dtype = prompt_shape(module, prompt_tokens)

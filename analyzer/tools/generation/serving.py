@@ -189,7 +189,7 @@ class Server:
         if not is_count(context_tokens, 2) or not is_count(prefill_chunk, 1):
             raise InputError(f"{caller}(context_tokens={context_tokens!r}, prefill_chunk={prefill_chunk!r}): a context "
                              "has 2 tokens or more, a chunk 1")
-        self.module = model if isinstance(model, nn.Module) else build_model(model)
+        self.module = model if isinstance(model, nn.Module) else build_model(model, spec=self.device)
         if not is_of_transformers(self.module):
             raise InputError(f"{caller}(): {type(self.module).__name__} is no model of transformers, and only those "
                              "are served; give one, e.g. hf:gpt2")

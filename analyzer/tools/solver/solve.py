@@ -18,6 +18,7 @@ from analyzer.api.symbolic_profile import last_runs
 from analyzer.errors import InputError
 from analyzer.fx.trace.tracer import symbolic_trace
 from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware.catalogue import simulating
 from analyzer.output import check_output, print_error
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.latency import call_seconds
@@ -311,8 +312,8 @@ def plan_graph(model: nn.Module, args: Any, kwargs: dict[str, Any], autocast: to
                arguments: argparse.Namespace) -> Plan:
     """The plan of the model's traced graph. Raises InfeasibleBudgetError."""
     names = [name for name, _ in zip(inspect.signature(model.forward).parameters, args)]
-    place = "cpu" if arguments.device is None else find_device(arguments.device).kind
-    with progress_part(0.0, 0.2, "tracing"), casting(place, autocast):
+    spec = find_device(arguments.device or "cpu")
+    with progress_part(0.0, 0.2, "tracing"), casting(spec.kind, autocast), simulating(spec):
         gm = symbolic_trace(model, meta_args={**dict(zip(names, args)), **kwargs})
     held = update = 0
     if arguments.optimizer is not None:
