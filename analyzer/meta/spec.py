@@ -81,6 +81,9 @@ class TensorSpec(tuple[int, ...]):
     def shape(self) -> tuple[int, ...]:
         return tuple(self)
 
+    def __bool__(self) -> bool:
+        return True  # a record of a tensor, also of one without dimensions
+
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self)}@{self.device}"
 

@@ -238,7 +238,7 @@ def put_elements(call: Call, target: TensorSpec) -> int:
 
 def filled_elements(call: Call, target: TensorSpec) -> int:
     """index_fill: whole slices of the target."""
-    size = target[call.given["dim"]] if target else 0
+    size = target[call.given["dim"]] if len(target) else 0
     index: TensorSpec = call.given["index"]
     return index.numel * (target.numel // size if size else 1)
 

@@ -73,3 +73,13 @@ def test_gradients_follow_the_caller() -> None:
     with torch.no_grad():
         ShapeProp(gm).propagate(torch.empty(2, 3, 8, 8))
     assert not next(n for n in gm.graph.nodes if n.name == "conv").meta["tensor_meta"].requires_grad
+
+
+def test_records_of_scalars_are_true() -> None:
+    class Total(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sum()
+
+    gm = symbolic_trace(Total(), meta_args={"x": torch.empty(3)})
+    ShapeProp(gm).propagate(torch.empty(3))
+    assert [n.name for n in gm.graph.nodes if n.meta.get("spec")] == ["x", "sum_1", "output"]

@@ -37,7 +37,7 @@ def matmul_flops(a: Spec, b: Spec, *_: Any, out: Any = None, **__: Any) -> FlopC
     >>> tuple(matmul_flops(*pair).macs for pair in pairs)
     (24, 5, 1008)
     """
-    k, rows, columns = a[-1] if a else 1, a[-2] if len(a) > 1 else 1, b[-1] if len(b) > 1 else 1
+    k, rows, columns = a[-1] if len(a) else 1, a[-2] if len(a) > 1 else 1, b[-1] if len(b) > 1 else 1
     return multiply_adds(prod(broadcast(a[:-2], b[:-2])) * rows * k * columns, a)
 
 
@@ -219,7 +219,7 @@ def _linear(signature: Signature, device: DeviceSpec) -> KernelTime | None:
 def _matmul(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """``torch.matmul``, which folds the batch of a into its rows where b has none."""
     a, b = signature.inputs[:2]
-    m, n, k = (a[-2] if len(a) > 1 else 1), (b[-1] if len(b) > 1 else 1), a[-1] if a else 1
+    m, n, k = (a[-2] if len(a) > 1 else 1), (b[-1] if len(b) > 1 else 1), a[-1] if len(a) else 1
     rows, is_folded = math.gcd(row_elements(a), row_elements(b), n), len(b) <= 2
     batch, m = (1, prod(a[:-1])) if is_folded else (max(signature.outputs[0].numel // max(m * n, 1), 1), m)
     return product_time(batch, m, n, k, name_of_dtype(a), device, rows, has_weights=is_folded)

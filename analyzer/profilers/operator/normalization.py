@@ -165,8 +165,8 @@ register_each("multi_margin_loss",
 register_each("multi_margin_loss_backward",
     lambda grad, x, target, p, margin, weight=None, *_, **__: x.numel * (5 + 2 * int(p == 2) + int(weight is not None)))
 # 1 - x_t + x_j, maximum, sum for each target and class; the number of targets is data, taken at its most
-register_each("multilabel_margin_loss_forward", lambda x, *_, **__: 4 * x.numel * (x[-1] if x else 1))
-register_each("multilabel_margin_loss_backward", lambda grad, x, *_, **__: 4 * x.numel * (x[-1] if x else 1))
+register_each("multilabel_margin_loss_forward", lambda x, *_, **__: 4 * x.numel * (x[-1] if len(x) else 1))
+register_each("multilabel_margin_loss_backward", lambda grad, x, *_, **__: 4 * x.numel * (x[-1] if len(x) else 1))
 register_flop_impl.add("torch_nn::_linear_cross_entropy_batch_chunked", linear_cross_entropy_flops)
 register_flop_impl.add("torch_nn::_linear_cross_entropy_batch_chunked_no_reduction", linear_cross_entropy_flops)
 # Each (sample, time, state) of alpha, the second output, joins three states (Graves 2006, equation 6)
@@ -235,7 +235,7 @@ def softmax_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     backward = "backward" in name
     source = signature.inputs[1 if backward else 0]
     dim = bind(signature)["dim"] % max(len(source), 1)
-    outer, size, inner = prod(source[:dim]), source[dim] if source else 1, prod(source[dim + 1:])
+    outer, size, inner = prod(source[:dim]), source[dim] if len(source) else 1, prod(source[dim + 1:])
     options: dict[str, Any] = {"written_itemsize": out.dtype.itemsize, "backward": backward}
     kernel = softmax_time(outer, size, source.dtype.itemsize, device, **options) if inner <= 1 else inner_softmax_time(
         outer, size, inner, source.dtype.itemsize, device, **options)

@@ -256,7 +256,7 @@ def pointwise_rule(signature: Signature, device: DeviceSpec, instructions: str |
     if not signature.outputs:
         return None
     out = signature.outputs[0]
-    operands = [s for s in signature.inputs if len(s) <= len(out) and (s or s.device != "cpu")]
+    operands = [s for s in signature.inputs if len(s) <= len(out) and (len(s) or s.device != "cpu")]
     dtypes = {s.dtype for s in operands if s.dtype is not torch.bool}
     converts = len(dtypes) > 1 or bool(dtypes) and out.dtype is not torch.bool and out.dtype not in dtypes
     each = 0.0 if instructions is None else constant(instructions, device)

@@ -61,7 +61,7 @@ def sorted_flops(x: Spec, *args: Any, out: Any = None, **kwargs: Any) -> int:
     72
     """
     dim = next((int(a) for a in (*args, kwargs.get("dim")) if isinstance(a, int) and not isinstance(a, bool)), -1)
-    return whole_rows_flops(x, x[dim] if x else 1)
+    return whole_rows_flops(x, x[dim] if len(x) else 1)
 
 
 def whole_rows_flops(x: Spec, row: int) -> int:
@@ -101,7 +101,7 @@ register_each("linalg_vector_norm norm native_norm linalg__powsum", norm_flops)
 register_each("dist", lambda x, other, p=2, *_, **__: x.numel + norm_flops(x, p))  # The norm of a difference
 register_each("trace", lambda x, *_, **__: min(x))
 register_each("sort argsort mode unique_dim", sorted_flops)
-register_each("topk kthvalue", lambda x, k, dim=-1, *_, **__: whole_rows_flops(x, x[dim] if x else 1))
+register_each("topk kthvalue", lambda x, k, dim=-1, *_, **__: whole_rows_flops(x, x[dim] if len(x) else 1))
 # The median over a dimension, or over all
 register_each("median nanmedian",
     lambda x, *args, **__: sorted_flops(x, *args) if args else whole_rows_flops(x, x.numel))
@@ -169,7 +169,7 @@ def reduction_rule(signature: Signature, device: DeviceSpec) -> KernelTime | Non
         return stream_time(0, device)
     if dims is None or dims == []:
         dims = range(len(source))
-    reduced = {d % len(source) for d in ([dims] if isinstance(dims, int) else dims)} if source else set()
+    reduced = {d % len(source) for d in ([dims] if isinstance(dims, int) else dims)} if len(source) else set()
     outputs = prod(size for i, size in enumerate(source) if i not in reduced)
     fastest = min((i for i, size in enumerate(source) if size > 1), key=lambda i: source.stride[i], default=-1)
     return reduction_time(outputs, source.numel // outputs, source.dtype.itemsize, device,
@@ -180,7 +180,7 @@ def reduction_rule(signature: Signature, device: DeviceSpec) -> KernelTime | Non
 def embedding_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """Rows of the table: as many as the result has, which are more than indices where an inner dimension is picked."""
     table, out = signature.inputs[0], signature.outputs[0]
-    width = max(out[-1], 1) if out else 1
+    width = max(out[-1], 1) if len(out) else 1
     return gather_rows_time(out.numel // width, width, table.dtype.itemsize, device)
 
 
