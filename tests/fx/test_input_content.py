@@ -1,4 +1,5 @@
 """Contents of inputs, and constants among them, that a trace is told: its graph is right for others, or raises."""
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ X = torch.linspace(-1, 1, 60).reshape(4, 3, 5)
 MASKS = torch.tensor([True, True, False, True]), torch.tensor([True, False, False, True])
 LENGTHS = torch.tensor([3, 2, 2, 1]), torch.tensor([2, 2, 1, 1])
 IDS = torch.tensor([0, 1, 2, 2]), torch.tensor([0, 3, 1, 2])
+MASK = torch.tensor([1.0, 0.0, 2.0, 0.0, 1.0])
 torch.manual_seed(0)
 LSTM = nn.LSTM(5, 5, batch_first=True)
 
@@ -135,10 +137,43 @@ CONSTANTS: dict[str, tuple[Any, ...]] = {
     "a default": (lambda x, d=(1, 2): x * d[0], {"x": X}, {}, [X, (3, 2)], {}, r"d\[0\]: got 3"),
     "an object for None": (lambda x, d=None: x if d is None else x * d.n, {"x": X}, {}, [X, Holder(X, 3)], {},
                            "d: got .*traced with the constant None"),
+    "a tensor": (lambda x, m: x * m, {"x": X}, {"m": MASK}, [X, MASK + 1], {}, "m: got float32.5., .* other contents"),
+    "a tensor by default": (lambda x, m=MASK: x * m, {"x": X}, {}, [X, MASK + 1], {}, "m: got .* of other contents"),
+    "a tensor that is left out": (lambda x, m=None: x * m, {"x": X, "m": MASK}, {}, [X], {}, "m: got None"),
     "by position": (sum_of, {"first": X}, {"others": (2,), "n": 3}, [X, 3], {"n": 3}, r"others\[0\]: got 3"),
     "more by position": (sum_of, {"first": X}, {"others": (2,), "n": 3}, [X, 2, 2], {"n": 3}, "others: got 2 items"),
     "by name": (sum_of, {"first": X}, {"others": (2,), "n": 3}, [X, 2], {"n": 4}, r"named\['n'\]: got 4"),
 }
+
+
+#: function, constants with tensors, what the function is of them
+PARTS: dict[str, tuple[Callable[..., Tensor], dict[str, Any], Callable[[Tensor], Tensor]]] = {
+    "alone": (lambda x, m: x * m, {"m": MASK}, lambda x: x * MASK),
+    "before": (lambda m, n, x: x * m * n, {"m": MASK, "n": 2}, lambda x: x * MASK * 2),
+    "by name": (lambda x, **named: x * named["m"], {"m": MASK}, lambda x: x * MASK),
+    "by keyword": (lambda x, *, m: x * m, {"m": MASK}, lambda x: x * MASK),
+    "in a list": (lambda x, b: x * b["m"][0] * b["n"], {"b": {"m": [MASK], "n": 3}}, lambda x: x * MASK * 3),
+    "in a dataclass": (lambda x, b: x * b.x * b.scale, {"b": Batch(MASK)}, lambda x: x * MASK * 2),
+    "a parameter": (lambda x, m: x * m, {"m": nn.Parameter(MASK)}, lambda x: x * MASK),
+    "asked": (lambda x, m: x * 2 if m else x * 3, {"m": torch.zeros(1)}, lambda x: x * 3),
+    "an index": (lambda x, i: x[i], {"i": torch.tensor([2, 0, 2])}, lambda x: x[[2, 0, 2]]),
+    "by default": (lambda x, m=(MASK,): x * m[0], {}, lambda x: x * MASK),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_tensors_among_constants_are_part_of_the_graph(name: str) -> None:
+    function, constants, right = PARTS[name]
+    gm = symbolic_trace(function, constants, {"x": torch.ones(4, 3, 5)})
+    torch.testing.assert_close(gm(x=X), right(X))
+    torch.testing.assert_close(copy.deepcopy(gm)(x=X, **constants), right(X))
+
+
+def test_a_tensor_that_varies_is_no_constant() -> None:
+    with pytest.raises(InputError, match=r"m: got float32\[4, 3, 5\], .* part of the graph: leave it out"):
+        symbolic_trace(lambda m, x: x * m, {"m": MASK}, {"x": X})(X)
+    with pytest.raises(InputError, match=r"concrete_args\['m'\] holds a tensor that meta_args holds too"):
+        symbolic_trace(lambda x, m: x * m, {"m": [X]}, {"x": X})
 
 
 @pytest.mark.parametrize("name", CONSTANTS)

@@ -327,8 +327,9 @@ class GraphModule(fx.GraphModule):
         for name, parameter in signature.parameters.items():
             if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
                 values.setdefault(name, () if parameter.kind is Parameter.VAR_POSITIONAL else {})
-            for e in expected.get(name, ()) if name in values else ():  # else the default
-                e.check(values[name], parameter.kind is Parameter.VAR_KEYWORD)
+            for e in expected.get(name, ()):  # a default is what was traced, or None where a tensor is needed
+                if name in values or e.varies and parameter.default is None:
+                    e.check(values.get(name), parameter.kind is Parameter.VAR_KEYWORD)
         if self._compares_identity:
             check_identity([e for found in expected.values() for e in found], values)
 

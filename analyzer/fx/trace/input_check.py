@@ -21,15 +21,24 @@ from analyzer.fx.module_borrow import Borrowed
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import VALUES
-from analyzer.meta.structure import Access, children, holds_tensor
+from analyzer.meta.structure import Access, children, holds_tensor, tensors_of
 from analyzer.meta.value.known_value import Watched
 
 
 class Bound(NamedTuple):
-    """Values of the parameters of a forward, in its order; ``given`` are those that have one."""
+    """Values of the parameters of a forward, in its order; ``given`` are those that have one. Tensors in those that are
+    ``concrete``, by name, are part of the graph.
+    """
 
     parameters: list[Parameter]
     given: dict[str, Any]
+    concrete: frozenset[str]
+
+    def concrete_parts(self, values: Mapping[str, Any]) -> list[Any]:
+        """What is part of the graph of ``values``, which are by the names of parameters."""
+        gathers = (p.name for p in self.parameters if p.kind is Parameter.VAR_KEYWORD)
+        rest: Mapping[str, Any] = values.get(next(gathers, ""), {})
+        return [held[name] for held in (values, rest) for name in self.concrete if name in held]
 
     def name_in_graph(self, p: Parameter) -> str:
         """The name of a parameter in generated code, where ``self`` is the graph module."""
@@ -73,6 +82,11 @@ def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any],
         if p.kind is Parameter.VAR_POSITIONAL and not isinstance(given.get(p.name, ()), (tuple, list)):
             raise InputError(
                 f"meta_args[{p.name!r}]: forward takes *{p.name}, so give a tuple, got {type(given[p.name]).__name__}")
+    shared = set(map(id, tensors_of([*meta_args.values()]))) & set(map(id, tensors_of([*concrete_args.values()])))
+    if shared:
+        names = [n for n, v in concrete_args.items() if any(id(t) in shared for t in tensors_of(v))]
+        raise InputError(f"concrete_args[{names[0]!r}] holds a tensor that meta_args holds too: it varies, or it is "
+                         "part of the graph. Put a clone of it into one of them")
     missing = [p.name for p in parameters if p.default is Parameter.empty and p.name not in given
                and p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
     if missing:
@@ -82,16 +96,20 @@ def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any],
     if varargs is not None and given.get(parameters[varargs].name):
         for p in parameters[:varargs]:
             given.setdefault(p.name, p.default)  # values of *args can only follow all of these
-    return Bound(parameters, given)
+    return Bound(parameters, given, frozenset(concrete_args))
 
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 
 
+_PART = "; it is part of the graph: leave it out, or trace again with this one"
+
+
 class Expected(NamedTuple):
     """One tensor, one constant, or the ``keys`` of one container, that the graph was traced with; ``path`` leads to it
     inside the argument. Places with one ``tensor``, a number, held the same object. ``states`` are what code asked of
-    the tensor besides (name, arguments, those by keyword), each with what it was told.
+    the tensor besides (name, arguments, those by keyword), each with what it was told. ``part`` is a tensor that is
+    part of the graph, which may be left out.
     """
 
     argument: str
@@ -102,6 +120,7 @@ class Expected(NamedTuple):
     keys: tuple[Any, ...] | None = None
     tensor: int = 0
     states: tuple[tuple[tuple[str, tuple[Any, ...], tuple[Any, ...]], Any], ...] = ()
+    part: Tensor | None = None
 
     def __str__(self) -> str:
         return self.argument + "".join(map(str, self.path))
@@ -111,10 +130,10 @@ class Expected(NamedTuple):
         try:
             value = self.find(value)
         except (AttributeError, KeyError, IndexError, TypeError):
-            if by_name and len(self.path) == 1 and self.shape is None:
+            if self.part is not None or by_name and len(self.path) == 1 and self.shape is None:
                 return
             raise InputError(f"{self}: missing; the graph was traced with {self.describe()} there") from None
-        if isinstance(value, fx.Proxy):
+        if isinstance(value, fx.Proxy) or value is None and self.part is not None:
             return
         is_tensor, wrong = isinstance(value, Tensor), None  # what a message says besides, where something is
         if self.keys is not None:
@@ -133,7 +152,9 @@ class Expected(NamedTuple):
             wrong = ""
         elif tuple(value.shape) != self.shape or value.dtype != self.dtype:
             wrong = ("; shapes and dtypes are constants of a traced graph: trace again with a tensor like this one in "
-                     "meta_args")
+                     "meta_args") if self.part is None else _PART
+        elif self.part is not None and not _is_alike(value, self.part):
+            wrong = f" of other contents{_PART}"
         if wrong is not None:
             got = name_spec(value.shape, value.dtype) if is_tensor else repr(value)
             raise InputError(f"{self}: got {got}, but the graph was traced with {self.describe()}{wrong}")
@@ -141,6 +162,10 @@ class Expected(NamedTuple):
             if (told := ask_state(value, name, args, kwargs)) != traced:
                 raise InputError(f"{self}: its {name} is {told}, but the graph was traced with {traced}, and forward "
                                  "asks for it: trace again with a tensor like this one in meta_args")
+
+    @property
+    def varies(self) -> bool:
+        return self.shape is not None and self.part is None
 
     def find(self, value: Any) -> Any:
         for access in self.path:
@@ -196,7 +221,22 @@ def name_spec(shape: Iterable[int], dtype: torch.dtype | None) -> str:
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
-def expectations(arguments: Iterable[tuple[str, Any]]) -> list[Expected]:
+def _is_alike(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape have equal contents, as far as there are any."""
+    return tensor is other or _has_no_data(tensor) or _has_no_data(other) or torch.equal(
+        tensor.detach(), other.detach().to(tensor.device))
+
+
+def _has_no_data(tensor: Tensor) -> bool:
+    return tensor.layout is not torch.strided or tensor.device.type == "meta" or isinstance(
+        tensor.untyped_storage(), MetaStorage)
+
+
+_EMPTY: dict[Any, Any] = {Parameter.VAR_POSITIONAL: (), Parameter.VAR_KEYWORD: {}}
+
+
+def expectations(bound: Bound) -> list[Expected]:
+    """What arguments of a graph must be like, those that are not given as by default."""
     found: list[Expected] = []
     numbers: dict[int, int] = {}  # by id of a tensor
     seen: set[int] = set()
@@ -204,7 +244,8 @@ def expectations(arguments: Iterable[tuple[str, Any]]) -> list[Expected]:
     def walk(argument: str, value: Any, path: tuple[Access, ...]) -> None:
         if isinstance(value, Tensor):
             number = numbers.setdefault(id(value), len(numbers))
-            found.append(Expected(argument, path, tuple(value.shape), value.dtype, tensor=number))
+            found.append(Expected(argument, path, tuple(value.shape), value.dtype, tensor=number,
+                                  part=value if id(value) in parts else None))
         elif constant := _comparable(value):
             found.append(Expected(argument, path, None, None, *constant))
         elif id(value) not in seen:
@@ -214,8 +255,11 @@ def expectations(arguments: Iterable[tuple[str, Any]]) -> list[Expected]:
             for access, child in children(value):
                 walk(argument, child, (*path, access))
 
-    for argument, value in arguments:
-        walk(argument, value, ())
+    values = {p.name: bound.given.get(p.name, _EMPTY.get(p.kind, p.default)) for p in bound.parameters}
+    defaults = [value for name, value in values.items() if name not in bound.given]
+    parts = {id(tensor) for tensor in tensors_of([defaults, bound.concrete_parts(bound.given)])}
+    for p in bound.parameters:
+        walk(bound.name_in_graph(p), values[p.name], ())
     return found
 
 

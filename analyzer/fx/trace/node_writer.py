@@ -4,7 +4,7 @@ from __future__ import annotations
 import enum
 import keyword
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any
@@ -255,6 +255,11 @@ class NodeWriter:
     def map(self, tensor: Any, node: fx.Node) -> None:
         self._nodes[id(tensor)] = node
         self._kept.append(tensor)
+
+    def unbind(self, tensors: Iterable[Tensor]) -> None:
+        """Let tensors be without a node again: the graph will hold them."""
+        for tensor in tensors:
+            self._nodes.pop(id(tensor), None)
 
     def bind(self, value: Any, node: fx.Node, rename: bool = False, around: tuple[Any, ...] = ()) -> None:
         """Map ``value``, which ``node`` gave, and its parts; with ``rename``, ``node`` wrote to none of them."""

@@ -30,7 +30,7 @@ from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.source_line import is_user_code
 from analyzer.meta.spec import LITERALS
 from analyzer.meta.state import MetaOptions, current
-from analyzer.meta.structure import replace_tensors, tensors_of
+from analyzer.meta.structure import holds_tensor, replace_tensors, tensors_of
 from analyzer.meta.tensor import MetaTensor
 from analyzer.meta.value.known_value import Watched
 from analyzer.record.collector import rare_collections, telling_depth
@@ -54,7 +54,6 @@ from .tracing_patch import tracing_patches
 from .unknown_size import known_contents
 
 _LITERALS = (*LITERALS, torch.dtype)
-_EMPTY: dict[Any, Any] = {Parameter.VAR_POSITIONAL: (), Parameter.VAR_KEYWORD: {}}
 
 
 @leaves_no_tensor
@@ -66,9 +65,10 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     ``root`` is a module, a function or a program by ``torch.export``. Its own code runs once, on fake tensors, and
     every torch function that it calls becomes a node; so control flow, shapes and containers are what they are in
     Python, and constants of the graph. ``meta_args`` maps argument names to tensors (with or without data, on any
-    device), also nested in containers, dataclasses and objects; ``concrete_args`` maps names to constants. For
-    ``*args`` give a tuple by its name; other names go to ``**kwargs``. What forward asks of the machine, such as
-    ``torch.cuda.is_available()``, this machine answers, or where a tensor is on an accelerator, one that has it.
+    device), also nested in containers, dataclasses and objects; ``concrete_args`` maps names to constants, tensors too,
+    which are part of the graph: it is called without them. For ``*args`` give a tuple by its name; other names go to
+    ``**kwargs``. What forward asks of the machine, such as ``torch.cuda.is_available()``, this machine answers, or
+    where a tensor is on an accelerator, one that has it.
 
     With ``trace_act_ckpt`` the graph's code uses ``torch.utils.checkpoint`` where ``root`` does, else its nodes are
     only annotated. With ``bias_addition_split``, nodes of their own add the biases of linear and convolution layers.
@@ -175,9 +175,8 @@ class _Attempt:
             args, kwargs = bound.call_arguments(values)
             fakes = {bound.name_in_graph(p): values.get(p.name) for p in bound.parameters}
             # what arguments of the graph must be like, each with what is in its place
-            places = [(e, None if e.shape is None else e.find(fakes[e.argument])) for e in expectations(
-                (bound.name_in_graph(p), bound.given.get(p.name, _EMPTY.get(p.kind, p.default)))
-                for p in bound.parameters)]
+            places = [(e, e.find(fakes[e.argument]) if e.varies else None)
+                      for e in expectations(bound)]
             assignments, random = Assignments(borrowed, values), RandomWatch(borrowed)
             if self.outlined:
                 tape.leaks.begin(module.forward, (module, values))
@@ -216,10 +215,15 @@ class _Attempt:
 
 
 def _make_fakes(bound: Bound, borrowed: Borrowed, merges: bool) -> dict[str, Any]:
-    """The given values with a fake tensor for every tensor: one for each place, or with ``merges`` for each tensor."""
+    """The given values with a fake tensor for every tensor: one for each place, or with ``merges`` for each tensor, and
+    of those that are part of the graph.
+    """
+    parts = {id(tensor) for tensor in tensors_of(bound.concrete_parts(bound.given))}
     made: dict[int, Tensor] = {}
 
     def make(tensor: Tensor) -> Tensor:
+        if id(tensor) in parts:
+            return borrowed.fakes.make(tensor, readable=True, constant=True)
         if merges and id(tensor) in made:
             return made[id(tensor)]
         again = borrowed.fakes.of(tensor)
@@ -242,12 +246,15 @@ def _write_placeholders(tape: Tape, bound: Bound, values: dict[str, Any]) -> Non
     defaults: dict[str, tuple[Any, ...]] = {}  # in the generated signature: forward's, or the constants given
     for p in bound.parameters:
         value = values.get(p.name, p.default)
-        needed = p.default is Parameter.empty and next(tensors_of(value), None) is not None
+        needed = p.default is Parameter.empty and p.name not in bound.concrete and holds_tensor(value)
         defaults[p.name] = (value,) if isinstance(value, _LITERALS) else () if needed else (None,)
     by_position = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     required = [p for p in bound.parameters if p.kind in by_position and not defaults[p.name]]
-    for p in bound.parameters[:bound.parameters.index(required[-1])] if required else ():
-        defaults[p.name] = ()  # a constant before an argument that must be given
+    before = bound.parameters[:bound.parameters.index(required[-1])] if required else []
+    if any(p.name in bound.concrete and holds_tensor(values[p.name]) for p in before):
+        defaults.update({p.name: (None,) for p in required})  # those after it are given by name, which the graph checks
+    else:
+        defaults.update({p.name: () for p in before})  # a constant before an argument that must be given
     for p in bound.parameters:
         if p.kind is Parameter.VAR_POSITIONAL:
             tape.placeholder("*" + bound.name_in_graph(p), (), values.get(p.name, ()))
@@ -255,6 +262,7 @@ def _write_placeholders(tape: Tape, bound: Bound, values: dict[str, Any]) -> Non
             tape.placeholder("**" + bound.name_in_graph(p), (), values.get(p.name, {}))
         else:
             tape.placeholder(bound.name_in_graph(p), defaults[p.name], values.get(p.name))
+    tape.unbind(tensors_of(bound.concrete_parts(values)))
 
 
 def locate(error: Exception, tape: Tape, meta_args: Mapping[str, Any]) -> AnalyzerError:
