@@ -34,6 +34,12 @@ NAMES = {
     "meta/tensor.py": """
         torch._C.TensorBase.device torch._C.TensorBase.data torch._C.TensorBase.data_ptr
         torch._C._disabled_torch_function_impl torch.overrides._pop_mode torch.overrides._push_mode""",
+    "meta/copied_tensor.py": """
+        torch.serialization._save.__code__ torch.serialization._legacy_save.__code__
+        torch.serialization._serialization_tls.map_location torch.serialization._get_restore_location
+        torch._utils._rebuild_parameter torch._utils._rebuild_parameter_with_state
+        torch._utils._rebuild_sparse_tensor torch._utils._rebuild_meta_tensor_no_storage""",
+    "meta/address_space.py": "torch.UntypedStorage._set_from_file",
     "meta/intercept/patch.py": """
         torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode.__enter__ torch.nn.functional.has_torch_function
         torch.nn.functional.has_torch_function_unary torch.nn.functional.has_torch_function_variadic

@@ -15,12 +15,12 @@ from torch.distributed.optim import zero_redundancy_optimizer
 from analyzer.cuda.stream import SimulatedEvent, SimulatedStream
 from analyzer.errors import InputError
 from analyzer.meta import argument as collective_hook
-from analyzer.meta.address_space import MetaStorage, next_number
+from analyzer.meta.address_space import MetaStorage, new_storage, next_number
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.operator_info import OperatorInfo
 from analyzer.meta.state import active_state
-from analyzer.meta.tensor import device_of, new_storage
+from analyzer.meta.tensor import device_of
 
 from .known_content import ContentRule, find_process_group
 from .world_state import active_world_state, current_world

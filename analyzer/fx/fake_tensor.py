@@ -19,11 +19,11 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from analyzer.meta.address_space import MetaStorage
+from analyzer.meta.address_space import MetaStorage, bytes_on_meta
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import LEAVES, SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import CPU, MetaState
-from analyzer.meta.tensor import META, MetaTensor, bytes_on_meta, device_of, sparse_like, tensor_on
+from analyzer.meta.tensor import META, MetaTensor, device_of, sparse_like, tensor_on
 from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.record.optimizer_step import has_gradient_hooks, is_updated_in_backward, share_gradient_hooks
 from analyzer.record.tensor_walk import REGISTRIES

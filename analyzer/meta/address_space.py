@@ -15,8 +15,11 @@ from analyzer.errors import InputError
 from analyzer.memory.allocator import AllocatorOptions, Block, CachingAllocator
 from analyzer.memory.allocator_segment import Elsewhere, Instruction, Placements, replay_one_by_one
 
-from .value.known_value import Known, reads
+from .intercept.mode_stack import without_modes
+from .value.known_value import Deferred, Known, reads, small_enough
 
+_META = torch.device("meta")
+_empty_strided = torch.empty_strided
 _HOST_BASE = 0x5500_0000_0000    # where Linux puts a process's heap; only has to differ from the accelerators'
 _META_BASE = 0x4500_0000_0000
 _DEVICE_TOP = 0x7F00_0000_0000  # where CUDA's unified addressing puts device memory
@@ -217,6 +220,7 @@ class MetaStorage(torch.UntypedStorage):
     known: Known | None = None         #: contents, where they follow from factories
     drawn_from: Known | None = None    #: where the contents are unknown: known ones among which each element is
     density: float | None = None       #: expected mean of the elements, where data-dependent sizes need one
+    origin: torch.UntypedStorage | None = None  #: one with data that a file was read into, until its dtype is known
     nonzero_bound: Any = None          #: `NonzeroBound`: where the contents are unknown, how many can be nonzero
 
     def data_ptr(self) -> int:
@@ -250,6 +254,35 @@ class MetaStorage(torch.UntypedStorage):
     def followed(self, followed: tuple[Known | None, Known | None, float | None, Any]) -> None:
         self.known, self.drawn_from, self.density, self.nonzero_bound = followed
 
+    def copy_to(self, device: torch.device) -> MetaStorage:
+        with without_modes():
+            made = new_storage(self.nbytes(), device, self.space)
+        made.followed, made.origin = self.followed, self.origin
+        return made
+
+    def cpu(self) -> MetaStorage:
+        return self if self.device.type == "cpu" else self.copy_to(torch.device("cpu"))
+
+    def clone(self) -> MetaStorage:
+        return self.copy_to(self.device)
+
+    def _set_from_file(self, file: Any, offset: int | None, is_file: bool, element_bytes: int) -> None:
+        """What `torch.load` reads after it gave the storage its place, from files of the format before torch 1.6."""
+        real = torch.UntypedStorage(self.nbytes()) if self.origin is None else self.origin
+        real._set_from_file(file, offset, is_file, element_bytes)
+        self.origin = None
+
+    def follow_origin(self, dtype: torch.dtype) -> None:
+        """Know the contents that were read, now that their dtype is known, where they are few enough."""
+        real = self.origin
+        if real is None:
+            return
+        if small_enough(real.nbytes() // dtype.itemsize, dtype):
+            with without_modes():
+                self.known = Deferred(torch.empty(0, dtype=dtype).set_(real))
+        if not hasattr(real, "_torch_load_uninitialized"):  # else it is read later, at once
+            self.origin = None
+
     def give_back_early(self) -> None:
         """Free its memory in the books now, where the device would; the tensor itself lives on for a moment."""
         space = self.__dict__.pop("space", None)
@@ -268,6 +301,15 @@ class MetaStorage(torch.UntypedStorage):
                     space.release(self)
             else:
                 space.release(self)
+
+
+def bytes_on_meta(nbytes: int) -> torch.Tensor:
+    return _empty_strided((nbytes,), (1,), dtype=torch.uint8, device=_META)
+
+
+def new_storage(nbytes: int, device: torch.device, space: AddressSpace) -> MetaStorage:
+    """A storage of ``nbytes`` on ``device``. To be called without modes."""
+    return space.attach(bytes_on_meta(nbytes), device)
 
 
 def find_storage(tensor: torch.Tensor) -> torch.UntypedStorage:

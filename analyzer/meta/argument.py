@@ -9,12 +9,12 @@ import torch
 
 from analyzer.errors import InputError
 
-from .address_space import MetaStorage, find_storage
+from .address_space import MetaStorage, find_storage, new_storage
 from .intercept.mode_stack import without_modes
 from .spec import SPARSE_LAYOUTS, parts_of, strided_of
 from .state import MetaState
 from .structure import replace_tensors
-from .tensor import MetaTensor, device_of, is_around_tensors, new_storage, sparse_like, tensor_on
+from .tensor import MetaTensor, device_of, is_around_tensors, sparse_like, tensor_on
 from .value.known_value import Deferred, small_enough
 
 #: In a world of ranks the `distributed.collective.Collectives`.

@@ -12,10 +12,9 @@ from analyzer.errors import InputError, is_count
 from analyzer.hardware.catalogue import simulated_spec
 from analyzer.registry import Call, Registry
 
-from .address_space import MetaStorage
+from .address_space import MetaStorage, new_storage
 from .spec import Signature, check_operator, compositions
 from .state import MetaState
-from .tensor import new_storage
 from .value.expectation import ESTIMATED, TESTS
 from .value.nonzero_bound import BOUNDING
 

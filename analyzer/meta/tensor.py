@@ -1,7 +1,6 @@
 """A fake tensor: without data, on a simulated device, and how all of them are made."""
 from __future__ import annotations
 
-import copy
 import functools
 import threading
 from typing import Any
@@ -12,7 +11,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.intercept.mode_stack import without_modes
 
-from .address_space import AddressSpace, MetaStorage, Region, find_storage
+from .address_space import AddressSpace, MetaStorage, Region, bytes_on_meta, find_storage
 from .spec import SPARSE_LAYOUTS, strided_of
 from .state import current
 
@@ -140,25 +139,6 @@ class MetaTensor(torch.Tensor):
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"MetaTensor(size={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}'{grad})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if id(self) in memo:
-            return memo[id(self)]
-        if not self.is_leaf:
-            raise RuntimeError(
-                "Only tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
-        result = copy_tensor(self, memo)
-        memo[id(self)] = result
-        result.requires_grad_(self.requires_grad)
-        if self.grad is not None:
-            result.grad = copy.deepcopy(self.grad, memo)
-        result.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return result
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        state = {k: v for k, v in self.__dict__.items() if k == "_is_param"}
-        device = str(self.device)
-        return rebuild, (tuple(self.shape), self.stride(), self.dtype, device, self.requires_grad, state)
-
 
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, MetaTensor})
 """Classes of tensors that are nothing but themselves: they override no function."""
@@ -220,15 +200,6 @@ def _is_on(kind: str) -> property:
 
 for _name in ("cuda", "cpu", "meta"):
     setattr(MetaTensor, f"is_{_name}", _is_on(_name))
-
-
-def bytes_on_meta(nbytes: int) -> torch.Tensor:
-    return _empty_strided((nbytes,), (1,), dtype=torch.uint8, device=META)
-
-
-def new_storage(nbytes: int, device: torch.device, space: AddressSpace) -> MetaStorage:
-    """A storage of ``nbytes`` on ``device``. To be called without modes."""
-    return space.attach(bytes_on_meta(nbytes), device)
 
 
 def new_tensor(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device,
@@ -295,24 +266,3 @@ def revive(like: torch.Tensor, device: torch.device, number: int, region: Region
     storage.__dict__ = {"device": device, "number": number, "region": region, "space": space}
     out.__class__ = MetaTensor
     return out
-
-
-def copy_tensor(tensor: torch.Tensor, memo: dict[int, Any]) -> MetaTensor:
-    old = tensor.untyped_storage()
-    assert isinstance(old, MetaStorage)
-    key = -old.number - 1  # a memo key that no id() can be
-    with without_modes():
-        if key not in memo:
-            memo[key] = new_storage(old.nbytes(), old.device, old.space)
-            memo[key].followed = old.followed
-        return tensor_on(memo[key], tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
-
-
-def rebuild(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: str,
-            requires_grad: bool, state: dict[str, Any]) -> MetaTensor:
-    """Unpickle a `MetaTensor`: same specs and device, a storage of its own."""
-    with without_modes():
-        result, _ = new_tensor(shape, stride, dtype, torch.device(device), AddressSpace())
-    result.requires_grad_(requires_grad)
-    result.__dict__.update(state)
-    return result

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from analyzer.meta.address_space import MetaStorage
+from analyzer.meta.address_space import MetaStorage, new_storage
 from analyzer.meta.state import MetaState, active_state
-from analyzer.meta.tensor import new_storage, tensor_on
+from analyzer.meta.tensor import tensor_on
 from analyzer.record.log import CALLER, Log, LogModuleCall, LogNode, Pending, identifier
 from analyzer.record.recorder import Recorder
 from analyzer.record.reference_count import ALONE, ALONE_VIEW, Holding

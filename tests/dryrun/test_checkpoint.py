@@ -81,6 +81,87 @@ def test_nothing_is_written_over_a_checkpoint(run, header, tmp_path):
     assert any("save_file" in a and "wrote nothing" in a for a in found.profile.assumptions)
 
 
+ROUND_TRIPS = {
+    "path": """torch.save(net.state_dict(), path); back = torch.load(path)""",
+    "pathlib": """torch.save(net.state_dict(), Path(path)); back = torch.load(Path(path), map_location="cuda")""",
+    "trusted": """torch.save(net.state_dict(), path); back = torch.load(path, weights_only=False, mmap=True)""",
+    "buffer": """file = io.BytesIO(); torch.save(net.state_dict(), file); file.seek(0); back = torch.load(file)""",
+    "open file": """
+    with open(path, "wb") as file:
+        torch.save(net.state_dict(), file)
+    with open(path, "rb") as file:
+        back = torch.load(file)""",
+    "whole module": """torch.save(net, path); back = torch.load(path, weights_only=False).state_dict()""",
+    "nested": """
+    torch.save({"epoch": 3, "net": net.state_dict(), "optimizer": best.state_dict()}, path)
+    found = torch.load(path); best.load_state_dict(found["optimizer"]); back = found["net"]
+    assert found["epoch"] == 3""",
+    "renamed": """
+    torch.save(net.state_dict(), path + ".tmp"); os.replace(path + ".tmp", path)
+    assert os.path.exists(path) and not os.path.exists(path + ".tmp"); back = torch.load(path)""",
+    "best": """
+    torch.save(net.state_dict(), path); shutil.copyfile(path, path + ".best"); os.remove(path)
+    assert not Path(path).exists() and os.path.isfile(path + ".best"); back = torch.load(path + ".best")""",
+    "safetensors": """
+    save_file(net.state_dict(), path); back = load_file(path, device="cuda")""",
+    "safetensors of a model": """
+    save_model(net, path); assert load_model(net, path, device="cuda") == (set(), []); back = net.state_dict()""",
+    "elsewhere": """
+    torch.save(net.state_dict(), path); back = torch.load(path, map_location="cpu")
+    assert not any(t.is_cuda for t in back.values()); back = {n: t.cuda() for n, t in back.items()}""",
+}
+
+
+@pytest.mark.parametrize("way", ROUND_TRIPS)
+def test_a_script_reads_what_it_saved(run, tmp_path, way):
+    """What is read is on the device as long as its name lives: one matrix of 1024 x 1024 more."""
+    peaks = {}
+    for name, text in {"nothing": "back = None", way: ROUND_TRIPS[way]}.items():
+        found = run("""
+    import io, os, shutil
+    from pathlib import Path
+    from safetensors.torch import load_file, load_model, save_file, save_model
+    path = sys.argv[1] + "/last.pt"
+    net = nn.Linear(1024, 1024, bias=False).cuda()
+    best = torch.optim.SGD(net.parameters(), .1)
+    """ + text.strip("\n ") + """
+    if back is not None:
+        net.load_state_dict(back)
+    for _ in range(4):
+        net(torch.rand(2, 1024, device="cuda")).mean().backward()
+        best.step()
+        best.zero_grad()
+    """)
+        assert found.error is None, found.format_error()
+        peaks[name] = found.profile.peak_allocated_bytes
+    if "model" in way:  # which keeps nothing else
+        assert peaks[way] == peaks["nothing"]
+    else:
+        assert peaks[way] - peaks["nothing"] == 2**22
+    left = {p.name: p.stat().st_size for p in tmp_path.iterdir() if p.name != "script.py"}
+    assert left == ({"last.pt": 0} if way == "open file" else {})  # which the script itself makes
+
+
+def test_a_file_of_another_run_is_read_to_the_device_asked_for(run, tmp_path):
+    import torch
+
+    torch.save({"weight": torch.rand(512, 512), "counts": torch.arange(3)}, tmp_path / "last.pt")
+    before = (tmp_path / "last.pt").read_bytes()
+    found = run("""
+    path = sys.argv[1] + "/last.pt"
+    found = torch.load(path, map_location="cuda")
+    assert torch.cuda.memory_allocated() == 512 * 512 * 4 + 512
+    assert found["counts"].tolist() == [0, 1, 2] and found["weight"].device == torch.device("cuda", 0)
+    torch.save(found["weight"][:2], path)
+    assert torch.load(path).shape == (2, 512)
+    torch.set_rng_state(torch.get_rng_state())
+    torch.save(torch.get_rng_state(), path)
+    torch.set_rng_state(torch.load(path))
+    """)
+    assert found.error is None, found.format_error()
+    assert (tmp_path / "last.pt").read_bytes() == before
+
+
 def test_safetensors_is_as_it_was(run, header, tmp_path):
     import safetensors.torch
     import torch
@@ -154,7 +235,7 @@ def test_what_was_replaced_is_put_back_where_the_next_replacement_fails(monkeypa
 
     from analyzer.tools.dryrun import patch
 
-    def fail():
+    def fail(files):
         yield lambda: None
         raise MemoryError
 

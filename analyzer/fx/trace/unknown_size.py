@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from analyzer.meta.address_space import MetaStorage
+from analyzer.meta.copied_tensor import copy_tensor
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import NUMBERS
 from analyzer.meta.state import MetaState
 from analyzer.meta.structure import children, replace_tensors, tensors_of
-from analyzer.meta.tensor import copy_tensor, device_of, new_tensor
+from analyzer.meta.tensor import device_of, new_tensor
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.known_value import Known, Watched, reads
 

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta import argument as collective
 from analyzer.meta.address_space import MetaStorage, next_number
+from analyzer.meta.copied_tensor import own_storages
 from analyzer.meta.operator_info import (
     OperatorInfo,
     Stage,
@@ -34,7 +35,10 @@ _aten = torch.ops.aten
 
 def run_kernel(state: MetaState, call: OperatorCall, key: Any) -> None:
     """Give ``call`` what its kernel returns, on devices, and its signature; keep both under ``key``, if any."""
-    info, args, kwargs, tensors = call.info, call.args, call.kwargs, call.tensors
+    info = call.info
+    if info.name == "set_":
+        call.args = own_storages(state, call.args)
+    args, kwargs, tensors = call.args, call.kwargs, call.tensors
     if not check_devices(state, call):
         key = None
     if info.refuses_overlaps:
@@ -91,8 +95,10 @@ def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, s
             out.__class__ = MetaTensor
     for _, written in call.written():  # ``resize_`` and ``out=`` variants can make a storage larger
         storage = written.untyped_storage() if written.layout is torch.strided else None
-        if isinstance(storage, MetaStorage) and storage.nbytes() > storage.region.bytes:
-            storage.space.resize(storage, next_number())
+        if isinstance(storage, MetaStorage):
+            storage.follow_origin(written.dtype)
+            if storage.nbytes() > storage.region.bytes:
+                storage.space.resize(storage, next_number())
 
 
 def _make_recipes(call: OperatorCall) -> list[Recipe] | None:

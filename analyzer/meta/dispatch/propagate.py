@@ -84,7 +84,7 @@ def _propagate_known(state: MetaState, call: OperatorCall) -> None:
         _fill(state, call)
     if info.filler or info.undefined:
         return
-    if info.mutated:
+    if info.mutated and info.name != "set_":  # which takes a storage as it is
         _write(state, call)
     if not info.runs_on_host or all([b is None for b in call.born]):
         return

@@ -9,6 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.argument import own
+from analyzer.meta.copied_tensor import deepcopy_tensor
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import CPU, MetaState, active_state, current, indexed_device
 from analyzer.meta.tensor import META, MetaTensor, data_ptr, device_of, is_around_tensors, keep_class, use_on
@@ -255,7 +256,7 @@ def _format(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 @handles(Tensor.__deepcopy__)
 def _deepcopy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return (MetaTensor.__deepcopy__ if isinstance(_storage_of(args[0]), MetaStorage) else func)(*args, **kwargs)
+    return (deepcopy_tensor if isinstance(_storage_of(args[0]), MetaStorage) else func)(*args, **kwargs)
 
 
 @handles(Tensor.get_device)

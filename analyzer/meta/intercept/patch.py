@@ -28,10 +28,12 @@ from torch.utils._pytree import tree_leaves
 
 from analyzer.errors import InputError
 from analyzer.meta.address_space import MetaStorage
+from analyzer.meta.copied_tensor import move_storage
 from analyzer.meta.simulated_device import devices, gate_keys
 from analyzer.meta.source_line import first_frame, is_user_code
 from analyzer.meta.state import MetaState, active, active_state, current, mode_in_force
 from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of
+from analyzer.meta.value.contents import read_known
 
 from .compiled_function import compiler_replacements, without_compiled_autograd
 from .replacement import SharedReplacements, Undo, answer, replace
@@ -71,6 +73,7 @@ def _replacements() -> Iterator[Undo]:
         yield answer(owner, name, _move_generator, passes_original=True)
     yield answer(torch.autograd, "_engine_run_backward", _run_with_mode, passes_original=True)
     yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
+    yield answer(torch.UntypedStorage, "to", move_storage, passes_original=True)
     yield replace(MetaTensor, "__torch_function__", lambda f: torch._C._disabled_torch_function_impl)
     yield replace(sys, "unraisablehook", _note_failure)
     yield from _higher_order_operators()
@@ -95,7 +98,15 @@ def _refuse_graph(mode: Any) -> None:
 
 def _move_generator(original: Any, *args: Any, **kwargs: Any) -> Any:
     active.generator_moves += 1
-    return original(*args, **kwargs)
+    return original(*map(_with_data, args), **{name: _with_data(value) for name, value in kwargs.items()})
+
+
+def _with_data(value: Any) -> Any:
+    """A generator's state that a file was read for; C++ refuses one on a device."""
+    if not isinstance(value, torch.Tensor) or device_of(value).type != "cpu":
+        return value
+    known = read_known(value)
+    return value if known is None else known
 
 
 def _fill_normal(tensor: torch.Tensor, mean: float, std: float, a: float, b: float,

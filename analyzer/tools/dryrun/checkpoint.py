@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from analyzer.meta.state import current
 from analyzer.meta.tensor import is_around_tensors
 from analyzer.saved_format import decode_json
 
+from .saved_file import SavedFiles, assume
+
 _FRAMEWORKS = ("pt", "torch", "pytorch")
 # The dtypes of safetensors/src/tensor.rs (Dtype), where this version of torch has them.
 _DTYPES = {
@@ -29,18 +32,15 @@ _DTYPES = {
 _LONGEST_HEADER = 100_000_000  # safetensors/src/tensor.rs, MAX_HEADER_SIZE
 
 
-def assume(text: str) -> None:
-    if (state := current()) is not None:
-        state.assume(text)
-
-
 class HeaderOnly:
     """Answers as ``safetensors.safe_open``, with tensors without data: nothing behind the header is read, or need be
     there. Raises SafetensorError for a file that does not begin with a header.
     """
 
+    files = SavedFiles()  #: of the dry run
+
     def __init__(self, filename: Any, framework: str, device: Any = "cpu", **_: Any) -> None:
-        self._entries = _read_header(filename)
+        self._entries = dict(self.files.find(filename) or _read_header(filename))
         self._metadata: dict[str, str] | None = self._entries.pop("__metadata__", None)
         self._device = device
         assume("checkpoints of safetensors were read for names, shapes and dtypes alone")
@@ -108,24 +108,32 @@ def _read_header(filename: Any) -> dict[str, Any]:
     return header
 
 
-def read_headers_alone() -> Iterator[Undo]:
+def read_headers_alone(files: SavedFiles) -> Iterator[Undo]:
     """Replace what reads and writes checkpoints of safetensors, where that is installed."""
     if importlib.util.find_spec("safetensors") is None:
         return
     import safetensors.torch
 
     opened = safetensors.safe_open
+    header_only = type("HeaderOnly", (HeaderOnly,), {"files": files})
     yield _replace_everywhere(opened, simulated_class(
-        opened, HeaderOnly, lambda filename, framework, *_, **__: current() is not None and framework in _FRAMEWORKS))
+        opened, header_only, lambda filename, framework, *_, **__: current() is not None and framework in _FRAMEWORKS))
     for original, name in ((safetensors.torch.save_file, "save_file"), (safetensors.torch.save_model, "save_model")):
-        yield _replace_everywhere(original, _writing_nothing(original, name))
+        yield _replace_everywhere(original, _writing_nothing(original, name, files))
 
 
-def _writing_nothing(original: Any, name: str) -> Any:
+def _writing_nothing(original: Any, name: str, files: SavedFiles) -> Any:
     def save(value: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
         if current() is None:
             return original(value, filename, *args, **kwargs)
         assume(f"safetensors.torch.{name} to {str(filename)!r} wrote nothing: there is no data")
+        tensors = value.state_dict() if isinstance(value, torch.nn.Module) else value
+        codes = {dtype: code for code, dtype in _DTYPES.items()}
+        ends = [0, *itertools.accumulate(t.nbytes for t in tensors.values())]
+        files.keep(filename, {
+            "__metadata__": kwargs.get("metadata", args[0] if args else None), **{
+                key: {"dtype": codes[t.dtype], "shape": list(t.shape), "data_offsets": [start, end]}
+                for (key, t), start, end in zip(tensors.items(), ends, ends[1:])}})
 
     return save
 

@@ -38,7 +38,8 @@ from analyzer.meta.tensor import device_of
 from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.zoo.torchvision_ops import simulate_detection_ops
 
-from .checkpoint import SAVES, assume, read_headers_alone, write_nowhere
+from .checkpoint import SAVES, read_headers_alone, write_nowhere
+from .saved_file import SavedFiles, assume
 
 #: Classes that time what runs, with the method that begins to.
 TIMERS: tuple[tuple[Any, str], ...] = ((torch.utils.benchmark.Timer, "__init__"), (torch.profiler.profile, "start"))
@@ -194,7 +195,9 @@ def scripted() -> Iterator[None]:
         for owner, name, instead in _INSTEAD:
             undo.callback(answer(owner, name, instead, passes_original=True,
                                  where=lambda: None if _thread.real_depth else current()))
-        for one in chain(run_one_process(), read_headers_alone()):  # each is noted before the next is made
+        files = SavedFiles()
+        for one in chain(run_one_process(), files.replacements(), read_headers_alone(files)):
+            # each is noted before the next is made
             undo.callback(one)
         undo.enter_context(replaced_once_imported(
             {"bitsandbytes.functional": answer_for_managed_memory, **simulate_detection_ops(),
@@ -274,21 +277,6 @@ def _time_the_host(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs)
 
 
-def _save_nothing(original: Any, value: Any, file: Any = None, *args: Any, **kwargs: Any) -> None:
-    to = f" to {file!r}" if isinstance(file, str) or hasattr(file, "__fspath__") else ""
-    assume(f"torch.save{to} wrote nothing: there is no data")
-
-
-def _load_on_host(original: Any, *args: Any, **kwargs: Any) -> Any:
-    if len(args) > 1:
-        args = (args[0], "cpu", *args[2:])
-    else:
-        kwargs["map_location"] = "cpu"
-    assume("torch.load put its tensors on the host, wherever they were saved from")
-    with _for_real():
-        return original(*args, **kwargs)
-
-
 def _tell(told: bool, original: Any, x: Any, **named: Any) -> Any:
     """Unknown data is taken as finite, as the scalars are that stand for it."""
     if named or not isinstance(x, torch.Tensor) or x.layout is not torch.strided or not small_enough(
@@ -309,7 +297,7 @@ _INSTEAD: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (sampler.SubsetRandomSampler, "__iter__", _draw_for_real),
     (sampler.WeightedRandomSampler, "__iter__", _draw_in_turn),
     (torch.utils.data.dataset, "randperm", _permute_indices), (torch, "randperm", _permute),
-    (torch, "randint", _draw_integers), (torch, "save", _save_nothing), (torch, "load", _load_on_host),
+    (torch, "randint", _draw_integers),
     *((timer, name, partial(_time_the_host, f"{timer.__module__}.{timer.__name__}")) for timer, name in TIMERS),
     *((owner, name, partial(_tell, name == "isfinite")) for owner in (torch, torch.Tensor)
       for name in ("isnan", "isinf", "isposinf", "isneginf", "isfinite")))
