@@ -2,8 +2,7 @@
 
 Source of every rule: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.11 to 2.13);
 comments name the function. Private pools of CUDA graphs are streams of their own (`kept_streams`). Blocks that
-``record_stream`` names are free at once here; a `journal` can be replayed with later frees. Not simulated:
-``torch.cuda.MemPool``.
+``record_stream`` names are free at once here; a `journal` can be replayed with later frees.
 
 Vocabulary: a *segment* is what one ``cudaMalloc`` returns, or the address range of one expandable segment; it is a
 chain of *spans*, live, free or (expandable segments only) unmapped; a *block* is the caller's handle on a live span.
@@ -29,7 +28,7 @@ from .allocator_segment import (
     replay_best_fit,
     replay_one_by_one,
 )
-from .segment_memory import Journal, JournalAction, SegmentMemory
+from .segment_memory import DEFAULT_POOL, Journal, JournalAction, PrivatePool, SegmentMemory
 
 __all__ = ["AllocatorOptions", "Block", "CachingAllocator", "DeviceOutOfMemoryError"]
 
@@ -79,7 +78,8 @@ class CachingAllocator(SegmentMemory):
     """The caching allocator of one CUDA device; sizes and addresses only, no memory. ``capacity_bytes`` is what
     ``cudaMalloc`` can hand out in all; None: without limit. Segments lie below ``top_address`` (a multiple of 512), in
     ranges of 32 MiB each below the one before; the address decides which of several free blocks of one size is taken.
-    Addresses of segments given back are not used again. Not safe for use from several threads at once.
+    Addresses of segments given back are not used again. ``total_bytes`` is what the device has, of which a fraction is
+    a share, by default the capacity. Not safe for use from several threads at once.
 
     >>> allocator = CachingAllocator()
     >>> block = allocator.allocate(1)
@@ -92,17 +92,16 @@ class CachingAllocator(SegmentMemory):
         capacity_bytes: int | None = None,
         options: AllocatorOptions = _PYTORCH_DEFAULTS,
         top_address: int = 0x7000_0000_0000,  # among the 47-bit user addresses where CUDA puts device memory on Linux
+        total_bytes: int | None = None,
+        counts: bool = False,
     ) -> None:
-        super().__init__(capacity_bytes, options, top_address)
+        super().__init__(capacity_bytes, options, top_address, total_bytes)
         #: told of every block from here on, and each then is one, not the `Span` of a replay
         self.journal: Journal | None = None
-        #: times that the whole cache had to be given back before an allocation was retried (``num_alloc_retries``)
-        self.alloc_retry_count = 0
-        # malloc: idle segments are collected only where a fraction was set
-        self._collects_garbage = self._allowed_bytes is not None and options.garbage_collection_threshold > 0.0
+        #: whether blocks are counted one by one, which code can ask for; sequences repeated at once never are
+        self.counts = counts
+        self.stats.is_partial = not counts
         self._rounds_to_divisions = options.divisions_by_interval is not None
-        # Best fit, split and merge are all there is to it: what `replay_best_fit` knows.
-        self._is_best_fit = not (self._collects_garbage or options.expandable_segments or self._max_split_bytes)
         self._next_empty_address = top_address
         # Empty blocks own nothing, but free() must tell a live one from a freed one.
         self._empty_span = Segment(0, 0, Pool(self, options, 0, is_small=True), None).head
@@ -111,6 +110,16 @@ class CachingAllocator(SegmentMemory):
         # since the last reset of either kind; the floors hold what was reached before it
         self._peak_allocated_bytes = self._peak_requested_bytes = 0
         self._peak_floors = self._lap_floors = (0, 0, 0)
+
+    @property
+    def alloc_retry_count(self) -> int:
+        """Times that the whole cache had to be given back before an allocation was retried: ``num_alloc_retries``."""
+        return self.stats.retry_count
+
+    @property
+    def _is_best_fit(self) -> bool:
+        """Whether best fit, split and merge are all there is to it: what `replay_best_fit` knows."""
+        return not (self._collects_garbage or self.options.expandable_segments or self._max_split_bytes)
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -147,6 +156,7 @@ class CachingAllocator(SegmentMemory):
         self._lap_floors = self.lap_peaks()
         self._peak_floors = (0, 0, 0)
         self._lower_peaks()
+        self.stats.reset_peaks()
 
     def begin_lap(self) -> None:
         """Begin a lap with peaks of its own, `lap_peaks`; `reset_peaks` leaves them as they are."""
@@ -182,7 +192,9 @@ class CachingAllocator(SegmentMemory):
             size_bytes = -(-nbytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
         pool = self.pool(stream, size_bytes)
         index = self._find_free(pool, size_bytes)
-        span = pool.take(index if index >= 0 else self.add_new(pool, size_bytes, nbytes), size_bytes)
+        if index < 0:
+            index = self.add_new(pool, size_bytes, nbytes)
+        span = self.stats.take(pool, index, size_bytes, nbytes) if self.counts else pool.take(index, size_bytes)
         size_bytes = span.size_bytes
         span.requested_bytes = nbytes
         self.allocated_bytes += size_bytes
@@ -206,6 +218,7 @@ class CachingAllocator(SegmentMemory):
             block = self.allocate(nbytes, stream)
         finally:
             self.usage, self.observer = usage, observer
+            self.stats.is_partial = True
         return Block(block.address, 0, 0, stream, block._span)
 
     # free_block
@@ -227,7 +240,8 @@ class CachingAllocator(SegmentMemory):
         if self.journal is not None:
             self.journal.note(JournalAction.FREE, block.address)
         span.requested_bytes = None
-        pool.give_back(span).freed_at = self._large_searches
+        kept = self.stats.give_back(span, block.requested_bytes) if self.counts else pool.give_back(span)
+        kept.freed_at = self._large_searches
 
     def rounded_bytes(self, nbytes: int) -> int:
         """The size of the block that a request gets where none is left unsplit; 0 for an empty one."""
@@ -251,6 +265,7 @@ class CachingAllocator(SegmentMemory):
         before, self.observer = self.observer, placements.observe
         try:
             if self._is_best_fit and self.journal is None:
+                self.stats.is_partial = True
                 replay_best_fit(self, instructions, slots, placements, elsewhere, stream)
             else:
                 replay_one_by_one(self, instructions, slots, placements, elsewhere, 0, stream)
@@ -276,7 +291,7 @@ class CachingAllocator(SegmentMemory):
         """An allocator in the same state that has no limit, and its live blocks by address."""
         options = replace(self.options, per_process_memory_fraction=1.0, garbage_collection_threshold=0.0)
         copy = CachingAllocator(None, options, self._lowest_address)
-        copy.kept_streams = set(self.kept_streams)
+        copy.kept_streams, copy.private_pools = set(self.kept_streams), dict(self.private_pools)
         copy.reserved_bytes, copy.usage = self.reserved_bytes, self.usage
         blocks = {}
         for span in copy.take_segments(self._segments.values()):
@@ -289,17 +304,19 @@ class CachingAllocator(SegmentMemory):
     def snapshot(self, device: int = 0) -> list[dict[str, Any]]:
         """The state of all segments, by address, in the form of ``torch.cuda.memory_snapshot``. An expandable segment
         appears as one entry per contiguous mapped range. ``frames`` are empty, and the ``requested_size`` of inactive
-        blocks is 0. Source: ``segmentInfoToDict`` in ``torch/csrc/cuda/Module.cpp``.
+        blocks is 0. Source: ``segmentInfoToDict`` in ``torch/csrc/cuda/memory_snapshot.cpp``.
         """
         found: list[dict[str, Any]] = []
         for spans in self.mapped_ranges():
             segment, live = spans[0].segment, [span for span in spans if span.requested_bytes is not None]
             live_bytes = sum(span.size_bytes for span in live)
+            stream = segment.pool.stream
+            private = self.private_pools.get(stream, PrivatePool(DEFAULT_POOL, stream))
             found.append({
                 "device": device, "address": spans[0].address, "total_size": sum(span.size_bytes for span in spans),
                 "allocated_size": live_bytes, "active_size": live_bytes,
-                "requested_size": sum(span.requested_bytes or 0 for span in live), "stream": segment.pool.stream,
-                "segment_type": "small" if segment.pool.is_small else "large", "segment_pool_id": (0, 0),
+                "requested_size": sum(span.requested_bytes or 0 for span in live), "stream": private.stream,
+                "segment_type": "small" if segment.pool.is_small else "large", "segment_pool_id": private.id,
                 "is_expandable": segment.page_bytes is not None, "frames": [],
                 "blocks": [{"address": span.address, "size": span.size_bytes, "frames": [],
                             "requested_size": span.requested_bytes or 0,
@@ -340,11 +357,14 @@ class CachingAllocator(SegmentMemory):
         if not (self.options.throw_on_cudamalloc_oom and self._excess_bytes(size_bytes) > 0):
             if self._release_oversize(pool, size_bytes):
                 span = self.reserve(pool, size_bytes)
-            if span is None:
+            if span is None and not self.is_diverted:
                 self._release_cached()
-                self.alloc_retry_count += 1
+                self.stats.retry_count += 1
                 span = self.reserve(pool, size_bytes)
+        else:
+            self.stats.rejection_count += 1
         if span is None:
+            self.stats.failure_count += 1
             limits = [limit for limit in (self._allowed_bytes, self.capacity_bytes) if limit is not None]
             raise DeviceOutOfMemoryError(nbytes, self._short_bytes, self.allocated_bytes, self.reserved_bytes,
                                          min(limits))

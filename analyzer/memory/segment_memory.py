@@ -15,36 +15,51 @@ from analyzer.errors import InputError
 
 from .allocator_options import ADDRESS_RANGE_BYTES, LARGE_ROUNDING_BYTES, MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorOptions
 from .allocator_segment import Pool, Segment, Span
+from .allocator_stats import AllocatorStats
 
 # Without a capacity the address range of an expandable segment has no natural size; requests above it get a larger one.
 _UNBOUNDED_RANGE_BYTES = 1 << 40
 
 
+DEFAULT_POOL = (0, 0)  #: as PyTorch names what is no private pool
+
+
+class PrivatePool(NamedTuple):
+    """The part for one stream of a pool of a CUDA graph, or of a ``torch.cuda.MemPool``."""
+
+    id: tuple[int, int]
+    stream: int
+    splits: bool = True  #: whether its free spans are cut
+
+
 class SegmentMemory:
     """The segments of one device: taken from it, kept in pools of free spans, given back."""
 
-    def __init__(self, capacity_bytes: int | None, options: AllocatorOptions, top_address: int) -> None:
+    def __init__(self, capacity_bytes: int | None, options: AllocatorOptions, top_address: int,
+                 total_bytes: int | None = None) -> None:
         if capacity_bytes is not None and capacity_bytes <= 0:
             raise InputError(f"capacity_bytes={capacity_bytes!r}: must be positive, or None for no limit")
         if top_address <= 0 or top_address % MIN_BLOCK_BYTES:
             raise InputError(f"top_address={top_address!r}: must be a positive multiple of {MIN_BLOCK_BYTES}")
         self.capacity_bytes = capacity_bytes
         self.options = options
+        self.stats = AllocatorStats(options.max_split_bytes)
         #: told of every event: (action, address, bytes), with the names of ``torch.cuda.memory._snapshot``'s traces
         self.observer: Callable[[str, int, int], None] | None = None
-        # setMemoryFraction: the limit that the allocator itself keeps, beside what the device has
+        self.memory_fraction = 1.0  #: the share of the device that may be reserved
         self._allowed_bytes: int | None = None
+        self._collects_garbage = False
+        self._total_bytes = total_bytes or capacity_bytes
         if options.per_process_memory_fraction < 1.0:
-            if capacity_bytes is None:
-                raise InputError(f"per_process_memory_fraction={options.per_process_memory_fraction!r}: a share of no "
-                                 "known size; give capacity_bytes")
-            self._allowed_bytes = int(options.per_process_memory_fraction * capacity_bytes)
+            self.set_fraction(options.per_process_memory_fraction)
         self._max_split_bytes = options.max_split_bytes
         self._small_pools: dict[int, Pool] = {}
         self._large_pools: dict[int, Pool] = {}
         self._segments: dict[int, Segment] = {}
         #: streams whose free segments stay: those of private pools that a CUDA graph uses
         self.kept_streams: set[int] = set()
+        self.private_pools: dict[int, PrivatePool] = {}  #: by the number that stands for their stream
+        self.is_diverted = False  #: whether a ``MemPool`` takes what is allocated: nothing is given back meanwhile
         self._lowest_address = top_address
         # heaps of the addresses left over in ranges, by how many bytes there are from there
         self._gaps: dict[int, list[int]] = {}
@@ -53,11 +68,24 @@ class SegmentMemory:
         #: taken from the device, live or cached: ``torch.cuda.memory_reserved``
         self.reserved_bytes = self._peak_reserved_bytes = 0
 
+    # setMemoryFraction: the limit that the allocator itself keeps, beside what the device has
+    def set_fraction(self, fraction: float) -> None:
+        """Let this process reserve that share of the device's memory. Raises InputError where that is not known."""
+        if self._total_bytes is None:
+            raise InputError(f"per_process_memory_fraction={fraction!r}: a share of no known size; give "
+                             "capacity_bytes")
+        self.memory_fraction, self._allowed_bytes = fraction, int(fraction * self._total_bytes)
+        # malloc: idle segments are collected only where a fraction was set
+        self._collects_garbage = self.options.garbage_collection_threshold > 0.0
+
     # get_pool, with a pool for each stream where PyTorch sorts one pool by stream
     def pool(self, stream: int, size_bytes: int) -> Pool:
         pools = self._small_pools if size_bytes <= SMALL_BYTES else self._large_pools
         if stream not in pools:
-            pools[stream] = Pool(self, self.options, stream, is_small=size_bytes <= SMALL_BYTES)
+            pool = pools[stream] = Pool(self, self.options, stream, is_small=size_bytes <= SMALL_BYTES)
+            private = self.private_pools.get(stream)
+            if private is not None and not private.splits:  # should_split
+                pool.split_below_bytes = 0
         return pools[stream]
 
     def take_segments(self, segments: Iterable[Segment]) -> Iterator[Span]:
@@ -106,9 +134,13 @@ class SegmentMemory:
         if not self._take_from_device(segment_bytes):
             return None
         span = self._add_segment(pool, segment_bytes).head
+        self._count(pool, segment_bytes, 1)
         if self.observer is not None:
             self.observer("segment_alloc", span.address, segment_bytes)
         return span
+
+    def _count(self, pool: Pool, nbytes: int, segments: int) -> None:
+        self.stats.reserved(pool.is_small, nbytes, segments, pool.stream if pool.stream in self.private_pools else None)
 
     # cudaMalloc, cuMemCreate
     def _take_from_device(self, nbytes: int) -> bool:
@@ -153,8 +185,10 @@ class SegmentMemory:
 
     # release_cached_blocks, release_blocks
     def _release_cached(self) -> None:
+        self.stats.wait_count += not self.is_diverted
         for pool in self._pools():
-            for span in [] if pool.stream in self.kept_streams else list(pool.free):
+            is_kept = pool.stream in self.kept_streams or self.is_diverted and pool.stream not in self.private_pools
+            for span in [] if is_kept else list(pool.free):
                 if pool.page_bytes is not None:
                     self._unmap(span)
                 elif not span.is_split:
@@ -165,6 +199,7 @@ class SegmentMemory:
         span.segment.pool.remove(span)
         del self._segments[span.address]
         self.reserved_bytes -= span.size_bytes
+        self._count(span.segment.pool, -span.size_bytes, -1)
         if self.observer is not None:
             self.observer("segment_free", span.address, span.size_bytes)
 
@@ -242,6 +277,7 @@ class SegmentMemory:
         mapped_bytes = -(-nbytes // pool.page_bytes) * pool.page_bytes
         if not self._take_from_device(mapped_bytes):
             return None
+        self._count(pool, mapped_bytes, 0)
         if self.observer is not None:
             self.observer("segment_map", span.address, mapped_bytes)
         pool.remove_unmapped(span)
@@ -265,6 +301,7 @@ class SegmentMemory:
             pool.insert(span.split(end - start))
         span.is_mapped = False
         self.reserved_bytes -= span.size_bytes
+        self._count(pool, -span.size_bytes, 0)
         if self.observer is not None:
             self.observer("segment_unmap", span.address, span.size_bytes)
         if span.next is not None and not span.next.is_mapped:
