@@ -51,16 +51,17 @@ def describe_batches(runs: Sequence[OuterRun], described: int) -> str | None:
             "steps (--steps) see more of them")
 
 
-def leave_out_evaluation(log: Log, runs: Sequence[OuterRun]) -> list[OuterRun]:
+def leave_out_evaluation(log: Log, runs: Sequence[OuterRun], described: int) -> list[OuterRun]:
     """Put evaluation into a phase of its own that is in no step; the result are its forward passes: those of which no
     update and no pass of a step reads what they gave, directly or through other operators. So are operators outside of
-    modules that work for them alone. What data go through the host is not followed.
+    modules that work for them alone. What data go through the host is not followed. Calls of modules are written down
+    of the step ``described``.
     """
     evaluation = _Flow(log, runs).find_evaluation()
     passes = [run for run in runs if run.is_pass and run.calls.start in evaluation]
     if not passes:
         return []
-    _leave_out_module_calls(log, [run for run in runs if run.calls.start in evaluation])
+    _leave_out_module_calls(log, [run for run in runs if run.calls.start in evaluation and run.step == described])
     for run in runs:
         for node in log.node_slots[run.nodes.start:run.nodes.stop] if run.calls.start in evaluation else ():
             node.step = NO_STEP  # type: ignore[union-attr]

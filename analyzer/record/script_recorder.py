@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +19,7 @@ from analyzer.output import print_error
 
 from .evaluation import EVALUATION, OuterRun, describe_batches, leave_out_evaluation
 from .hooks import FAILED
+from .log import LogModuleCall
 from .memory_recorder import ROOT
 from .optimizer_step import observed_steps
 from .recorder import Recorder
@@ -50,6 +51,13 @@ class _Outer:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
+class _StepDescription(NamedTuple):
+    """What is written down of one step alone."""
+
+    calls: list[LogModuleCall | None]
+    modules: list[tuple[int, tuple[object, ...], tuple[object, ...]]]  #: calls, inputs and outputs of each
+
+
 class ScriptRecorder(Recorder):
     """Listens to a script until its optimizers stepped ``steps`` times; more than one in turn make a step together."""
 
@@ -68,6 +76,7 @@ class ScriptRecorder(Recorder):
         self._passes = 0
         self._outer_runs: list[OuterRun] = []
         self._leaves: dict[int, torch.Tensor] = {}  # that get gradients and no module holds, by id
+        self._described_before = _StepDescription([], [])  # the step before the one that is under way
         self.phase = SETUP
 
     @property
@@ -86,6 +95,24 @@ class ScriptRecorder(Recorder):
             self.start_step(0, placeholders=False)
             yield
 
+    def start_step(self, step: int, placeholders: bool = True) -> None:
+        """As in the base class; calls of modules are written down of this step, which may be the last whole one."""
+        super().start_step(step, placeholders)
+        modules = self.log.modules
+        self._described_before = _StepDescription(
+            self.log.module_call_slots[:], [(m.calls, m.inputs, m.outputs) for m in modules])
+        self.describe_step(step)
+        self._open_calls = [None] * len(self._open_calls)
+
+    def _describe_last_whole_step(self) -> None:
+        log, before = self.log, self._described_before
+        if log.steps <= self.described_step:  # which was not finished
+            self.described_step = log.steps - 1
+            log.module_call_slots = before.calls
+            for index, module in enumerate(log.modules):
+                module.calls, module.inputs, module.outputs = (
+                    before.modules[index] if index < len(before.modules) else (0, (), ()))
+
     def finish(self) -> None:
         """The script has ended: what runs and is freed from now on, as where a trainer is interrupted and takes all to
         the host, is no part of it. A step that was not finished counts only if it is the only one.
@@ -101,7 +128,8 @@ class ScriptRecorder(Recorder):
         self._leave_out_evaluation()
 
     def _leave_out_evaluation(self) -> None:
-        evaluation = leave_out_evaluation(self.log, self._outer_runs)
+        self._describe_last_whole_step()
+        evaluation = leave_out_evaluation(self.log, self._outer_runs, self.described_step)
         left_out = {run.calls.start for run in evaluation}
         batches = describe_batches([run for run in self._outer_runs if run.calls.start not in left_out],
                                    self.log.steps - 1)

@@ -1,0 +1,54 @@
+"""Which step of a script its figures are of, and that what came before the step changes none of them."""
+import textwrap
+
+import pytest
+
+from analyzer.tools.dryrun.script import dry_run
+
+HEAD = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(text, steps=3, **settings):
+        path = tmp_path / "train.py"
+        path.write_text(HEAD + textwrap.dedent(text))
+        found = dry_run(path, steps=steps, **settings)
+        assert found.error is None, found.format_error()
+        return found.profile
+    return run
+
+
+PASSES = """
+model = nn.Sequential(*[nn.Linear(128, 128) for _ in range(6)]).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x = torch.rand(16, 128, device="cuda")
+with torch.no_grad():
+    for _ in range({passes}):
+        x = model(x)
+for step in range({steps}):
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+model(torch.cat([x, x])).sum().backward()
+"""
+
+
+def test_passes_before_the_loop_take_no_time_in_it(run):
+    plain, *others = [run(PASSES.format(passes=passes, steps=3)) for passes in (0, 1, 40)]
+    for p in others:
+        assert p.step_seconds == plain.step_seconds and p.phases == plain.phases
+        assert [m.calls for m in p.modules.walk()] == [m.calls for m in plain.modules.walk()] == [0] + 7 * [1]
+        assert p.module_calls == plain.module_calls and len(p.module_calls) == 7
+
+
+def test_a_step_that_was_not_finished_is_in_no_record_of_modules(run):
+    """The script ends by itself after three steps and a pass over twice as much."""
+    p = run(PASSES.format(passes=1, steps=3), steps=9)
+    assert {call.inputs[0].shape for call in p.module_calls} == {(16, 128)} and len(p.module_calls) == 7
+    assert [m.calls for m in p.modules.walk()] == [0] + 7 * [1]
+    assert p.step_seconds == run(PASSES.format(passes=0, steps=3)).step_seconds
