@@ -104,6 +104,8 @@ class OperatorInfo:
         self.filler = self.name in _FILLERS
         self.tests_finiteness = self.name in TESTS and not self.mutated
         self.is_foreach = self.name.startswith("_foreach")
+        #: that of tensors, which autograd leaves to kernels: single calls, increment_version in native/cuda/Foreach*.cu
+        self.counts_versions = self.is_foreach and bool(self.mutated)
         is_inplace = self.name.endswith("_") and (not self.name.startswith("_") or self.is_foreach)
         self.refuses_overlaps = (op.namespace == "aten" and is_inplace and torch.Tag.inplace_view not in tags
                                  and self.name not in _UNCACHED

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.graph import _engine_run_backward, increment_version
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from analyzer.errors import InputError
@@ -213,6 +213,8 @@ def _execute(state: MetaState, call: OperatorCall) -> None:
         run_kernel(state, call, key)
     else:
         rebuild(state, call, entry)
+    if call.info.counts_versions:
+        increment_version([tensor for _, tensor in call.written()])
 
 
 def _account(state: MetaState, call: OperatorCall) -> None:
