@@ -6,9 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.bias import CausalBias, causal_lower_right
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from transformers import BatchEncoding, BatchFeature
 
 from analyzer import profile, symbolic_profile, symbolic_trace
+from analyzer.errors import InputError
+from tests.call import Call
 
 
 class Net(nn.Module):
@@ -140,3 +144,109 @@ def test_an_output_that_is_an_object_is_the_loss():
 
     found, plain = profile(Out(), torch.rand(4, 8)), profile(nn.Linear(8, 8), torch.rand(4, 8))
     assert (found.fwd_flops, found.bwd_flops) == (plain.fwd_flops, plain.bwd_flops)
+
+
+LENGTHS = [2, 5, 3]
+PACKED = pack_padded_sequence(torch.rand(3, 5, 6), LENGTHS, batch_first=True, enforce_sorted=False)
+
+
+def encode(m, packed):
+    """Layers between packed sequences, which one makes anew."""
+    out, _ = m.cell(packed)
+    out = PackedSequence(m.linear(out.data), out.batch_sizes, out.sorted_indices, out.unsorted_indices)
+    return pad_packed_sequence(m.cell(out)[0], batch_first=True)[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+@pytest.mark.parametrize("args", [(PACKED,), PACKED, ({"x": [PACKED]},)], ids=["alone", "the only one", "nested"])
+def test_packed_sequences_are_inputs(device, args):
+    get = (lambda packed: packed) if args is PACKED or args == (PACKED,) else lambda batch: batch["x"][0]
+    net = Call(lambda m, batch: encode(m, get(batch)), cell=nn.GRU(6, 4, batch_first=True), linear=nn.Linear(4, 6))
+    found = profile(net, args, device=device)
+    assert {tuple(t.shape) for n in found.nodes if n.module_path == "linear" for t in n.outputs} == {(10, 6)}
+    assert found.inputs and found.peak_by_category["input"] >= PACKED.data.nbytes
+    # as_eager runs again with what it knows of the lengths
+    assert found.as_eager().fwd_flops == found.fwd_flops
+
+
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+def test_a_model_holds_packed_sequences(device):
+    net = Call(lambda m, x: encode(m, m.kept[0]).sum() + encode(m, m.packed).sum() + x.sum(), linear=nn.Linear(4, 6),
+               cell=nn.GRU(6, 4, batch_first=True))
+    net.packed, net.kept = PACKED, [PACKED]
+    found = profile(net, torch.rand(2), device=device)
+    rows = [t.shape[0] for n in found.nodes if n.module_path == "linear" for t in n.outputs]
+    assert rows == [10, 10] and net.packed is PACKED and net.kept[0].batch_sizes is PACKED.batch_sizes
+
+
+def test_packed_sequences_are_traced():
+    net = Call(encode, cell=nn.GRU(6, 4, batch_first=True), linear=nn.Linear(4, 6))
+    gm = symbolic_trace(net, meta_args={"args": (PACKED,)})
+    other = pack_padded_sequence(torch.rand(3, 5, 6), LENGTHS, batch_first=True, enforce_sorted=False)
+    torch.testing.assert_close(gm(other), net(other))
+    assert symbolic_profile(gm, PACKED, device="h100").meta["profile"].fwd_flops
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+def tag(x):
+    tagged = x.as_subclass(Tagged)
+    tagged.scale = 3
+    return tagged
+
+
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+def test_tensors_keep_their_class_and_attributes(device):
+    def attend(m, x, bias):
+        assert type(x) is Tagged and type(bias) is CausalBias and type(m.bias) is CausalBias
+        made = Tagged([1.0, 2.0])
+        assert type(made) is Tagged and made.tolist() == [1.0, 2.0]
+        q = m.linear(torch.Tensor(x)) * x.scale
+        for mask in (bias, m.bias):
+            q = nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        return q
+
+    net = Call(attend, linear=nn.Linear(8, 8))
+    net.bias = causal_lower_right(4, 4)
+    x, bias = tag(torch.rand(2, 3, 4, 8)), causal_lower_right(4, 4)
+    def attend_plainly(m, x):
+        q = m.linear(x) * 3
+        for _ in range(2):
+            q = nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+        return q
+
+    plain = profile(Call(attend_plainly, linear=nn.Linear(8, 8)), torch.rand(2, 3, 4, 8), device=device)
+    found = profile(net, (x, bias), device=device)
+    assert (found.fwd_flops, found.bwd_flops) == (plain.fwd_flops, plain.bwd_flops)
+    gm = symbolic_trace(net, meta_args={"args": (x, bias)})
+    torch.testing.assert_close(gm(x, bias), net(x, bias))
+
+
+def test_each_step_is_given_a_new_iterator():
+    def total(m, rows, named):
+        return sum(m.linear(x).sum() for x in rows) + sum(m.linear(x).sum() * n for x, n in named)
+
+    net, rows = Call(total, linear=nn.Linear(6, 2)), [torch.rand(4, 6), torch.rand(3, 6)]
+    listed = profile(net, (rows, list(zip(rows, [1, 2]))), device="h100")
+    found = profile(net, ((x for x in rows), zip(rows, [1, 2])), device="h100")
+    assert (found.fwd_flops, found.peak_by_category["input"]) == (listed.fwd_flops, listed.peak_by_category["input"])
+    assert found.phases["forward"].flops == listed.phases["forward"].flops
+
+
+#: what cannot be without its data, and the way out
+REFUSED = {"nested": (lambda: torch.nested.nested_tensor([torch.rand(2), torch.rand(3)]), "layout=torch.jagged"),
+           "quantized": (lambda: torch.quantize_per_tensor(torch.rand(2), 0.1, 0, torch.quint8), "pass it dequantized"),
+           "masked": (lambda: torch.masked.masked_tensor(torch.rand(2), torch.ones(2).bool()), "MaskedTensor.*made of")}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_its_data_is_refused_with_the_way_out(name):
+    make, message = REFUSED[name]
+    for run in (lambda x: profile(nn.Identity(), ([x],), device="cpu"),
+                lambda x: symbolic_trace(nn.Identity(), meta_args={"input": [x]}),
+                lambda x: symbolic_profile(torch.fx.symbolic_trace(nn.Identity()), x)):
+        with pytest.raises(InputError, match=message):
+            run(make())

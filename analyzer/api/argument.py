@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,10 +20,12 @@ from analyzer.fx.module_borrow import exported_module, uncompiled
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.catalogue import simulated_spec, simulating
 from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import Restart
 from analyzer.meta.structure import replace_tensors
+from analyzer.meta.value.known_value import LARGEST_FLOATING
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
@@ -116,8 +119,9 @@ def check_arguments(mode: str, autocast: Any, options: Any, evaluates: Any = Fal
 
 
 def as_arguments(args: Any) -> tuple[Any, ...]:
-    """Positional arguments that were given as a tuple or a list of them, or as the only one."""
-    return tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    """Positional arguments that were given as a tuple or a list of them, or as the only one, as a named tuple is."""
+    is_one = not isinstance(args, (tuple, list)) or hasattr(type(args), "_fields")
+    return tuple(map(_as_argument, (args,) if is_one else args))
 
 
 def as_keywords(kwargs: Any) -> dict[str, Any]:
@@ -126,7 +130,32 @@ def as_keywords(kwargs: Any) -> dict[str, Any]:
         return {}
     if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
         raise InputError(f"kwargs={kwargs!r}: must be a dictionary of keyword arguments, or None")
-    return dict(kwargs)
+    return {name: _as_argument(value) for name, value in kwargs.items()}
+
+
+_MOST_ITEMS = 10_000  # of an iterator; others have no end, as itertools.count()
+
+
+class Repeated(Iterator[Any]):
+    """What an iterator gives, once for each run through it: every step is given a new one."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items, self.place = items, 0
+
+    def __next__(self) -> Any:
+        if self.place == len(self.items):
+            self.place = 0
+            raise StopIteration
+        self.place += 1
+        return self.items[self.place - 1]
+
+
+def _as_argument(value: Any) -> Any:
+    """An argument of every step."""
+    if not isinstance(value, Iterator) or type(value).__module__ not in ("builtins", "itertools"):
+        return value
+    items = list(itertools.islice(value, _MOST_ITEMS))
+    return Repeated(items) if len(items) < _MOST_ITEMS else itertools.chain(items, value)
 
 
 def build_model(factory: Any, remarks: list[str] | None = None, spec: DeviceSpec | None = None) -> torch.nn.Module:
@@ -217,9 +246,13 @@ def argument_names(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
 
 
 def without_data(arguments: Any) -> Any:
+    """Arguments for a later run: copies of small tensors, whose contents decide what runs."""
     def forget(item: torch.Tensor) -> torch.Tensor:
         if item.layout is not torch.strided or item.is_nested:
             return item
+        if item.device.type == "cpu" and not item.requires_grad and item.numel() <= LARGEST_FLOATING and not isinstance(
+                find_storage(item), MetaStorage):
+            return item.clone()
         return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="meta").requires_grad_(
             item.requires_grad)
 

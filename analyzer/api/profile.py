@@ -17,6 +17,7 @@ from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.fx.trace.tracer_impl import is_leaf
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta.argument import check_tensors
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.state import NewBreaks, Restart
 from analyzer.meta.structure import tensors_of
@@ -84,6 +85,7 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
     settings: dict[str, Any] = dict(autocast=autocast, loss_fn=loss_fn, step=step, profilers=profilers, evaluates=eval)
     session = Session(device, options, mode=mode, optimizer=optimizer, **settings)
     args, kwargs = as_arguments(args), as_keywords(kwargs)
+    check_tensors((args, kwargs))
     if (inside := current_entered()) is not None:
         from .rank import profile_rank  # torch's wrappers are slow to import
 

@@ -14,6 +14,7 @@ from analyzer.fx.graph.interpreter import run_step
 from analyzer.fx.module_borrow import exported_module, find_place
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
+from analyzer.meta.argument import check_tensors
 from analyzer.record.options import ProfileOptions
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
@@ -60,6 +61,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
         raise InputError(
             f"symbolic_profile({type(gm).__name__}): takes a GraphModule; trace the model first with symbolic_trace")
     kwargs = as_keywords(kwargs)
+    check_tensors((args, kwargs))
     spec = None if device is None else find_device(device)
     session = Session(spec, ProfileOptions(steps=1), mode=mode, autocast=autocast, loss_fn=loss_fn,
                       profilers=profilers, place=find_place(gm, (args, kwargs)))

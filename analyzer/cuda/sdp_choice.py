@@ -52,12 +52,15 @@ def simulated_capability() -> tuple[int, int]:
 
 def choose_backend(call: AttentionCall) -> int:
     """The backend of PyTorch's ``select_sdp_backend``: MATH, FLASH, EFFICIENT, CUDNN, or -1 where none may run."""
-    for backend in _priority_order():
-        if backend == CUDNN and _can_use_cudnn(call) or backend == FLASH and _can_use_flash(call):
-            return backend
-        if backend == EFFICIENT and _can_use_efficient(call) or backend == MATH and torch._C._get_math_sdp_enabled():
-            return backend
-    return -1
+    return next((backend for backend in _priority_order() if can_use(backend, call)), -1)
+
+
+def can_use(backend: int, call: AttentionCall) -> bool:
+    """Whether a kernel may run a call of the simulated GPU."""
+    if backend == MATH:
+        return torch._C._get_math_sdp_enabled()
+    rule = {FLASH: _can_use_flash, EFFICIENT: _can_use_efficient, CUDNN: _can_use_cudnn}[backend]
+    return rule(call)
 
 
 _ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)

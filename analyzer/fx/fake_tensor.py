@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from analyzer.meta.address_space import MetaStorage, bytes_on_meta
+from analyzer.meta.argument import keep_subclass
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import LEAVES, SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import CPU, MetaState
@@ -109,6 +110,7 @@ class FakeTensors:
         self._fakes: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}
         self._originals: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}
         self._adopted: list[int] = []  # keys put into state.fakes
+        self.on_host: set[int] = set()  #: ids of originals that are on the host wherever others are
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for original, ref in list(self._fakes.values()):
@@ -172,7 +174,8 @@ class FakeTensors:
             for name, value in () if is_parameter and not attributes else attributes.items():
                 if isinstance(value, Tensor):  # scales of a quantized parameter
                     out.__dict__[name] = self.make(value, readable=False)
-        elif attributes:
+        else:
+            out = keep_subclass(original, out)
             out.__dict__.update(attributes)
         if original.requires_grad:
             out.requires_grad_()
@@ -202,6 +205,8 @@ class FakeTensors:
         return tensor_on(storage, original.dtype, int(original.storage_offset()), original.size(), original.stride())
 
     def _claim(self, original: Tensor, real: torch.UntypedStorage) -> torch.device:
+        if id(original) in self.on_host:
+            return CPU
         if type(real) is MetaStorage and (self.placed or self.claim is None):
             return real.device
         if self.claim is not None:

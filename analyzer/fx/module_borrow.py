@@ -20,7 +20,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.spec import LEAVES
 from analyzer.meta.state import MetaState, active, current, indexed_device
-from analyzer.meta.structure import tensors_of
+from analyzer.meta.structure import host_tensors, make_tuple, tensors_of
 from analyzer.meta.tensor import MetaTensor, device_of
 from analyzer.record.tensor_walk import REGISTRIES, walk_modules
 
@@ -244,9 +244,10 @@ class Borrowed:
         if isinstance(value, torch._C.Generator):
             self._undo.append(functools.partial(value.set_state, value.get_state()))
             return value
-        if type(value) is tuple:
-            new = tuple(v if type(v) in LEAVES else self._replace(v, depth) for v in value)
-            return value if all(a is b for a, b in zip(new, value)) else new
+        if isinstance(value, tuple):
+            self.fakes.on_host.update(map(id, host_tensors(value)))
+            new = [v if type(v) in LEAVES else self._replace(v, depth) for v in value]
+            return value if all(a is b for a, b in zip(new, value)) else make_tuple(value, new)
         if type(value) is weakref.ref:
             target = value()
             new_target = self.fakes.of(target) if isinstance(target, Tensor) else None

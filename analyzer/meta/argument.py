@@ -6,15 +6,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from analyzer.errors import InputError
 
 from .address_space import MetaStorage, find_storage, new_storage
 from .intercept.mode_stack import without_modes
 from .spec import SPARSE_LAYOUTS, parts_of, strided_of
-from .state import MetaState
-from .structure import replace_tensors
-from .tensor import MetaTensor, device_of, is_around_tensors, sparse_like, tensor_on
+from .state import CPU, MetaState
+from .structure import host_tensors, replace_tensors, tensors_of
+from .tensor import PLAIN_TENSORS, MetaTensor, device_of, is_around_tensors, sparse_like, tensor_on
 from .value.known_value import Deferred, small_enough
 
 #: In a world of ranks the `distributed.collective.Collectives`.
@@ -42,14 +43,22 @@ def fake_arguments(state: MetaState, tree: Any, device: torch.device) -> Any:
     """``tree`` with tensors on ``device``, shared storages and views as before; small ones keep their values."""
     storages: FakeStorages = {}
     made: dict[int, Tensor] = {}
+    check_tensors(tree)
     with without_modes():  # no function of this one that calls itself: the cycle would keep the arguments alive
+        for tensor in host_tensors(tree):
+            _fake(state, tensor, CPU, storages, made)
         return replace_tensors(tree, lambda value: _fake(state, value, device, storages, made))
 
 
 def _fake(state: MetaState, value: Tensor, device: torch.device, storages: FakeStorages,
           made: dict[int, Tensor]) -> Tensor:
     if id(value) not in made:
-        if value.layout is torch.strided:
+        if is_traceable_wrapper_subclass(value):
+            names, context = value.__tensor_flatten__()
+            parts = {name: _fake(state, getattr(value, name), device, storages, made) for name in names}
+            out = type(value).__tensor_unflatten__(parts, context, value.shape, value.stride())
+            out = out.requires_grad_(value.requires_grad) if value.layout is torch.strided else out
+        elif value.layout is torch.strided:
             base = value._base if value.is_leaf else None
             if base is None or base.requires_grad or base.dtype is not value.dtype or base.layout is not torch.strided:
                 out = _on_fake_storage(state, value, device, storages)
@@ -58,19 +67,47 @@ def _fake(state: MetaState, value: Tensor, device: torch.device, storages: FakeS
                 with torch.enable_grad():  # autograd refuses writes to views that were made without
                     out = torch.as_strided(base, value.size(), value.stride(), value.storage_offset())
                 out.__class__ = MetaTensor
-            out = out.requires_grad_(value.requires_grad)
-        elif value.layout in SPARSE_LAYOUTS:
-            out = _sparse(state, value, device, storages).requires_grad_(value.requires_grad)
-        elif value.layout is torch.jagged:
-            names, context = value.__tensor_flatten__()  # type: ignore[attr-defined]
-            parts = {name: _fake(state, getattr(value, name), device, storages, made) for name in names}
-            out = type(value).__tensor_unflatten__(  # type: ignore[attr-defined]
-                parts, context, value.shape, value.stride())
+            out = keep_subclass(value, out).requires_grad_(value.requires_grad)
         else:
-            raise InputError(f"an argument is a {value.layout} tensor of shape {tuple(value.shape)}, which cannot be "
-                             "taken without its data. Way out: pass a dense one (`to_dense()`).")
+            out = _sparse(state, value, device, storages).requires_grad_(value.requires_grad)
         made[id(value)] = out
     return made[id(value)]
+
+
+def check_tensors(tree: Any) -> None:
+    """Raise InputError for a tensor that cannot be without its data."""
+    for value in tensors_of(tree):
+        if type(value) not in PLAIN_TENSORS and is_traceable_wrapper_subclass(value):
+            continue
+        if value.is_nested:
+            what, way = "nested tensor in the strided layout", "make it with layout=torch.jagged"
+        elif value.is_quantized:
+            what, way = f"{value.dtype} tensor", "pass it dequantized, and quantize it inside of the model"
+        elif dispatches(type(value)):
+            what, way = (f"{type(value).__name__}, which dispatches operators itself and has no __tensor_flatten__",
+                         "pass the tensors that it is made of, and make it inside of the model")
+        elif value.layout is not torch.strided and value.layout not in SPARSE_LAYOUTS:
+            what, way = f"{value.layout} tensor of shape {tuple(value.shape)}", "pass a dense one (`to_dense()`)"
+        else:
+            continue
+        raise InputError(f"an argument is a {what}, which cannot be taken without its data. Way out: {way}.")
+
+
+def dispatches(kind: type[Tensor]) -> bool:
+    """Whether a class of tensors answers operators itself, so that another tensor cannot be made one of it."""
+    return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def keep_subclass(original: Tensor, fake: Tensor) -> Tensor:
+    """``fake`` with the class and the attributes of ``original``, where that class has functions of its own."""
+    kind = type(original)
+    if kind in PLAIN_TENSORS or isinstance(original, torch.nn.Parameter) or dispatches(kind) or (
+            kind.__torch_function__ is torch._C._disabled_torch_function_impl):
+        return fake
+    with torch._C.DisableTorchFunction():
+        out = fake.as_subclass(kind)
+    vars(out).update(vars(original))
+    return out
 
 
 def _on_fake_storage(state: MetaState, tensor: Tensor, device: torch.device, storages: FakeStorages) -> Tensor:

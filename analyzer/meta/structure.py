@@ -5,13 +5,14 @@ import copy
 import dataclasses
 import enum
 from collections import UserDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.fx.immutable_collections import immutable_dict, immutable_list
+from torch.nn.utils.rnn import PackedSequence
 
 from .spec import VALUES
 
@@ -98,6 +99,21 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
     return (tensor for _, tensor in tensor_paths(value))
 
 
+def host_tensors(value: Any) -> Iterator[Tensor]:
+    """Those that are on the host wherever the rest is: the batch sizes of packed sequences
+    (torch/nn/utils/rnn.py, "device and dtype of a PackedSequence").
+    """
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, PackedSequence):
+            yield value.batch_sizes
+        elif not isinstance(value, (*_PLAIN, Tensor)) and id(value) not in seen:
+            seen.add(id(value))
+            left += [child for _, child in children(value)]
+
+
 def holds_tensor(value: Any) -> bool:
     return isinstance(value, Tensor) or not isinstance(value, _PLAIN) and next(tensors_of(value), None) is not None
 
@@ -135,6 +151,16 @@ def thaw(value: Any) -> Any:
     return {k: thaw(v) for k, v in value.items()} if type(value) in (dict, immutable_dict) else value
 
 
+def make_tuple(like: Any, items: Iterable[Any]) -> Any:
+    """A tuple of the class of ``like``, made by no constructor of its own, which may check items or take others."""
+    if hasattr(type(like), "n_sequence_fields"):  # torch.return_types, in C
+        return type(like)(items)
+    new: Any = tuple.__new__(type(like), items)
+    if hasattr(like, "__dict__"):
+        vars(new).update(vars(like))
+    return new
+
+
 def replace_tensors(value: Any, make: Callable[[Tensor], Tensor], memo: dict[int, Any] | None = None) -> Any:
     """A copy with every tensor replaced; containers without any are kept, one that is met again is the same again."""
     if isinstance(value, Tensor):
@@ -147,7 +173,7 @@ def replace_tensors(value: Any, make: Callable[[Tensor], Tensor], memo: dict[int
     inside = children(value)
     if isinstance(value, tuple):  # also a named one, or one of torch.return_types
         items = [replace_tensors(v, make, memo) for _, v in inside]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        return make_tuple(value, items)
     new = memo[id(value)] = copy.copy(value)
     for access, child in inside:
         item = replace_tensors(child, make, memo)

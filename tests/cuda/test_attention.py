@@ -6,12 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from torch.profiler import ProfilerActivity, profile
 
 from analyzer import MetaTensorMode
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.hardware.catalogue import simulating
+from analyzer.profilers.flop_registry import count_call
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
@@ -218,6 +220,19 @@ def test_the_claimed_host_runs_what_a_cpu_runs(options, mask, make_recorder):
     assert found == expected
     for name in ("bmm", "_safe_softmax", "_scaled_dot_product_flash_attention_for_cpu"):
         assert mine[name] == real[name], name
+
+
+@pytest.mark.parametrize(("device", "dtype", "kernel"), [
+    ("cuda", FP16, "_scaled_dot_product_flash_attention"), ("cuda", FP32, "_efficient_attention_forward"),
+    ("cuda", FP64, "bmm"), ("cpu", FP32, "_scaled_dot_product_flash_attention_for_cpu")])
+def test_a_mask_aligned_to_the_lower_right_takes_a_kernel_that_can(device, dtype, kernel, recorder):
+    query, key = (torch.rand(1, 2, n, 8, dtype=dtype, device=device) for n in (3, 5))
+    out = F.scaled_dot_product_attention(query, key, key, attn_mask=causal_lower_right(3, 5))
+    assert out.shape == (1, 2, 3, 8) and out.device.type == device
+    assert kernel in recorder.names()
+    # queries at keys 2, 3 and 4 see 3, 4 and 5 of them: flash and efficient kernels leave out the others
+    if device == "cuda" and "attention" in kernel:
+        assert count_call(recorder.find(kernel)[0]).executed_flops == 2 * 2 * 12 * (8 + 8)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -1,8 +1,12 @@
 """Nested tensors in the jagged layout, without data and on a device that is not there."""
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as watch
 
 from analyzer import MetaTensorMode, profile, symbolic_trace
 from analyzer.errors import UnsupportedOperatorError
@@ -85,6 +89,38 @@ def test_the_gradient_of_padding_has_a_shape():
     assert profile(model, args=(x,), mode="train").bwd_macs == ROWS * WIDTH * WIDTH
     graph = symbolic_trace(model, meta_args={"args": (x,)})
     torch.testing.assert_close(graph(x), model(x))
+
+
+class Host(Attention):
+    """Sequences that are padded to the longest for each product, as the host's kernels do."""
+
+    def forward(self, *rows):
+        x = torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+        q, k, v = (layer(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).values()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_attention_on_the_host_is_that_of_pytorch(mode):
+    model, rows = Host(), [torch.rand(length, WIDTH) for length in (50, 150)]
+
+    def run():
+        with torch.set_grad_enabled(mode == "train"):
+            out = model(*rows)
+            if mode == "train":
+                out.sum().backward()
+
+    run()
+    model.zero_grad()
+    with watch(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        run()
+    changes = [event.nbytes() for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    right = sum(t.nbytes for t in (*model.parameters(), *rows)) + max(itertools.accumulate(changes))
+    found = profile(model, tuple(rows), mode=mode, device="cpu")
+    layers, products = 3 * 200 * WIDTH * WIDTH, 2 * 2 * 150 * 150 * WIDTH  # both of two sequences of 150
+    assert (found.fwd_macs, found.bwd_macs) == (layers + products, (layers + 2 * products) * (mode == "train"))
+    assert found.peak_allocated_bytes == pytest.approx(right, rel=0.02)
 
 
 def test_the_strided_layout_is_refused_with_the_way_out():

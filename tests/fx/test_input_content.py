@@ -169,6 +169,17 @@ def test_tensors_among_constants_are_part_of_the_graph(name: str) -> None:
     torch.testing.assert_close(copy.deepcopy(gm)(x=X, **constants), right(X))
 
 
+def test_jagged_inputs_are_told_apart_by_their_lengths() -> None:
+    def nest(*lengths: int) -> Tensor:
+        return torch.nested.nested_tensor([torch.rand(n, 5) for n in lengths], layout=torch.jagged)
+
+    gm = symbolic_trace(lambda x: LSTM.weight_ih_l0.sum() * x.values(), meta_args={"x": nest(2, 4)})
+    x = nest(2, 4)
+    torch.testing.assert_close(gm(x), LSTM.weight_ih_l0.sum() * x.values())
+    with pytest.raises(InputError, match=r"x: got float32\[2, \(3, 3\), 5\], .* traced with float32\[2, \(2, 4\), 5\]"):
+        gm(nest(3, 3))
+
+
 def test_a_tensor_that_varies_is_no_constant() -> None:
     with pytest.raises(InputError, match=r"m: got float32\[4, 3, 5\], .* part of the graph: leave it out"):
         symbolic_trace(lambda m, x: x * m, {"m": MASK}, {"x": X})(X)

@@ -1,25 +1,33 @@
-"""Attention on the simulated device: scaled dot products, flex attention, the encoder's fused path, nested tensors."""
+"""Attention on the simulated device: scaled dot products, flex attention, the encoder's fused path."""
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nested._internal.sdpa
-import torch.utils.flop_counter  # noqa: F401  # torch/nested/_internal/sdpa.py uses it and does not import it
+import torch.nn.attention.bias
 from torch._C import DispatchKey
 
 from analyzer.cuda import kernel_registry
 from analyzer.cuda.kernel_registry import device_kernel, device_shape, kernel_replacements, new_on_device_of
-from analyzer.cuda.sdp_choice import CUDNN, EFFICIENT, FLASH, MATH, AttentionCall, choose_backend, choose_host_backend
-from analyzer.errors import InputError, UnsupportedOperatorError
+from analyzer.cuda.sdp_choice import (
+    CUDNN,
+    EFFICIENT,
+    FLASH,
+    MATH,
+    AttentionCall,
+    can_use,
+    choose_backend,
+    choose_host_backend,
+)
+from analyzer.errors import InputError
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import active_state, current
-from analyzer.meta.tensor import device_of
 
 from .flex_attention import attend_compiled, attend_compiled_backward, list_captured, sum_of_gradients
 
@@ -304,42 +312,14 @@ def _is_left_aligned(t: Tensor, mask: Tensor) -> bool:
     return False
 
 
-_HALVES = (torch.float16, torch.bfloat16)
-# torch/nested/_internal/nested_tensor.py keeps one tensor for all views: made in the first run, it would be in its log
-torch.nested._internal.nested_tensor._nt_view_dummy()
-
-
 @kernel_replacements.append
-def choose_attention() -> Iterator[Undo]:
-    sdpa = torch.nested._internal.sdpa
-    yield answer(sdpa, "can_use_flash_attention",
-                 _choose(lambda dtype: torch._C._get_flash_sdp_enabled() and dtype in _HALVES))
-    yield answer(sdpa, "can_use_efficient_attention", _choose(
-        lambda dtype: torch._C._get_mem_efficient_sdp_enabled() and dtype in (*_HALVES, torch.float32)))
-    # the last one asked; flash takes what it could
-    yield answer(sdpa, "can_use_cudnn_attention", _choose(lambda dtype: False))
+def choose_biased_attention() -> Iterator[Undo]:
+    """``CausalBias`` of torch/nn/attention/bias.py asks which kernel takes a mask aligned to the lower right."""
+    for backend, name in (FLASH, "can_use_flash_attention"), (EFFICIENT, "can_use_efficient_attention"):
+        yield answer(torch.nn.attention.bias, name, partial(_can_use_biased, backend))
 
 
-def _choose(can_use: Callable[[torch.dtype], bool]) -> Callable[..., bool]:
-    """check_tensor_dtype of aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; Python checks shapes besides."""
-    def ask(params: Any, debug: bool = False) -> bool:
-        # The host's products take the strided layout, which cannot be without data; a trace asks for the shape alone.
-        is_possible = active_state().tape is not None or device_of(params.query).type == "cuda"
-        return is_possible and can_use(params.query.dtype)
-    return ask
-
-
-@device_kernel("_nested_tensor_from_tensor_list", "_nested_view_from_buffer", on_any_device=True)
-def refuse_strided_layout(*args: Any, **kwargs: Any) -> Any:
-    """Raise UnsupportedOperatorError: C++ asserts that such a tensor has data (NestedTensorImpl.cpp)."""
-    raise UnsupportedOperatorError(
-        f"a nested tensor in the strided layout cannot be without data. {active_state().where()}\n"
-        "Way out: make it with layout=torch.jagged. (Attention over jagged tensors takes the strided layout on a host; "
-        "profile it on an accelerator.)")
-
-
-@device_shape("_padded_dense_to_jagged_forward")
-def shape_padded_dense_to_jagged(dense: Tensor, offsets: list[Tensor], total_L: int | None = None) -> Tensor:
-    """aten/src/ATen/native/nested/NestedTensorTransformerFunctions.cpp: one row for each element."""
-    rows = int(offsets[0][-1]) if total_L is None else total_L
-    return dense.new_empty((rows, *dense.shape[len(offsets) + 1:]))
+def _can_use_biased(backend: int, params: Any, debug: bool = False) -> bool:
+    call = AttentionCall(params.query, params.key, params.value, params.attn_mask, params.dropout, params.is_causal,
+                         params.enable_gqa)
+    return any_on(active_state(), "cuda", call[:3]) and can_use(backend, call)

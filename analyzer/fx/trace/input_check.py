@@ -19,9 +19,11 @@ from torch import Tensor, fx
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import Borrowed
 from analyzer.meta.address_space import MetaStorage
+from analyzer.meta.argument import check_tensors
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import VALUES
 from analyzer.meta.structure import Access, children, holds_tensor, tensors_of
+from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.known_value import Watched
 
 
@@ -75,6 +77,7 @@ def bind_arguments(forward: Callable[..., Any], meta_args: Mapping[str, Any],
                     hint = f"; did you mean {close[0]!r}?" if close else "."
                     raise InputError(f"{source}[{name!r}]: forward takes no such argument{hint} It takes {takes}")
                 target = given.setdefault(rest, {})
+            check_tensors(value)
             if name in target:
                 raise InputError(f"{name!r} is in meta_args and in concrete_args; give it once")
             target[name] = dict(value) if name == rest else value
@@ -114,7 +117,7 @@ class Expected(NamedTuple):
 
     argument: str
     path: tuple[Access, ...]
-    shape: tuple[int, ...] | None
+    shape: tuple[Any, ...] | None
     dtype: torch.dtype | None
     constant: Any = None
     keys: tuple[Any, ...] | None = None
@@ -150,13 +153,13 @@ class Expected(NamedTuple):
                 wrong = "; trace again with the value that you want"
         elif not is_tensor:
             wrong = ""
-        elif tuple(value.shape) != self.shape or value.dtype != self.dtype:
+        elif shape_of(value) != self.shape or value.dtype != self.dtype:
             wrong = ("; shapes and dtypes are constants of a traced graph: trace again with a tensor like this one in "
                      "meta_args") if self.part is None else _PART
         elif self.part is not None and not _is_alike(value, self.part):
             wrong = f" of other contents{_PART}"
         if wrong is not None:
-            got = name_spec(value.shape, value.dtype) if is_tensor else repr(value)
+            got = name_spec(shape_of(value), value.dtype) if is_tensor else repr(value)
             raise InputError(f"{self}: got {got}, but the graph was traced with {self.describe()}{wrong}")
         for (name, args, kwargs), traced in self.states:
             if (told := ask_state(value, name, args, kwargs)) != traced:
@@ -216,20 +219,32 @@ def state_told(name: str, result: Any) -> Any:
     return (result is not None) if name in ("grad_fn", "_base") else result
 
 
-def name_spec(shape: Iterable[int], dtype: torch.dtype | None) -> str:
+def shape_of(tensor: Tensor) -> tuple[Any, ...]:
+    """The shape of a tensor; of a jagged one with the lengths of its sequences, None where they are not known."""
+    if tensor.layout is not torch.jagged:
+        return tuple(tensor.shape)
+    offsets: Tensor = tensor.offsets()  # type: ignore[attr-defined]
+    with without_modes():
+        starts = read_known(offsets) if isinstance(offsets.untyped_storage(), MetaStorage) else offsets
+        lengths = None if starts is None or starts.device.type == "meta" else tuple(starts.diff().tolist())
+    return tuple([n if isinstance(n, int) else lengths for n in tensor.shape])
+
+
+def name_spec(shape: Iterable[Any], dtype: torch.dtype | None) -> str:
     """A shape and a dtype as text: ``float32[3, 4]``."""
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
 def _is_alike(tensor: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape have equal contents, as far as there are any."""
-    return tensor is other or _has_no_data(tensor) or _has_no_data(other) or torch.equal(
+    if tensor is other or tensor.layout is not torch.strided or other.layout is not torch.strided:
+        return tensor is other
+    return _has_no_data(tensor) or _has_no_data(other) or torch.equal(
         tensor.detach(), other.detach().to(tensor.device))
 
 
 def _has_no_data(tensor: Tensor) -> bool:
-    return tensor.layout is not torch.strided or tensor.device.type == "meta" or isinstance(
-        tensor.untyped_storage(), MetaStorage)
+    return tensor.device.type == "meta" or isinstance(tensor.untyped_storage(), MetaStorage)
 
 
 _EMPTY: dict[Any, Any] = {Parameter.VAR_POSITIONAL: (), Parameter.VAR_KEYWORD: {}}
@@ -244,7 +259,7 @@ def expectations(bound: Bound) -> list[Expected]:
     def walk(argument: str, value: Any, path: tuple[Access, ...]) -> None:
         if isinstance(value, Tensor):
             number = numbers.setdefault(id(value), len(numbers))
-            found.append(Expected(argument, path, tuple(value.shape), value.dtype, tensor=number,
+            found.append(Expected(argument, path, shape_of(value), value.dtype, tensor=number,
                                   part=value if id(value) in parts else None))
         elif constant := _comparable(value):
             found.append(Expected(argument, path, None, None, *constant))

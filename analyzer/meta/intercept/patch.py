@@ -73,6 +73,7 @@ def _replacements() -> Iterator[Undo]:
         yield answer(owner, name, _move_generator, passes_original=True)
     yield answer(torch.autograd, "_engine_run_backward", _run_with_mode, passes_original=True)
     yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
+    yield replace(torch.Tensor, "__new__", _constructing)
     yield answer(torch.UntypedStorage, "to", move_storage, passes_original=True)
     yield replace(MetaTensor, "__torch_function__", lambda f: torch._C._disabled_torch_function_impl)
     yield replace(sys, "unraisablehook", _note_failure)
@@ -144,6 +145,23 @@ def _on_meta(original: Any) -> Any:
                 kwargs["device"] = META
         return original(cls, *args, **kwargs)
     return staticmethod(make)
+
+
+def _constructing(original: Any) -> Any:
+    """A subclass without a constructor of its own: C++ would make it of a tensor that has a Python object already
+    (`THPVariable_NewWithVar` in torch/csrc/autograd/python_variable.cpp).
+    """
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        state = current()
+        if state is None or issubclass(MetaTensor, cls):
+            return original(cls, *args, **kwargs)
+
+        def construct(cls: Any, args: Any, kwargs: Any) -> Any:
+            return torch.Tensor(*args, **kwargs).as_subclass(cls)
+
+        is_one_call = state.tape is not None and cls.__new__ is torch.Tensor.__new__
+        return state.tape.run(cls, args, kwargs, construct) if is_one_call else construct(cls, args, kwargs)
+    return staticmethod(new)
 
 
 def _group_by_device(tensorlistlist: Any, with_indices: bool = False) -> Any:

@@ -43,7 +43,7 @@ class Window:
     bottom_right: bool = False
 
 
-DENSE, CAUSAL = Window(), Window(right=0)
+DENSE = Window()
 
 
 def sum_of_clamped(start: int, count: int, limit: int) -> int:
@@ -62,9 +62,9 @@ def sum_of_clamped(start: int, count: int, limit: int) -> int:
 def visible_pairs(queries: int, keys: int, window: Window) -> int:
     """(query, key) pairs that the window leaves.
 
-    >>> visible_pairs(4, 4, CAUSAL), visible_pairs(4, 4, DENSE), visible_pairs(4, 4, Window(left=1, right=0))
+    >>> visible_pairs(4, 4, Window(right=0)), visible_pairs(4, 4, DENSE), visible_pairs(4, 4, Window(left=1, right=0))
     (10, 16, 7)
-    >>> visible_pairs(2, 5, Window(right=0, bottom_right=True)), visible_pairs(2, 5, CAUSAL)
+    >>> visible_pairs(2, 5, Window(right=0, bottom_right=True)), visible_pairs(2, 5, Window(right=0))
     (9, 3)
     """
     offset = keys - queries if window.bottom_right else 0
@@ -103,7 +103,8 @@ class Attention:
 
 
 # Operators by the kernel that they run, None where its time is not modelled. The first have tensors of [batch, heads,
-# sequence, head] and masks aligned to the top left; the others [batch, sequence, heads, head], or packed sequences.
+# sequence, head] and masks aligned to the top left, but for FlashAttention's; the others [batch, sequence, heads,
+# head], or packed sequences.
 HEADS_FIRST = {
     "flash": "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward "
              "_scaled_dot_product_fused_attention_overrideable "
@@ -150,10 +151,16 @@ def _count_method(signature: Signature) -> Callable[[Attention, Spec, Window], F
     return Attention.backward if signature.op._schema.name.endswith("_backward") else Attention.forward
 
 
+def _is_flash(signature: Signature) -> bool:
+    """Whether a causal mask is aligned to the bottom right, as FlashAttention's is (its README, 2.1)."""
+    name = signature.op._schema.name
+    return "flash" in name and "cpu" not in name
+
+
 def heads_first_flops(signature: Signature) -> FlopCount | None:
     named = signature.named_arguments()
     query, key, value = _find_tensors(named)
-    window = CAUSAL if named.get("is_causal") else DENSE
+    window = Window(right=0, bottom_right=_is_flash(signature)) if named.get("is_causal") else DENSE
     if len(query) == 3:  # cuDNN's packed sequences
         return _heads_inside_flops(signature, named, query, key, value, window)
     return _count_method(signature)(Attention.of(query, key, value), query, window)
@@ -169,7 +176,7 @@ def heads_inside_flops(signature: Signature) -> FlopCount | None:
         # window of n lets a query see its own key and the n - 1 before it.
         kind, size = named["custom_mask_type"], named.get("window_size")
         window = Window(size - 1 if size and size > 0 else None, 0 if kind else None, bottom_right=kind == 2)
-    else:  # FlashAttention aligns masks to the bottom right (its README, 2.1); a negative window has no limit
+    else:  # aligned as `_is_flash` says; a negative window has no limit
         left, right = named.get("window_size") or (named.get("window_size_left"), named.get("window_size_right"))
         is_causal = named.get("is_causal") or named.get("causal")
         window = Window(None if left is None or left < 0 else left,
@@ -194,7 +201,7 @@ def heads_first_time(kernel: str, signature: Signature, device: DeviceSpec) -> K
     if len(query) == 3:  # cuDNN's packed sequences
         return heads_inside_time(kernel, signature, device)
     causal, q_len, kv_len = bool(named.get("is_causal")), query[-2], key[-2]
-    if causal:
+    if causal and not _is_flash(signature):
         kv_len = min(kv_len, q_len)  # what is further right is masked for all
     return attention_time(
         kernel, query.numel // max(1, query[-3] * q_len * query[-1]), query[-3], key[-3], q_len, kv_len, query[-1],
