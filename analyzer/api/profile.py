@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
@@ -21,13 +22,17 @@ from analyzer.meta.argument import check_tensors
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.state import NewBreaks, Restart
 from analyzer.meta.structure import tensors_of
-from analyzer.record.collector import noting_failures, rare_collections
+from analyzer.record.collector import first_line, noting_failures, rare_collections
 from analyzer.record.eager import RUNS_MODEL, EagerStep, GradientFound, OptimizerFactory
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
+from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import walk_modules
 from analyzer.replay.block_replay import BlockReplay
+from analyzer.replay.chain import Chain
 from analyzer.replay.match import why_unsupported
+from analyzer.replay.repeated_step import RepeatedStep, chains_of
+from analyzer.replay.short_run import NotRepeated
 from analyzer.replay.step_replay import ReplayedStep
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.profile import Profile
@@ -113,6 +118,8 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
         return run_model(session, call, reuse).remember(request)
 
 
+#: why blocks at the ends of a chain are run
+RUN_FOR_OTHERS = "it is one of the first or last of alike blocks, which are run for the others too"
 _WRITTEN = "written"  # in a request: the module behind torch.compile(module)
 
 
@@ -149,19 +156,29 @@ class ModelCall(NamedTuple):
 def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -> Profile:
     """The profile of a model's steps; ``settings`` are further ones of `EagerStep`."""
     mode, step = session.mode, session.step
-    replay = Replay(why_nothing(call.module, reuse, step, session.options))
+    why_none = why_nothing(call.module, reuse)
+    replay = Replay(why_none or why_no_part(step, session.options), why_none)
 
     def run_step(run: Run, options: ProfileOptions) -> None:
         run_args, run_kwargs = run.take_inputs(call.args, call.kwargs, call.names)
+        replay.chains = replay.find_chains(run.recorder, run.root) if replay.prefers_chains else []
         run.recorder.replay_block = None if replay.blocks is None else replay.blocks.run
-        make: type[EagerStep] = EagerStep if replay.refusal is not None else ReplayedStep
+        make: type[EagerStep] = RepeatedStep if replay.chains else (
+            EagerStep if replay.refusal is not None else ReplayedStep)
         replay.step = make(run.recorder, run.root, run_args, run_kwargs, mode=mode, loss_fn=session.loss_fn,
                            optimizer=session.optimizer if mode == "train" else None, autocast=session.autocast,
                            step=step, device_type=session.device.type, options=options, **settings)
-        if replay.step.takes_closure and replay.refusal is None:
-            replay.refusal = RUNS_MODEL
-            raise Restart(replay.refusal)
-        replay.step.run()
+        if replay.step.takes_closure and replay.refusal != RUNS_MODEL and (replay.chains or replay.refusal is None):
+            replay.refusal = replay.chain_refusal = RUNS_MODEL
+            raise Restart(RUNS_MODEL)
+        if not isinstance(replay.step, RepeatedStep):
+            replay.step.run()
+            return
+        replay.step.chains = replay.chains
+        try:
+            replay.step.run()
+        except Exception as error:  # running all blocks shows whether the model's own code fails then, too
+            raise NotRepeated(f"with some of its blocks alone it fails: {first_line(error)}") from error
 
     found = run_replayed(session, call.module, run_step, replay)
     limited = session.limit(found.peak_allocated_bytes, found.peak_reserved_bytes)
@@ -171,39 +188,65 @@ def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -
     return again if again.out_of_memory is None else found
 
 
-def why_nothing(module: torch.nn.Module, reuse: bool, step: Callable[..., Any] | None,
-                options: ProfileOptions) -> str | None:
-    """Why no part of a step is replayed, as far as that is known before; None where some may be."""
+def why_nothing(module: torch.nn.Module, reuse: bool) -> str | None:
+    """Why nothing is repeated, as far as that is known before; None where something may be."""
     if not reuse:
         return "reuse=False"
-    if step is not None:
-        return "the steps are the caller's own"
-    if options.capacity_bytes is not None:
-        return "memory may run out in the middle of a part"
-    if not options.set_to_none:
-        return "gradients are added to those of the step before"
     if any([has_gradient_hooks(t) for _, m in walk_modules(module) if m._parameters for t in m._parameters.values()
             if t is not None]):
         return "hooks run with a parameter's gradient"
     return why_unsupported()
 
 
+def why_no_part(step: Callable[..., Any] | None, options: ProfileOptions) -> str | None:
+    """Why no block is replayed by itself; None where some may be."""
+    if step is not None:
+        return "the steps are the caller's own"
+    if options.capacity_bytes is not None:
+        return "memory may run out in the middle of a part"
+    if not options.set_to_none:
+        return "gradients are added to those of the step before"
+    return None
+
+
 class Replay:
     """What a run may replay, and the blocks of the run that is under way."""
 
-    def __init__(self, refusal: str | None) -> None:
+    def __init__(self, refusal: str | None, chain_refusal: str | None) -> None:
         self.refusal = refusal           #: why nothing is replayed
+        self.chain_refusal = chain_refusal  #: why a few blocks do not stand for all
+        self.prefers_chains = refusal is not None  #: whether blocks could not be replayed one by one
+        self.chains: list[Chain] = []  #: of the run that is under way
+        self._found: list[Chain] | None = None
         self.excluded: dict[type[torch.nn.Module], str] = {}  #: classes of which no block is replayed, and why
         self.block_refusal: str | None = None                 #: why no block at all is replayed
         self.blocks: BlockReplay | None = None
         self.step: EagerStep | None = None
 
+    def find_chains(self, recorder: Recorder, root: torch.nn.Module) -> list[Chain]:
+        """The chains of a model of which a few blocks may stand for all; none where that was refused."""
+        if self._found is None:
+            self._found = [] if self.chain_refusal is not None else chains_of(root, recorder)
+        return self._found
+
+    def end_run(self) -> None:
+        """Let go of what holds the run."""
+        self.blocks = self.step = self._found = None
+        self.chains = []
+
+    def is_in_chain(self, recorder: Recorder, root: torch.nn.Module, module: torch.nn.Module) -> bool:
+        return any(module is block for chain in self.find_chains(recorder, root) for block in chain.blocks)
+
     def report(self, root: torch.nn.Module) -> ReplayReport:
         name = type(root).__name__
         step = self.step
+        if isinstance(step, RepeatedStep):
+            return self._report_chains(name, step)
+        refused = [] if self.chain_refusal in (None, self.refusal) else [
+            ReplayInfo("", "block", name, False, self.chain_refusal)]
         if not isinstance(step, ReplayedStep):
-            return ReplayReport((ReplayInfo("", "step", name, False, self.refusal),))
-        rows = [] if self.blocks is None else [
+            return ReplayReport((*refused, ReplayInfo("", "step", name, False, self.refusal)))
+        rows = refused if self.blocks is None else [
             ReplayInfo(path, "block", kind, reason is None, reason)
             for path, (kind, reason) in self.blocks.explain().items()]
         if self.block_refusal is not None:
@@ -216,6 +259,15 @@ class Replay:
         return ReplayReport(tuple(rows))
 
 
+    def _report_chains(self, name: str, step: RepeatedStep) -> ReplayReport:
+        rows = [ReplayInfo(path, "block", type(block).__name__, place in chain.skipped,
+                           None if place in chain.skipped else RUN_FOR_OTHERS)
+                for chain in self.chains for place, (path, block) in enumerate(zip(chain.paths, chain.blocks))]
+        if step.options.steps > 1:
+            rows.append(ReplayInfo("", "step", name, not step.runs_model, step.step_reason))
+        return ReplayReport(tuple(rows))
+
+
 def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[Run, ProfileOptions], None],
                  replay: Replay) -> Profile:
     """The profile of ``module``, run again with less replayed for as long as a run finds that it replayed too much."""
@@ -224,16 +276,22 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
         wrappers = list_wrappers(module)
         with session.open(module, options) as run:
             with torch._C.DisableTorchFunction():
-                replay.blocks = BlockReplay(run.recorder, run.root, borrow_module, is_leaf, replay.excluded
-                                            ) if replay.refusal is None and replay.block_refusal is None else None
+                replay.blocks = None if replay.prefers_chains or replay.block_refusal is not None else BlockReplay(
+                    run.recorder, run.root, borrow_module, is_leaf, replay.excluded,
+                    partial(replay.is_in_chain, run.recorder, run.root))
             try:
                 with run.recording():
                     run_step(run, options)
+                if isinstance(replay.step, RepeatedStep):
+                    run.recorder.log = replay.step.write_log()
                 if replay.step is not None and replay.step.mode == "infer" and not replay.step.looks_for_gradient:
                     run.describe_training()
                 return run.build(is_final=True, wrappers=wrappers, replay=replay.report(run.root))
+            except Restart as restart:
+                restart.wants_chains = replay.blocks is not None and bool(replay.find_chains(run.recorder, run.root))
+                raise
             finally:
-                replay.blocks = replay.step = None  # which hold this
+                replay.end_run()
 
     session.restarts = True
     with InterruptsDeferred(), rare_collections():  # also while what a run leaves behind is freed
@@ -242,8 +300,13 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
                 return expect_values(run_once, session.options)
             except NewBreaks as restart:
                 restart.__traceback__ = None
+            except NotRepeated as restart:
+                replay.chain_refusal, replay.prefers_chains = restart.reason, replay.refusal is not None
+                restart.__traceback__ = None
             except Restart as restart:
-                if restart.module is None:
+                if restart.wants_chains:
+                    replay.prefers_chains = True
+                elif restart.module is None:
                     replay.block_refusal = restart.reason
                 else:
                     replay.excluded[type(restart.module)] = restart.reason

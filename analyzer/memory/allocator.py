@@ -287,10 +287,15 @@ class CachingAllocator(SegmentMemory):
         if self.journal is not None:
             self.journal.note(JournalAction.EMPTY)
 
-    def copy(self) -> tuple[CachingAllocator, dict[int, Block]]:
-        """An allocator in the same state that has no limit, and its live blocks by address."""
-        options = replace(self.options, per_process_memory_fraction=1.0, garbage_collection_threshold=0.0)
-        copy = CachingAllocator(None, options, self._lowest_address)
+    def copy(self, is_limited: bool = False) -> tuple[CachingAllocator, dict[int, Block]]:
+        """An allocator in the same state, and its live blocks by address; without a limit unless it ``is_limited``."""
+        options = self.options if is_limited else replace(
+            self.options, per_process_memory_fraction=1.0, garbage_collection_threshold=0.0)
+        copy = CachingAllocator(self.capacity_bytes if is_limited else None, options, self._lowest_address)
+        copy._gaps = {room_bytes: list(addresses) for room_bytes, addresses in self._gaps.items()}
+        copy._large_searches, copy._next_empty_address = self._large_searches, self._next_empty_address
+        if is_limited:
+            copy._allowed_bytes = self._allowed_bytes
         copy.kept_streams, copy.private_pools = set(self.kept_streams), dict(self.private_pools)
         copy.reserved_bytes, copy.usage = self.reserved_bytes, self.usage
         blocks = {}

@@ -35,7 +35,15 @@ class HostRegion:
     bytes: int
 
 
-Region = Block | HostRegion
+@dataclass(slots=True, eq=False)
+class NoRegion:
+    """The place of a storage that takes no memory of its own."""
+
+    address: int
+    bytes: int
+
+
+Region = Block | HostRegion | NoRegion
 """A place in memory."""
 
 

@@ -62,6 +62,8 @@ class MetaOptions:
 class Restart(BaseException):
     """The run begins again, no module of the class of ``module`` replayed, or none at all. No handler takes it."""
 
+    wants_chains = False  #: whether a few of alike blocks are to be run for all then
+
     def __init__(self, reason: str, module: nn.Module | None = None) -> None:
         super().__init__(reason)
         self.reason, self.module = reason, module

@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from analyzer.hardware import ClusterSpec, DeviceSpec
@@ -59,6 +60,7 @@ class CallTimer:
         self.timed: list[TimedCall] = []  #: one of each kind, in the order in which they were met
         self._alike: dict[tuple[object, str, bool, bool], int] = {}
         self._calls: dict[CallKind, int] = {}
+        self._of_copies: dict[CallTable, Any] = {}  # of a table in which calls are copies: which of `timed` each is
 
     def time(self, call: OpCall) -> TimedCall:
         """What the host and the device do for a call. Raises UnknownTimeError."""
@@ -66,6 +68,15 @@ class CallTimer:
 
     def numbers(self, table: CallTable, places: Sequence[int]) -> list[int]:
         """Which of `timed` each of the calls at ``places`` is; one of each kind is made. Raises UnknownTimeError."""
+        if table.copies is None:
+            return self._numbers_at(table, places)
+        if table not in self._of_copies:
+            first = self._numbers_at(table, table.copies.first.tolist())
+            self._of_copies[table] = np.array(first, np.int64)[table.copies.number]
+        found: list[int] = self._of_copies[table][np.asarray(places, np.int64)].tolist()
+        return found
+
+    def _numbers_at(self, table: CallTable, places: Sequence[int]) -> list[int]:
         calls, numbers = self._calls, []
         for kind, place in zip(table.kinds_at(places), places):
             number = calls.get(kind)

@@ -4,8 +4,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress
-from typing import overload
+from itertools import compress, repeat
+from typing import NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
 
 from analyzer.meta.spec import Signature
 
@@ -31,6 +34,8 @@ class OpCall:
         return f"<{self.phase} {self.signature!r}>"
 
 
+Numbers = npt.NDArray[np.int64]
+
 # Operator calls kept in columns: some sixty bytes each, a third of what objects and their tuples would take.
 
 CallKind = tuple[Signature | None, tuple[int, str, bool], bool]
@@ -39,6 +44,16 @@ gives lies in storages that it was given."""
 # of each call: where in the numbers its inputs begin, how many inputs and outputs there are, the number of step, phase
 # and whether it is a recomputation, the module, the node, and the forward call (-1: none)
 _FIELDS = 7
+
+
+class Copies(NamedTuple):
+    """Calls of a table that are copies of others: the places of those, which of them each call is a copy of, and how
+    many copies each has, itself included.
+    """
+
+    first: Numbers
+    number: Numbers
+    counts: Numbers
 
 
 class CallTable(Sequence[OpCall]):
@@ -50,6 +65,7 @@ class CallTable(Sequence[OpCall]):
         self._numbers = array("q")  # of the storages of all calls, in the order of writing
         self._fields = array("i")
         self._numbering: Numbering[tuple[int, str, bool]] = Numbering()
+        self.copies: Copies | None = None  #: where calls are copies of others
 
     def __len__(self) -> int:
         return self._length
@@ -129,17 +145,40 @@ class CallTable(Sequence[OpCall]):
     def written_places(self, start: int, stop: int) -> list[int]:
         return list(compress(range(start, stop), self.signatures[start:stop]))
 
-    def count_alike(self, places: Iterable[int], sizes: Callable[[Sequence[int]], Hashable]
-                    ) -> list[tuple[OpCall, int]]:
-        """A call of each kind that sums could tell apart, by ``sizes`` too where it has a storage twice; how many."""
+    def fields_of(self, places: Sequence[int]) -> Numbers:
+        """The fields of the calls at ``places``: an array (calls, fields)."""
+        return np.frombuffer(self._fields, np.int32).reshape(-1, _FIELDS)[places].astype(np.int64)
+
+    def operands_of(self, places: Numbers) -> Numbers:
+        """The storages at ``places`` among those of all calls."""
+        return np.frombuffer(self._numbers, np.int64)[places]
+
+    def kinds_in_step(self, step: int) -> Numbers:
+        """The numbers of all kinds of calls as they are in another step: phase and recomputation stay."""
+        return np.array([self._numbering[step, phase, again] for _, phase, again in list(self._numbering.keys_at)])
+
+    def gather(self, places: Numbers, fields: Numbers, operands: Numbers, copies: Copies) -> CallTable:
+        """A table of the calls at ``places``, with other fields and storages."""
+        made = CallTable()
+        made.signatures = [self.signatures[place] for place in places.tolist()]
+        made._length, made._numbering, made.copies = len(places), self._numbering, copies
+        made._numbers.frombytes(operands.astype(np.int64).tobytes())
+        made._fields.frombytes(fields.astype(np.int32).tobytes())
+        return made
+
+    def count_alike(self, places: Iterable[int], sizes: Callable[[Sequence[int]], Hashable],
+                    counts: Iterable[int] = repeat(1)) -> list[tuple[OpCall, int]]:
+        """A call of each kind that sums could tell apart, by ``sizes`` too where it has a storage twice, and how many
+        there are: each of those at ``places`` stands for as many as ``counts`` say.
+        """
         alike: dict[tuple[Signature | None, int, Hashable], list[int]] = {}
-        for place in places:
+        for place, count in zip(places, counts):
             start, inputs, outputs, kind, *_ = self._row(place)
             used, shared = self._numbers[start:start + inputs + outputs], None
             if len(set(used)) < len(used):
                 first = {n: i for i, n in reversed(list(enumerate(used)))}
                 shared = tuple([first[n] for n in used]), sizes(used[:inputs])
-            alike.setdefault((self.signatures[place], kind, shared), [place, 0])[1] += 1
+            alike.setdefault((self.signatures[place], kind, shared), [place, 0])[1] += count
         return [(self[place], count) for place, count in alike.values()]
 
     def kinds_at(self, places: Iterable[int]) -> Iterator[CallKind]:

@@ -70,7 +70,10 @@ def casting(device_type: str, dtype: torch.dtype | None) -> AbstractContextManag
 
 def hold_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ReferenceCount]:
     """The tensors that a model is about to be given: who refers to them now."""
-    return [ReferenceCount(t) for t in tensors_of((args, kwargs)) if t.layout is torch.strided]
+    holds = [ReferenceCount(t) for t in tensors_of((args, kwargs)) if t.layout is torch.strided]
+    for hold in holds:  # when nothing walks over the arguments any more
+        hold.start()
+    return holds
 
 
 def note_saved_inputs(recorder: Recorder, holds: Iterable[ReferenceCount]) -> None:
@@ -102,7 +105,6 @@ class EagerStep:
         #: whether the optimizer's step runs the model itself, as often as it likes
         self.takes_closure = step is None and self.optimizer is not None and takes_closure(self.optimizer)
         self._history: str | None = None
-        self.holds = hold_inputs(args, kwargs)
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -181,13 +183,14 @@ class EagerStep:
     def _train(self) -> torch.Tensor:
         recorder = self.recorder
         recorder.begin("forward")
+        holds = hold_inputs(self.args, self.kwargs)
         with torch._C._EnableTorchFunction(), casting(self.device_type, self.autocast):
             output = self.model(*self.args, **self.kwargs)
             loss = recorder.compute_loss(self.loss_fn, output)
         check_loss(loss)
         del output
         recorder.mark([loss], "loss")
-        note_saved_inputs(recorder, self.holds)
+        note_saved_inputs(recorder, holds)
         with torch._C._EnableTorchFunction():
             loss.backward()
         recorder.mark(self._gradients(), "gradient")

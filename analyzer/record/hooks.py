@@ -92,9 +92,12 @@ def _backward(create_graph_at: int, inputs_at: int) -> Any:
                                  and not argument("retain_graph", create_graph_at - 1))
         try:
             with outside_of_graph("a backward pass runs inside"), recorder.during("backward"):
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
         finally:
             recorder.recomputing, recorder.creates_graph = before
+        if recorder.notes is not None and recorder.phase != "backward":
+            recorder.notes.backward_ended()
+        return result
 
     return run
 

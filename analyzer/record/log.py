@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -324,7 +325,9 @@ class Log:
         state, slots, table = (len(self.call_slots), len(self.pending)), self.call_slots, self.storage_table
         if self._tallies is None or self._tallies[0] != state:
             parts = Counter(part[2:6] for pending in self.pending for part in pending.placed_parts())
-            written = self.count_alike(slots.written_places(0, len(slots)))
+            copies = slots.copies
+            written = self.count_alike(slots.written_places(0, len(slots))) if copies is None else self.count_alike(
+                copies.first.tolist(), copies.counts.tolist())
             tallies = [*(Tally(step, call, storages, number * count)
                          for (step, part, start, stop), number in parts.items()
                          for call, storages, count in part.tally(start, stop, self)),
@@ -332,11 +335,11 @@ class Log:
             self._tallies = state, tallies, dict.fromkeys([tally.call.signature for tally in tallies])
         return self._tallies[1:]
 
-    def count_alike(self, places: Iterable[int]) -> list[tuple[OpCall, int]]:
+    def count_alike(self, places: Iterable[int], counts: Iterable[int] = repeat(1)) -> list[tuple[OpCall, int]]:
         """One of the calls that are written at ``places`` of each kind, and how many there are."""
         storages = self.storage_table
         return self.call_slots.count_alike(
-            places, lambda numbers: tuple([storages[n].nbytes for n in numbers if n in storages]))
+            places, lambda numbers: tuple([storages[n].nbytes for n in numbers if n in storages]), counts)
 
     def placed_parts(self) -> list[PlacedPart]:
         """The calls that are replayed and not written out, in order: they stand between those of `call_slots`."""

@@ -42,6 +42,7 @@ class MemoryRecorder:
         self.outermost = ROOT  #: the module of what runs outside of all modules
         self._stack: list[int] = []  #: the modules that run, the innermost last
         self.events: list[Event] | None = None  #: collected while a step is to be replayed
+        self.notes: Any = None  #: of a run in which blocks are skipped: what is told of more than events
         self.restart: BaseException | None = None  #: why the run cannot go on, raised when the next phase begins
 
     # ---- phases
@@ -164,10 +165,14 @@ class MemoryRecorder:
             log.lifetime_table, number, nbytes, region.bytes, region.address, str(claim), log.events,
             len(log.call_slots), self.phase, self.step, OUTSIDE, ROOT)
         lifetime.category, lifetime.label = "workspace", label
+        if self.notes is not None:
+            self.notes.kept(number)
         self.watch_peak(0)
 
     def freed_workspace(self, region: Region) -> None:
         """A library gave back a workspace that it had kept."""
+        if self.notes is not None:
+            self.notes.ordered()
         log = self.log
         log.events += 1
         for number in range(_FIRST_WORKSPACE, self._free_number(), -1):
@@ -182,6 +187,8 @@ class MemoryRecorder:
     # ---- streams (CallListener)
 
     def ordered(self, action: StreamAction, stream: int, event: int) -> None:
+        if self.notes is not None:
+            self.notes.ordered()
         self.log.streams.write(len(self.log.call_slots), action, stream, event)
 
     def used_on(self, storage: MetaStorage, stream: int) -> None:

@@ -56,6 +56,8 @@ class ModuleRecorder(MemoryRecorder):
         """Another step begins: its first nodes are the inputs, unless the driver has its own."""
         self.end()
         self.check()
+        if self.notes is not None:
+            self.notes.step_begins(step)
         self.step, self.log.steps = step, step + 1
         self.first_node = len(self.log.node_slots)
         self.producers.clear()
@@ -207,8 +209,12 @@ class ModuleRecorder(MemoryRecorder):
     def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
         """The innermost call ends; ``token`` is what `enter_module` gave for it."""
         index, call = self._stack.pop(), self._open_calls.pop()
-        if self.is_leaf is None or self.phase != "forward":
-            return
+        if self.is_leaf is not None and self.phase == "forward":
+            self._note_result(module, index, call, token, result)
+        if self.notes is not None:
+            self.notes.module_left(module, result)
+
+    def _note_result(self, module: torch.nn.Module, index: int, call: int | None, token: int, result: Any) -> None:
         own = self._module_index.get(id(module))
         if own is not None:
             record, is_described = self.log.modules[index], self.step == self.described_step

@@ -37,7 +37,7 @@ def describe_context() -> tuple[object, ...]:
 
 
 class ReferenceCount:
-    """Counts of references to a tensor that the caller keeps, compared later: more than before a forward pass tell that
+    """Counts of references to a tensor that the caller keeps, since `start`: more after a forward pass tell that
     autograd saved it (a saved variable shares the tensor or its storage, checkpointing keeps the object).
     """
 
@@ -45,7 +45,11 @@ class ReferenceCount:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
-        self._before = _count_references(tensor)
+        self._before = (0, 0, 0)
+
+    def start(self) -> None:
+        """Count the references that there are now."""
+        self._before = _count_references(self.tensor)
 
     def has_grown(self) -> bool:
         return any(now > before for now, before in zip(_count_references(self.tensor), self._before))

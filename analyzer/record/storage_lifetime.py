@@ -73,6 +73,18 @@ class AllocatorEventTable(Sequence[AllocatorEvent]):
         for column, values in zip(self._columns, ([self._numbering[action]] * count, addresses, sizes, [call] * count)):
             column.extend(values)
 
+    def number_of(self, action: str) -> int:
+        """The number that stands for an action in its column."""
+        return self._numbering[action]
+
+    def fill(self, head: Iterable[AllocatorEvent], columns: Sequence[Any]) -> None:
+        """Add events, then those whose columns these are: actions by number, addresses, bytes, calls."""
+        for action, *others in head:
+            self.append(action, *others)
+        for column, values in zip(self._columns, columns):
+            column.extend(values.tolist())
+        self._length += len(columns[0])
+
     def leave(self, count: int) -> None:
         self._length += count
 
@@ -158,8 +170,9 @@ class LifetimeTable:
         return other
 
 
-_WIDTH = 14  # of a row
-_DEVICE, _PHASE, _CATEGORY, _REQUIRES_GRAD, _MODULE = range(9, 14)
+#: the columns of a row, and how many there are
+(NBYTES, BLOCK_BYTES, ADDRESS, BIRTH, DEATH, BIRTH_CALL, DEATH_CALL, STEP, NODE, DEVICE, PHASE, CATEGORY, REQUIRES_GRAD,
+ MODULE, WIDTH) = range(15)
 
 
 class _Column:
@@ -212,24 +225,29 @@ class StorageLifetime:
                               code_of[phase], 0, 0, module))
 
     def copy_to(self, table: LifetimeTable) -> StorageLifetime:
-        other = object.__new__(StorageLifetime)
-        other.table, other.row, other.number = table, self.row, self.number
-        return other
+        return StorageLifetime.at(table, self.row // WIDTH, self.number)
 
-    nbytes = _Column(0, "as asked for")
-    block_bytes = _Column(1, "as the allocator gave, rounded")
-    address = _Column(2, "where the allocator put it")
-    born = _Column(3, "the event of its birth")
-    died = _Death(4, "the event of its death")
-    born_call = _Column(5, "index in `Log.calls` of the call that made it")
-    died_call = _Death(6, "index in `Log.calls` of the call in or before which it died")
-    step = _Column(7, "of its birth")
-    node = _Column(8, "that made it, an index in `Log.nodes`")
-    device = _Name(_DEVICE, "the simulated device that it is on")
-    phase = _Name(_PHASE, "of its birth")
-    category = _Name(_CATEGORY,
+    @staticmethod
+    def at(table: LifetimeTable, row: int, number: int) -> StorageLifetime:
+        """That of a storage whose row is in the table already."""
+        found = object.__new__(StorageLifetime)
+        found.table, found.row, found.number = table, row * WIDTH, number
+        return found
+
+    nbytes = _Column(NBYTES, "as asked for")
+    block_bytes = _Column(BLOCK_BYTES, "as the allocator gave, rounded")
+    address = _Column(ADDRESS, "where the allocator put it")
+    born = _Column(BIRTH, "the event of its birth")
+    died = _Death(DEATH, "the event of its death")
+    born_call = _Column(BIRTH_CALL, "index in `Log.calls` of the call that made it")
+    died_call = _Death(DEATH_CALL, "index in `Log.calls` of the call in or before which it died")
+    step = _Column(STEP, "of its birth")
+    node = _Column(NODE, "that made it, an index in `Log.nodes`")
+    device = _Name(DEVICE, "the simulated device that it is on")
+    phase = _Name(PHASE, "of its birth")
+    category = _Name(CATEGORY,
                      '"parameter", "buffer", "input", "gradient", "optimizer state", "cast copy"; "" is undecided')
-    module = _Column(_MODULE, "that made it, an index in `Log.modules`")
+    module = _Column(MODULE, "that made it, an index in `Log.modules`")
 
     @property
     def label(self) -> str:
@@ -242,11 +260,11 @@ class StorageLifetime:
 
     @property
     def requires_grad(self) -> bool:
-        return bool(self.table.numbers[self.row + _REQUIRES_GRAD])
+        return bool(self.table.numbers[self.row + REQUIRES_GRAD])
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
-        self.table.numbers[self.row + _REQUIRES_GRAD] = value
+        self.table.numbers[self.row + REQUIRES_GRAD] = value
 
     @property
     def spec(self) -> object:

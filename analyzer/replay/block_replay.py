@@ -35,8 +35,10 @@ class BlockReplay:
     """Decides for each call of a module whether it is replayed or run."""
 
     def __init__(self, recorder: Recorder, root: nn.Module, borrow: Borrow, is_leaf: Callable[[nn.Module], bool],
-                 excluded: Collection[type[nn.Module]] = ()) -> None:
+                 excluded: Collection[type[nn.Module]] = (),
+                 is_in_chain: Callable[[nn.Module], bool] = lambda module: False) -> None:
         self.recorder, self.borrow = recorder, borrow
+        self.is_in_chain = is_in_chain  #: whether a few other blocks may stand for one that cannot be replayed
         contents: dict[int, Contents] = {}
         modules = [module for _, module in walk_modules(root)]
         for module in modules:
@@ -112,6 +114,8 @@ class BlockReplay:
             captured, leaves = self._match(module, args, kwargs)
         except Mismatch as mismatch:
             reason = str(mismatch)
+            if self.is_in_chain(module):
+                raise Restart(reason, module) from None
         else:
             result = self._replay(captured, module, leaves)
         _, earlier = self.decisions.get(path, ("", None))

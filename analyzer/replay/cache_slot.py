@@ -6,7 +6,7 @@ its own, empty slot: a capture gets a cache of one slot, and an index that tells
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -115,6 +115,16 @@ def index_candidates(module: nn.Module, other: nn.Module) -> list[tuple[str, str
     return [(path, name) for (path, mine), theirs in zip(module.named_modules(), other.modules())
             for name, value in vars(mine).items()
             if type(value) is int and type(its := vars(theirs).get(name)) is int and its != value]
+
+
+def list_counting(blocks: Sequence[nn.Module], places: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Of attributes of alike blocks, the integers in which each block has one more than the block before it."""
+    found = []
+    for path, name in sorted(places):
+        values = [vars(block.get_submodule(path))[name] for block in blocks]
+        if all(type(value) is int for value in values) and len({v - place for place, v in enumerate(values)}) == 1:
+            found.append((path, name))
+    return found
 
 
 @contextmanager

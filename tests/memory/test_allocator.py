@@ -569,3 +569,16 @@ def test_a_deep_copy_is_apart_however_many_blocks_there_are(options, order):
         other.free(block)
     used = 512 + 1024 + 8 * MIB
     assert (other.allocated_bytes, allocator.allocated_bytes) == (used, used + 2500 * 512)
+
+
+@pytest.mark.parametrize("capacity_bytes", [None, 64 * MIB])
+def test_a_copy_takes_segments_where_the_allocator_would(capacity_bytes):
+    """A segment of 2 MiB goes into the gap behind that of 20 MiB, and one that exceeds the limit is refused alike."""
+    allocator = CachingAllocator(capacity_bytes=capacity_bytes)
+    allocator.allocate(20 * MIB)
+    copied, _ = allocator.copy(is_limited=True)
+    assert [a.allocate(512).address for a in (copied, allocator)] == [allocator.snapshot()[-1]["address"]] * 2
+    if capacity_bytes is not None:
+        for limited in (allocator, copied):
+            with pytest.raises(DeviceOutOfMemoryError):
+                limited.allocate(60 * MIB)

@@ -16,7 +16,7 @@ from analyzer.record.log import Log
 from analyzer.record.memory_recorder import MemoryRecorder
 from analyzer.record.recorder import Recorder
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, StorageLifetime
-from analyzer.replay.cache_slot import noting_slots
+from analyzer.replay.cache_slot import list_counting, noting_slots
 from analyzer.replay.match import CAPTURES, Mismatch, watch_reads
 
 from .layout import Layout
@@ -229,9 +229,7 @@ def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run:
     finally:
         space.listener = listener
     recorder.mode.state.asks_memory = False
-    # integers in which each block has one more than the block before it
-    counting = [(path, name) for path, name in sorted(chain.unread) if len({
-        vars(block.get_submodule(path))[name] - place for place, block in enumerate(chain.blocks[1:-1])}) == 1]
+    counting = list_counting(chain.blocks[1:-1], chain.unread)
     with noting_slots(reference, counting) as (indices, filled):
         tape = Tape(recorder, chain, stands_in, filled)
         with tape.running(), watch_reads(reference) as reads:

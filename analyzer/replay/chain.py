@@ -1,0 +1,207 @@
+"""Neighbouring modules that are alike: which ones there are in a model, and in what they differ all the same."""
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from analyzer.distributed.fsdp import is_sharding_state, names_prefetched, sharding_settings
+from analyzer.meta.intercept.compiled_function import COMPILER_ATTRIBUTES, compiled_from
+from analyzer.meta.spec import LEAVES
+from analyzer.record.tensor_walk import walk_modules
+
+from .match import Mismatch
+from .state_value import look_up
+
+HEAD = TAIL = 3  # blocks of a chain that are run before and behind those that are not
+REFERENCE = HEAD - 1  #: the last block before them: its part of the log is theirs too
+FEWEST = HEAD + TAIL + 2  # of fewer, running all takes no longer than looking at what some do
+_DEEPEST = 8  # containers and objects in each other that are compared
+#: attributes that are compared otherwise, or that no step reads
+_LEFT_OUT = COMPILER_ATTRIBUTES | {"_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks",
+                                   "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}
+#: attributes that every call of a module reads (``Module.__call__``, ``Module.train``)
+_ALWAYS_READ = frozenset(vars(nn.Module())) - _LEFT_OUT
+
+Place = tuple[str, str]
+"""An attribute of a module in a block: the module's path in the block, and the attribute's name."""
+
+
+class Chain(NamedTuple):
+    """Neighbours of one list of modules that are alike, with their paths in the model. ``differing`` are attributes in
+    which they are not: blocks are alike to a step that reads none of these.
+    """
+
+    blocks: list[nn.Module]
+    paths: list[str]
+    differing: set[Place]
+
+    @property
+    def skipped(self) -> range:
+        """The places of the blocks that need not run."""
+        return range(HEAD, len(self.blocks) - TAIL)
+
+    @property
+    def run(self) -> list[int]:
+        """The places of the others."""
+        return [place for place in range(len(self.blocks)) if place not in self.skipped]
+
+
+def find_chains(root: nn.Module) -> list[Chain]:
+    """The chains of a model, in its order; one that is inside a block of another is left out.
+
+    >>> [len(chain.blocks) for chain in find_chains(nn.Sequential(*(nn.Linear(4, 4) for _ in range(9))))]
+    [9]
+    """
+    walked = walk_modules(root)
+    path_of = {id(module): path for path, module in walked}
+    chains: list[Chain] = []
+    inside: list[str] = []
+    for path, module in walked:
+        if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)) or any(
+                path.startswith(f"{block}.") or path == block for block in inside):
+            continue
+        for chain in _split([child for child in module._modules.values() if child is not None], path_of):
+            chains.append(chain)
+            inside += chain.paths
+    return [chain for chain in chains if not _is_shared(chain, walked)]
+
+
+def _split(blocks: list[nn.Module], path_of: dict[int, str]) -> list[Chain]:
+    """The longest runs of alike neighbours in a list of modules."""
+    found: list[Chain] = []
+    first = 0
+    while len(blocks) - first >= FEWEST:
+        below, differing = walk_modules(blocks[first]), set[Place]()
+        stop = first + 1
+        while stop < len(blocks) and _is_alike(below, blocks[stop], differing):
+            stop += 1
+        if stop - first >= FEWEST:
+            mine = blocks[first:stop]
+            found.append(Chain(mine, [path_of[id(block)] for block in mine], differing))
+        first = stop
+    return found
+
+
+def _is_alike(below: Sequence[tuple[str, nn.Module]], block: nn.Module, differing: set[Place]) -> bool:
+    found = set(differing)
+    try:
+        compare_blocks(below, block, found)
+    except Mismatch:
+        return False
+    differing |= found
+    return True
+
+
+def _is_shared(chain: Chain, walked: Sequence[tuple[str, nn.Module]]) -> bool:
+    """Whether a module or a parameter of one of the blocks is somewhere else in the model too."""
+    block_of: dict[int, int] = {}
+    modules: set[int] = set()
+    for place, block in enumerate(chain.blocks):
+        for _, module in walk_modules(block):
+            if id(module) in modules:
+                return True
+            modules.add(id(module))
+            for parameter in module._parameters.values():
+                if parameter is not None and block_of.setdefault(id(parameter), place) != place:
+                    return True
+    return any(id(parameter) in block_of for _, module in walked if id(module) not in modules
+               for parameter in module._parameters.values())
+
+
+def compare_blocks(below: Sequence[tuple[str, nn.Module]], block: nn.Module, differing: set[Place]) -> None:
+    """Compare ``block`` with the modules ``below`` another, and add to ``differing`` in what they differ. Raises
+    Mismatch where no step could take one for the other.
+    """
+    others = walk_modules(block)
+    if [path for path, _ in below] != [path for path, _ in others]:
+        raise Mismatch("its blocks have other modules")
+    for (path, mine), (_, other) in zip(below, others):
+        if type(mine) is not type(other) and type(mine).__mro__[1:] != type(other).__mro__[1:]:
+            raise Mismatch(f"its blocks have other modules at {path!r}")
+        held, theirs = vars(mine), vars(other)
+        if held.keys() != theirs.keys():
+            raise Mismatch(f"its blocks have other attributes at {path!r}")
+        if _registered(mine) != _registered(other):
+            raise Mismatch(f"its blocks have other parameters or buffers at {path!r}")
+        for name, value in held.items():
+            if name not in _LEFT_OUT and (path, name) not in differing and not _same(value, theirs[name]):
+                if name in _ALWAYS_READ:
+                    raise Mismatch(f"its blocks differ in {path + '.' if path else ''}{name}")
+                differing.add((path, name))
+
+
+def _registered(module: nn.Module) -> list[Any]:
+    return [{name: _specs(tensor) for name, tensor in held.items()} for held in (module._parameters, module._buffers)]
+
+
+def _specs(tensor: Any) -> Any:
+    if tensor is None:
+        return None
+    if own := vars(tensor).keys() - {"_is_param"}:  # torch/nn/parameter.py; others are how a wrapper finds its buffers
+        raise Mismatch(f"its parameters have attributes: {', '.join(sorted(own))}")
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    spec = tensor._spec if isinstance(tensor, DTensor) else None
+    with torch._C.DisableTorchFunction():
+        return (type(tensor), spec, local.shape, local.stride(), local.dtype, tensor.requires_grad,
+                len(tensor._backward_hooks or ()), len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()))
+
+
+def _same(mine: Any, other: Any, depth: int = 0) -> bool:
+    """Whether two values are the same to code that does not ask for their identity."""
+    if mine is other:
+        return True
+    if type(mine) is not type(other) or depth > _DEEPEST or isinstance(mine, torch.Tensor):
+        return False
+    if type(mine) in LEAVES and not isinstance(mine, FunctionType):
+        return _equal(mine, other)
+    if isinstance(mine, dict):
+        pairs, is_hooks = zip(mine.items(), other.items()), isinstance(mine, OrderedDict)  # by a number of the process
+        return len(mine) == len(other) and all(
+            (is_hooks and isinstance(a, int) or a == b) and _same(x, y, depth + 1) for (a, x), (b, y) in pairs)
+    if isinstance(mine, (list, tuple)):
+        return len(mine) == len(other) and all(_same(x, y, depth + 1) for x, y in zip(mine, other))
+    if isinstance(mine, MethodType):
+        return mine.__func__ is other.__func__ and _same_owner(mine.__self__, other.__self__, depth)
+    if isinstance(mine, partial):
+        return _same((mine.func, mine.args, mine.keywords), (other.func, other.args, other.keywords), depth + 1)
+    compiled = compiled_from(mine), compiled_from(other)
+    if None not in compiled:
+        return _same(*compiled, depth + 1)
+    if isinstance(mine, FunctionType):  # equal code of another file may find other globals
+        return mine.__code__ is other.__code__ and _same(
+            _cells(mine), _cells(other), depth + 1) and _same(mine.__defaults__, other.__defaults__, depth + 1)
+    return _same_owner(mine, other, depth)
+
+
+def _equal(mine: Any, other: Any) -> bool:
+    """Whether two values say that they are equal; what answers with a tensor, as weak references to two do, is not."""
+    answer = mine == other
+    return isinstance(answer, (bool, np.bool_)) and bool(answer)
+
+
+def _cells(function: FunctionType) -> tuple[Any, ...]:
+    return tuple([look_up(cell, "") for cell in function.__closure__ or ()])
+
+
+def _same_owner(mine: Any, other: Any, depth: int) -> bool:
+    """Modules are compared where they stand; of what FSDP2 keeps, what decides its behaviour is."""
+    if isinstance(mine, nn.Module):
+        return type(mine).__qualname__ == type(other).__qualname__
+    if is_sharding_state(mine):
+        if names_prefetched(mine) or names_prefetched(other):
+            raise Mismatch("its blocks prefetch blocks that are named")
+        settings, groups = zip(sharding_settings(mine), sharding_settings(other))
+        return _same(*settings, depth + 1) and len(groups[0]) == len(groups[1]) and all(
+            a is b or type(a) is type(b) and bool(a == b) for a, b in zip(*groups))
+    if getattr(type(mine), "__eq__", None) is not getattr(object, "__eq__", None):
+        return _equal(mine, other)
+    is_torchs = type(mine).__module__.startswith(("torch.distributed", "torch.utils"))
+    return is_torchs and hasattr(mine, "__dict__") and _same(vars(mine), vars(other), depth + 1)

@@ -1,0 +1,254 @@
+"""Names of what is in a short run, from which names in a run of all blocks follow."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from analyzer.meta.spec import TensorSpec
+from analyzer.record.log import Log, LogModuleCall, LogNode
+from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD
+from analyzer.record.tensor_walk import walk_modules
+
+from .chain import HEAD, REFERENCE
+from .part import APART, FAR, Cutter, Part, laps_of
+from .short_run import KEPT, NotRepeated, ShortRun
+
+Numbers = npt.NDArray[np.int64]
+REACH = 1  #: from a block, blocks that are no further away are named by their distance, all others absolutely
+
+
+class Names:
+    """Of things in columns, those of a short run: the repetition of the step and the kind of part that they were made
+    in, the short place and the place of the block (`Lap`), and which of the things made there they are. What is in no
+    part has the kind -1, and its own number for a place.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.repetition = np.zeros(count, np.int64)
+        self.kind = np.full(count, -1, np.int64)
+        self.short = np.full(count, FAR, np.int64)
+        self.block = np.zeros(count, np.int64)
+        self.place = np.arange(count, dtype=np.int64)
+
+    def give(self, index: Any, part: Part) -> None:
+        """Name things after the part that made them, in order."""
+        self.kind[index], self.short[index], self.block[index] = part.kind, part.short, part.place
+        self.place[index] = np.arange(len(self.kind[index]))
+
+    def seen_from(self, part: Part, index: Any) -> Iterable[Numbers]:
+        """Names that things have from a block."""
+        distance = self.short[index] - part.short
+        is_near = np.abs(distance) <= REACH
+        return (np.where(is_near, distance, FAR), self.kind[index], self.place[index],
+                np.where(is_near, 0, self.block[index]))
+
+
+class RunNames:
+    """The names of all things in the log of a short run. Raises NotRepeated where blocks beside those that were not run
+    did not do the same, as seen from them.
+    """
+
+    def __init__(self, short_run: ShortRun, log: Log) -> None:
+        self.short_run, self.log, self.chains = short_run, log, short_run.chains
+        self.cutter = cutter = Cutter(short_run, log)
+        self.parts = cutter.parts
+        self.numbers = np.array(sorted({*log.storage_table, *short_run.stand_ins}), np.int64)
+        self.where = {number: i for i, number in enumerate(self.numbers.tolist())}  #: storage number -> row of names
+        self.storages = Names(len(self.numbers))
+        self.storages.place = self.numbers.copy()
+        self.calls, self.nodes = Names(len(log.call_slots)), Names(len(log.node_slots))
+        self.module_calls = Names(len(log.module_call_slots))
+        for part in self.parts:
+            self._name(part)
+        self._name_gaps()
+        self._name_modules()
+        self._name_parameters()
+        self._name_stand_ins()
+        self._compare_laps()
+
+    def rows(self, numbers: Sequence[int]) -> Numbers:
+        """The rows of storages' names."""
+        return np.searchsorted(self.numbers, np.asarray(numbers, np.int64))
+
+    # ---- naming
+
+    def _name(self, part: Part) -> None:
+        self.storages.give([self.where[number] for number in part.numbers(BORN)], part)
+        self.calls.give(part.numbers(CALLED), part)
+        self.nodes.give(slice(part.nodes.start, part.nodes.stop), part)
+        self.module_calls.give(slice(part.module_calls.start, part.module_calls.stop), part)
+
+    def name_again(self, parts: Iterable[Part]) -> None:
+        """Name what parts make that were cut once more."""
+        for part in parts:
+            self.storages.give([self.where[number] for number in part.numbers(BORN)], part)
+            self.calls.give(part.numbers(CALLED), part)
+
+    def _name_gaps(self) -> None:
+        """What is born before a block that is run, behind those that are not, is what the block before it left."""
+        for gap in self.cutter.gaps:
+            births = gap.before.numbers(BORN)
+            for mine, theirs in zip(gap.alive, births[len(births) - len(gap.alive):]):
+                i, j = self.where[mine], self.where[theirs]
+                for column in (self.storages.kind, self.storages.short, self.storages.place):
+                    column[i] = column[j]
+                self.storages.block[i] = self.chains[gap.chain].skipped[-1]
+
+    def _name_modules(self) -> None:
+        log = self.log
+        self.modules = Names(len(log.modules))
+        self.first_modules: list[Numbers] = []  #: of each chain: the index of the first module of each block
+        self.block_sizes: list[int] = []
+        for number, chain in enumerate(self.chains):
+            first = np.array([log.index_of_path[path] for path in chain.paths], np.int64)
+            size = len(walk_modules(chain.blocks[0]))
+            self.first_modules.append(first)
+            self.block_sizes.append(size)
+            short = {place: number * APART + i for i, place in enumerate(chain.run)}
+            for place, start in enumerate(first.tolist()):
+                span = slice(start, start + size)
+                self.modules.kind[span], self.modules.short[span] = number, short.get(place, FAR)
+                self.modules.block[span], self.modules.place[span] = place, np.arange(size)
+
+    def _name_parameters(self) -> None:
+        """Parameters and buffers of blocks: `own` has, of each chain, the storages of each block in one order. Their
+        kind is -2 less the number of the chain.
+        """
+        found: list[list[dict[str, int]]] = [[{} for _ in chain.blocks] for chain in self.chains]
+        for number, life in self.log.storage_table.items():
+            chain = int(self.modules.kind[life.module])
+            if chain >= 0 and life.category in ("parameter", "buffer"):
+                place = int(self.modules.block[life.module])
+                found[chain][place][life.label.removeprefix(self.chains[chain].paths[place])] = number
+        self.own: list[Numbers] = []
+        for chain, blocks in enumerate(found):
+            if len({tuple(sorted(names)) for names in blocks}) > 1:
+                raise NotRepeated("its blocks have other parameters")
+            table = [[names[name] for name in sorted(names)] for names in blocks]
+            self.own.append(np.array(table, np.int64).reshape(len(table), -1))
+            for place, numbers in enumerate(table):
+                at = [self.where[number] for number in numbers]
+                self.storages.kind[at], self.storages.block[at] = -2 - chain, place
+                self.storages.short[at] = self._short(chain, place)
+                self.storages.place[at] = np.arange(len(numbers))
+
+    def _short(self, chain: int, place: int) -> int:
+        run = self.chains[chain].run
+        return chain * APART + run.index(place) if place in run else FAR
+
+    def _name_stand_ins(self) -> None:
+        storages = self.storages
+        for number, (chain, place) in self.short_run.owners.items():
+            i = self.where[number]
+            if storages.short[i] != FAR:  # it may be born in the lap of a block beside its own
+                storages.block[i] = place + storages.short[i] - self._short(chain, place)
+        for number, stand_in in self.short_run.stand_ins.items():
+            i, j = self.where[number], self.where[stand_in.like]
+            storages.kind[i], storages.place[i] = storages.kind[j], storages.place[j]
+            storages.repetition[i], storages.block[i] = stand_in.repetition, storages.block[j]
+            if stand_in.block is not None:
+                storages.block[i] = stand_in.block + storages.short[j] - (stand_in.chain * APART + REFERENCE)
+
+    # ---- comparing
+
+    def _compare_laps(self) -> None:
+        references = {number * APART + REFERENCE: chain for number, chain in enumerate(self.chains)}
+        seen = set()
+        for laps in laps_of(self.parts):
+            some = next(iter(laps.values()))
+            assert some.lap is not None
+            first = some.lap.chain * APART
+            chain = self.chains[some.lap.chain]
+            seen.add(some.lap.chain)
+            if len(laps) != len(chain.run):
+                raise NotRepeated("not all of its blocks have all passes")
+            reference, behind = laps[first + REFERENCE], laps[first + HEAD]
+            for part in (reference, behind):
+                if any(kind in (BEGAN, ENDED, KEPT) for kind, _ in part.events):
+                    raise NotRepeated("a phase begins, or a library takes a workspace, in one of its blocks")
+            self._compare(reference, behind)
+            shorts = list(laps)
+            reference.copies = sorted([reference.place, *chain.skipped], reverse=shorts[0] > shorts[-1])
+        if len(seen) < len(self.chains):
+            raise NotRepeated("its blocks are not called")
+        self._check_reach(set(references))
+
+    def _compare(self, mine: Part, other: Part) -> None:
+        for what, a, b in zip(_LINES, self._outline(mine), self._outline(other)):
+            if not (np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b):
+                raise NotRepeated(f"its blocks differ in {what}")
+
+    def _outline(self, part: Part) -> list[Any]:
+        """What a lap does, as seen from its block; `_LINES` says what is what."""
+        log, slots = self.log, self.log.call_slots
+        calls = [slots[i] for i in part.numbers(CALLED)]
+        births = [log.storage_table[number] for number in part.numbers(BORN)]
+        nodes, module_calls = nodes_of(log, part), module_calls_of(log, part)
+        lines: list[Any] = [
+            [_plain(call.signature) for call in calls],
+            [(c.phase, c.recomputed, c.forward is None, c.node < 0, len(c.inputs)) for c in calls],
+            [(kind, what if kind == HELD else None) for kind, what in part.events],
+            [(life.nbytes, life.device, life.category, life.requires_grad, life.phase) for life in births],
+            [(node.op, None if node.op == "call_module" else (node.target, node.base), node.region, len(node.inputs),
+              len(node.reads), [_frozen(spec) for _, spec in node.outputs]) for node in nodes],
+            [(_frozen(call.inputs), _frozen(call.outputs)) for call in module_calls]]
+        for names, index in (
+                (self.storages, self.rows([n for call in calls for n in (*call.inputs, *call.outputs)])),
+                (self.storages, self.rows(part.numbers(DIED))),
+                (self.storages, self.rows([n for x in nodes for n in (*[out[0] for out in x.outputs], *x.reads)])),
+                (self.nodes, [call.node for call in calls if call.node >= 0]),
+                (self.nodes, [n for node in nodes for n in node.inputs]),
+                (self.calls, [call.forward for call in calls if call.forward is not None]),
+                (self.modules, [*(c.module for c in calls), *(life.module for life in births),
+                                *(node.module for node in nodes), *(call.module for call in module_calls)])):
+            lines.append(np.concatenate([*names.seen_from(part, np.asarray(index, np.int64))]))
+        return lines
+
+    def _check_reach(self, references: set[int]) -> None:
+        """Nothing that is further away from a reference block may name what that makes, but for gradients."""
+        for reference in references:
+            parts = [part for part in self.parts if part.short == reference]
+            births = {number for part in parts for number in part.numbers(BORN)} - self.short_run.owners.keys()
+            for part in self.parts:
+                if abs(part.short - reference) <= REACH:
+                    continue
+                named = set(part.numbers(DIED))
+                for i in part.numbers(CALLED):
+                    call = self.log.call_slots[i]
+                    named.update(call.inputs, call.outputs)
+                if not births.isdisjoint(named):
+                    raise NotRepeated("something that one of its blocks makes is used or held outside of those beside")
+
+
+def nodes_of(log: Log, part: Part) -> list[LogNode]:
+    return cast(list[LogNode], log.node_slots[part.nodes.start:part.nodes.stop])
+
+
+def module_calls_of(log: Log, part: Part) -> list[LogModuleCall]:
+    return cast(list[LogModuleCall], log.module_call_slots[part.module_calls.start:part.module_calls.stop])
+
+
+#: the lines of an outline, by what a refusal calls them
+_LINES = ("the operators that they call", "passes of their operators", "the order of births and deaths",
+          "the tensors that they make", "their nodes", "what their modules are given", "what their operators read",
+          "what dies in them", "what their nodes read", "the nodes of their operators", "the inputs of their nodes",
+          "gradients of their operators", "the modules that run")
+
+
+def _plain(signature: Any) -> Any:
+    return signature.op, _frozen(signature.args), _frozen(signature.kwargs), _frozen(signature.outputs)
+
+
+def _frozen(value: Any) -> Any:
+    """A value with tensors' specs, of which there is one object each, by their identity."""
+    if isinstance(value, TensorSpec):
+        return id(value)
+    if isinstance(value, (list, tuple)):
+        return [_frozen(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _frozen(item) for name, item in value.items()}
+    return type(value) if isinstance(value, torch.ScriptObject) else value

@@ -1,0 +1,281 @@
+"""A short run, cut into parts: the lap of each block in each pass, and what runs outside of blocks."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from analyzer.record.log import Log
+from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE
+
+from .short_run import AGAIN, CUT, KEPT, STEP, Cut, NotRepeated, ShortRun
+
+APART = 1 << 30  #: more than any distance between blocks of a chain
+FAR = -APART     #: the short place of what is of no block
+
+
+class Lap(NamedTuple):
+    """Of which block a part is: its chain, and its places among the blocks that are run and among all. Short places of
+    blocks of two chains are `APART`.
+    """
+
+    chain: int
+    short: int
+    place: int
+
+
+@dataclass(eq=False)
+class Part:
+    """A stretch of the run; ``kind`` is the same for the laps of all blocks of a chain in one pass."""
+
+    kind: int
+    key: tuple[Any, ...]
+    lap: Lap | None
+    nodes: range = range(0)
+    module_calls: range = range(0)
+    events: list[tuple[int, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.copies = [0 if self.lap is None else self.lap.place]  #: places of the blocks whose laps it stands for
+
+    @property
+    def short(self) -> int:
+        return FAR if self.lap is None else self.lap.short
+
+    @property
+    def place(self) -> int:
+        return 0 if self.lap is None else self.lap.place
+
+    def numbers(self, kind: int) -> list[int]:
+        """What its events of a kind are about, in order."""
+        return [what for found, what in self.events if found == kind]
+
+
+class Gap(NamedTuple):
+    """What was born between the last block that was not run and the one behind it, and is alive there."""
+
+    before: Part  #: what ran last
+    chain: int
+    alive: list[int]
+
+
+class Cutter:
+    """Cuts the events of a short run into `parts`. ``again`` is how many came before a repetition of the step."""
+
+    def __init__(self, short_run: ShortRun, log: Log) -> None:
+        self.log, self.chains = log, short_run.chains
+        self.parts: list[Part] = []
+        self.gaps: list[Gap] = []
+        self.left_out: set[int] = set()  #: storages that were born between blocks that are skipped
+        self.again: int | None = None
+        self.kinds: dict[tuple[Any, ...], int] = {}
+        self._laps = [{place: Lap(number, number * APART + i, place) for i, place in enumerate(chain.run)}
+                      for number, chain in enumerate(self.chains)]
+        self._passes = [-1] * len(self.chains)
+        self._expected = [0] * len(self.chains)
+        self._step = -1
+        self._part_of_call: dict[int, Part] = {}
+        self._part_of_node: list[Part] = []
+        self._outside = 0
+        self._owner = self._current = self._open(("outside", 0), None)  # of nodes, which are made in forward passes
+        self._gap: list[tuple[int, Any]] | None = None  # events since a block was not run
+        self._gap_nodes = 0
+        for event in short_run.events:
+            self._take(*event)
+        self._close(len(log.node_slots), len(log.module_call_slots))
+        if self._gap is not None:
+            raise NotRepeated("its last blocks are not called")
+        self._leave_deaths(short_run)
+        self._cut_releases(short_run)
+
+    def _open(self, key: tuple[Any, ...], lap: Lap | None, nodes: int = 0, module_calls: int = 0) -> Part:
+        part = Part(self.kinds.setdefault(key, len(self.kinds)), key, lap, range(nodes, nodes),
+                    range(module_calls, module_calls))
+        self.parts.append(part)
+        return part
+
+    def _open_outside(self, nodes: int = 0, module_calls: int = 0) -> Part:
+        self._outside += 1
+        return self._open(("outside", self._outside), None, nodes, module_calls)
+
+    def _close(self, nodes: int, module_calls: int) -> None:
+        """The part that makes nodes ends; nodes and calls of modules are counted at marks alone."""
+        owner = self._owner
+        owner.nodes = range(owner.nodes.start, nodes)
+        owner.module_calls = range(owner.module_calls.start, module_calls)
+        self._part_of_node += [owner] * (nodes - len(self._part_of_node))
+
+    def _take(self, kind: int, what: Any) -> None:
+        if kind == STEP:
+            self._step, self._passes = what.step, [-1] * len(self.chains)
+            self._close(what.nodes, what.module_calls)
+            self._current = self._owner = self._open_outside(what.nodes, what.module_calls)
+            self._current.events.append((kind, what.step))
+        elif kind == AGAIN:
+            self.again = len(self.parts)
+            self._current = self._open_outside()
+        elif kind == CUT:
+            self._cut(what)
+        elif self._gap is not None:
+            self._gap.append((kind, what))
+        else:
+            self._add(kind, what)
+
+    def _cut(self, cut: Cut) -> None:
+        if cut.block is None:
+            self._close(cut.nodes, cut.module_calls)
+            self._current = self._owner = self._open_outside(cut.nodes, cut.module_calls)
+            return
+        number, place = cut.chain, cut.block
+        if place == 0:
+            self._passes[number] += 1
+            self._expected[number] = 0
+        if place != self._expected[number]:
+            raise NotRepeated("its blocks are not called in order")
+        self._expected[number] += 1
+        if self._gap is None:
+            self._close(cut.nodes, cut.module_calls)
+            self._gap_nodes = cut.nodes
+        lap = self._laps[number].get(place)
+        if lap is None:
+            self._gap = []
+            return
+        if self._gap is not None:
+            self._end_gap(number, cut.nodes)
+        self._current = self._owner = self._open(("forward", number, self._step, self._passes[number]), lap, cut.nodes,
+                                                 cut.module_calls)
+
+    def _end_gap(self, chain: int, nodes: int) -> None:
+        """The block behind those that were not run is called. What surrounds blocks ran before it as before each; the
+        reference block's lap has that already.
+        """
+        assert self._gap is not None
+        if nodes > self._gap_nodes or any(kind == CALLED for kind, _ in self._gap):
+            raise NotRepeated("something runs between blocks that are skipped")
+        dead = {what for kind, what in self._gap if kind == DIED}
+        self.gaps.append(Gap(self._current, chain, [
+            what for kind, what in self._gap if kind == BORN and what not in dead]))
+        self.left_out.update(what for kind, what in self._gap if kind == BORN)
+        self._gap = None
+
+    def _add(self, kind: int, what: Any) -> None:
+        current = self._current
+        if kind == CALLED:
+            found = self._backward_lap(what)
+            if found is not None and (current.key, current.lap) != found:
+                if current.key == found[0] and current.lap is not None and found[1].short != current.lap.short - 1:
+                    raise NotRepeated("backward passes of its blocks are not in order")
+                current = self._current = self._open(*found)
+                current.events = _take_births(self.parts[-2].events)
+            self._part_of_call[what] = current
+        elif kind in (BEGAN, ENDED) and current.key[0] == "backward":
+            current = self._current = self._open_outside()
+        current.events.append((kind, what))
+
+    def _backward_lap(self, index: int) -> tuple[tuple[Any, ...], Lap] | None:
+        """The kind and lap of a call in backward that is of a block; None of any other call."""
+        call = self.log.call_slots[index]
+        if not self.chains or call.phase != "backward":
+            return None
+        part: Part | None = None
+        if call.forward is not None:
+            part = self._part_of_call.get(call.forward)
+        elif call.recomputed and OUTSIDE < call.node < len(self._part_of_node):
+            part = self._part_of_node[call.node]
+        return None if part is None or part.lap is None else (("backward", *part.key[1:]), part.lap)
+
+    def _leave_deaths(self, short_run: ShortRun) -> None:
+        """Drop deaths of stand-ins for what dies in a lap: the laps that are written bring them."""
+        in_laps = {what for part in self.parts if part.lap is not None for what in part.numbers(DIED)}
+        twice = {number for number, stand_in in short_run.stand_ins.items() if stand_in.like in in_laps}
+        for part in self.parts if twice else ():
+            part.events = [(kind, what) for kind, what in part.events if kind != DIED or what not in twice]
+
+    def _cut_releases(self, short_run: ShortRun) -> None:
+        """What something around the blocks held of each, as autocast holds copies of weights, dies block after block
+        where that ends: these deaths are laps too.
+        """
+        others = {stand_in.like for stand_in in short_run.stand_ins.values()}
+        others |= short_run.stand_ins.keys() | short_run.owners.keys()
+        lap_of = {number: part.lap for part in self.parts if part.lap is not None for number in part.numbers(BORN)
+                  if number not in others}
+        parts: list[Part] = []
+        again = self.again
+        for at, part in enumerate(self.parts):
+            if at == self.again:
+                again = len(parts)
+            parts.append(part)
+            if part.lap is None:
+                parts += self._split_releases(part, lap_of)
+        self.parts, self.again = parts, again
+
+    def _split_releases(self, part: Part, lap_of: dict[int, Lap]) -> list[Part]:
+        """The parts behind ``part`` into which its releases cut it."""
+        groups = [(lap, list(events)) for lap, events in groupby(
+            part.events, lambda event: lap_of.get(event[1]) if event[0] == DIED else None)]
+        found: list[Part] = []
+        part.events = []
+        while groups:
+            count = self._count_released(groups)
+            if not count:
+                (found[-1] if found else part).events += groups.pop(0)[1]
+                continue
+            self._outside += 1
+            for lap, events in groups[:count]:
+                assert lap is not None
+                key = "release", lap.chain, self._outside
+                found.append(Part(self.kinds.setdefault(key, len(self.kinds)), key, lap, events=events))
+            del groups[:count]
+            self._outside += 1
+            key = "outside", self._outside, 0
+            found.append(Part(self.kinds.setdefault(key, len(self.kinds)), key, None))
+        return found
+
+    def _count_released(self, groups: list[tuple[Lap | None, list[tuple[int, Any]]]]) -> int:
+        """How many groups are releases of all blocks of a chain, one after the other; 0 where the first begins none."""
+        first = groups[0][0]
+        if first is None:
+            return 0
+        run = len(self.chains[first.chain].run)
+        laps = [lap for lap, _ in groups[:run]]
+        places = [lap.place for lap in laps if lap is not None and lap.chain == first.chain]
+        return run if len(places) == run and places in (sorted(set(places)), sorted(set(places), reverse=True)) else 0
+
+    def split_update(self, part: Part) -> Part | None:
+        """Cut off of a part what begins with an optimizer; None where there is none."""
+        stop = next((i for i, event in enumerate(part.events) if event == (BEGAN, "optimizer")), None)
+        if stop is None or self.again is None:
+            return None
+        key = "outside", "optimizer", part.kind
+        rest = Part(self.kinds.setdefault(key, len(self.kinds)), key, None)
+        rest.events, part.events = part.events[stop:], part.events[:stop]
+        self.parts.insert(self.parts.index(part) + 1, rest)
+        self.again += 1
+        return rest
+
+
+def _take_births(events: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    """Take out of the events before a call those that are its own: what is born for it, and what it holds."""
+    first = len(events)
+    for i in range(len(events) - 1, -1, -1):
+        kind = events[i][0]
+        if kind in (CALLED, BEGAN, ENDED, STEP):
+            break
+        if kind in (BORN, HELD, KEPT):
+            first = i
+    taken = events[first:]
+    del events[first:]
+    return taken
+
+
+def laps_of(parts: Sequence[Part]) -> Iterator[dict[int, Part]]:
+    """The laps of each kind: short place -> part."""
+    found: dict[int, dict[int, Part]] = {}
+    for part in parts:
+        if part.lap is not None:
+            laps = found.setdefault(part.kind, {})
+            if part.lap.short in laps:
+                raise NotRepeated("something runs in the middle of a block's pass")
+            laps[part.lap.short] = part
+    yield from found.values()

@@ -1,0 +1,239 @@
+"""Lets the simulated allocator take all events of a finished log in one pass: addresses, phases, peaks, its own events.
+
+The device's capacity is a rule of this pass: where PyTorch would give cached blocks back and try again, the allocator
+does; where memory runs out it raises DeviceOutOfMemoryError.
+"""
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from analyzer.memory.allocator import Block, CachingAllocator
+from analyzer.memory.allocator_segment import Opcode, Placements, hold
+from analyzer.meta.address_space import HostMemory
+from analyzer.record.log import Log, PhaseRecord
+from analyzer.record.recorder import Recorder
+from analyzer.record.storage_lifetime import ADDRESS, BEGAN, BLOCK_BYTES, BORN, DEVICE, DIED, ENDED, HELD, NBYTES
+
+from .short_run import KEPT, STEP
+
+Numbers = npt.NDArray[np.int64]
+_NO_REQUEST, _HELD = 9, 4  # beside births (0) and deaths (1), which are 2 more where they are on another device
+
+
+class Before(NamedTuple):
+    """The memory and the log before the first step."""
+
+    memory: CachingAllocator
+    blocks: dict[int, Block]  #: address -> block, of what is in the memory
+    events: int
+    peak_bytes: int
+    peak_event: int
+    allocator_events: int
+
+    @classmethod
+    def of(cls, recorder: Recorder) -> Before:
+        log, memory = recorder.log, recorder.memory
+        assert isinstance(memory, CachingAllocator)
+        copied, blocks = memory.copy(is_limited=True)
+        copied.begin_lap()
+        return cls(copied, blocks, log.events, log.peak_bytes, log.peak_event, len(log.allocator_event_slots))
+
+
+class Events(NamedTuple):
+    """The events of a log in columns. ``rows`` are the lifetimes that births, deaths and kept workspaces are about (-1:
+    none), ``numbers`` and ``calls`` how many events and calls there were up to each; ``what`` of phases, steps and held
+    workspaces is an index of ``payloads``.
+    """
+
+    kinds: Numbers
+    what: Numbers
+    rows: Numbers
+    numbers: Numbers
+    calls: Numbers
+    payloads: list[Any]
+
+    def payload(self, at: int) -> Any:
+        return self.payloads[self.what[at]]
+
+    def places(self, *kinds: int) -> list[int]:
+        found: list[int] = np.nonzero(np.isin(self.kinds, kinds))[0].tolist()
+        return found
+
+
+def place_events(events: Events, lives: Numbers, first: int, before: Before, source: Log, log: Log) -> None:
+    """Place all storages of ``log``, whose ``lives`` get their addresses; those before row ``first`` may be there
+    already. ``source`` is the log of the short run. Raises DeviceOutOfMemoryError.
+    """
+    _Placing(events, lives, first, before, source, log).run()
+
+
+class _Placing:
+    def __init__(self, events: Events, lives: Numbers, first: int, before: Before, source: Log, log: Log) -> None:
+        self.events, self.lives, self.before, self.source, self.log = events, lives, before, source, log
+        self.memory = before.memory
+        self.elsewhere = {"cpu": HostMemory(), "meta": HostMemory()}
+        self.watched = source.lifetime_table.code_of[source.device]
+        self.is_here = (lives[:, DEVICE] == self.watched) & (lives[:, NBYTES] > 0)
+        sizes, inverse = np.unique(lives[:, NBYTES], return_inverse=True)
+        self.rounded = np.array([self.memory.rounded_bytes(n) for n in sizes.tolist()], np.int64)[inverse]
+        self.slots: list[Any] = [None] * len(lives)
+        for row in np.nonzero(self.is_here[:first])[0].tolist():
+            block = before.blocks.get(int(lives[row, ADDRESS]))
+            if block is not None:
+                self.slots[row] = self.memory.place_of(block)
+        self.placements = Placements(before.peak_bytes)
+        self.ends: list[tuple[PhaseRecord, int]] = []
+
+    def run(self) -> None:
+        log, before = self.log, self.before
+        log.peak_bytes, log.peak_event, log.peak_workspace_bytes = before.peak_bytes, before.peak_event, 0
+        log.events = int(self.events.numbers[-1]) if len(self.events.numbers) else before.events
+        self._place()
+        blocks = self._count_blocks()
+        given = self._write_lives(blocks)
+        log.keeps_allocator_events = self.source.keeps_allocator_events
+        if log.keeps_allocator_events:
+            self._write_allocator_events(blocks, given)
+
+    # ---- the pass
+
+    def _place(self) -> None:
+        events, log, memory = self.events, self.log, self.memory
+        instructions, asked = self._list_instructions()
+        step, at = 0, 0
+        for mark in (*events.places(BEGAN, ENDED, STEP), len(events.kinds)):
+            if mark > at:
+                self.placements.top_at = -1
+                start, stop = np.searchsorted(asked, (at, mark)).tolist()
+                memory.replay(instructions[start:stop], self.slots, self.placements, self._place_elsewhere)
+                if self.placements.top_at >= 0:
+                    log.peak_bytes = self.placements.top_bytes
+                    log.peak_workspace_bytes = self.placements.top_workspace_bytes
+                    log.peak_event = int(events.numbers[at - 1] if at else self.before.events) + (
+                        self.placements.top_at + 1)
+            at = mark + 1
+            if mark == len(events.kinds):
+                break
+            if events.kinds[mark] == STEP:
+                step = events.payload(mark)
+            elif events.kinds[mark] == BEGAN:
+                memory.begin_lap()
+                log.phases.append(PhaseRecord(step, events.payload(mark), int(events.calls[mark]), last_call=-1))
+            else:
+                self._end_phase(log.phases[-1], mark)
+
+    def _list_instructions(self) -> tuple[list[Any], Numbers]:
+        """What the allocator is asked for, and by which events."""
+        events, lives = self.events, self.lives
+        codes = np.full(len(events.kinds), _NO_REQUEST, np.int8)
+        codes[events.rows >= 0] = 0
+        codes[events.kinds == DIED] = 1
+        codes[(events.rows >= 0) & ~self.is_here[events.rows]] += 2
+        codes[events.kinds == HELD] = _HELD
+        asked = np.nonzero(codes != _NO_REQUEST)[0]
+        codes, rows = codes[asked], events.rows[asked]
+        opcodes: list[Any] = [(Opcode.ALLOCATE, Opcode.FREE, None, None, None)[code] for code in codes.tolist()]
+        found: list[Any] = list(zip(opcodes, rows.tolist(), self.rounded[rows].tolist(), lives[rows, NBYTES].tolist()))
+        names = self.source.lifetime_table.code_of.keys_at
+        for i in np.nonzero(codes > 1)[0].tolist():
+            if codes[i] == _HELD:
+                found[i] = self._hold(*events.payload(asked[i]))
+                continue
+            row = int(rows[i])
+            claim = torch.device(names[int(lives[row, DEVICE])])
+            found[i] = (Opcode.ALLOCATE_ELSEWHERE, row, claim, int(lives[row, NBYTES])) if codes[i] == 2 else (
+                Opcode.FREE_ELSEWHERE, row, claim, None)
+        return found, asked
+
+    def _hold(self, claim: torch.device, blocks: tuple[int, ...]) -> Any:
+        if str(claim) != self.source.device:
+            return Opcode.HOLD_ELSEWHERE, -1, claim, blocks
+        return hold(blocks, tuple(map(self.memory.rounded_bytes, blocks)))
+
+    def _place_elsewhere(self, opcode: Opcode, slot: int, claim: torch.device, nbytes: Any) -> None:
+        memory: Any = self.elsewhere.get(claim.type, self.memory)
+        if opcode is Opcode.FREE_ELSEWHERE:
+            if self.slots[slot] is not None:
+                memory.free(self.slots[slot])
+            return
+        regions = [memory.allocate(n) for n in (nbytes if opcode is Opcode.HOLD_ELSEWHERE else (nbytes,))]
+        for region in regions:
+            self.placements.add(region.address, region.bytes)
+        if opcode is Opcode.ALLOCATE_ELSEWHERE:
+            self.slots[slot] = regions[0]
+
+    def _end_phase(self, record: PhaseRecord, mark: int) -> None:
+        memory, events = self.memory, self.events
+        record.last_call, record.end_event = int(events.calls[mark]), int(events.numbers[mark])
+        record.allocated_bytes, record.requested_bytes = memory.allocated_bytes, memory.requested_bytes
+        record.reserved_bytes = memory.reserved_bytes
+        record.peak_allocated_bytes, record.peak_requested_bytes, record.peak_reserved_bytes = memory.lap_peaks()
+        self.ends.append((record, mark))
+
+    # ---- what the allocator gave
+
+    def _count_blocks(self) -> Numbers:
+        """How many blocks the allocator gave for each event: one for a birth, some for a workspace."""
+        blocks = np.isin(self.events.kinds, (BORN, KEPT)).astype(np.int64)
+        for at in self.events.places(HELD):
+            blocks[at] = len(self.events.payload(at)[1])
+        return blocks
+
+    def _write_lives(self, blocks: Numbers) -> Numbers:
+        """Write addresses and sizes of blocks into lifetimes; the result are the sizes of all blocks."""
+        lives, placements = self.lives, self.placements
+        first = np.cumsum(blocks) - blocks
+        begins = self.events.places(BORN, KEPT)
+        rows, places = self.events.rows[begins], first[begins]
+        given = np.zeros(len(placements.addresses), np.int64)
+        given[places] = np.where(self.is_here[rows], self.rounded[rows], lives[rows, NBYTES])
+        for place, nbytes in placements.odd.items():
+            given[place] = nbytes
+        lives[rows, ADDRESS] = np.array(placements.addresses, np.int64)[places]
+        lives[rows, BLOCK_BYTES] = given[places]
+        return given
+
+    def _write_allocator_events(self, blocks: Numbers, given: Numbers) -> None:
+        """Each birth and death on the device is an event of the allocator; a workspace is two for each of its blocks,
+        and what it asked of the device for a block comes before that.
+        """
+        events, lives, placements = self.events, self.lives, self.placements
+        count = ((events.rows >= 0) & self.is_here[events.rows]).astype(np.int64)
+        single = np.nonzero(count)[0]
+        holds = {at: [i for i, nbytes in enumerate(events.payload(at)[1]) if nbytes] for at in events.places(HELD)
+                 if str(events.payload(at)[0]) == self.source.device}
+        for at, parts in holds.items():
+            count[at] = 2 * len(parts)
+        where, first = np.cumsum(count) - count, np.cumsum(blocks) - blocks
+        action, address, size, call = (np.zeros(int(count.sum()), np.int64) for _ in range(4))
+        slots = self.log.allocator_event_slots
+        number = slots.number_of
+        rows = events.rows[single]
+        action[where[single]] = np.where(events.kinds[single] == DIED, number("free"), number("alloc"))
+        address[where[single]], size[where[single]] = lives[rows, ADDRESS], lives[rows, BLOCK_BYTES]
+        call[where[single]] = events.calls[single]
+        for at, parts in holds.items():
+            for j, part in enumerate(parts):
+                for shift, name in ((j, "alloc"), (len(parts) + j, "free")):
+                    i, place = where[at] + shift, first[at] + part
+                    action[i], address[i], size[i], call[i] = (
+                        number(name), placements.addresses[place], given[place], events.calls[at])
+        order = np.nonzero(blocks)[0]
+        extra_at: list[int] = []
+        extra: list[tuple[int, int, int, int]] = []
+        for place, name, its_address, nbytes in placements.extras:
+            i = int(order[np.searchsorted(first[order], place, side="right") - 1])
+            extra_at.append(int(where[i]) + place - int(first[i]))
+            extra.append((number(name), its_address, nbytes, int(events.calls[i])))
+        columns = [np.insert(column, extra_at, [row[k] for row in extra]) if extra else column
+                   for k, column in enumerate((action, address, size, call))]
+        slots.fill(self.source.allocator_event_slots[:self.before.allocator_events], columns)
+        added = np.sort(np.array(extra_at, np.int64))
+        for record, mark in self.ends:
+            here = int(where[mark])
+            record.end_allocator_event = self.before.allocator_events + here + int(
+                np.searchsorted(added, here, side="left"))

@@ -1,0 +1,336 @@
+"""The log of a run of all blocks, written from that of a short run: every copy of a part is a gather.
+
+A thing in the log of all blocks has the number ``base[repetition, kind, block] + place``. The bases follow from how
+much each part makes, and are known before anything is written.
+"""
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from analyzer.record.call_table import Copies
+from analyzer.record.log import Log, LogModuleCall, LogNode, identifier
+from analyzer.record.storage_lifetime import (
+    BEGAN,
+    BIRTH,
+    BIRTH_CALL,
+    BORN,
+    CALLED,
+    DEATH,
+    DEATH_CALL,
+    DIED,
+    HELD,
+    MODULE,
+    NODE,
+    WIDTH,
+    StorageLifetime,
+)
+from analyzer.record.storage_lifetime import STEP as STEP_COLUMN
+
+from .chain import REFERENCE
+from .name import REACH, Names, Numbers, RunNames, module_calls_of, nodes_of
+from .part import Part
+from .placing import Before, Events, place_events
+from .short_run import KEPT, STEP, NotRepeated
+
+_KINDS = ("storage", "call", "node", "module call")
+_FIELDS = 7  # of a call in a `CallTable`: first operand, inputs, outputs, kind, module, node, forward call
+_UNKNOWN = -10**12
+
+
+class Repeat:
+    """Writes the log of a run of all blocks. Raises NotRepeated where it cannot be told."""
+
+    def __init__(self, names: RunNames, before: Before) -> None:
+        self.names, self.before, self.source = names, before, names.log
+        again = names.cutter.again
+        repeated = [] if again is None else self._list_repeated()
+        again = names.cutter.again  # one more where a part was cut in two
+        parts = names.parts
+        self.written = [(part, 0) for part in parts[:again]] + [(part, 1) for part in repeated]
+        self.written += [(part, 0) for part in (() if again is None else parts[again:])]
+        self.is_repeated = np.zeros(len(names.cutter.kinds), bool)
+        self.is_repeated[[part.kind for part in repeated]] = True
+        self._count()
+        self.columns: dict[str, list[Numbers]] = {name: [] for name in (
+            "kinds", "what", "fields", "operands", "lives", "born_at", "first")}
+        self.payloads: list[Any] = []
+        self.nodes: list[LogNode | None] = []
+        self.module_calls: list[LogModuleCall | None] = []
+        self._operands = 0
+
+    def _list_repeated(self) -> list[Part]:
+        """The parts of the first step's model, which end where its optimizer begins."""
+        names = self.names
+        first = next(i for i, part in enumerate(names.parts) if (STEP, 0) in part.events)
+        found: list[Part] = []
+        for part in names.parts[first:names.cutter.again]:
+            found.append(part)
+            rest = names.cutter.split_update(part)
+            if rest is not None:
+                names.name_again((rest,))
+                break
+        return found
+
+    def _count(self) -> None:
+        """Give each part of the run of all blocks its numbers."""
+        names = self.names
+        shape = 2, len(names.cutter.kinds), max([len(chain.blocks) for chain in names.chains], default=1)
+        self.base = {name: np.full(shape, _UNKNOWN, np.int64) for name in _KINDS}
+        self.first_number = int(names.numbers[-1]) + 1 if len(names.numbers) else 0
+        self.count = dict.fromkeys(_KINDS, 0) | {"storage": self.first_number}
+        for part, repetition in self.written:
+            blocks = np.array(part.copies, np.int64)
+            for name, number in zip(_KINDS, (len(part.numbers(BORN)), len(part.numbers(CALLED)), len(part.nodes),
+                                             0 if repetition else len(part.module_calls))):
+                self.base[name][repetition, part.kind, blocks] = self.count[name] + number * np.arange(len(blocks))
+                self.count[name] += number * len(blocks)
+
+    # ---- numbers in the log that is written
+
+    def _numbers(self, kind: str, names: Names, index: Any, part: Part, repetition: int) -> Numbers:
+        """What things are in each copy of a part: an array (copies, things)."""
+        index = np.asarray(index, np.int64)
+        kinds, places, repetitions = names.kind[index], names.place[index], names.repetition[index]
+        if repetition:
+            repetitions = np.where((kinds >= 0) & self.is_repeated[np.maximum(kinds, 0)], repetition, repetitions)
+        blocks = self._blocks(names, index, part)
+        made = self.base[kind][repetitions, np.maximum(kinds, 0), np.where(kinds >= 0, blocks, 0)] + places
+        found: Numbers = np.where(kinds >= 0, made, places)
+        for chain, own in enumerate(self.names.own):
+            if (is_own := kinds == -2 - chain).any():
+                found[:, is_own] = own[blocks[:, is_own], places[is_own]]
+        return found
+
+    def _blocks(self, names: Names, index: Numbers, part: Part) -> Numbers:
+        """The block of each thing, in each copy of a part."""
+        copies = np.array(part.copies, np.int64)[:, None]
+        blocks = np.broadcast_to(names.block[index], (len(copies), len(index)))
+        if part.lap is None:
+            return blocks
+        distance = names.short[index] - part.short
+        found: Numbers = np.where(np.abs(distance) <= REACH, copies + distance, blocks)
+        return found
+
+    def _optional(self, kind: str, names: Names, index: Numbers, part: Part, repetition: int) -> Numbers:
+        """As `_numbers`, of indices below 0 for none."""
+        if not len(names.kind):
+            return np.broadcast_to(index, (len(part.copies), len(index)))
+        found: Numbers = np.where(index >= 0, self._numbers(kind, names, np.maximum(index, 0), part, repetition), index)
+        return found
+
+    def _modules(self, index: Any, part: Part) -> Numbers:
+        """Modules in each copy of a part."""
+        index, names = np.asarray(index, np.int64), self.names
+        if part.lap is None:
+            return np.broadcast_to(index, (1, len(index)))
+        distance = names.modules.short[index] - part.short
+        is_near = np.abs(distance) <= REACH
+        blocks = np.where(is_near, np.array(part.copies, np.int64)[:, None] + distance, 0)
+        found: Numbers = np.where(is_near, names.first_modules[part.lap.chain][blocks] + names.modules.place[index],
+                                  index)
+        return found
+
+    # ---- writing
+
+    def write(self) -> Log:
+        for part, repetition in self.written:
+            events = [e for e in part.events if e[0] not in (STEP, KEPT)] if repetition else part.events
+            self._write_events(events, part, repetition)
+            if calls := part.numbers(CALLED):
+                self._write_calls(calls, part, repetition)
+            if births := part.numbers(BORN):
+                self._write_births(births, part, repetition)
+            if part.nodes:
+                self._write_nodes(part, repetition)
+            if part.module_calls and not repetition:
+                self._write_module_calls(part)
+        log = Log(device=self.source.device)
+        self._finish_storages(log)
+        self._finish_calls(log)
+        log.node_slots, log.module_call_slots = self.nodes, self.module_calls
+        self._copy_facts(log)
+        return log
+
+    def _write_events(self, events: Sequence[tuple[int, Any]], part: Part, repetition: int) -> None:
+        kinds = np.array([kind for kind, _ in events], np.int64)
+        what = np.zeros((len(part.copies), len(events)), np.int64)
+        for code, kind in ((BORN, "storage"), (CALLED, "call")):
+            is_one = kinds == code
+            first = self.base[kind][repetition, part.kind, np.array(part.copies)][:, None]
+            what[:, is_one] = first + np.arange(int(is_one.sum()))
+        if dead := [number for code, number in events if code == DIED]:
+            names = self.names
+            what[:, kinds == DIED] = self._numbers("storage", names.storages, names.rows(dead), part, repetition)
+        for at, (code, payload) in enumerate(events):
+            if code in (HELD, BEGAN, STEP, KEPT):
+                what[:, at] = len(self.payloads)
+                self.payloads.append(payload)
+        self.columns["kinds"].append(np.tile(kinds, len(part.copies)))
+        self.columns["what"].append(what.ravel())
+
+    def _write_calls(self, calls: list[int], part: Part, repetition: int) -> None:
+        names, table, copies = self.names, self.source.call_slots, len(part.copies)
+        old = table.fields_of(calls)
+        lengths = old[:, 1] + old[:, 2]
+        starts = np.concatenate(([0], np.cumsum(lengths)))
+        operands = table.operands_of(np.repeat(old[:, 0] - starts[:-1], lengths) + np.arange(starts[-1]))
+        new = np.empty((copies, len(calls), _FIELDS), np.int64)
+        new[:, :, 0] = self._operands + starts[-1] * np.arange(copies)[:, None] + starts[:-1]
+        new[:, :, 1:3] = old[:, 1:3]
+        new[:, :, 3] = table.kinds_in_step(1)[old[:, 3]] if repetition else old[:, 3]
+        new[:, :, 4] = self._modules(old[:, 4], part)
+        new[:, :, 5] = self._optional("node", names.nodes, old[:, 5], part, repetition)
+        new[:, :, 6] = self._optional("call", names.calls, old[:, 6], part, repetition)
+        self._operands += int(starts[-1]) * copies
+        self.columns["fields"].append(new.ravel())
+        self.columns["operands"].append(
+            self._numbers("storage", names.storages, names.rows(operands.tolist()), part, repetition).ravel())
+        self.columns["first"].append(np.tile(np.array(calls, np.int64) * 2 + repetition, copies))
+
+    def _write_births(self, births: list[int], part: Part, repetition: int) -> None:
+        table, copies = self.source.storage_table, len(part.copies)
+        at = np.array([table[number].row // WIDTH for number in births])
+        old = self._lives()[at]
+        new = np.broadcast_to(old, (copies, len(at), WIDTH)).copy()
+        new[:, :, NODE] = self._optional("node", self.names.nodes, old[:, NODE], part, repetition)
+        new[:, :, MODULE] = self._modules(old[:, MODULE], part)
+        new[:, :, STEP_COLUMN] += np.where(old[:, STEP_COLUMN] >= 0, repetition, 0)
+        self.columns["lives"].append(new.reshape(-1, WIDTH))
+        self.columns["born_at"].append(np.tile(at, copies))
+
+    def _lives(self) -> Numbers:
+        return np.frombuffer(self.source.lifetime_table.numbers, np.int64).reshape(-1, WIDTH)
+
+    def _write_nodes(self, part: Part, repetition: int) -> None:
+        names, log = self.names, self.source
+        nodes = nodes_of(log, part)
+        outputs = self._numbers("storage", names.storages, names.rows([n for x in nodes for n, _ in x.outputs]), part,
+                                repetition)
+        reads = self._numbers("storage", names.storages, names.rows([n for x in nodes for n in x.reads]), part,
+                              repetition)
+        inputs = self._numbers("node", names.nodes, [n for x in nodes for n in x.inputs], part, repetition)
+        modules = self._modules([x.module for x in nodes], part)
+        for out, read, given, module in zip(outputs.tolist(), reads.tolist(), inputs.tolist(), modules.tolist()):
+            mine = iter(out), iter(read), iter(given)
+            for node, index in zip(nodes, module):
+                target, base = node.target, node.base
+                if index != node.module and node.op == "call_module":
+                    target = log.modules[index].path
+                    base = identifier(target)
+                self.nodes.append(LogNode(
+                    node.op, "", target, index, base, node.source,
+                    tuple([(next(mine[0]), spec) for _, spec in node.outputs]),
+                    tuple([next(mine[2]) for _ in node.inputs]), tuple([next(mine[1]) for _ in node.reads]),
+                    node.region, node.step + repetition))
+
+    def _write_module_calls(self, part: Part) -> None:
+        calls = module_calls_of(self.source, part)
+        above = np.array([-1 if call.parent is None else call.parent for call in calls])
+        parents = self._optional("module call", self.names.module_calls, above, part, 0)
+        modules = self._modules([call.module for call in calls], part)
+        for parent, module in zip(parents.tolist(), modules.tolist()):
+            self.module_calls += [LogModuleCall(index, None if up < 0 else up, call.inputs, call.outputs)
+                                  for call, up, index in zip(calls, parent, module)]
+
+    # ---- the whole log
+
+    def _join(self, name: str) -> Numbers:
+        found = self.columns[name]
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def _finish_storages(self, log: Log) -> None:
+        """Storages of before, and workspaces that libraries keep, come first; then all that was born, in order."""
+        source = self.source
+        born = {number for part, _ in self.written for number in part.numbers(BORN)}
+        left_out = born | self.names.short_run.stand_ins.keys() | self.names.cutter.left_out
+        fixed = [number for number in source.storage_table if number not in left_out]
+        fixed_at = np.array([source.storage_table[number].row // WIDTH for number in fixed], np.int64)
+        lives = np.concatenate([self._lives()[fixed_at], self._join("lives").reshape(-1, WIDTH)])
+        first = len(fixed)
+        lives[first:, [DEATH, DEATH_CALL]] = -1
+        events = self._list_events({number: row for row, number in enumerate(fixed)}, lives)
+        place_events(events, lives, first, self.before, source, log)
+        self._fill_lifetimes(log, lives, fixed, np.concatenate([fixed_at, self._join("born_at")]))
+
+    def _list_events(self, row_of_fixed: dict[int, int], lives: Numbers) -> Events:
+        """The events with the storages that they are about; births and deaths are written into ``lives``."""
+        kinds, what, first = self._join("kinds"), self._join("what"), len(row_of_fixed)
+        rows = np.full(len(kinds), -1, np.int64)
+        is_birth, is_death = kinds == BORN, kinds == DIED
+        rows[is_birth] = what[is_birth] - self.first_number + first
+        rows[is_death] = [number - self.first_number + first if number >= self.first_number else
+                          row_of_fixed.get(number, -1) for number in what[is_death].tolist()]
+        for i in np.nonzero(kinds == KEPT)[0].tolist():
+            rows[i] = row_of_fixed[self.payloads[what[i]]]
+        dead = rows[is_death]
+        if (dead < 0).any() or len(np.unique(dead)) < len(dead):
+            raise NotRepeated("something that is older dies in it")
+        is_event = is_birth | is_death | (kinds == HELD) | (kinds == KEPT)
+        numbers, calls = self.before.events + np.cumsum(is_event), np.cumsum(kinds == CALLED)
+        begins = is_birth | (kinds == KEPT)
+        lives[rows[begins], BIRTH], lives[rows[begins], BIRTH_CALL] = numbers[begins], calls[begins]
+        lives[dead, DEATH], lives[dead, DEATH_CALL] = numbers[is_death], calls[is_death]
+        return Events(kinds, what, rows, numbers, calls, self.payloads)
+
+    def _fill_lifetimes(self, log: Log, lives: Numbers, fixed: list[int], old: Numbers) -> None:
+        table, source = log.lifetime_table, self.source.lifetime_table
+        table.code_of = source.code_of
+        table.numbers = array("q", lives.tobytes())
+        facts: list[tuple[dict[int, Any], dict[int, Any]]] = [
+            (table.labels, source.labels), (table.specs, source.specs)]
+        for mine, theirs in facts:
+            known = np.isin(old * WIDTH, np.array(list(theirs), np.int64))
+            for row in np.nonzero(known)[0].tolist():
+                mine[row * WIDTH] = theirs[int(old[row]) * WIDTH]
+        numbers = [*fixed, *range(self.first_number, self.first_number + len(lives) - len(fixed))]
+        for row in np.argsort(lives[:, BIRTH], kind="stable").tolist():
+            log.storage_table[numbers[row]] = StorageLifetime.at(table, row, numbers[row])
+
+    def _finish_calls(self, log: Log) -> None:
+        first = self._join("first")
+        _, at, alike, counts = np.unique(first, return_index=True, return_inverse=True, return_counts=True)
+        log.call_slots = self.source.call_slots.gather(first >> 1, self._join("fields"), self._join("operands"),
+                                                       Copies(at, alike, counts))
+
+    def _repeat_assumptions(self) -> list[str]:
+        """What is assumed of a reference block is assumed of those that were not run, behind it."""
+        found = list(self.source.assumptions)
+        for chain in self.names.chains:
+            path = re.compile(rf"(?<![\w.]){re.escape(chain.paths[REFERENCE])}(?!\w)")
+            texts, found = found, []
+            for is_of_block, together in groupby(texts, partial(_mentions, path)):
+                mine = list(together)
+                found += mine
+                for place in chain.skipped if is_of_block else ():
+                    found += [path.sub(chain.paths[place], text) for text in mine]
+        return list(dict.fromkeys(found))
+
+    def _copy_facts(self, log: Log) -> None:
+        names, source = self.names, self.source
+        log.assumptions = self._repeat_assumptions()
+        for name in ("saved_inputs", "groups", "steps", "listed_samples", "world", "modules",
+                     "index_of_path", "number_of_label", "layouts", "events_at_start", "memory_at_start"):
+            setattr(log, name, getattr(source, name))
+        for call in source.outer_calls:
+            at = call.position
+            if at < len(names.calls.kind):
+                at = int(self.base["call"][0, names.calls.kind[at], names.calls.block[at]] + names.calls.place[at])
+            else:
+                at = self.count["call"]
+            log.outer_calls.append(call._replace(position=at))
+        for chain, first, size in zip(names.chains, names.first_modules, names.block_sizes):
+            for place in chain.skipped:
+                for i in range(size):
+                    mine, theirs = log.modules[int(first[place]) + i], log.modules[int(first[REFERENCE]) + i]
+                    mine.calls, mine.inputs, mine.outputs = theirs.calls, theirs.inputs, theirs.outputs
+
+
+def _mentions(path: re.Pattern[str], text: str) -> bool:
+    return path.search(text) is not None

@@ -1,0 +1,275 @@
+"""A run in which the blocks between the ends of a chain only hand on what they are given, and what is noted of it."""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from inspect import getattr_static
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from analyzer.meta.address_space import MetaStorage, NoRegion, next_number
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.state import Restart
+from analyzer.meta.tensor import META, MetaTensor
+from analyzer.record.recorder import Recorder
+from analyzer.record.storage_lifetime import TAKEN
+from analyzer.record.tensor_walk import tensors_in, walk_modules
+
+from .cache_slot import Index, fill, is_free, like_cache, list_counting, noting_slots
+from .chain import REFERENCE, Chain, Place
+from .state_value import MISSING
+
+CUT, STEP, AGAIN, KEPT = range(TAKEN + 1, TAKEN + 5)
+"""Events beside those of `analyzer.record.storage_lifetime`: CUT with a `Cut`, STEP with a `StepMark`, AGAIN where the
+first step's model runs a second time, KEPT with the number of a workspace that a library keeps.
+"""
+
+
+class NotRepeated(Restart):
+    """The run begins again with all blocks: ``reason`` says why some of them do not tell what all do."""
+
+
+class Cut(NamedTuple):
+    """A block is called, or the last block was left: how many nodes and calls of modules there were before."""
+
+    chain: int
+    block: int | None  #: its place in the chain; None: the last one was left
+    nodes: int
+    module_calls: int
+
+
+class StepMark(NamedTuple):
+    """A step begins: how many nodes and calls of modules there were before."""
+
+    step: int
+    nodes: int
+    module_calls: int
+
+
+class StandIn(NamedTuple):
+    """A storage in the place of one that a block would make: which storage it is like, of which chain and block, or of
+    which repetition of the step.
+    """
+
+    like: int
+    chain: int
+    block: int | None
+    repetition: int
+
+
+class Spec(NamedTuple):
+    """What a stand-in is made of: the number of a storage, and how a tensor lies over all of it."""
+
+    number: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class _Output(NamedTuple):
+    """What a block gave: its tensors, and of a tuple which of its items are None."""
+
+    tensors: list[weakref.ref[torch.Tensor]]
+    is_none: list[bool] | None
+
+
+class ShortRun:
+    """What is noted of a run of a few blocks of each chain: events in order, stand-ins by number of their storage, and
+    of gradients of blocks that are run the block whose parameters they are of.
+    """
+
+    def __init__(self, recorder: Recorder, chains: Sequence[Chain]) -> None:
+        self.recorder, self.chains = recorder, chains
+        self.events: list[tuple[int, Any]] = []
+        self.stand_ins: dict[int, StandIn] = {}
+        self.owners: dict[int, tuple[int, int]] = {}
+        self._place = {id(block): (number, place) for number, chain in enumerate(chains)
+                       for place, block in enumerate(chain.blocks)}
+        self._parameters = [[[p for _, module in walk_modules(block) for p in module._parameters.values()
+                              if p is not None] for block in chain.blocks] for chain in chains]
+        self._filled: list[list[tuple[Any, int]]] = [[] for _ in chains]
+        self._output: _Output | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Note what the recorder hears in a block, in which blocks are skipped."""
+        recorder = self.recorder
+        indices: list[tuple[Place, Index]] = []
+        with ExitStack() as stack:
+            for number, chain in enumerate(self.chains):
+                counting = list_counting(chain.blocks, chain.differing)
+                found, self._filled[number] = stack.enter_context(noting_slots(chain.blocks[REFERENCE], counting))
+                indices += found.items()
+                stack.enter_context(refusing_reads(chain))
+            recorder.events, recorder.notes, recorder.replay_block = self.events, self, self._enter
+            try:
+                yield
+            finally:
+                recorder.events = recorder.notes = recorder.replay_block = None
+        for (path, name), index in indices:
+            if index.used:
+                raise NotRepeated(f"its blocks read {_join(path, name)}, in which they differ")
+
+    # ---- what the recorder tells
+
+    def kept(self, number: int) -> None:
+        self.events.append((KEPT, number))
+
+    def ordered(self) -> None:
+        raise NotRepeated("it uses streams or events, waits for the device, or gives workspaces back")
+
+    def step_begins(self, step: int) -> None:
+        log = self.recorder.log
+        self.events.append((STEP, StepMark(step, len(log.node_slots), len(log.module_call_slots))))
+
+    def module_left(self, module: nn.Module, result: Any) -> None:
+        found = self._place.get(id(module))
+        if found is None or self.recorder.phase != "forward":
+            return
+        chain, place = found
+        tensors, is_tensor = tensors_in(result), isinstance(result, torch.Tensor)
+        is_plain = is_tensor or isinstance(result, tuple) and all(
+            x is None or isinstance(x, torch.Tensor) for x in result)
+        self._output = None if not tensors or not is_plain else _Output(
+            [weakref.ref(t) for t in tensors], None if is_tensor else [x is None for x in result])
+        if place == len(self.chains[chain].blocks) - 1:
+            log = self.recorder.log
+            self.events.append((CUT, Cut(chain, None, len(log.node_slots), len(log.module_call_slots))))
+
+    def backward_ended(self) -> None:
+        """Note whose the gradients are that there are; give blocks that were not run theirs."""
+        with torch._C.DisableTorchFunction(), torch.no_grad(), self.unheard():
+            for number, (chain, parameters) in enumerate(zip(self.chains, self._parameters)):
+                for place in chain.run:
+                    self.owners.update((self.describe(p.grad).number, (number, place)) for p in parameters[place]
+                                       if p.grad is not None)
+                for place in chain.skipped:
+                    for mine, theirs in zip(parameters[place], parameters[REFERENCE]):
+                        if mine.grad is None and theirs.grad is not None:
+                            mine.grad = self._make(self.describe(theirs.grad), number, place)
+
+    # ---- blocks
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A module is called: a block that is not to be run gives what the block before it gave."""
+        found = self._place.get(id(module))
+        if found is None:
+            return NotImplemented
+        number, place = found
+        is_skipped = place in self.chains[number].skipped
+        if self.recorder.phase != "forward":
+            if is_skipped:
+                raise NotRepeated("a block runs outside of the forward pass")
+            return NotImplemented
+        log, call = self.recorder.log, self.recorder.running_call()
+        calls = len(log.module_call_slots)
+        is_own = call is not None and call == calls - 1
+        self.events.append((CUT, Cut(number, place, len(log.node_slots), calls - is_own)))
+        if not is_skipped:
+            self._filled[number].clear()  # what is in it then is of the reference block
+            return NotImplemented
+        for cache, slot in self._filled[number]:
+            self._fill(cache, slot, number, place)
+        given = self._output
+        mine = tensors_in((args, kwargs))
+        output = None if given is None else next((t for t in mine for ref in given.tensors if ref() is t), None)
+        if given is None or output is None:
+            raise NotRepeated("a block is not given what the one before it gave")
+        return output if given.is_none is None else tuple([None if is_none else output for is_none in given.is_none])
+
+    def _fill(self, cache: Any, slot: int, chain: int, place: int) -> None:
+        """Fill the slot of a block that is not run with stand-ins for what the reference block put into its own."""
+        like, index = like_cache(cache), slot + place - REFERENCE
+        if like is None or not is_free(cache, index, like.layer):
+            raise NotRepeated("a cache holds something of blocks that are not run")
+        with torch._C.DisableTorchFunction(), self.unheard():
+            made = {name: self._make(self.describe(value), chain, place) if isinstance(value, torch.Tensor) else value
+                    for name, value in vars(cache.layers[slot]).items()}
+        fill(cache, index, like.layer, made)
+
+    # ---- stand-ins
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """A block in which nobody is told of what is made."""
+        state, space = self.recorder.mode.state, self.recorder.space
+        state.recorder = space.listener = None
+        try:
+            with without_modes():
+                yield
+        finally:
+            state.recorder = space.listener = self.recorder
+
+    def describe(self, tensor: torch.Tensor) -> Spec:
+        storage = self.recorder.storage_of(tensor)
+        if storage is None or storage.nbytes() != tensor.numel() * tensor.itemsize:
+            raise NotRepeated("a gradient, or what is in a cache, has no storage of its own")
+        return Spec(storage.number, tensor.shape, tensor.stride(), tensor.dtype, storage.device)
+
+    def make_again(self, spec: Spec) -> torch.Tensor:
+        """A stand-in for what a repetition of the step makes in the place of what it is like."""
+        return self._make(spec, -1, None, repetition=1)
+
+    def _make(self, spec: Spec, chain: int, block: int | None, repetition: int = 0) -> torch.Tensor:
+        made: Any = torch._C._VariableFunctions.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=META)
+        storage = made.untyped_storage()
+        storage.__class__ = MetaStorage
+        number = next_number()
+        storage.__dict__ = {"device": spec.device, "number": number, "space": self.recorder.space,
+                            "region": NoRegion(0, storage.nbytes())}
+        made.__class__ = MetaTensor
+        self.stand_ins[number] = StandIn(spec.number, chain, block, repetition)
+        return made  # type: ignore[no-any-return]
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+@contextmanager
+def refusing_reads(chain: Chain) -> Iterator[None]:
+    """A block in which the reference block may not read what the blocks differ in: NotRepeated is raised then. An
+    attribute of a class that has the `property` protocol comes before what an instance holds, so nothing else of an
+    instance changes, and modules elsewhere find what they hold.
+    """
+    below = dict(walk_modules(chain.blocks[REFERENCE]))
+    watched: dict[tuple[type, str], dict[int, str]] = {}
+    for path, name in chain.differing:
+        watched.setdefault((type(below[path]), name), {})[id(below[path])] = _join(path, name)
+    undo: list[Callable[[], None]] = []
+    try:
+        for (cls, name), paths in watched.items():
+            default = getattr_static(cls, name, MISSING)
+            if hasattr(type(default), "__set__"):
+                continue  # such a default comes before what instances hold already
+            undo.append(partial(delattr, cls, name) if name not in vars(cls) else partial(setattr, cls, name, default))
+            setattr(cls, name, _refusing(name, paths, default))
+        yield
+    finally:
+        for put_back in reversed(undo):
+            put_back()
+
+
+def _refusing(name: str, paths: dict[int, str], default: Any) -> property:
+    def read(module: Any) -> Any:
+        held = module.__dict__
+        if name not in held:
+            if default is MISSING:
+                raise AttributeError(f"{type(module).__name__!r} object has no attribute {name!r}")
+            return default.__get__(module, type(module)) if hasattr(default, "__get__") else default
+        if id(module) in paths and type(held[name]) is not Index:
+            raise NotRepeated(f"its blocks read {paths[id(module)]}, in which they differ")
+        return held[name]
+
+    def write(module: Any, value: Any) -> None:
+        module.__dict__[name] = value
+
+    def remove(module: Any) -> None:
+        del module.__dict__[name]
+
+    return property(read, write, remove)

@@ -1,0 +1,49 @@
+"""Which neighbouring modules are alike, and in what they differ."""
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer.replay.chain import FEWEST, find_chains
+
+
+class Layer(nn.Module):
+    def __init__(self, number: int = 0, width: int = 4) -> None:
+        super().__init__()
+        self.number, self.weight = number, nn.Parameter(torch.empty(width, width, device="meta"))
+
+
+def _edit(change: Callable[[list[nn.Module]], object]) -> nn.Module:
+    layers: list[nn.Module] = [Layer() for _ in range(12)]
+    change(layers)
+    return nn.Sequential(*layers)
+
+
+def _share(layers: list[nn.Module]) -> None:
+    layers[7].weight = layers[2].weight
+
+
+@pytest.mark.parametrize("root, lengths", [
+    (nn.Sequential(*(Layer() for _ in range(FEWEST))), [FEWEST]),
+    (nn.Sequential(*(Layer() for _ in range(FEWEST - 1))), []),
+    (nn.ModuleDict({"down": nn.ModuleList(Layer() for _ in range(9)), "up": nn.ModuleList(Layer() for _ in range(8))}),
+     [9, 8]),
+    (nn.Sequential(*(Layer(width=4 if i < 9 else 8) for i in range(18))), [9, 9]),
+    (nn.Sequential(*(nn.Sequential(*(Layer() for _ in range(9))) for _ in range(10))), [10]),  # not those inside
+    (_edit(_share), []),
+    (_edit(lambda layers: layers.__setitem__(5, layers[4])), []),
+    (_edit(lambda layers: layers[3].requires_grad_(False)), [8]),   # behind it
+    (_edit(lambda layers: layers[3].register_forward_hook(lambda *_: None)), [8]),
+    (_edit(lambda layers: setattr(layers[10], "extra", 1)), [10]),  # before it
+    (_edit(lambda layers: layers[3].eval()), [8]),
+])
+def test_chains_are_runs_of_alike_neighbours(root: nn.Module, lengths: list[int]) -> None:
+    assert [len(chain.blocks) for chain in find_chains(root)] == lengths
+
+
+def test_a_chain_says_in_what_its_blocks_differ() -> None:
+    chain, = find_chains(nn.ModuleDict({"layers": nn.ModuleList(Layer(number) for number in range(9))}))
+    assert chain.differing == {("", "number")}
+    assert chain.paths == [f"layers.{i}" for i in range(9)]
+    assert list(chain.skipped) == [3, 4, 5] and chain.run == [0, 1, 2, 6, 7, 8]

@@ -1,0 +1,172 @@
+"""A few of alike blocks are run for all: every field is that of a run of all blocks, or the reason why not is told."""
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from analyzer import Profile, ProfileOptions, profile
+from tests.replay.block_model import Block, PostNorm, Stack, list_replayed
+
+COUNT = 9  # blocks, of which three are not run
+X = torch.ones(4, 16)
+
+
+def accumulate(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+    """Two micro-batches, clipped gradients, one update."""
+    for _ in range(2):
+        model(x).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def clip(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+    model(x).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def profile_both(build: Callable[[], nn.Module], **settings: Any) -> tuple[Profile, Profile]:
+    settings = {"args": (X,), "device": "h100", "optimizer": "adamw", "step": accumulate} | settings
+    found, run = (profile(build(), reuse=reuse, **settings) for reuse in (True, False))
+    return found, run
+
+
+class Checkpointed(Stack):
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__(Block() for _ in range(COUNT))
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.use_reentrant, preserve_rng_state=False)
+        return x
+
+
+class Dropping(Block):
+    """Its mask is drawn: dropout saves it for backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5)
+
+
+class Two(nn.Module):
+    """Two chains, one behind the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Stack(Block() for _ in range(COUNT)), Stack(Dropping() for _ in range(COUNT + 1))
+        self.gate = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.second(x) * self.gate(x)
+
+
+@pytest.mark.parametrize(("build", "skipped", "settings"), [
+    (lambda: Stack(Block() for _ in range(COUNT)), 3, {}),
+    (lambda: Stack(Block() for _ in range(COUNT)), 3, {"step": clip, "autocast": torch.bfloat16}),
+    (lambda: Stack(Block(index) for index in range(COUNT)), 3, {}),  # in which nothing reads the index
+    (lambda: Stack([*(Block() for _ in range(COUNT)), nn.Linear(16, 7)]), 3, {}),
+    (lambda: Stack(Dropping() for _ in range(COUNT)), 3, {"optimizer": "adamw_fused"}),
+    (lambda: Checkpointed(False), 3, {}),
+    (Two, 7, {}),
+    (lambda: Stack(Block() for _ in range(COUNT)), 3,
+     {"step": None, "options": ProfileOptions(capacity_bytes=1 << 30)}),
+    (lambda: Stack(Block() for _ in range(COUNT)), 3,
+     {"step": None, "mode": "infer", "options": ProfileOptions(capacity_bytes=1 << 30)}),
+    (lambda: Stack(Block() for _ in range(COUNT)), 3,
+     {"step": None, "options": ProfileOptions(set_to_none=False)}),
+])
+def test_all_blocks_are_told_by_a_few(build, skipped, settings):
+    found, run = profile_both(build, **settings)
+    assert len(list_replayed(found)) == skipped, found.replay.explain()
+    assert not list_replayed(run) and found == run
+
+
+class Reading(Block):
+    """Reads in what it differs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.index < 5 else super().forward(x).relu()
+
+
+class Collecting(Stack):
+    """Keeps what each block gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = [x]
+        for block in self.blocks:
+            outputs.append(block(outputs[-1]))
+        return torch.stack(outputs[1:]).sum(0)
+
+
+class Between(Stack):
+    """Does something between the blocks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x).sigmoid()
+        return x
+
+
+class Backwards(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        for block in reversed(self.blocks):
+            x = block(x)
+        return x
+
+
+class Skipping(Stack):
+    """Does not call its last blocks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks[:5]:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize(("build", "reason"), [
+    (lambda: Stack(Reading(index) for index in range(COUNT)), "its blocks read index, in which they differ"),
+    (lambda: Collecting(Block() for _ in range(COUNT)), "its blocks differ in the operators that they call"),
+    (lambda: Between(Block() for _ in range(COUNT)), "a block is not given what the one before it gave"),
+    (lambda: Backwards(Block() for _ in range(COUNT)), "its blocks are not called in order"),
+    (lambda: PostNorm(Block() for _ in range(COUNT)), "a block is not given what the one before it gave"),
+    (lambda: nn.Sequential(nn.Linear(16, 16), Checkpointed(True)), "a block is not given what the one before it gave"),
+    (lambda: Skipping(Block() for _ in range(COUNT)), "something runs between blocks that are skipped"),
+])
+def test_blocks_that_do_not_tell_the_others_are_run_aloud(build, reason):
+    found, run = profile_both(build)
+    assert not list_replayed(found) and found == run
+    assert reason in [row.reason for row in found.replay], found.replay.explain()
+
+
+def test_memory_that_runs_out_is_found_where_it_runs_out():
+    """The three blocks that are not run are what is too much."""
+    options = ProfileOptions(capacity_bytes=23 << 20)
+    x = torch.ones(1 << 14, 16)
+    found, run = (profile(Stack(Block() for _ in range(30)), x, device="h100", options=options, reuse=reuse)
+                  for reuse in (True, False))
+    assert run.out_of_memory is not None and found == run
+
+
+def test_the_model_is_as_it_was():
+    model = Stack(Block(index) for index in range(COUNT))
+    before = {name: dict(vars(module)) for name, module in model.named_modules()}
+    attributes = set(vars(Block))
+    profile_both(lambda: model)
+    assert {name: dict(vars(module)) for name, module in model.named_modules()} == before
+    assert set(vars(Block)) == attributes and all(p.grad is None for p in model.parameters())
+
+
+def test_an_error_of_the_model_is_its_own():
+    class Failing(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) @ x
+
+    with pytest.raises(RuntimeError, match="must have same reduction dim"):
+        profile(Failing(Block() for _ in range(COUNT)), X, step=accumulate, optimizer="sgd")
