@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer import MetaTensorMode
+from analyzer import MetaTensorMode, ProfileOptions, profile
 from analyzer.errors import DataDependentError
 from analyzer.meta.state import MetaOptions
 
@@ -28,6 +28,71 @@ def test_a_tensor_of_one_number_is_formatted_as_the_number():
             f"{torch.zeros(2):.2f}"
     with MetaTensorMode(MetaOptions(unknown_value="placeholder")):
         assert f"{torch.randn(2).sum():.2f}" == "1.00"
+
+
+INDICES = [lambda: torch.tensor(3), lambda: torch.arange(4)[2], lambda: list(torch.arange(3))[1],
+           lambda: torch.arange(6).view(2, 3).sum(1)[1], lambda: torch.tensor([True, False])[0],
+           lambda: torch.arange(3, dtype=torch.int32) + 1, lambda: torch.tensor([[1, 2], [3, 4]]) > 2,
+           lambda: torch.ones(3, 4).shape[0] * torch.tensor(2)]
+TEXTS = [str, repr, lambda x: f"expert_{x}", lambda x: "{}".format(x), lambda x: "%s" % x,  # noqa: UP030, UP031, UP032
+         format, lambda x: f"{x:03d}" if x.dim() == 0 else "", lambda x: "%d" % x if x.dim() == 0 else ""]  # noqa: UP031
+
+
+@pytest.mark.parametrize("make", INDICES)
+def test_known_integers_are_written_as_pytorch_writes_them(make):
+    right = [text(make()) for text in TEXTS]
+    with MetaTensorMode():
+        assert [text(make()) for text in TEXTS] == right
+        on_device = str(make().cuda())
+    assert on_device == right[0].replace(")", ", device='cuda:0')").replace(
+        ", dtype=torch.int32, device='cuda:0'", ", device='cuda:0', dtype=torch.int32")
+
+
+class Chosen(nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.experts = nn.ModuleDict({f"expert_{i}": nn.Linear(4, 4) for i in range(3)})
+        self.gate, self.name = nn.Linear(4, 3), name
+
+    def forward(self, x):
+        return self.experts[self.name(self.gate(x).argmax(-1)[0])](x)
+
+
+@pytest.mark.parametrize("name", [
+    lambda i: f"expert_{i}", lambda i: "expert_" + format(i), lambda i: "expert_{}".format(i),  # noqa: UP032
+    lambda i: f"expert_{i:d}", lambda i: "expert_%d" % i])  # noqa: UP031
+def test_a_name_of_an_index_without_data_is_refused_with_its_line(name):
+    Chosen(name)(torch.rand(2, 4))
+    with pytest.raises(DataDependentError, match=r"(?s)test_script_calls\.py:\d+.*Way out"):
+        profile(Chosen(name), torch.rand(2, 4), device="h100", mode="infer")
+    options = ProfileOptions(unknown_value="placeholder")
+    p = profile(Chosen(name), torch.rand(2, 4), device="h100", mode="infer", options=options)
+    assert p.fwd_macs == 2 * 4 * (4 + 3)
+
+
+class Hit(nn.Module):
+    """Experts that are found by the names of those that any token chose, as Switch Transformers' are."""
+
+    def __init__(self, classes=4):
+        super().__init__()
+        self.experts = nn.ModuleDict({f"expert_{i}": nn.Linear(8, 8) for i in range(classes)})
+        self.gate = nn.Linear(8, classes)
+
+    def forward(self, x):
+        weight, chosen = self.gate(x).softmax(-1).max(-1)
+        mask, out = nn.functional.one_hot(chosen, len(self.experts)).T, torch.zeros_like(x)
+        for index in (mask.sum(1) > 0).nonzero():
+            rows, = torch.where(mask[index[0]])
+            out.index_add_(0, rows, self.experts[f"expert_{index[0]}"](x[rows]) * weight[rows, None])
+        return out
+
+
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+def test_a_loop_over_all_classes_goes_by_each(device):
+    Hit()(torch.rand(16, 8))
+    p = profile(Hit(), torch.rand(16, 8), device=device)
+    assert p.fwd_macs == 16 * 8 * 4 + 16 * 8 * 8  # each token by the gate and one expert
+    assert {row.path for row in p.modules.walk() if "expert_" in row.path} == {f"experts.expert_{i}" for i in range(4)}
 
 
 def test_a_draw_by_known_weights_is_one_of_them():

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import Parameter, is_lazy
 
 from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.argument import own
@@ -238,20 +238,41 @@ for _kind in ("cuda", "cpu", "meta"):
 
 @handles(Tensor.__repr__)
 def _repr(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """As PyTorch's where a few integers are known: they may be a part of a name."""
     x = args[0]
     if isinstance(_storage_of(x), MetaStorage):
-        return MetaTensor.__repr__(x)
+        value = None if x.is_floating_point() or x.is_complex() or x.numel() > _MOST_PRINTED else read_known(x)
+        return _write_specs(x) if value is None else _write_known(value, device_of(x))
     with without_modes():
         return func(*args, **kwargs)  # type: ignore[no-any-return]
+
+_write_specs = MetaTensor.__repr__
+_MOST_PRINTED = 1000  # more are summarized: torch/_tensor_str.py, PRINT_OPTS.threshold
+
+
+def _write_known(value: Tensor, device: torch.device) -> str:
+    with without_modes():
+        text = repr(value.detach())
+    if device.type == "cpu":
+        return text
+    before, dtype, after = text.removesuffix(")").partition(", dtype=")
+    return f"{before}, device='{device}'{dtype}{after})"
 
 
 @handles(Tensor.__format__)
 def _format(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """As the number that a tensor of one is; where it must be known and is not, one without a format is its specs."""
+    """As the number that a tensor of one is, but for parameters. An index is often a part of a name, so it must be
+    known; of a floating number that is not, which is only printed, the text without a format is that of its specs.
+    """
     x, text = args[0], args[1] if len(args) > 1 else kwargs.get("format_spec", "")
-    if x.dim() == 0 and (text or state.options.unknown_value == "placeholder" or _known_number(x) is not None):
+    is_number = x.dim() == 0 and not isinstance(x, Parameter)
+    is_index = not (x.is_floating_point() or x.is_complex())
+    if is_number and (text or is_index or state.options.unknown_value == "placeholder"
+                      or read_known(own(state, x)) is not None):
         return format(x.detach().item(), text)
-    return func(*args, **kwargs)  # type: ignore[no-any-return]
+    if text:
+        return func(*args, **kwargs)  # type: ignore[no-any-return]  # which raises
+    return _repr(state, Tensor.__repr__, (x,), {})  # type: ignore[no-any-return]
 
 
 @handles(Tensor.__deepcopy__)

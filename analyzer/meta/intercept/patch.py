@@ -74,6 +74,7 @@ def _replacements() -> Iterator[Undo]:
     yield answer(torch.autograd, "_engine_run_backward", _run_with_mode, passes_original=True)
     yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
     yield replace(torch.Tensor, "__new__", _constructing)
+    yield answer(MetaTensor, "__repr__", torch.Tensor.__repr__)  # which asks the mode
     yield answer(torch.UntypedStorage, "to", move_storage, passes_original=True)
     yield replace(MetaTensor, "__torch_function__", lambda f: torch._C._disabled_torch_function_impl)
     yield replace(sys, "unraisablehook", _note_failure)

@@ -1,6 +1,7 @@
 """Operators whose result depends on data: from known contents where there are any, else by a stated policy."""
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,7 @@ _BOOLEAN = (torch.bool, torch.uint8)
 _ENGINE = os.path.join("", "deepspeed", "runtime", "")
 _CONDITION = torch.empty((), dtype=torch.bool, device=META)  # whose value is not known
 STAND_IN = "an unknown scalar"  #: how an assumption begins that says what it was taken as
+_MOST_CLASSES = 1024  # that a loop over them would go by
 _MOST_PLACEHOLDERS = 100_000  # a loop that data would end does not end with them; a trace gives it up
 
 
@@ -180,14 +182,19 @@ def _rows_of(state: MetaState, mask: Tensor) -> list[Tensor]:
     return rows
 
 
-def _first(state: MetaState, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """``indices`` into ``shape``, which are taken to be the first ones where contents are expected."""
-    if state.follows_expected:
+def _first(state: MetaState, indices: Tensor, shape: tuple[int, ...], in_order: bool = False) -> Tensor:
+    """``indices`` into ``shape``, which are taken to be the first ones where contents are expected. Those that are
+    ``in_order`` are known where all there can be are taken: a loop over the classes that were chosen goes by each.
+    """
+    are_all = (in_order and indices.shape[0] == math.prod(shape) <= _MOST_CLASSES and state.expects_contents
+               and not state.repeats)
+    if state.follows_expected or are_all:
         with without_modes():
             found = torch.unravel_index(torch.arange(indices.shape[0]), shape) if shape else ()
             value = torch.stack(found, 1).reshape(indices.shape).contiguous() if found else torch.zeros(
                 indices.shape, dtype=torch.int64)
-            indices.untyped_storage().known = Deferred(value, assumed=True)  # type: ignore[attr-defined]
+            storage: Any = indices.untyped_storage()
+            storage.known = Deferred(value, assumed=not are_all)
     return indices
 
 
@@ -264,7 +271,7 @@ def _nms(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]
 
 def _nonzero(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
     found = _new(state, args[0], (_count(state, "nonzero", args[0]), args[0].dim()), torch.int64)
-    return _first(state, found, tuple(args[0].shape))
+    return _first(state, found, tuple(args[0].shape), in_order=True)
 
 
 def _unique_dim(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
