@@ -1,12 +1,17 @@
 """Single operators whose path on the claimed GPU is another than on meta, and the place of such paths in the
 dispatcher.
 """
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as watch
 
 from analyzer import MetaTensorMode, profile
 from analyzer.cuda.kernel_registry import device_kernels
+from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.tools.runtime import measure
 from tests.call import Call
 
@@ -104,12 +109,64 @@ def test_bincount_has_as_many_bins_as_asked_for(mode):
     assert torch.bincount(torch.tensor([1, 1, 4], device="cuda"), minlength=2).tolist() == [0, 2, 0, 0, 1]
 
 
-def test_ctc_loss_with_tensor_lengths(mode):
-    log_probs = rand(20, 3, 7).log_softmax(-1)
-    lengths = torch.tensor([20, 20, 20]), torch.tensor([5, 5, 5])
-    F.ctc_loss(log_probs, torch.randint(1, 7, (3, 5), device="cuda"), *lengths).backward()
+LABELS = [4, 2, 3]
+#: targets' shape, lengths, and what the loss is given besides
+CTC = {"lists": ((3, 5), lambda n: n, {}), "tuples in one row": ((9,), tuple, {"zero_infinity": True}),
+       "tensors": ((3, 5), torch.tensor, {"reduction": "sum"}), "tensors in one row": ((9,), torch.tensor, {}),
+       "each": ((9,), torch.tensor, {"reduction": "none"})}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", CTC)
+def test_ctc_loss_has_states_for_the_longest_target(mode, name, device):
+    shape, make, options = CTC[name]
+    log_probs = torch.rand(20, 3, 7, device=device, requires_grad=True).log_softmax(-1)
+    targets = torch.randint(1, 7, shape, device=device)
+    loss = F.ctc_loss(log_probs, targets, make([20, 18, 20]), make(LABELS), **options)
+    assert loss.shape == ((3,) if options.get("reduction") == "none" else ()) and loss.device.type == device
+    loss.sum().backward()
     (call,) = mode.state.recorder.find("_ctc_loss")
-    assert [tuple(s) for s in call.outputs] == [(3,), (3, 20, 11)]  # alpha: two states per label and one more
+    with without_modes():
+        _, states = torch._ctc_loss(torch.rand(20, 3, 7), torch.randint(1, 7, shape), [20, 18, 20], LABELS)
+    # two for each label of the longest target and one more
+    assert [tuple(s) for s in call.outputs] == [(3,), tuple(states.shape)] == [(3,), (3, 20, 9)]
+    assert not any("ctc_loss" in text for text in mode.state.assumptions)
+    assert len(mode.state.recorder.find("_ctc_loss_backward")) == 1
+
+
+def test_ctc_loss_of_one_sequence(mode):
+    loss = F.ctc_loss(rand(20, 7).log_softmax(-1), torch.randint(1, 7, (4,)).cuda(), (20,), (4,), reduction="none")
+    assert loss.shape == ()
+
+
+@pytest.mark.parametrize(("shape", "labels"), [((3, 5), 5), ((10,), 4)])
+def test_lengths_that_are_not_known_are_those_that_fit(mode, shape, labels):
+    lengths = torch.randint(1, 5, (3,), device="cuda")
+    F.ctc_loss(rand(20, 3, 7).log_softmax(-1), torch.randint(1, 7, shape).cuda(), lengths, lengths).backward()
+    (call,) = mode.state.recorder.find("_ctc_loss")
+    assert tuple(call.outputs[1]) == (3, 20, 2 * labels + 1)
+    assert any(f"each target is taken to have {labels} labels" in text for text in mode.state.assumptions)
+
+
+def test_cudnn_takes_short_targets_on_the_host(mode):
+    log_probs = rand(20, 3, 7).log_softmax(-1)
+    F.ctc_loss(log_probs, torch.randint(1, 7, (9,), dtype=torch.int32), [20, 20, 20], LABELS).backward()
+    (call,) = mode.state.recorder.find("_cudnn_ctc_loss")
+    assert [tuple(s) for s in call.outputs] == [(3,), (20, 3, 7)]
+
+
+@pytest.mark.parametrize("make", [list, torch.tensor])
+def test_the_peak_of_ctc_loss_on_the_host_is_that_of_pytorch(make):
+    lengths = make([50] * 3), make(LABELS)
+    model = Call(lambda m, x, t: F.ctc_loss(m.linear(x).log_softmax(-1), t, *lengths), linear=torch.nn.Linear(64, 64))
+    x, targets = torch.rand(50, 3, 64), torch.randint(1, 64, (9,))
+    model(x, targets).backward()
+    model.zero_grad()
+    with watch(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        model(x, targets).backward()
+    changes = [event.nbytes() for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    right = sum(t.nbytes for t in (*model.parameters(), x, targets)) + max(itertools.accumulate(changes))
+    assert profile(model, (x, targets), device="cpu").peak_allocated_bytes == pytest.approx(right, abs=128)
 
 
 def encoder_layer(**options):

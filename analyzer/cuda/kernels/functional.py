@@ -9,12 +9,11 @@ import torch
 from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shape, new_on_device_of
 from analyzer.errors import DataDependentError
 from analyzer.meta.address_space import MetaStorage
-from analyzer.meta.function.answer import move
 from analyzer.meta.function.mode import constant
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import CPU, active_state
-from analyzer.meta.tensor import device_of, name_of_node
+from analyzer.meta.tensor import name_of_node
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.expectation import count_classes
 
@@ -50,24 +49,6 @@ device_kernel("mish_backward", on_any_device=True)(partial(_activation_backward,
 
 # aten/src/ATen/native/cuda/ActivationLogSigmoidKernel.cu recomputes what the CPU keeps in the buffer
 device_shape("log_sigmoid_forward")(lambda self: (torch.empty_like(self), self.new_empty(0)))
-
-
-@device_kernel("ctc_loss.Tensor")
-def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *args: Any) -> Any:
-    """``aten/src/ATen/native/LossCTC.cpp``: lengths are read on the host, and the kernel gets copies."""
-    lengths = [move(active_state(), t, device_of(log_probs)) for t in (input_lengths, target_lengths)]
-    if lengths[0] is input_lengths and lengths[1] is target_lengths:
-        return NotImplemented
-    return torch.ops.aten.ctc_loss.Tensor(log_probs, targets, *lengths, *args)
-
-
-@device_shape("_ctc_loss.Tensor")
-def ctc_loss_shape(log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, *args: Any,
-                   **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """``ctc_loss_gpu_template`` in ``aten/src/ATen/native/cuda/LossCTC.cu``; targets are taken to be the longest."""
-    steps, batch = log_probs.shape[:2]
-    longest = targets.shape[1] if targets.dim() == 2 else targets.numel()
-    return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * longest + 1)
 
 
 @device_shape("mse_loss", "smooth_l1_loss", "soft_margin_loss", on_any_device=True)

@@ -235,9 +235,9 @@ device_shape("batch_norm_elemt")(_like(0, torch.preserve_format))
 device_shape("batch_norm_backward_elemt")(_like(1, torch.preserve_format))
 # aten/src/ATen/native/transformers/attention.cpp
 device_shape("_masked_softmax")(_like(0))
-# aten/src/ATen/native/cuda/LossCTC.cu, MultiMarginLoss.cu, MultiLabelMarginCriterion.cu and FractionalMaxPool3d.cu
-device_shape("_ctc_loss_backward.Tensor", "multi_margin_loss_backward", "multilabel_margin_loss_backward",
-             "fractional_max_pool3d_backward")(_like(1))
+# aten/src/ATen/native/cuda/MultiMarginLoss.cu, MultiLabelMarginCriterion.cu and FractionalMaxPool3d.cu
+device_shape("multi_margin_loss_backward", "multilabel_margin_loss_backward", "fractional_max_pool3d_backward")(
+    _like(1))
 device_shape("silu_backward", "mish_backward", on_any_device=True)(like_sum)
 device_shape("_fake_quantize_learnable_per_tensor_affine", "_fake_quantize_learnable_per_channel_affine")(
     _like(0, torch.preserve_format))

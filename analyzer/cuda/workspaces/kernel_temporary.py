@@ -218,6 +218,25 @@ def flash_backward_stages(signature: Signature) -> tuple[Stage, ...]:
     return (Stage(tuple(blocks)),)
 
 
+@kernel_stages(_aten._ctc_loss)
+def _ctc_loss(signature: Signature) -> tuple[Stage, ...]:
+    """LossCTC.cu: where each target begins, and both lengths, for the kernel."""
+    batch = signature.inputs[0][1]
+    return _kept(*[batch * _INDEX_BYTES] * 3)
+
+
+@kernel_stages(_aten._ctc_loss_backward)
+def _ctc_loss_backward(signature: Signature) -> tuple[Stage, ...]:
+    """The same, and the states from the end on; for many classes (``is_large``) sums of states that are blanks."""
+    log_probs, states = signature.args[1], signature.args[6]
+    steps, batch, classes = log_probs
+    first = _kept(*[batch * _INDEX_BYTES] * 3, states.nbytes)
+    if 2 * steps + 24 * batch // 10 + 2 * classes // 10 <= 450:
+        return first
+    blanks = batch * steps * (states[2] // 2 + 1) * states.dtype.itemsize
+    return first + one_stage(blanks, blanks)  # logsumexp takes the largest off in another one
+
+
 # What kernels of the CPU allocate, and in which order their outputs. Source: the files of ``aten/src/ATen/native`` that
 # are named at each rule, as of PyTorch 2.13. oneDNN's own buffers depend on the processor and are left out.
 
@@ -245,6 +264,9 @@ def uses_onednn(x: TensorSpec, w: TensorSpec, stride: list[int], dilation: list[
     return x.dtype == torch.float32 and is_large and not (is_product and torch.get_num_threads() == 1)
 
 
+# LossCTC.cpp: the states before the losses; those from the end on beside the gradient
+host_memory(_aten._ctc_loss)(lambda signature: ((), (1, 0)))
+host_memory(_aten._ctc_loss_backward)(lambda signature: (one_stage(signature.args[6].nbytes), None))
 # mkldnn/RNN.cpp: the states before weights and biases
 host_memory(_aten.mkldnn_rnn_layer_backward)(lambda signature: ((), (0, 5, 6, 1, 2, 3, 4)))
 
