@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, TypeGuard, Union
 
 from analyzer.errors import OutputError
+
+FilePath = Union[str, "os.PathLike[str]"]
 
 
 def hold_over_forks(lock: Any) -> None:  # of `threading`
@@ -41,7 +43,12 @@ def find_later(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
     return find
 
 
-def check_output(path: str | Path | None) -> None:
+def is_path(value: object) -> TypeGuard[FilePath]:
+    """Whether a value is the path of a file: a text, or an object that stands for one (`os.PathLike`)."""
+    return isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)
+
+
+def check_output(path: FilePath | None) -> None:
     """Raise OutputError where no file can be written at ``path``; None is no file.
 
     >>> check_output(".")
@@ -50,16 +57,16 @@ def check_output(path: str | Path | None) -> None:
     """
     if path is None:
         return
-    if not isinstance(path, (str, Path)):
+    if not is_path(path):
         raise OutputError(f"{path!r}: must be the path of a file")
-    if problem := _find_problem(path):
-        raise OutputError(f"{str(path)!r}: {problem}")
+    if problem := _find_problem(os.fspath(path)):
+        raise OutputError(f"{os.fspath(path)!r}: {problem}")
 
 
-def _find_problem(path: str | Path) -> str | None:
-    if "\0" in str(path):
+def _find_problem(path: str) -> str | None:
+    if "\0" in path:
         return "a path cannot have a NUL in it"
-    if str(path) == "":
+    if path == "":
         return "is empty; give the name of a file"
     try:
         target = Path(os.path.realpath(path))
@@ -74,7 +81,7 @@ def _find_problem(path: str | Path) -> str | None:
         return error.strerror or str(error)
 
 
-def write_output(path: str | Path, content: str | bytes) -> None:
+def write_output(path: FilePath, content: str | bytes) -> None:
     """Write a file whole: where that fails, what was there before is as it was, and OutputError says why. Text is
     UTF-8, in which half a surrogate pair, as names of files can have, stands as its escape. A device or a pipe
     (``/dev/stdout``) is written to as it is; of a link, the file that it names.
@@ -97,7 +104,7 @@ def write_output(path: str | Path, content: str | bytes) -> None:
             beside.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise OutputError(f"{str(path)!r}: could not be written: {error.strerror or error}") from error
+        raise OutputError(f"{os.fspath(path)!r}: could not be written: {error.strerror or error}") from error
 
 
 def _is_replaced(target: Path) -> bool:

@@ -4,6 +4,7 @@ keeps process-wide, what its optimizers hold, and its JSON configuration.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -210,7 +211,7 @@ def make_engine(model: nn.Module, config: str | Path | Mapping[str, Any],
 
 
 def _name(config: str | Path | Mapping[str, Any]) -> str:
-    return "the configuration of DeepSpeed" if isinstance(config, Mapping) else str(config)
+    return "the configuration of DeepSpeed" if isinstance(config, Mapping) else os.fspath(config)
 
 
 def read_config(config: str | Path | Mapping[str, Any], model: nn.Module) -> dict[str, Any]:

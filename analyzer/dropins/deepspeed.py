@@ -1,15 +1,16 @@
 """``deepspeed.profiling.flops_profiler``, and the ``"flops_profiler"`` section of DeepSpeed's JSON configuration."""
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from analyzer.errors import InputError, is_count
+from analyzer.output import FilePath, is_path
 from analyzer.report.compat.deepspeed import (
     bytes_to_string,
     duration_to_string,
@@ -47,8 +48,8 @@ class FlopsProfiler(flops_profiler.FlopsProfiler):
 def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | None = None, args: Any = None,
                       kwargs: dict[str, Any] | None = None, print_profile: bool = True, detailed: bool = True,
                       module_depth: int = -1, top_modules: int = 1, warm_up: int = 1, as_string: bool = True,
-                      output_file: str | Path | None = None, ignore_modules: Collection[type] | None = None,
-                      mode: str = "forward", config: Mapping[str, Any] | str | Path | None = None
+                      output_file: FilePath | None = None, ignore_modules: Collection[type] | None = None,
+                      mode: str = "forward", config: Mapping[str, Any] | FilePath | None = None
                       ) -> tuple[Any, Any, Any]:
     """Run the model in evaluation mode, print DeepSpeed's report and return (FLOPs, MACs, parameters).
 
@@ -85,7 +86,7 @@ class FlopsProfilerConfig:
     output_file: str | None = None
 
     @classmethod
-    def read(cls, config: Mapping[str, Any] | str | Path) -> FlopsProfilerConfig:
+    def read(cls, config: Mapping[str, Any] | FilePath) -> FlopsProfilerConfig:
         """Of a whole configuration or its file. Raises InputError for what is none, and for unknown settings."""
         section = _read_config(config).get(SECTION, {})
         if not isinstance(section, Mapping):
@@ -104,19 +105,19 @@ class FlopsProfilerConfig:
         return found
 
 
-def _read_config(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
+def _read_config(config: Mapping[str, Any] | FilePath) -> Mapping[str, Any]:
     if isinstance(config, Mapping):
         return config
-    if not isinstance(config, (str, Path)):
+    if not is_path(config):
         raise InputError(f"config={config!r}: must be a configuration of DeepSpeed's, or the path of one")
     try:
         found = load_json(config)
     except OSError as error:
-        raise InputError(f"config={str(config)!r}: {error.strerror or error}") from None
+        raise InputError(f"config={os.fspath(config)!r}: {error.strerror or error}") from None
     except ValueError as error:
-        raise InputError(f"config={str(config)!r}: is no JSON ({error})") from None
+        raise InputError(f"config={os.fspath(config)!r}: is no JSON ({error})") from None
     if not isinstance(found, dict):
-        raise InputError(f"config={str(config)!r}: must hold an object")
+        raise InputError(f"config={os.fspath(config)!r}: must hold an object")
     return found
 
 
@@ -137,7 +138,7 @@ class _ConfiguredProfiler(FlopsProfiler):
             self.end_profile()
 
 
-def profile_with_config(model: torch.nn.Module, config: Mapping[str, Any] | str | Path,
+def profile_with_config(model: torch.nn.Module, config: Mapping[str, Any] | FilePath,
                         ds_engine: Any = None) -> FlopsProfiler:
     """A profiler that does for a training loop what a configuration asks of DeepSpeed's engine: with `step` called at
     the end of each step, it profiles the one after ``profile_step`` others, prints the report (or writes it to

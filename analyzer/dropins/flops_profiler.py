@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from analyzer.output import FilePath
 from analyzer.report.compat.deepspeed import FLOPS_PROFILER
 from analyzer.tools.runtime import flops_profiler
 
@@ -36,7 +36,7 @@ class FlopsProfiler(flops_profiler.FlopsProfiler):
 def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | None = None, args: Any = None,
                       kwargs: dict[str, Any] | None = None, print_profile: bool = True, detailed: bool = True,
                       module_depth: int = -1, top_modules: int = 10, warm_up: int = 3, as_string: bool = False,
-                      output_file: str | Path | None = None, ignore_modules: Collection[type] | None = None,
+                      output_file: FilePath | None = None, ignore_modules: Collection[type] | None = None,
                       func_name: str = "forward") -> tuple[Any, Any, Any]:
     """Run the model in evaluation mode, print the report and return (FLOPs, MACs, parameters), with the defaults of
     flops-profiler: numbers, ten modules at each depth, three runs before.

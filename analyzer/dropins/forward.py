@@ -4,6 +4,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from analyzer.api.argument import argument_names
 from analyzer.api.session import Session
 from analyzer.errors import DataDependentError
 from analyzer.fx.module_borrow import find_place, uncompiled
+from analyzer.meta.intercept.compiled_function import bind_apply
 from analyzer.meta.intercept.replacement import SharedReplacements, replace
 from analyzer.record.options import ProfileOptions
 from analyzer.tools.runtime.measure import unchanged
@@ -94,4 +96,35 @@ def watching_modules(enter: Callable[[torch.nn.Module], None],
         return __call__
 
     with SharedReplacements(lambda: [replace(torch.nn.Module, "__call__", make)]).installed():
+        yield
+
+
+@contextmanager
+def watching_functions(run: Callable[[Any, tuple[Any, ...], Callable[[], Any]], Any]) -> Iterator[None]:
+    """Have ``run(function, args, call)`` call each subclass of `torch.autograd.Function` that is applied in this
+    thread, and each function of `torch.jit.script`.
+    """
+    thread = threading.get_ident()
+
+    def make_apply(original: Any) -> Any:
+        bind = bind_apply(original)
+
+        def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+            call = partial(bind(cls), *args, **kwargs)
+            # what a simulated device does in place of an operator is no function of the model
+            if threading.get_ident() != thread or cls.__module__.startswith("analyzer."):
+                return call()
+            return run(cls, args, call)
+
+        return classmethod(apply)
+
+    def make_call(original: Any) -> Any:
+        def __call__(function: Any, *args: Any, **kwargs: Any) -> Any:
+            call = partial(original, function, *args, **kwargs)
+            return call() if threading.get_ident() != thread else run(function, args, call)
+
+        return __call__
+
+    with SharedReplacements(lambda: [replace(torch.autograd.Function, "apply", make_apply),
+                                     replace(torch.jit.ScriptFunction, "__call__", make_call)]).installed():
         yield

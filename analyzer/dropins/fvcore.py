@@ -1,20 +1,23 @@
 """``fvcore.nn``'s counts: `FlopCountAnalysis`, `ActivationCountAnalysis`, `parameter_count` and their tables."""
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointFunction
 
 from analyzer.errors import InputError
 from analyzer.report.module_tree import list_holders
 
-from .forward import observe_forward, watching_modules, watching_operators
-from .fvcore_handle import ACTIVATION_HANDLES, FLOP_HANDLES, IGNORED, Handle, Value, describe_call
+from .forward import observe_forward, watching_functions, watching_modules, watching_operators
+from .fvcore_handle import ACTIVATION_HANDLES, FLOP_HANDLES, IGNORED, Handle, Value, describe_call, describe_function
 from .fvcore_table import print_model, print_parameters, print_table
 
 __all__ = ["ActivationCountAnalysis", "FlopCountAnalysis", "Handle", "JitModelAnalysis", "activation_count",
@@ -36,10 +39,12 @@ class _OperatorList:
     def __init__(self, names: Mapping[nn.Module, str]) -> None:
         self.runs: list[_OperatorRun] = []
         self._names, self._open = names, [""]
+        self._is_in_function = False
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        with watching_modules(self._enter, self._leave), watching_operators(self._ran):
+        with (watching_modules(self._enter, self._leave), watching_functions(self._apply),
+              watching_operators(self._ran)):
             yield
 
     def _enter(self, module: nn.Module) -> None:
@@ -48,8 +53,22 @@ class _OperatorList:
     def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
         self._open.pop()
 
+    def _apply(self, function: Any, args: tuple[Any, ...], call: Callable[[], Any]) -> Any:
+        """Call what is one operator in a trace by ``torch.jit``, whatever operators it runs."""
+        if function is CheckpointFunction:  # which torch.jit cannot trace
+            return call()
+        modules, was_in_function, self._is_in_function = tuple(self._open), self._is_in_function, True
+        try:
+            result = call()
+        finally:
+            self._is_in_function = was_in_function
+        with torch._C.DisableTorchFunction():
+            self.runs.append(_OperatorRun(*describe_function(function, args, result), modules))
+        return result
+
     def _ran(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        self.runs.append(_OperatorRun(*describe_call(func, args, kwargs, result), tuple(self._open)))
+        if not self._is_in_function:
+            self.runs.append(_OperatorRun(*describe_call(func, args, kwargs, result), tuple(self._open)))
 
 
 class _Statistics(NamedTuple):
@@ -80,9 +99,9 @@ class JitModelAnalysis:
         self._handles: dict[str, Handle] = dict(self._counted)
         self._ignored = set(IGNORED)
         self._runs: list[_OperatorRun] | None = None
-        self._found: _Statistics | None = None
-        self._warns_of_unsupported = self._warns_of_uncalled = True
-        self._tracer_warnings, self._ancestors = "no_tracer_warning", "owner"
+        self._stats: _Statistics | None = None  # this name and the next three are those of fvcore
+        self._enable_warn_unsupported_ops = self._enable_warn_uncalled_mods = True
+        self._warn_trace, self._ancestors = "no_tracer_warning", "owner"
 
     def total(self, module_name: str = "") -> int:
         """The sum over a module."""
@@ -131,57 +150,57 @@ class JitModelAnalysis:
                 self._handles.pop(name, None)
             else:
                 self._handles[name] = handle
-        self._found = None
+        self._stats = None
         return self
 
     def clear_op_handles(self: A) -> A:
         """Count no operator."""
-        self._handles, self._ignored, self._found = {}, set(IGNORED), None
+        self._handles, self._ignored, self._stats = {}, set(IGNORED), None
         return self
 
     def ancestor_mode(self: A, mode: str) -> A:
         """Whose an operator is: the innermost module's and its holders' (``"owner"``), or of all (``"caller"``)."""
         if mode not in ("owner", "caller"):
             raise InputError(f"ancestor_mode({mode!r}): must be 'owner' or 'caller'")
-        self._ancestors, self._found = mode, None
+        self._ancestors, self._stats = mode, None
         return self
 
     def unsupported_ops_warnings(self: A, enabled: bool) -> A:
         """Whether operators that no handle counts are logged as warnings."""
-        self._warns_of_unsupported = enabled
+        self._enable_warn_unsupported_ops = enabled
         return self
 
     def uncalled_modules_warnings(self: A, enabled: bool) -> A:
         """Whether modules in which nothing ran are logged as a warning."""
-        self._warns_of_uncalled = enabled
+        self._enable_warn_uncalled_mods = enabled
         return self
 
     def tracer_warnings(self: A, mode: str) -> A:
         """``"none"`` hides warnings of the model's own code; ``"all"`` and ``"no_tracer_warning"`` show them."""
         if mode not in _TRACER_MODES:
             raise InputError(f"tracer_warnings({mode!r}): must be one of {', '.join(map(repr, _TRACER_MODES))}")
-        self._tracer_warnings = mode
+        self._warn_trace = mode
         return self
 
     def copy(self: A, new_model: nn.Module | None = None, new_inputs: Any = None) -> A:
         """The same handles and settings for another model or other inputs."""
         copied = type(self)(new_model or self._model, self._inputs if new_inputs is None else new_inputs)
         copied._handles, copied._ignored = dict(self._handles), set(self._ignored)
-        copied._warns_of_unsupported, copied._warns_of_uncalled = self._warns_of_unsupported, self._warns_of_uncalled
-        copied._tracer_warnings, copied._ancestors = self._tracer_warnings, self._ancestors
+        for name in ("_enable_warn_unsupported_ops", "_enable_warn_uncalled_mods", "_warn_trace", "_ancestors"):
+            setattr(copied, name, getattr(self, name))
         return copied
 
     def _statistics(self) -> _Statistics:
         if self._runs is None:
             with warnings.catch_warnings():
-                if self._tracer_warnings == "none":
+                if self._warn_trace == "none":
                     warnings.simplefilter("ignore")
                 self._runs = observe_forward(lambda: _OperatorList(self._first_path), self._model,
                                              self._inputs).runs
-        if self._found is None:
-            self._found = self._sum(self._runs)
-            self._warn(self._found)
-        return self._found
+        if self._stats is None:
+            self._stats = self._sum(self._runs)
+            self._warn(self._stats)
+        return self._stats
 
     def _sum(self, runs: list[_OperatorRun]) -> _Statistics:
         paths = list(self._first_path.values())
@@ -207,12 +226,12 @@ class JitModelAnalysis:
 
     def _warn(self, found: _Statistics) -> None:
         logger = logging.getLogger(__name__)
-        if self._warns_of_unsupported:
+        if self._enable_warn_unsupported_ops:
             for name, number in found.unsupported[""].items():
                 logger.warning("operator %s ran %d times and is not counted", name, number)
         named = sorted(path for module, path in self._first_path.items() if path in found.uncalled and
-                       type(module).forward not in _WITHOUT_FORWARD)
-        if self._warns_of_uncalled and named:
+                       inspect.getattr_static(type(module), "forward") not in _WITHOUT_FORWARD)
+        if self._enable_warn_uncalled_mods and named:
             logger.warning("nothing ran in these modules, unless by other methods than a call, which is counted to who "
                            "called: %s", ", ".join(named))
 

@@ -83,6 +83,16 @@ def describe_call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
     return name, [Value(value) for value in given], [Value(value) for value in results]
 
 
+def describe_function(function: Any, args: Sequence[Any], result: Any) -> tuple[str, list[Value], list[Value]]:
+    """A class of `torch.autograd.Function`, or a scripted function, as the operator that a trace has for it: its name,
+    its tensors and its result, which may be a tuple.
+    """
+    inputs = [Value(value) for value in args if isinstance(value, torch.Tensor)]
+    if isinstance(function, type):
+        return f"prim::PythonOp.{function.__name__}", inputs, [Value(result)]
+    return "prim::CallFunction", [Value(function), *inputs], [Value(result)]
+
+
 _BACKEND = (False, False, True, True)  # benchmark, deterministic, cudnn_enabled, allow_tf32
 
 

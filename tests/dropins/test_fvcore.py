@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from analyzer import MetaTensorMode
 from analyzer.dropins import fvcore as ours
@@ -123,6 +124,71 @@ def test_models_without_data(name):
         assert ours.FlopCountAnalysis(model.cuda(), tuple(t.cuda() for t in inputs)).by_module() == expected
 
 
+@torch.jit.script
+def multiply_twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ w) @ w
+
+
+class Product(torch.autograd.Function):
+    """A product of two tensors, which calls another function on the way."""
+
+    @staticmethod
+    def forward(ctx, x, w, scale):
+        ctx.save_for_backward(x, w)
+        return multiply_twice(Doubled.apply(x) if scale else x, w), w.t()
+
+    @staticmethod
+    def backward(ctx, grad, other):
+        x, w = ctx.saved_tensors
+        return grad @ w.t(), x.t() @ grad, None
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Functions(nn.Module):
+    """Functions of its own and of torch, in the model and in a module of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.w = nn.Linear(4, 4), nn.Linear(4, 4), nn.Parameter(torch.ones(4, 4))
+        self.inner = nn.Module()
+        self.inner.forward = lambda x: Doubled.apply(x) + Product.apply(x, self.w, True)[0]
+
+    def forward(self, x):
+        return self.second(multiply_twice(self.inner(self.first(x)), self.w))
+
+
+@pytest.mark.parametrize("handles", [{}, {
+    "prim::PythonOp.Product": lambda inputs, outputs: sum(inputs[i].type().sizes()[-1] for i in (0, 1)) * len(outputs),
+    "prim::CallFunction": lambda inputs, outputs: 1000 * len(inputs)}])
+def test_a_function_is_one_operator(theirs, handles):
+    found = [lib.FlopCountAnalysis(Functions(), torch.ones(3, 4)).set_op_handle(**handles) for lib in (ours, theirs)]
+    for mine, other in [[one.by_module_and_operator() for one in found], [one.unsupported_ops() for one in found],
+                        [one.uncalled_modules() for one in found]]:
+        assert mine == other
+    assert found[0].total() == 2 * 48 + (4 + 4 + 2 * 3000 if handles else 0)
+
+
+def test_what_fvcore_cannot_trace_counts():
+    class Checkpointed(nn.Linear):
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=True)
+
+    assert ours.FlopCountAnalysis(Checkpointed(4, 4), torch.ones(3, 4, requires_grad=True)).total() == 48
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    assert ours.FlopCountAnalysis(nn.Sequential(nn.Linear(4, 4), scripted), torch.ones(3, 4)).by_module() == {
+        "": 96, "0": 48, "1": 48, "1.0": 0, "1.1": 0}
+    assert ours.FlopCountAnalysis(scripted, torch.ones(3, 4)).total() == 48
+
+
 class Branch(nn.Module):
     def __init__(self):
         super().__init__()
@@ -148,7 +214,9 @@ def test_nothing_is_left_behind():
     model, inputs = make_model("resnet18")
     state = {name: t.clone() for name, t in model.state_dict().items()}
     random, call = torch.get_rng_state(), nn.Module.__call__
+    replaced = [vars(torch.autograd.Function)["apply"], vars(torch.jit.ScriptFunction)["__call__"]]
     ours.FlopCountAnalysis(model, inputs).total()
     assert all(torch.equal(t, state[name]) for name, t in model.state_dict().items()) and model.training
     assert torch.equal(torch.get_rng_state(), random) and nn.Module.__call__ is call
+    assert replaced == [vars(torch.autograd.Function)["apply"], vars(torch.jit.ScriptFunction)["__call__"]]
     assert not model._forward_hooks and not model._forward_pre_hooks

@@ -1,4 +1,8 @@
 """`analyzer.dropins.torchinfo` beside torchinfo: the same table to the character, without data."""
+from collections import OrderedDict
+from types import SimpleNamespace
+
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -95,6 +99,90 @@ def test_what_models_of_libraries_lack(theirs, capsys):
     assert "(recursive)" in text and "│    │    └─weight" in text
 
 
+class Masked(nn.Module):
+    """A mask that is a parameter itself, one that is a plain attribute, and one that is none."""
+
+    def __init__(self, x=None):
+        super().__init__()
+        self.weight_orig, self.weight_mask = nn.Parameter(torch.ones(4, 4)), nn.Parameter(torch.eye(4))
+        self.bias_orig, self.other_orig = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+        self.bias_mask = torch.tensor([True, False, True, True])
+
+    def forward(self, x):
+        return x @ self.weight_orig + self.bias_orig
+
+
+class Gives(nn.Module):
+    """A layer whose result is a tensor in the containers that ``make`` puts it into; torchinfo cannot count the
+    multiply-adds of weights where it finds no size.
+    """
+
+    def __init__(self, make):
+        super().__init__()
+        self.make, self.ih_scale = make, nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return self.make(torch.as_tensor(x) * self.ih_scale)
+
+
+class Scripted(nn.Sequential):
+    """Layers of which one is scripted, in a container that does not run itself."""
+
+    def __init__(self):
+        inner = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+        super().__init__(nn.Linear(4, 4), nn.ModuleList([inner, nn.Linear(4, 4)]))
+
+    def forward(self, x):
+        for layer in (self[0], *self[1]):
+            x = layer(x)
+        return x
+
+
+NESTED = [lambda y: {"a": ({"b": [SimpleNamespace(tensors=y)], "c": y[0]},)}, lambda y: {"a": y[0], "b": y},
+          lambda y: OrderedDict(a=[[y]]), lambda y: [{"a": [y], "b": y[0]}, y[0]], lambda y: [None, y],
+          lambda y: (SimpleNamespace(tensors=[y]),), lambda y: {"a": None}, lambda y: []]
+
+
+@pytest.mark.parametrize("options", [{"input_size": (3, 4)}, {"input_size": (4,), "batch_dim": 0}])
+@pytest.mark.parametrize("make", NESTED)
+def test_sizes_of_nested_results(theirs, capsys, make, options):
+    same(capsys, theirs, lambda: (nn.Sequential(Gives(make)), {}), col_names=COLUMNS, **options)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: (Masked(), {"input_size": (2, 4)}),
+    lambda: (nn.Embedding(9, 3), {"input_size": (2, 4), "dtypes": [torch.LongTensor]}),
+    lambda: (nn.Embedding(9, 3), {"input_size": [(2, 4)], "dtypes": ["torch.IntTensor"]}),
+    lambda: (Gives(lambda y: y), {"input_data": numpy.ones((3, 4), dtype="float32")}),
+    lambda: (Gives(lambda y: y), {"input_data": [numpy.ones((3, 4), dtype="float32")], "batch_dim": 0}),
+    lambda: (Gives(lambda y: y), {"input_data": {"x": numpy.ones((3, 4), dtype="float32")}}),
+    lambda: (torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), {"input_size": (2, 4)}),
+    lambda: (torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), {}),
+    lambda: (Scripted(), {"input_size": (2, 4)}), lambda: (Scripted(), {})],
+    ids=["mask", "tensor type", "type's name", "array", "arrays", "arrays by name", "script", "script without input",
+         "scripted part", "scripted part without input"])
+def test_what_is_given_and_how_it_was_made(theirs, capsys, make):
+    same(capsys, theirs, make, col_names=COLUMNS if len(make()[1]) else None, verbose=2)
+
+
+def test_public_names_are_those_of_torchinfo(theirs):
+    found = ours.summary(nn.Sequential(nn.Linear(8, 8)), (1, 8), verbose=0)
+    expected = theirs.summary(nn.Sequential(nn.Linear(8, 8)), (1, 8), verbose=0)
+    for mine, other in ((found, expected), (found.formatting, expected.formatting),
+                        (found.summary_list[1], expected.summary_list[1])):
+        assert not {name for name in dir(other) if not name.startswith("_")} - {*dir(mine)}
+    layer, other = found.summary_list[1], expected.summary_list[1]
+    for name, arguments in [("num_params_to_str", (True,)), ("macs_to_str", (False,)), ("params_percent", (100, True)),
+                            ("get_param_count", (layer.module, "weight", layer.module.weight)),
+                            ("calculate_size", ([torch.ones(2, 3)], 0)), ("leftover_trainable_params", ())]:
+        assert getattr(layer, name)(*arguments) == getattr(other, name)(*arguments)
+    for form, rows in ((found.formatting, found.summary_list), (expected.formatting, expected.summary_list)):
+        assert form.layers_to_str(rows, 72) == "".join(form.layer_info_to_row(row, False, 72) for row in rows)
+    assert found.formatting.header_row() == expected.formatting.header_row()
+    assert [float(found.to_readable(n)[1]) for n in (5, 10**7, 10**10, 10**13)] == [5e-6, 10, 10, 10]
+    assert found.float_to_megabytes(10**6) == 4 and found.to_megabytes(10**6) == 1
+
+
 def test_formatting_can_be_changed_after(theirs):
     texts = []
     for lib in (ours, theirs):
@@ -142,6 +230,7 @@ def test_ways_to_give_input(arguments):
     ({"input_size": (0, 4)}, "above 0"),
     ({"input_size": [(3, 4), (1,)], "dtypes": [torch.float]}, "2 inputs need as many dtypes"),
     ({"input_size": (1, 4), "input_data": torch.ones(1, 4)}, "one of them"),
+    ({"input_size": (3, 4), "dtypes": ["LongTenser", None]}, "'LongTenser' is no dtype"),
     ({"col_width": 0}, "at least 1"), ({"verbose": 3}, "0, 1 or 2")])
 def test_arguments_that_cannot_be_used(options, says):
     with pytest.raises(InputError, match=says):

@@ -14,7 +14,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
@@ -251,9 +251,14 @@ def _leaving(tells_caller: bool, original: Any) -> Any:
 _APPLY = inspect.getattr_static(torch.autograd.Function, "apply")
 
 
-def _applying(original: Any) -> Any:
+def bind_apply(original: Any) -> Callable[[type], Callable[..., Any]]:
+    """What binds ``torch.autograd.Function.apply``, or what replaces it, to a class of functions."""
     # from torch 2.14 on it is written in C
-    bind = partial(partial, original.__func__) if hasattr(original, "__func__") else partial(_APPLY.__get__, None)
+    return partial(partial, original.__func__) if hasattr(original, "__func__") else partial(_APPLY.__get__, None)
+
+
+def _applying(original: Any) -> Any:
+    bind = bind_apply(original)
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         state = current()

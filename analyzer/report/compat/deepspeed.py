@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from analyzer.errors import InputError, is_count
-from analyzer.output import write_output
+from analyzer.output import FilePath, write_output
 from analyzer.report.module_tree import Ignored, divide, find_root, leave_out, plain
 from analyzer.report.speed import note_prediction
 from analyzer.report.text_width import escape_controls
@@ -161,7 +161,7 @@ _RULE = "-" * 29
 
 @register_report.shipped("deepspeed")
 def deepspeed_text(profile: Profile, *, profile_step: int | None = None, module_depth: int = -1, top_modules: int = 1,
-                   detailed: bool = True, output_file: str | Path | None = None, ignore_modules: Ignored | None = None,
+                   detailed: bool = True, output_file: FilePath | None = None, ignore_modules: Ignored | None = None,
                    recompute_fwd_factor: float = 0.0, engine: bool = False, wall_clock_breakdown: bool = True,
                    dialect: Dialect = DEEPSPEED) -> str:
     """The report of DeepSpeed's profiler, also written to ``output_file`` (its folder is made).
@@ -205,7 +205,7 @@ def deepspeed_text(profile: Profile, *, profile_step: int | None = None, module_
 
 @register_report.shipped("flops-profiler")
 def flops_profiler_text(profile: Profile, *, module_depth: int = -1, top_modules: int = 10, detailed: bool = True,
-                        output_file: str | Path | None = None, ignore_modules: Ignored | None = None) -> str:
+                        output_file: FilePath | None = None, ignore_modules: Ignored | None = None) -> str:
     """The report of flops-profiler, which names the functions within each module."""
     return deepspeed_text(profile, module_depth=module_depth, top_modules=top_modules, detailed=detailed,
                           output_file=output_file, ignore_modules=ignore_modules, dialect=FLOPS_PROFILER)

@@ -82,10 +82,23 @@ class FormattingOptions:
         if longest >= self.layer_name_width:
             self.layer_name_width = math.ceil(longest / align_val) * align_val
 
+    def get_total_width(self) -> int:
+        """How many characters a rule has."""
+        return len(self.col_names) * self.col_width + self.layer_name_width
+
+    @staticmethod
+    def str_(val: Any) -> str:
+        """What a cell shows of a value."""
+        return str(val) if val else NOTHING
+
     def format_row(self, layer_name: str, row_values: Mapping[Any, str]) -> str:
-        """One line."""
+        """One line, with its end."""
         cells = "".join(f"{row_values.get(column, ''):<{self.col_width}} " for column in self.col_names)
-        return f"{layer_name:<{self.layer_name_width}} {cells}".rstrip()
+        return f"{layer_name:<{self.layer_name_width}} {cells}".rstrip() + "\n"
+
+    def header_row(self) -> str:
+        """The line of titles."""
+        return self.format_row(self.title, TITLES)
 
     @property
     def title(self) -> str:
@@ -97,12 +110,23 @@ class FormattingOptions:
         """Name and cells of the rows down to the depth asked for, and where all is asked for one of each parameter."""
         for layer in layers:
             if layer.depth <= self.max_depth and not (self.hide_recursive_layers and layer.is_recursive):
-                name = layer.get_layer_name(self.show_var_name, self.show_depth)
-                yield (self.get_start_str(layer.depth) + name,
-                       layer.list_cells(layer.depth == self.max_depth, total_params))
-                if self.verbose == Verbosity.VERBOSE:
-                    start = self.get_start_str(layer.depth + 1)
-                    yield from ((start + name, cells) for name, cells in layer.inner_layers.items())
+                yield from self._list_rows_of(layer, layer.depth == self.max_depth, total_params)
+
+    def _list_rows_of(self, layer: Any, reached_max_depth: bool,
+                      total_params: int) -> Iterator[tuple[str, Mapping[Any, str]]]:
+        name = layer.get_layer_name(self.show_var_name, self.show_depth)
+        yield self.get_start_str(layer.depth) + name, layer.list_cells(reached_max_depth, total_params)
+        if self.verbose == Verbosity.VERBOSE:
+            start = self.get_start_str(layer.depth + 1)
+            yield from ((start + name, cells) for name, cells in layer.inner_layers.items())
+
+    def layer_info_to_row(self, layer_info: Any, reached_max_depth: bool, total_params: int) -> str:
+        """The line of a layer, and where all is asked for those of its parameters."""
+        return "".join(self.format_row(*row) for row in self._list_rows_of(layer_info, reached_max_depth, total_params))
+
+    def layers_to_str(self, summary_list: Sequence[Any], total_params: int) -> str:
+        """The lines of all rows down to the depth asked for."""
+        return "".join(self.format_row(*row) for row in self.list_rows(summary_list, total_params))
 
 
 @dataclass
@@ -124,13 +148,13 @@ class Statistics:
 
     def __repr__(self) -> str:
         form = self.formatting
-        rule = "=" * (len(form.col_names) * form.col_width + form.layer_name_width)
-        rows = form.list_rows(self.summary_list, self.total_params or 0)
+        rule = "=" * form.get_total_width()
+        rows = form.layers_to_str(self.summary_list, self.total_params or 0)
         frozen = None if self.total_params is None or self.trainable_params is None else (
             self.total_params - self.trainable_params)
         counts = {"Total params": self.total_params, "Trainable params": self.trainable_params,
                   "Non-trainable params": frozen}
-        lines = [rule, form.format_row(form.title, TITLES), rule, *(form.format_row(*row) for row in rows), rule,
+        lines = [rule, f"{form.header_row()}{rule}", f"{rows}{rule}",
                  *(name + self.format_output_num(count, form.params_units) for name, count in counts.items())]
         if self.input_size:
             sizes: dict[str, int | None] = {
@@ -138,26 +162,44 @@ class Statistics:
                 "Params size": self.total_param_bytes}
             sizes["Estimated Total Size"] = add_quantities(list(sizes.values()))
             lines += [f"Total mult-adds{self.format_output_num(self.total_mult_adds, form.macs_units)}", rule]
-            lines += [f"{name} (MB): {NOTHING if size is None else f'{size / 1e6:0.2f}'}"
+            lines += [f"{name} (MB): {NOTHING if size is None else f'{self.to_megabytes(size):0.2f}'}"
                       for name, size in sizes.items()]
         return "\n".join([*lines, rule])
+
+    @staticmethod
+    def float_to_megabytes(num: int) -> float:
+        """Megabytes of so many numbers in float32."""
+        return num * 4 / 1e6
+
+    @staticmethod
+    def to_megabytes(num: int) -> float:
+        """Megabytes of so many bytes."""
+        return num / 1e6
+
+    @staticmethod
+    def to_readable(num: int, units: Units = Units.AUTO) -> tuple[Units, float]:
+        """A unit, by itself that of the number's size, and how many of it the number is."""
+        if units == Units.AUTO:
+            units = Units.TERABYTES if num >= 1e12 else Units.GIGABYTES if num >= 1e9 else Units.MEGABYTES
+        return units, num / CONVERSION_FACTORS[units]
 
     @staticmethod
     def format_output_num(num: int | None, units: Units) -> str:
         """A number with its unit before it."""
         if num is None:
             return f": {NOTHING}"
-        if units == Units.AUTO:
-            units = Units.TERABYTES if num >= 1e12 else Units.GIGABYTES if num >= 1e9 else Units.MEGABYTES
-        scaled, unit = num / CONVERSION_FACTORS[units], "" if units == Units.NONE else f" ({units.value})"
+        used, scaled = Statistics.to_readable(num, units)
+        unit = "" if used == Units.NONE else f" ({used.value})"
         return f"{unit}: {int(scaled):,}" if scaled.is_integer() else f"{unit}: {scaled:,.2f}"
 
 
-def count_mult_adds(kind: str, name: str, count: int, size: Sequence[int]) -> int:
+def count_mult_adds(kind: str, name: str, count: int, size: Sequence[Any]) -> int:
     """As ``LayerInfo.calculate_macs`` of torchinfo 1.8 counts them, of one parameter of a class with that output."""
+    if size and isinstance(size[0], list):  # of a mapping whose batch size is replaced
+        size = size[0]
     if name in ("weight", "bias"):
-        return count * math.prod([*size[:1], *size[2:]] if "Conv" in kind else size[:1])
-    return count * math.prod(size[:2]) if "weight" in name or "bias" in name else 0  # of recurrent layers
+        return count * int(math.prod([*size[:1], *size[2:]] if "Conv" in kind else size[:1]))
+    return count * int(math.prod(size[:2])) if "weight" in name or "bias" in name else 0  # of recurrent layers
 
 
 def list_parameter_cells(parameters: Iterable[tuple[str, Sequence[int], int]]) -> dict[str, dict[ColumnSettings, str]]:

@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, Union
 
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.hardware.device_spec import is_device_file
-from analyzer.output import write_output
+from analyzer.output import FilePath, is_path, write_output
 from analyzer.report.speed import RATES, read_rate
 from analyzer.results.lane import SIGNED, SpanInfo
 from analyzer.results.profile import Profile
@@ -169,21 +170,21 @@ def read_data(data: Any) -> Profile:
     return profile
 
 
-def load_text(source: str | Path, caller: str = "from_json", noun: str = "profile") -> tuple[str, str]:
+def load_text(source: FilePath, caller: str = "from_json", noun: str = "profile") -> tuple[str, str]:
     """What to call a saved text in messages, and the text itself, given so or by the path of its file."""
     hint = f"give the path of a saved {noun}, or its text, which starts with '{{'"
-    if not isinstance(source, (str, Path)):
+    if not is_path(source):
         raise InputError(f"{caller}({source!r}): {hint}")
     if isinstance(source, str) and (not source.strip() or source.lstrip()[0] in "{[" or "\n" in source.strip()):
         return f"{caller}(text)", source
     try:
-        return f"{caller}({str(source)!r})", read_text(source)
+        return f"{caller}({os.fspath(source)!r})", read_text(source)
     except InputError as error:
-        raise ProfileFormatError(f"{caller}({str(source)!r}): {error}; is it a saved {noun}?") from error
+        raise ProfileFormatError(f"{caller}({os.fspath(source)!r}): {error}; is it a saved {noun}?") from error
     except (FileNotFoundError, IsADirectoryError, ValueError) as error:  # the last of a path with a NUL
-        raise InputError(f"{caller}({str(source)!r}): no such file; {hint}") from error
+        raise InputError(f"{caller}({os.fspath(source)!r}): no such file; {hint}") from error
     except OSError as error:
-        raise InputError(f"{caller}({str(source)!r}): cannot be read: {error.strerror}") from error
+        raise InputError(f"{caller}({os.fspath(source)!r}): cannot be read: {error.strerror}") from error
 
 
 def write_record(record: Any, saved: SavedFormat, path: str | Path | None = None, **parts: Any) -> str:

@@ -9,6 +9,7 @@ import ast
 import inspect
 import json
 import math
+import os
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -81,7 +82,7 @@ def read_pipeline(config: str | Path | Mapping[str, Any], batch: int = 1, *, hei
     for name, value in (("batch", batch), ("height", height), ("width", width), ("frames", frames), ("steps", steps)):
         if value is not None and (not isinstance(value, int) or value < 1):
             raise InputError(f"read_pipeline({name}={value!r}): must be 1 or more")
-    said = "the pipeline" if isinstance(config, Mapping) else str(config).removeprefix(PREFIX)
+    said = "the pipeline" if isinstance(config, Mapping) else os.fspath(config).removeprefix(PREFIX)
     diffusers = import_extra("diffusers", f"{PREFIX}{said}", "diffusion")
     fields = config if isinstance(config, Mapping) else _read_config(said)
     with telling(f"{PREFIX}{said}: {fields['_class_name']}"):

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from analyzer.api.argument import set_training
 from analyzer.errors import InputError
-from analyzer.output import drawing_plainly
+from analyzer.output import FilePath, drawing_plainly
 from analyzer.report.compat.deepspeed import DEEPSPEED, Dialect, aggregate, deepspeed_text
 from analyzer.report.compat.torchinfo import tids_report
 from analyzer.report.module_tree import first_shape
@@ -157,7 +156,10 @@ class FlopsProfiler:
         trained = any(record.phase == "backward" for record in recorder.log.phases)
         engine, facts = self.ds_engine, {}
         if engine is not None:
-            facts = {"world_size": engine.world_size, "data_parallel_size": engine.dp_world_size,
+            replicas = engine.dp_world_size
+            if replicas is None:  # a sequence is divided over ranks (Ulysses), which are counted then
+                replicas = getattr(engine, "seq_dp_world_size", None)
+            facts = {"world_size": engine.world_size, "data_parallel_size": replicas,
                      "model_parallel_size": engine.mp_world_size}
             if (batch := getattr(engine, "train_micro_batch_size_per_gpu", None)) is not None:
                 # micro-batches of a step: those that were seen, else those that the engine says
@@ -196,7 +198,7 @@ class FlopsProfiler:
         return self._dialect.params(self._root.params or 0) if as_string else self._root.params
 
     def print_model_profile(self, profile_step: int = 1, module_depth: int = -1, top_modules: int = 1,
-                            detailed: bool = True, output_file: str | Path | None = None) -> None:
+                            detailed: bool = True, output_file: FilePath | None = None) -> None:
         """Print the report, or write it to ``output_file`` alone; nothing before `start_profile`."""
         if not self.started:
             return
@@ -222,7 +224,7 @@ class FlopsProfiler:
 def get_model_profile(model: torch.nn.Module, input_shape: tuple[int, ...] | None = None, args: Any = None,
                       kwargs: dict[str, Any] | None = None, print_profile: bool = True, detailed: bool = True,
                       module_depth: int = -1, top_modules: int = 1, warm_up: int = 1, as_string: bool = True,
-                      output_file: str | Path | None = None, ignore_modules: Collection[type] | None = None,
+                      output_file: FilePath | None = None, ignore_modules: Collection[type] | None = None,
                       func_name: str = "forward", mode: str | None = None, recompute_fwd_factor: float = 0.0
                       ) -> tuple[Any, Any, Any]:
     """Run the model in evaluation mode, print its report and return (FLOPs, MACs, parameters), counted as DeepSpeed
