@@ -13,7 +13,11 @@ from analyzer.errors import InputError, ProfileFormatError
 
 MOST_BYTES = 2**30  #: of a file: one of saved profiles has some hundred megabytes at most, `/dev/zero` no end
 _EXCERPT_CHARS = 30  # of damaged text, on each side of the damage
-_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+#: Of files that are no text: how they begin, and what is said of them.
+_BINARY = {
+    codecs.BOM_UTF16_LE: "it is UTF-16: save it as UTF-8", codecs.BOM_UTF16_BE: "it is UTF-16: save it as UTF-8",
+    b"\x1f\x8b": "it is compressed by gzip: unpack it first", b"PK\x03\x04": "it is a zip archive, such as torch.save "
+    "writes", **{b"\x80" + bytes([protocol]): "it is a pickle" for protocol in range(2, 6)}}
 
 
 def load_json(path: str | os.PathLike[str]) -> Any:
@@ -33,12 +37,12 @@ def read_text(path: str | os.PathLike[str]) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        hint = "it is UTF-16: save it as UTF-8" if content.startswith(_UTF_16) else f"byte {error.start}"
+        hint = next((what for start, what in _BINARY.items() if content.startswith(start)), f"byte {error.start}")
         raise InputError(f"not UTF-8 text ({hint})") from error
 
 
 def decode_json(text: str | bytes) -> Any:
-    """The value of a text of JSON. Raises InputError where it is damaged, nested too deep to be a record, or says what
+    """The value of a text of JSON. Raises InputError where it is none, is nested too deep to be a record, or says what
     JSON cannot: a field twice, NaN, a number of thousands of digits.
 
     >>> decode_json('{"a": [1, null]}')
@@ -48,26 +52,28 @@ def decode_json(text: str | bytes) -> Any:
     analyzer.errors.InputError: field 'a' is given twice
     >>> decode_json('{"a": 1, }')
     Traceback (most recent call last):
-    analyzer.errors.InputError: damaged at line 1 column 10 (character 9 of 10): Expecting property name enclosed in \
-double quotes, near '{"a": 1, }'; write it again
+    analyzer.errors.InputError: not valid JSON at line 1 column 10 (character 9 of 10): Expecting property name \
+enclosed in double quotes, near '{"a": 1, }'
     """
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8")
         except UnicodeDecodeError as error:
             raise InputError(f"not UTF-8 text (byte {error.start})") from error
+    if not text.strip():
+        raise InputError("there is no text in it")
     try:
         return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates)
     except json.JSONDecodeError as error:
         excerpt = text[max(0, error.pos - _EXCERPT_CHARS):error.pos + _EXCERPT_CHARS]
-        raise InputError(f"damaged at line {error.lineno} column {error.colno} (character {error.pos} of {len(text)}): "
-                         f"{error.msg}, near {excerpt!r}; write it again") from error
+        raise InputError(f"not valid JSON at line {error.lineno} column {error.colno} (character {error.pos} of "
+                         f"{len(text)}): {error.msg}, near {excerpt!r}") from error
     except RecursionError as error:
         raise InputError("nested too deep to be a record") from error
     except InputError:
         raise
     except ValueError as error:  # a number with more digits than Python reads
-        raise InputError(f"damaged: {error}") from error
+        raise InputError(f"not valid JSON: {error}") from error
 
 
 def _refuse_constant(name: str) -> Any:
@@ -111,13 +117,22 @@ class SavedFormat:
         """What a saved text begins with."""
         return {"format": self.name, "version": self.version}
 
+    def decode(self, text: str) -> Any:
+        """What a saved text holds, for `read`. Raises ProfileFormatError for a damaged one, and for any other text."""
+        try:
+            return decode_json(text)
+        except InputError as error:
+            is_ours = f'"{self.name}"' in text
+            raise ProfileFormatError(f"damaged: {error}; {self.again}" if is_ours else
+                                     f"not a saved {self.what}: {error}") from error
+
     def read(self, data: Any) -> Fields:
         """The fields of a decoded text, as of today's version. Raises ProfileFormatError for another kind of record and
         for a version that is not read; the message says which are.
         """
         if not isinstance(data, dict) or data.get("format") != self.name:
             is_named = isinstance(data, dict) and "format" in data
-            found = f'"format": {shorten(data["format"])}' if is_named else f"a {name_json(data)}"
+            found = f'"format": {shorten(data["format"])}' if is_named else _describe(data)
             raise ProfileFormatError(
                 f'not a saved {self.what}: expected an object with "format": "{self.name}", got {found}')
         version = data.get("version", self.unnumbered)
@@ -141,6 +156,14 @@ class SavedFormat:
             "read it with the analyzer that wrote it")
         return (f"format version {shorten(version)}{by}, and this analyzer reads version {known} of a saved "
                 f"{self.what}: {mend}, or {self.again}")
+
+
+def _describe(data: Any) -> str:
+    """What a decoded text without a format holds, as a sentence says it."""
+    if isinstance(data, dict):
+        return f"an object with {', '.join(map(shorten, [*data][:3]))}" if data else "an empty object"
+    names = {list: "a list", str: "a text", type(None): "null", bool: "true or false"}
+    return names.get(type(data), "a number")
 
 
 def name_json(value: Any) -> str:

@@ -16,7 +16,7 @@ from analyzer.report.export.json_format import damage_in, load_text, read_data, 
 from analyzer.report.page.document import Headline, Part, summary_part, write_page
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
 from analyzer.results.profile import Profile
-from analyzer.saved_format import SavedFormat, decode_json
+from analyzer.saved_format import SavedFormat
 from analyzer.units import format_bytes, format_count, format_ends, format_seconds
 
 from .pipeline_page import describe_rank_memory, describe_ranks, list_rank_parts, pipeline_part, rank_headline
@@ -152,7 +152,7 @@ class RankTable:
         """Read what `to_json` wrote, a text or a file. Raises InputError for no file, else ProfileFormatError."""
         origin, text = load_text(source, "RankTable.from_json", FORMAT.what)
         with damage_in(origin):
-            data = FORMAT.read(decode_json(text))
+            data = FORMAT.read(FORMAT.decode(text))
             given = data.get("profiles")
             if data.keys() != {"table", "profiles"} or not isinstance(given, dict):
                 raise ProfileFormatError(f'no table of ranks: expected "table" and the "profiles" by rank, got '

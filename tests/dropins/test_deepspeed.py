@@ -1,6 +1,8 @@
 """`analyzer.dropins.deepspeed` and `flops_profiler`: text that scripts parse, attributes of modules, configurations."""
 import json
+import os
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,6 +101,35 @@ def test_an_engine_and_its_times(capsys):
     assert capsys.readouterr().out.splitlines()[:2] == [
         "Top 2 modules in terms of params, MACs or fwd latency at different model depths:", "depth 0:"]
     prof.end_profile()
+
+
+def test_an_engine_that_divides_sequences_has_replicas_of_its_own_count(capsys):
+    engine = SimpleNamespace(world_size=8, dp_world_size=None, seq_dp_world_size=4, mp_world_size=1,
+                             train_micro_batch_size_per_gpu=lambda: 1)
+    model = Net()
+    prof = deepspeed.FlopsProfiler(model)
+    prof.ds_engine = engine
+    prof.start_profile()
+    model(torch.ones(SHAPE))
+    prof.print_model_profile(detailed=False)
+    assert parse(capsys.readouterr().out)["data parallel size"] == "4"
+    prof.end_profile()
+
+
+def test_a_path_is_any_object_that_stands_for_one(tmp_path):
+    class Place(os.PathLike):
+        def __init__(self, name):
+            self.name = name
+
+        def __fspath__(self):
+            return str(tmp_path / self.name)
+
+    (tmp_path / "ds.json").write_text(json.dumps(CONFIG))
+    for lib, options in ((flops_profiler, {}), (deepspeed, {"config": Place("ds.json")})):
+        lib.get_model_profile(Net(), SHAPE, output_file=Place(lib.__name__), **options)
+        assert "Profile Summary" in (tmp_path / lib.__name__).read_text()
+    with pytest.raises(InputError, match="'.*nowhere.json': No such file"):
+        deepspeed.FlopsProfilerConfig.read(Place("nowhere.json"))
 
 
 def costs(module):

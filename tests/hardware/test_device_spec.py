@@ -180,7 +180,7 @@ def test_a_model_that_has_no_place_keeps_its_device() -> None:
 
 @pytest.mark.parametrize(("text", "message"), [
     (None, "cannot be read: No such file or directory; `analyzer calibrate` writes one"),
-    ("{", "damaged at line 1 column 2"), ("[1]", "holds a list, not the fields of a DeviceSpec by name"),
+    ("{", "not valid JSON at line 1 column 2"), ("[1]", "holds a list, not the fields of a DeviceSpec by name"),
     ('{"kind": "cuda"}', "DeviceSpec.from_dict({'kind': 'cuda'}): has no 'name'"),
     ('{"name": "x", "l2_bytes": 0}', "DeviceSpec('x', l2_bytes=0): must be a positive int")])
 def test_a_file_that_describes_no_device_is_refused(tmp_path: Path, text: str | None, message: str) -> None:

@@ -1,7 +1,10 @@
 """JSON: what is written is read back the same, and what cannot be read says why."""
 import dataclasses
+import gzip
 import json
 import math
+import os
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analyzer.errors import InputError, ProfileFormatError
+from analyzer.errors import InputError, OutputError, ProfileFormatError
 from analyzer.hardware.device_spec import is_device_file
 from analyzer.report.export.json_format import find_fault
 from analyzer.results.info import (
@@ -123,9 +126,9 @@ def test_text_says_what_it_is(bare):
 
 
 @pytest.mark.parametrize(("damage", "words"), [
-    (lambda text: text[:200], ["line 1 column", "of 200", "write it again"]),
+    (lambda text: text[:200], ["damaged: not valid JSON at line 1 column", "of 200", "profile the model again"]),
     (lambda text: text.replace(":", " ", 1), ["line 1 column 11", "Expecting ':'", '{"format"']),
-    (lambda text: '{"a": 1}', ["not a saved profile", '"format": "analyzer.profile"', "a object"]),
+    (lambda text: '{"a": 1}', ["not a saved profile", '"format": "analyzer.profile"', "an object with 'a'"]),
     (lambda text: text.replace("analyzer.profile", "other", 1), ["not a saved profile", "'other'"]),
     (lambda text: text.replace('"fwd_flops":10528', '"fwd_flops":NaN', 1), ["NaN", "null"]),
     (lambda text: text.replace('"fwd_seconds":5e-06', '"fwd_seconds":1e999', 1), ["fwd_seconds", "inf"]),
@@ -151,7 +154,7 @@ def test_text_says_what_it_is(bare):
     (lambda text: text.replace('"launch":[null,0]', '"launch":0', 1), ["spans.launch: expected list"]),
     (lambda text: text.replace('"step_seconds_range":null', '"step_seconds_range":[0.1]', 1),
      ["step_seconds_range: expected list of 2, got one of 1"]),
-    (lambda text: text.replace('"params":676', '"params":' + "1" * 5000, 1), ["damaged", "digits"]),
+    (lambda text: text.replace('"params":676', '"params":' + "1" * 5000, 1), ["damaged: not valid JSON", "digits"]),
     (lambda text: "[" * 100_000, ["nested too deep"]),
 ])
 def test_damaged_text(mlp, damage, words):
@@ -186,19 +189,42 @@ def test_what_could_not_be_read_back_is_refused(bare, changes, words, tmp_path):
 @pytest.mark.parametrize("source", ["nowhere.json", Path("nowhere.json"), "."])
 def test_no_such_file(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=re.escape(f"from_json({str(source)!r}): no such file") + ".*starts with '{'"):
+    problem = "is a folder" if source == "." else "no such file"
+    with pytest.raises(InputError, match=re.escape(f"from_json({str(source)!r}): {problem}") + ".*starts with '{'"):
         Profile.from_json(source)
 
 
-def test_file_that_is_no_text(tmp_path):
-    path = tmp_path / "weights.bin"
-    path.write_bytes(b"\x80\x02\xff")
-    with pytest.raises(ProfileFormatError, match="not UTF-8 text"):
+@pytest.mark.parametrize(("content", "says"), [
+    (b"import torch\n", "not valid JSON at line 1 column 1"), (b"", "there is no text in it"),
+    (b" \n", "there is no text in it"), (b"<!doctype html>", "not valid JSON at line 1"),
+    (b'{"traceEvents": [], "displayTimeUnit": "ms"}', "got an object with 'traceEvents', 'displayTimeUnit'"),
+    (b"{}", "got an empty object"), (b"[1, 2]", "got a list"), (b"null", "got null"), (b"3", "got a number"),
+    (b'{"a": 1}\n{"a": 2}\n', "not valid JSON at line 2"), (b"\xff\xfe{\0", "it is UTF-16: save it as UTF-8"),
+    (gzip.compress(b"{}"), "it is compressed by gzip: unpack it first"), (b"PK\x03\x04\xff", "it is a zip archive"),
+    (pickle.dumps({"a": 1}), "it is a pickle"), (b"\x89PNG\xff", "not UTF-8 text (byte 0)")])
+def test_a_file_of_another_kind_is_no_profile(content, says, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(ProfileFormatError) as error:
         Profile.from_json(path)
+    told = str(error.value)
+    assert told.startswith(f"from_json({str(path)!r}): not a saved profile: ") and says in told
+    assert "damaged" not in told and "again" not in told
+
+
+def test_a_path_is_any_object_that_stands_for_one(mlp, tmp_path):
+    class Place(os.PathLike):
+        def __fspath__(self):
+            return str(tmp_path / "p.json")
+
+    mlp.to_json(Place())
+    assert Profile.from_json(Place()) == mlp
+    with pytest.raises(OutputError, match="must be the path of a file"):
+        mlp.to_json(os.fsencode(tmp_path / "p.json"))
 
 
 def test_damaged_file_is_named(mlp, tmp_path):
     path = tmp_path / "cut.json"
     path.write_text(mlp.to_json()[:-1])
-    with pytest.raises(ProfileFormatError, match=re.escape(f"from_json({str(path)!r}): damaged at line 1")):
+    with pytest.raises(ProfileFormatError, match=re.escape(f"from_json({str(path)!r}): damaged: not valid JSON")):
         Profile.from_json(path)

@@ -22,7 +22,7 @@ from analyzer.results.lane import SIGNED, SpanInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter, register_view
 from analyzer.results.world import RankRun, WorldInfo
-from analyzer.saved_format import Fields, SavedFormat, decode_json, name_json, read_text, shorten
+from analyzer.saved_format import Fields, SavedFormat, name_json, read_text, shorten
 
 _MOST_RANKS = 2**24  # more than were ever run: views list them
 
@@ -149,7 +149,7 @@ def read_json(source: str | Path) -> Profile:
     """The profile in JSON text or a file. ProfileFormatError says where it is damaged, InputError that none is."""
     origin, text = load_text(source)
     with damage_in(origin):
-        return read_data(decode_json(text))
+        return read_data(FORMAT.decode(text))
 
 
 @contextmanager
@@ -180,8 +180,10 @@ def load_text(source: FilePath, caller: str = "from_json", noun: str = "profile"
     try:
         return f"{caller}({os.fspath(source)!r})", read_text(source)
     except InputError as error:
-        raise ProfileFormatError(f"{caller}({os.fspath(source)!r}): {error}; is it a saved {noun}?") from error
-    except (FileNotFoundError, IsADirectoryError, ValueError) as error:  # the last of a path with a NUL
+        raise ProfileFormatError(f"{caller}({os.fspath(source)!r}): not a saved {noun}: {error}") from error
+    except IsADirectoryError as error:
+        raise InputError(f"{caller}({os.fspath(source)!r}): is a folder; {hint}") from error
+    except (FileNotFoundError, ValueError) as error:  # the last of a path with a NUL
         raise InputError(f"{caller}({os.fspath(source)!r}): no such file; {hint}") from error
     except OSError as error:
         raise InputError(f"{caller}({os.fspath(source)!r}): cannot be read: {error.strerror}") from error
@@ -202,7 +204,7 @@ def read_record(kind: Any, source: str | Path, caller: str, saved: SavedFormat,
     """A record of ``kind`` that was saved so; ``prepare`` sees its fields first. Raises as `read_json` does."""
     origin, text = load_text(source, caller, saved.what)
     with damage_in(origin):
-        return decoder_of(kind)(prepare(saved.read(decode_json(text))), "")
+        return decoder_of(kind)(prepare(saved.read(saved.decode(text))), "")
 
 
 def read_plain(kind: Any, data: Any) -> Any:
