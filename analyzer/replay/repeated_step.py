@@ -101,6 +101,8 @@ class RepeatedStep(EagerStep):
             raise NotRepeated(CAPTURES)
         if log.compiled_calls:
             raise NotRepeated("it is compiled")
+        if any(name.startswith("cuda:") and name != log.device for name in log.lifetime_table.code_of):
+            raise NotRepeated("it uses several devices")
         if recorder.mode.state.asks_memory:
             raise NotRepeated("a step asks how much memory is in use, or gives it back")
         try:
