@@ -196,7 +196,7 @@ class ShortRun:
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
-        """A block in which nobody is told of what is made."""
+        """A block in which the recorder does not hear of what is made."""
         state, space = self.recorder.mode.state, self.recorder.space
         state.recorder = space.listener = None
         try:
