@@ -23,7 +23,7 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.meta.state import Restart
+from analyzer.meta.state import MetaOptions, Restart, current
 from analyzer.meta.structure import replace_tensors
 from analyzer.meta.value.known_value import LARGEST_FLOATING
 from analyzer.record.call_table import OpCall
@@ -158,17 +158,20 @@ def _as_argument(value: Any) -> Any:
     return Repeated(items) if len(items) < _MOST_ITEMS else itertools.chain(items, value)
 
 
-def build_model(factory: Any, remarks: list[str] | None = None, spec: DeviceSpec | None = None) -> torch.nn.Module:
-    """Call a factory under its own mode, in which there is the device of ``spec`` (None: the usual one), adding what it
-    assumes to ``remarks``. Raises InputError for no module.
+def build_model(factory: Any, remarks: list[str] | None = None, spec: DeviceSpec | None = None,
+                devices: int = 1) -> torch.nn.Module:
+    """Call a factory under its own mode, in which there are ``devices`` devices of ``spec`` (None: the usual one), by
+    default as many as around it, adding what it assumes to ``remarks``. Raises InputError for no module.
     """
     if isinstance(module := exported_module(factory), torch.nn.Module):
         if remarks is not None:
             remarks.append("a program by torch.export runs as it was exported, in training or not: mode, train() and "
                            "eval() change no layer in it")
         return module
+    outer = current()
+    options = MetaOptions(devices=devices if outer is None or devices > 1 else outer.options.devices)
     try:
-        with MetaTensorMode() as mode, simulating(spec or simulated_spec()):
+        with MetaTensorMode(options) as mode, simulating(spec or simulated_spec()):
             module = call_factory(factory)
             if remarks is not None:
                 remarks.extend(mode.state.assumptions)

@@ -47,7 +47,7 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
     if not specs:
         raise InputError("fits(devices=[]): name at least one device, or leave it out for all of the catalogue")
     options = options or ProfileOptions()
-    module = model if isinstance(model, torch.nn.Module) else build_model(model)
+    module = model if isinstance(model, torch.nn.Module) else build_model(model, devices=options.devices)
     judge, title = register_view.look_up("verdict", "fits"), ""
     rows: list[Verdict] = []
     specs.sort(key=lambda spec: (spec.memory_bytes is None, spec.memory_bytes or 0))

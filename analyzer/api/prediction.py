@@ -28,6 +28,9 @@ _NEED_WORLD = ("rank", "ranks", "devices_per_host", "cluster", "deepspeed")
 
 
 def check_world_options(arguments: argparse.Namespace) -> None:
+    if arguments.world is not None and arguments.devices is not None:
+        raise InputError(f"--devices {arguments.devices} --world {arguments.world}: are several devices of one "
+                         "process, and a process for each device; give one of them")
     if arguments.world is None:
         for name in _NEED_WORLD:
             if (value := getattr(arguments, name, None)) is not None:
@@ -47,7 +50,7 @@ def read_world(arguments: argparse.Namespace) -> World | None:
 
 #: options that a saved profile holds, in the order of the command that it prints
 SAVED_OPTIONS = ("input", "mode", "autocast", "dtype", "quantize", "lora", "attention", "loss_chunks", "checkpointing",
-                 "compile", "optimizer", "accumulate", "skew", "device", "convention", "world", "rank",
+                 "compile", "optimizer", "accumulate", "skew", "device", "devices", "convention", "world", "rank",
                  "devices_per_host", "cluster", "deepspeed")
 
 
@@ -78,7 +81,8 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
         with progress_of(i, len(targets), target.name), command_option.model_errors(target.name):
             args, kwargs = command_option.make_inputs(specs)
             found.append(profile(partial(build, target), args, kwargs, device=arguments.device,
-                                 world=read_world(arguments), options=ProfileOptions(skew=arguments.skew),
+                                 world=read_world(arguments), devices=arguments.devices or 1,
+                                 options=ProfileOptions(skew=arguments.skew),
                                  profilers={"flops": make_flops_profiler(arguments.convention)},
                                  **step))
             # labels follow from the other inputs, and the dtype of what is not given from the recipe

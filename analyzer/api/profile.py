@@ -54,7 +54,8 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
             loss_fn: Callable[[Any], torch.Tensor] | None = None, optimizer: str | OptimizerFactory | None = None,
             autocast: torch.dtype | None = None, step: Callable[..., Any] | None = None,
             device: str | DeviceSpec = "h200", options: ProfileOptions | None = None, reuse: bool = True,
-            profilers: Profilers = None, eval: bool = False, world: World | None = None) -> Profile:
+            profilers: Profilers = None, eval: bool = False, world: World | None = None,
+            devices: int = 1) -> Profile:
     """Predict what a step of ``model`` costs on ``device``, without running it on data.
 
     ``model`` is a module on any device (its data is not touched, and it is as it was afterwards), a program by
@@ -72,6 +73,9 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
     nor an input requires a gradient ``mode="train"`` profiles the forward pass (and ``loss_fn``), and the result's
     ``mode`` is ``"infer"``.
 
+    ``devices`` is how many devices of that kind the process has, cuda:0, cuda:1 and so on, as of a model whose layers
+    lie on several of them; inputs go to cuda:0 unless they are on another one.
+
     In a `world` the profile is of the rank that it runs (docs/parallel.md); outside of one what ranks of
     `DistributedDataParallel` communicate is None. A step that would reserve more than the device has, but allocate
     less, runs again with that limit, as PyTorch then gives cached memory back; ``assumptions`` says so. Raises
@@ -86,7 +90,8 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
     if world is not None:
         with world:
             return profile(model, args, kwargs, mode, loss_fn, optimizer, autocast, step, device, options, reuse,
-                           profilers, eval)
+                           profilers, eval, devices=devices)
+    options = replace(options or ProfileOptions(), devices=devices) if devices != 1 else options
     settings: dict[str, Any] = dict(autocast=autocast, loss_fn=loss_fn, step=step, profilers=profilers, evaluates=eval)
     session = Session(device, options, mode=mode, optimizer=optimizer, **settings)
     args, kwargs = as_arguments(args), as_keywords(kwargs)
@@ -97,7 +102,8 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
         with noting_failures():
             return profile_rank(session, model, args, kwargs, inside, reuse)
     built: list[str] = []
-    module = model if isinstance(model, torch.nn.Module) else build_model(model, built, session.spec)
+    module = model if isinstance(model, torch.nn.Module) else build_model(
+        model, built, session.spec, session.options.devices)
     session.remarks = (*built, *session.remarks)
     call = ModelCall(module, args, kwargs, argument_names(module, args, kwargs, step))
     request = {"model": weakref.ref(model) if isinstance(model, torch.nn.Module) else model,
@@ -156,7 +162,7 @@ class ModelCall(NamedTuple):
 def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -> Profile:
     """The profile of a model's steps; ``settings`` are further ones of `EagerStep`."""
     mode, step = session.mode, session.step
-    why_none = why_nothing(call.module, reuse)
+    why_none = why_nothing(call.module, reuse, session.options.devices)
     replay = Replay(why_none or why_no_part(step, session.options), why_none)
 
     def run_step(run: Run, options: ProfileOptions) -> None:
@@ -188,10 +194,12 @@ def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -
     return again if again.out_of_memory is None else found
 
 
-def why_nothing(module: torch.nn.Module, reuse: bool) -> str | None:
+def why_nothing(module: torch.nn.Module, reuse: bool, devices: int) -> str | None:
     """Why nothing is repeated, as far as that is known before; None where something may be."""
     if not reuse:
         return "reuse=False"
+    if devices > 1:
+        return "the process has several devices"
     if any([has_gradient_hooks(t) for _, m in walk_modules(module) if m._parameters for t in m._parameters.values()
             if t is not None]):
         return "hooks run with a parameter's gradient"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from analyzer.distributed.world_state import current_world
+from analyzer.distributed.world_state import WorldSpec, current_world
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import Borrowed, borrow_module, find_replica, refuse_sharded, uncompiled
 from analyzer.fx.surroundings import Surroundings, keep_surroundings
@@ -83,6 +83,7 @@ class Session:
         self.device = place or torch.device("cpu")  #: where tensors are
         if self.spec is not None:
             world = current_world()
+            check_devices(options.devices, self.spec, world)
             index = 0 if world is None else world.local_rank
             self.device = torch.device("cpu") if self.spec.kind == "cpu" else torch.device(self.spec.kind, index)
         self.options, remark = limit_memory(options, self.spec)
@@ -194,6 +195,16 @@ def _reaches_ranks(function: Callable[..., Any], owner: torch.nn.Module) -> bool
         for module in owner.modules() if not (is_forward and module is owner))
 
 
+def check_devices(devices: int, spec: DeviceSpec, world: WorldSpec | None) -> None:
+    """Raise InputError for several devices where there is one host, or a rank of a job."""
+    if devices > 1 and spec.kind == "cpu":
+        raise InputError(f"devices={devices}: the host, {spec.name}, is one device; name an accelerator with device=")
+    if devices > 1 and world is not None:
+        raise InputError(f"devices={devices}: is of one process that has them all, and this is rank {world.rank} of a "
+                         f"world of {world.size}, whose hosts have {world.devices_per_host} devices (devices_per_host="
+                         "says so); leave devices out, or profile outside of the world")
+
+
 class Run:
     """One run of a session; of a module that ``is_replica``, one of several, bytes communicated are unknown."""
 
@@ -269,6 +280,7 @@ class Run:
         with torch._C.DisableTorchFunction():
             found = builder.build(is_final=is_final, **{
                 "name": type(uncompiled(self.root)).__name__, **find_parallel_sizes(self.root), "world": world,
+                **({"model_parallel_size": devices} if (devices := self.session.options.devices) > 1 else {}),
                 **self.session.facts, **facts})
         found.keep_device(self.session.own_spec)
         return found

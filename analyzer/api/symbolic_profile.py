@@ -11,7 +11,7 @@ from torch import fx
 
 from analyzer.errors import InputError
 from analyzer.fx.graph.interpreter import run_step
-from analyzer.fx.module_borrow import exported_module, find_place
+from analyzer.fx.module_borrow import count_devices, exported_module, find_place
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.meta.argument import check_tensors
@@ -63,7 +63,8 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     kwargs = as_keywords(kwargs)
     check_tensors((args, kwargs))
     spec = None if device is None else find_device(device)
-    session = Session(spec, ProfileOptions(steps=1), mode=mode, autocast=autocast, loss_fn=loss_fn,
+    options = ProfileOptions(steps=1, devices=count_devices(gm, (args, kwargs)))
+    session = Session(spec, options, mode=mode, autocast=autocast, loss_fn=loss_fn,
                       profilers=profilers, place=find_place(gm, (args, kwargs)))
     names = [str(n.target).lstrip("*") for n in gm.graph.nodes if n.op == "placeholder"]
     infos: dict[fx.Node, NodeInfo] = {}

@@ -20,8 +20,8 @@ import torch.nn.parallel.comm
 import torch.xpu
 
 from analyzer.hardware.catalogue import simulated_spec
+from analyzer.hardware.kernel_time.collective import has_peer_access
 from analyzer.memory.allocator import CachingAllocator
-from analyzer.meta import argument as collective
 from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
 from analyzer.meta.state import active, active_state, current, simulated_machine
 
@@ -54,8 +54,16 @@ def _set_device(device: Any) -> None:
 def _exchange_device(device: int) -> int:
     before = active.device_index
     if device >= 0:
-        active.device_index = device
+        active.device_index = stream.device_index(device)
     return before
+
+
+def _check_id(device: Any) -> None:
+    """As ``get_device_properties`` in torch/cuda/__init__.py refuses an index."""
+    index = device if isinstance(device, int) or device is None else torch.device(device).index
+    if index is not None and not 0 <= index < active_state().device_count:
+        raise AssertionError(f"Invalid device id: {device!r} where torch.cuda.device_count() is "
+                             f"{active_state().device_count}")
 
 
 def _total_bytes() -> int | None:
@@ -65,13 +73,14 @@ def _total_bytes() -> int | None:
 
 def _name(device: Any = None) -> str:
     """The driver's name for it, which the catalogue keeps in lower case among the aliases."""
+    _check_id(device)
     spec = simulated_spec()
     return next((alias.upper().replace("_", " ") for alias in spec.aliases if alias.startswith("nvidia_")), spec.name)
 
 
 def _properties(device: Any = None) -> DeviceProperties:
     spec, (major, minor) = simulated_spec(), simulated_capability()
-    return DeviceProperties(_name(), major, minor, _total_bytes(), spec.multiprocessors, spec.l2_bytes)
+    return DeviceProperties(_name(device), major, minor, _total_bytes(), spec.multiprocessors, spec.l2_bytes)
 
 
 def _memory_stats(device: Any = None) -> dict[str, int]:
@@ -124,7 +133,7 @@ def _lazy_init() -> None:
 
 
 def _device_count() -> int:
-    return 0 if not _is_there() else 1 if collective.impl is None else collective.impl.device_count
+    return active_state().device_count if _is_there() else 0
 
 
 def _is_bf16_supported(including_emulation: bool = True) -> bool:
@@ -134,6 +143,30 @@ def _is_bf16_supported(including_emulation: bool = True) -> bool:
 def _is_acceptable(x: torch.Tensor) -> bool:
     is_on = bool(torch._C._get_cudnn_enabled())
     return is_on and x.device.type == "cuda" and x.dtype in torch.backends.cudnn.CUDNN_TENSOR_DTYPES
+
+
+def _capability(device: Any = None) -> tuple[int, int]:
+    _check_id(device)
+    return simulated_capability()
+
+
+def _can_access_peer(device: Any, peer_device: Any) -> bool:
+    """Whether one device reads the other's memory: not where cards reach each other through the host's alone."""
+    for one in (device, peer_device):
+        _check_id(one)
+    return has_peer_access(simulated_spec())
+
+
+def _give_back_caches() -> None:
+    """Of each device: ``emptyCache`` in c10/cuda/CUDACachingAllocator.cpp."""
+    active_state().asks_memory = True
+    for allocator in (_allocator(), *active_state().space.allocators.values()):
+        allocator.empty_cache()
+
+
+def _snapshot() -> list[dict[str, Any]]:
+    return [segment for index, allocator in sorted(active_state().space.allocators.items())
+            for segment in allocator.snapshot(index)]
 
 
 def _current_stream(device: Any = None) -> stream.SimulatedStream:
@@ -147,8 +180,9 @@ def _default_stream(device: Any = None) -> stream.SimulatedStream:
 
 def _set_stream(stream: Any) -> None:  # which may be named
     if stream is not None:
+        active.device_index = stream.device.index  # THCPModule_setStream in torch/csrc/cuda/Module.cpp
         _local.streams[stream.device.index] = stream
-        set_stream(stream.stream_id)
+        set_stream(stream)
 
 
 def _constant(value: Any) -> Callable[..., Any]:
@@ -167,12 +201,13 @@ _MEMORY: dict[str, Callable[..., Any]] = {
     "max_memory_allocated": _of_allocator("peak_allocated_bytes"), "memory_cached": _of_allocator("reserved_bytes"),
     **dict.fromkeys(("max_memory_reserved", "max_memory_cached"), _of_allocator("peak_reserved_bytes")),
     "memory_stats": _memory_stats, "memory_summary": _memory_summary, "mem_get_info": _mem_get_info,
-    "memory_snapshot": lambda *args, **kwargs: _allocator().snapshot(),
+    "memory_snapshot": lambda *args, **kwargs: _snapshot(),
     **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
                      "reset_accumulated_memory_stats"), lambda device=None: _allocator(device).reset_peaks()),
-    "empty_cache": lambda: _allocator().empty_cache(), "_record_memory_history": _nothing}
+    "empty_cache": _give_back_caches, "_record_memory_history": _nothing}
 _RANDOM: dict[str, Callable[..., Any]] = {
-    "get_rng_state": lambda device=None: stream.random_state(), "get_rng_state_all": lambda: [stream.random_state()],
+    "get_rng_state": lambda device=None: stream.random_state(),
+    "get_rng_state_all": lambda: [stream.random_state() for _ in range(active_state().device_count)],
     "initial_seed": _constant(0)}
 _SEEDS = ("set_rng_state", "set_rng_state_all", "manual_seed", "manual_seed_all", "seed", "seed_all")
 #: what any simulated machine answers, and what then only one with a CUDA device does: torch tells others
@@ -181,10 +216,9 @@ _MACHINE: dict[str, Callable[..., Any]] = {
     "is_bf16_supported": _is_bf16_supported, "_lazy_init": _lazy_init}
 _DEVICE: dict[str, Callable[..., Any]] = {
     "current_device": lambda: active.device_index, "set_device": _set_device, "_exchange_device": _exchange_device,
-    "_maybe_exchange_device": _exchange_device,
-    "get_device_name": _name, "get_device_capability": lambda device=None: simulated_capability(),
+    "_maybe_exchange_device": _exchange_device, "get_device_name": _name, "get_device_capability": _capability,
     "get_device_properties": _properties,
-    "can_device_access_peer": _constant(True), "get_arch_list": _constant([]),
+    "can_device_access_peer": _can_access_peer, "get_arch_list": _constant([]),
     "current_stream": _current_stream, "default_stream": _default_stream, "set_stream": _set_stream,
     "synchronize": stream.synchronize,
     **dict.fromkeys(("init", "ipc_collect", "set_sync_debug_mode"), _nothing),

@@ -20,6 +20,7 @@ from analyzer.meta.state import (
     StreamAction,
     active,
     active_state,
+    check_ordinal,
     current,
     simulated_machine,
 )
@@ -36,9 +37,14 @@ RESOLUTION_MILLISECONDS = 5e-4
 
 
 def device_index(device: Any = None) -> int:
-    """The index that ``device`` names: a number, a device, its name, or None for the current one."""
+    """The index that ``device`` names: a number, a device, its name, or None for the current one. Raises
+    DeviceOrdinalError.
+    """
     index = device if device is None or isinstance(device, int) else torch.device(device).index
-    return active.device_index if index is None or index < 0 else index
+    if index is None or index < 0:
+        return active.device_index
+    check_ordinal(torch.device("cuda", index))
+    return index
 
 
 def random_state() -> torch.Tensor:
@@ -52,23 +58,23 @@ def mark_stream(action: StreamAction, stream: int, event: int = NO_EVENT) -> Non
 
 
 def synchronize(device: Any = None) -> None:
-    mark_stream(StreamAction.SYNCHRONIZE, EVERY_STREAM)
+    index = device_index(device)
+    mark_stream(StreamAction.SYNCHRONIZE, EVERY_STREAM - (index if active_state().space.devices > 1 else 0))
 
 
-def set_stream(stream: int) -> None:
+def set_stream(stream: Any) -> None:
     state = current()
-    if state is not None and state.space.stream != stream:
-        state.space.stream = stream
-        mark_stream(StreamAction.SWITCH, stream)
+    if state is not None and state.space.set_stream(number := _number_of(stream)):
+        mark_stream(StreamAction.SWITCH, number)
 
 
-def _take_stream(priority: int) -> int:
-    """The number of a new stream: PyTorch hands out 32 of each priority in turn (getStreamFromPool)."""
+def _take_stream(priority: int, index: int) -> int:
+    """The id of a new stream of a device: PyTorch hands out 32 of each priority in turn (getStreamFromPool)."""
     state = current()
     level = min(max(-priority, 0), _PRIORITIES - 1)
-    taken = 0 if state is None else state.space.streams_taken[level]
+    taken = 0 if state is None else state.space.streams_taken[index, level]
     if state is not None:
-        state.space.streams_taken[level] += 1
+        state.space.streams_taken[index, level] += 1
     return 1 + level * _STREAMS_PER_POOL + taken % _STREAMS_PER_POOL
 
 
@@ -76,9 +82,9 @@ class SimulatedStream:
     """Answers as ``torch.cuda.Stream``. Its number decides about the allocator's pool and the order of kernels."""
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
-        self.device = torch.device("cuda", device_index(device))
+        self.device = torch.device("cuda", device_index(kwargs.get("device_index", device)))
         self.priority = priority
-        self.stream_id = kwargs["stream_id"] if "stream_id" in kwargs else _take_stream(priority)
+        self.stream_id = kwargs["stream_id"] if "stream_id" in kwargs else _take_stream(priority, self.device.index)
         self.cuda_stream = self.native_handle = self.stream_id
         self.device_index = self.device.index
         self.device_type = 1  # c10::DeviceType::CUDA
@@ -90,7 +96,7 @@ class SimulatedStream:
         return True
 
     def synchronize(self) -> None:
-        mark_stream(StreamAction.SYNCHRONIZE, self.stream_id)
+        mark_stream(StreamAction.SYNCHRONIZE, _number_of(self))
 
     def wait_event(self, event: Any) -> None:
         event.wait(self)
@@ -104,12 +110,14 @@ class SimulatedStream:
         return event
 
     def __enter__(self) -> SimulatedStream:
-        self._before = torch.cuda.current_stream(self.device)
+        self._before = torch.cuda.current_device(), torch.cuda.current_stream(self.device)
         torch.cuda.set_stream(self)  # type: ignore[arg-type]
         return self
 
     def __exit__(self, *exc: object) -> None:
-        torch.cuda.set_stream(self._before)
+        device, stream = self._before
+        torch.cuda.set_stream(stream)
+        torch.cuda.set_device(device)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SimulatedStream) and (self.device, self.stream_id) == (other.device, other.stream_id)
@@ -164,10 +172,13 @@ class SimulatedEvent:
 
 
 def _number_of(stream: Any) -> int:
-    if stream is not None:
-        return int(stream.stream_id)
+    """The number of a stream, None being the current one of the current device."""
     state = current()
-    return 0 if state is None else state.space.stream
+    if state is None:
+        return 0 if stream is None else int(stream.stream_id)
+    if stream is None:
+        return state.space.current_stream(active.device_index)
+    return state.space.stream_number(stream.device.index, int(stream.stream_id))
 
 
 class SimulatedDeviceEvent(SimulatedEvent):

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from analyzer.api.argument import argument_names
 from analyzer.api.session import Session
 from analyzer.errors import DataDependentError
-from analyzer.fx.module_borrow import find_place, uncompiled
+from analyzer.fx.module_borrow import count_devices, find_place, uncompiled
 from analyzer.meta.intercept.compiled_function import bind_apply
 from analyzer.meta.intercept.replacement import SharedReplacements, replace
 from analyzer.record.options import ProfileOptions
@@ -63,7 +63,8 @@ def observe_forward(make_observer: Callable[[], Any], model: torch.nn.Module, ar
     kwargs = dict(kwargs or {})
     observer = make_observer()
     try:
-        session = Session(None, ProfileOptions(steps=1, keep_events=False), place=find_place(model, (args, kwargs)))
+        options = ProfileOptions(steps=1, keep_events=False, devices=count_devices(model, (args, kwargs)))
+        session = Session(None, options, place=find_place(model, (args, kwargs)))
         with session.open(model) as run:
             run_args, run_kwargs = run.take_inputs(args, kwargs, argument_names(uncompiled(model), args, kwargs))
             with observer.observing():

@@ -23,7 +23,7 @@ from analyzer.meta.address_space import MetaStorage, bytes_on_meta
 from analyzer.meta.argument import keep_subclass
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import LEAVES, SPARSE_LAYOUTS, parts_of
-from analyzer.meta.state import CPU, MetaState
+from analyzer.meta.state import CPU, MetaState, check_ordinal, place_among
 from analyzer.meta.tensor import META, MetaTensor, device_of, sparse_like, tensor_on
 from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.record.optimizer_step import has_gradient_hooks, is_updated_in_backward, share_gradient_hooks
@@ -208,9 +208,9 @@ class FakeTensors:
         if id(original) in self.on_host:
             return CPU
         if type(real) is MetaStorage and (self.placed or self.claim is None):
-            return real.device
+            return check_ordinal(real.device)
         if self.claim is not None:
-            return self.claim
+            return place_among(self.state, device_of(original), self.claim)
         claim = device_of(original)
         return self.state.adopted_device if claim.type in ("cpu", "meta") else claim
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from analyzer.distributed.world_state import current_world
 from analyzer.errors import InputError
 from analyzer.meta.intercept.compiled_function import settings_of_module
 from analyzer.meta.intercept.mode_stack import without_modes
@@ -326,6 +327,27 @@ def ignore_flags(module: Any) -> Any:
         module.train = lambda mode=True: module  # type: ignore[method-assign]
         module.eval = lambda: module  # type: ignore[method-assign]
     return module
+
+
+def count_devices(module: nn.Module, values: Any) -> int:
+    """How many devices a process has at least: as many as the indices of those say that tensors of ``module`` and of
+    ``values`` are on, and that a graph names. A rank of a job has one.
+    """
+    if current_world() is not None:
+        return 1
+    found = [device_of(t) for t in (*module.parameters(), *module.buffers(), *tensors_of(values)) if not is_lazy(t)]
+    if isinstance(module, torch.fx.GraphModule):
+        for node in module.graph.nodes:
+            torch.fx.node.map_aggregate((node.args, node.kwargs), lambda value: _note_device(value, found))
+    return 1 + max([device.index or 0 for device in found if device.type != "meta"], default=0)
+
+
+def _note_device(value: Any, found: list[torch.device]) -> Any:
+    if isinstance(value, torch.device):
+        found.append(value)
+    elif isinstance(value, str) and value.startswith("cuda:"):
+        found.append(torch.device(value))
+    return value
 
 
 def find_replica(walked: Iterable[tuple[str, nn.Module]]) -> str | None:

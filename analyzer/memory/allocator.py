@@ -37,25 +37,27 @@ _PYTORCH_DEFAULTS = AllocatorOptions()
 
 class DeviceOutOfMemoryError(AnalyzerError, MemoryError, torch.OutOfMemoryError):
     """The simulated device has no memory left for an allocation: code that catches ``torch.cuda.OutOfMemoryError``, or
-    looks for "out of memory" in the text of a RuntimeError, meets what it waits for. All attributes are bytes.
+    looks for "out of memory" in the text of a RuntimeError, meets what it waits for. Attributes are bytes:
     ``requested_bytes`` asked for; ``short_bytes`` missing once all cached segments were given back; ``allocated_bytes``
-    and ``reserved_bytes`` at that moment; ``capacity_bytes`` that may be reserved in all.
+    and ``reserved_bytes`` at that moment; ``capacity_bytes`` that may be reserved in all. ``device`` is the name of the
+    device, of several.
     """
 
     def __init__(self, requested_bytes: int, short_bytes: int, allocated_bytes: int, reserved_bytes: int,
-                 capacity_bytes: int) -> None:
-        unused_bytes = reserved_bytes - allocated_bytes
+                 capacity_bytes: int, device: str | None = None) -> None:
+        unused_bytes, where = reserved_bytes - allocated_bytes, "" if device is None else f" on {device}"
         super().__init__(
-            f"CUDA out of memory. Tried to allocate {requested_bytes:,} bytes, {short_bytes:,} bytes short; of "
+            f"CUDA out of memory. Tried to allocate {requested_bytes:,} bytes{where}, {short_bytes:,} bytes short; of "
             f"{capacity_bytes:,} bytes {allocated_bytes:,} are allocated and {unused_bytes:,} reserved but unused. "
             + ("Fragmentation is the cause; expandable_segments:True avoids most of it" if unused_bytes >= short_bytes
                else "Try a smaller batch, activation checkpointing or a device with more memory"))
         self.requested_bytes, self.short_bytes, self.capacity_bytes = requested_bytes, short_bytes, capacity_bytes
         self.allocated_bytes, self.reserved_bytes = allocated_bytes, reserved_bytes
+        self.device = device
 
-    def __reduce__(self) -> tuple[type[DeviceOutOfMemoryError], tuple[int, ...]]:
+    def __reduce__(self) -> tuple[type[DeviceOutOfMemoryError], tuple[Any, ...]]:
         return type(self), (self.requested_bytes, self.short_bytes, self.allocated_bytes, self.reserved_bytes,
-                            self.capacity_bytes)
+                            self.capacity_bytes, self.device)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -96,6 +98,7 @@ class CachingAllocator(SegmentMemory):
         counts: bool = False,
     ) -> None:
         super().__init__(capacity_bytes, options, top_address, total_bytes)
+        self.device: str | None = None  #: its name among several
         #: told of every block from here on, and each then is one, not the `Span` of a replay
         self.journal: Journal | None = None
         #: whether blocks are counted one by one, which code can ask for; sequences repeated at once never are
@@ -372,7 +375,7 @@ class CachingAllocator(SegmentMemory):
             self.stats.failure_count += 1
             limits = [limit for limit in (self._allowed_bytes, self.capacity_bytes) if limit is not None]
             raise DeviceOutOfMemoryError(nbytes, self._short_bytes, self.allocated_bytes, self.reserved_bytes,
-                                         min(limits))
+                                         min(limits), self.device)
         return pool.insert(span)
 
 

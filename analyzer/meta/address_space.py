@@ -25,6 +25,7 @@ _META_BASE = 0x4500_0000_0000
 _DEVICE_TOP = 0x7F00_0000_0000  # where CUDA's unified addressing puts device memory
 _next_private = itertools.count(1 << 32).__next__  # numbers of streams that are none
 _DEVICE_SPAN = 1 << 48           # one accelerator's share of addresses, which the allocator never uses twice
+STREAMS_A_DEVICE = 1 << 20       #: numbers of streams that each of several devices has
 
 
 @dataclass(slots=True, eq=False)
@@ -106,16 +107,24 @@ class HostMemory:
         return self.allocated_bytes
 
 
+def find_device_index(address: int) -> int:
+    """The index of the device that has an address of a block or segment."""
+    return address // _DEVICE_SPAN
+
+
 class AddressSpace:
     """The memory of the machine that tensors are simulated on. It outlives the mode as long as a tensor does."""
 
-    def __init__(self, options: AllocatorOptions | None = None, capacity_bytes: int | None = None) -> None:
+    def __init__(self, options: AllocatorOptions | None = None, capacity_bytes: int | None = None,
+                 devices: int = 1) -> None:
         self.options = options or AllocatorOptions()
         self.capacity_bytes = capacity_bytes
+        self.devices = devices  #: that the process has to itself; a rank of a job has one of its host's
         self.allocators: dict[int, CachingAllocator] = {}
         self.listener: Any = None  #: told of storages that got their place (`born`) or are gone (`died`)
-        self.stream = 0  #: the number of the current stream
-        self.streams_taken: Counter[int] = Counter()  #: how many streams of each priority were made
+        self.stream = 0  #: the number of the current stream; of several devices that of the first
+        self._streams: dict[int, int] = {}  # numbers of the current streams of the others, by index
+        self.streams_taken: Counter[tuple[int, int]] = Counter()  #: how many were made, by device and priority
         self.capture: dict[int, int] | None = None  #: while a CUDA graph is captured: what stands for each stream
         self.is_replaying = False  #: whether that graph was captured before: what it holds is no allocator's
         self._private: dict[object, tuple[dict[int, int], list[None]]] = {}  # by pool: these, and an entry a graph
@@ -134,8 +143,9 @@ class AddressSpace:
 
     def allocator(self, index: int = 0) -> CachingAllocator:
         if index not in self.allocators:
-            self.allocators[index] = CachingAllocator(self.capacity_bytes, self.options,
-                                                      top_address=_DEVICE_TOP + index * _DEVICE_SPAN)
+            made = self.allocators[index] = CachingAllocator(self.capacity_bytes, self.options,
+                                                             top_address=_DEVICE_TOP + index * _DEVICE_SPAN)
+            made.device = f"cuda:{index}" if self.devices > 1 else None
         return self.allocators[index]
 
     def reserve(self, device: torch.device, nbytes: int) -> Region:
@@ -144,18 +154,40 @@ class AddressSpace:
             return (self.host if device.type == "cpu" else self.nowhere).allocate(nbytes)
         index = device.index or 0
         allocator = self.allocator(index)
-        region = (allocator.place if self.is_replaying else allocator.allocate)(nbytes, self._pool_key())
+        region = (allocator.place if self.is_replaying else allocator.allocate)(nbytes, self._pool_key(index))
         if region.address < index * _DEVICE_SPAN:
             raise InputError(f"{nbytes:,} bytes more at once than a device has addresses for, {_DEVICE_TOP:,}; "
                              "profile fewer layers of the model, or one rank's share of it (--world)")
         return region
 
-    def _pool_key(self) -> int:
-        if self.capture is None:
+    def stream_number(self, index: int, stream_id: int) -> int:
+        """The number of a stream of a device: its id, among several devices with what tells these apart."""
+        return stream_id if self.devices == 1 else index * STREAMS_A_DEVICE + stream_id
+
+    def current_stream(self, index: int) -> int:
+        """The number of the current stream of a device."""
+        if self.devices == 1 or index == 0:
             return self.stream
-        key = self.capture.get(self.stream)
+        return self._streams.get(index, index * STREAMS_A_DEVICE)
+
+    def set_stream(self, number: int) -> bool:
+        """Make a stream the current one of its device; False where it is that already."""
+        index = number // STREAMS_A_DEVICE
+        if self.current_stream(index) == number:
+            return False
+        if index == 0:
+            self.stream = number
+        else:
+            self._streams[index] = number
+        return True
+
+    def _pool_key(self, index: int) -> int:
+        stream = self.stream if self.devices == 1 else self.current_stream(index)
+        if self.capture is None:
+            return stream
+        key = self.capture.get(stream)
         if key is None:
-            key = self.capture[self.stream] = _next_private()
+            key = self.capture[stream] = _next_private()
             for index in self.allocators or (0,):
                 self.allocator(index).kept_streams.add(key)
         return key

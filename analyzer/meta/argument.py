@@ -13,7 +13,7 @@ from analyzer.errors import InputError
 from .address_space import MetaStorage, find_storage, new_storage
 from .intercept.mode_stack import without_modes
 from .spec import SPARSE_LAYOUTS, parts_of, strided_of
-from .state import CPU, MetaState
+from .state import CPU, MetaState, place_among
 from .structure import host_tensors, replace_tensors, tensors_of
 from .tensor import PLAIN_TENSORS, MetaTensor, device_of, is_around_tensors, sparse_like, tensor_on
 from .value.known_value import Deferred, small_enough
@@ -40,14 +40,17 @@ FakeStorages = dict[int, tuple[torch.UntypedStorage, Callable[[], torch.UntypedS
 
 
 def fake_arguments(state: MetaState, tree: Any, device: torch.device) -> Any:
-    """``tree`` with tensors on ``device``, shared storages and views as before; small ones keep their values."""
+    """``tree`` with tensors on ``device``, or each on its own one of several; shared storages and views are as before,
+    and small ones keep their values.
+    """
     storages: FakeStorages = {}
     made: dict[int, Tensor] = {}
     check_tensors(tree)
     with without_modes():  # no function of this one that calls itself: the cycle would keep the arguments alive
         for tensor in host_tensors(tree):
             _fake(state, tensor, CPU, storages, made)
-        return replace_tensors(tree, lambda value: _fake(state, value, device, storages, made))
+        return replace_tensors(tree, lambda value: _fake(
+            state, value, place_among(state, device_of(value), device), storages, made))
 
 
 def _fake(state: MetaState, value: Tensor, device: torch.device, storages: FakeStorages,

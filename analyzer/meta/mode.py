@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from . import argument as collective
 from .address_space import AddressSpace
 from .dispatch.mode import MetaDispatchMode, counts_are_known, learn_counts
 from .function.mode import MetaFunctionMode
@@ -34,7 +35,8 @@ class MetaTensorMode:
     def __init__(self, options: MetaOptions | None = None, *, adopted_device: torch.device = CPU,
                  space: AddressSpace | None = None, is_this_machine: bool = False) -> None:
         self.options = options or MetaOptions()
-        self.space = space or AddressSpace(self.options.allocator, self.options.capacity_bytes)
+        self.space = space or AddressSpace(self.options.allocator, self.options.capacity_bytes,
+                                           self.options.devices)
         self.adopted_device, self.is_this_machine = adopted_device, is_this_machine
         self._entered: list[ExitStack] = []
 
@@ -50,6 +52,7 @@ class MetaTensorMode:
 
     def _activate(self, undo: ExitStack) -> None:
         state = MetaState(self.options, self.space, self.adopted_device)
+        state.device_count = self.options.devices if collective.impl is None else collective.impl.device_count
         state.join = _join
         state.is_this_machine = self.is_this_machine if active.state is None else active.state.is_this_machine
         undo.push(state.raise_failure)

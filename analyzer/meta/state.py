@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from analyzer.errors import InputError
+from analyzer.errors import InputError, is_count
 from analyzer.memory.allocator import AllocatorOptions
 
 from .address_space import AddressSpace
@@ -32,6 +32,8 @@ class MetaOptions:
     ``"balanced"``: the exponent of Zipf's law, by which the first class is chosen most, or below 0 the last. Each rank
     of a job counts the same, so the rank that holds the first experts is the busiest, whose step and memory are those
     of the job; what one rank holds lies between its profiles with an exponent and with the negative one.
+    ``devices`` is how many devices of one kind the process has, cuda:0, cuda:1 and so on: as many as
+    ``torch.cuda.device_count()`` says. In a world of ranks that number is how many a host has.
     ``unknown_condition`` decides ``if`` and ``while`` on unknown data: ``"false"`` or ``"true"``, where a condition
     that only ends a loop is never met (the loop runs to its own bound); ``"error"`` refuses.
     ``unknown_value`` is ``"error"``, or ``"placeholder"`` to answer ``.item()`` of unknown data with a finite number,
@@ -45,9 +47,13 @@ class MetaOptions:
     allocator: AllocatorOptions = field(default_factory=AllocatorOptions)
     capacity_bytes: int | None = None
     skew: float = 0.0
+    devices: int = 1
 
     def __post_init__(self) -> None:
         size = self.unknown_size
+        if not (is_count(self.devices, 1) and self.devices <= MOST_DEVICES):
+            raise InputError(f"devices={self.devices!r}: must be how many devices the process has, 1 to "
+                             f"{MOST_DEVICES}")
         if not (isinstance(self.skew, (int, float)) and abs(self.skew) < float("inf")):
             raise InputError(f"skew={self.skew!r}: must be 0, for classes chosen evenly, or an exponent of Zipf's "
                              "law, negative where the last class is chosen most")
@@ -74,11 +80,11 @@ class NewBreaks(Restart):
 
 
 NO_EVENT = 0
-EVERY_STREAM = -1
+EVERY_STREAM = -1  #: of the first device; of the one after it -2, and so on
 
 
 class StreamAction(IntEnum):
-    """One request. The default stream has the number 0."""
+    """One request. The default stream has the number 0; `AddressSpace.stream_number` has those of several devices."""
 
     SWITCH = 0       #: what is launched from now on is on ``stream``
     RECORD = 1       #: ``event`` happens when ``stream`` has done what it was given until now
@@ -97,6 +103,20 @@ class StreamMark(NamedTuple):
 
 
 CPU = torch.device("cpu")
+MOST_DEVICES = 64  #: of one process: c10/cuda/CUDAMacros.h has room for 120, and no host holds as many
+
+
+class DeviceOrdinalError(InputError, torch.AcceleratorError):
+    """A device whose index is beyond the number of devices; CUDA raises AcceleratorError, which is a RuntimeError."""
+
+    def __init__(self, device: object, count: int) -> None:
+        super().__init__(f"CUDA error: invalid device ordinal: {device} where torch.cuda.device_count() is {count}. "
+                         f"Way out: name one of the {count}, or give more devices: profile(devices=N), --devices N, "
+                         "MetaTensorMode(MetaOptions(devices=N)); in a world of ranks, devices_per_host=N")
+        self.device, self.count, self.error_code = device, count, 101  # cudaErrorInvalidDevice
+
+    def __reduce__(self) -> tuple[type[DeviceOrdinalError], tuple[object, int]]:
+        return type(self), (self.device, self.count)
 
 
 @dataclass
@@ -130,6 +150,7 @@ class MetaState:
     unknown_sizes: int = 0        #: how often a size or a value that only data could give was answered by a policy
     placeholder: int = 1          #: what an unknown scalar is taken as, where it is
     expects_contents: bool = True #: whether contents that a policy expects may be read as if they were known
+    device_count: int = 1         #: what ``torch.cuda.device_count()`` answers where there is an accelerator
     failure: BaseException | None = None  #: raised while a storage died, or in a thread of forward's
     join: Callable[[MetaState], AbstractContextManager[Any]] = nullcontext  #: lets another thread belong to it
     follows_expected: bool = field(init=False)  #: whether the unknown that meets known contents is taken as zero
@@ -193,10 +214,26 @@ def set_state(state: MetaState | None) -> None:
 
 
 def indexed_device(device: Any) -> torch.device:
+    """The device that is named, the current one where no index is. Raises DeviceOrdinalError."""
     device = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
-    if device.index is None and device.type not in ("cpu", "meta"):
-        return torch.device(device.type, active.device_index)
-    return torch.device("cpu") if device.type == "cpu" else device
+    if device.type == "cpu":
+        return CPU
+    if device.index is None:
+        return device if device.type == "meta" else torch.device(device.type, active.device_index)
+    return check_ordinal(device)
+
+
+def check_ordinal(device: torch.device) -> torch.device:
+    """``device``. Raises DeviceOrdinalError where the active mode has no device of that index."""
+    state = active.state
+    if device.index and state is not None and device.index >= state.device_count and device.type != "cpu":
+        raise DeviceOrdinalError(device, state.device_count)
+    return device
+
+
+def place_among(state: MetaState, own: torch.device, usual: torch.device) -> torch.device:
+    """Where a tensor is taken to be that is on ``own``: there if that is one of several devices, else on ``usual``."""
+    return check_ordinal(own) if state.options.devices > 1 and own.type == usual.type != "cpu" else usual
 
 
 @contextmanager

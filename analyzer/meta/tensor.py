@@ -169,7 +169,7 @@ def use_on(tensor: torch.Tensor, stream: Any) -> None:
         state.assume("record_stream: the memory of a tensor that dies is taken to be free at once, as if the other "
                      "stream had caught up")
     else:
-        state.recorder.used_on(storage, int(stream.stream_id))
+        state.recorder.used_on(storage, state.space.stream_number(stream.device.index or 0, int(stream.stream_id)))
 
 
 def keep_class(result: Any) -> Any:

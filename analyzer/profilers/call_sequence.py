@@ -16,11 +16,13 @@ from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.meta.spec import Signature
 from analyzer.meta.state import StreamMark
 from analyzer.record.call_table import CallKind, CallTable, OpCall
-from analyzer.record.log import Log, PhaseRecord, PlacedPart
+from analyzer.record.device_log import PhaseRecord, device_index
+from analyzer.record.log import Log, PlacedPart
 from analyzer.record.process_group import communicates
 
+from .call_device import find_place
 from .host_time import HostTime
-from .kernel_time import COMMUNICATION, communication_time, find_kind, find_share, find_turn, kernel_time
+from .kernel_time import COMMUNICATION, TO_DEVICE, communication_time, find_kind, find_share, find_turn, kernel_time
 from .schedule import PICOSECONDS, Work
 
 
@@ -30,7 +32,8 @@ class UnknownTimeError(Exception):
 
 class TimedCall(NamedTuple):
     """What a call takes, what its kernels do (see `find_kind`), which others they take turns with, and what share of
-    the multiprocessors they hold, as `find_share` tells.
+    the multiprocessors they hold, as `find_share` tells; of several devices the index of theirs, and ``into`` which
+    other one they copy.
     """
 
     work: Work
@@ -39,6 +42,8 @@ class TimedCall(NamedTuple):
     turn: Hashable
     signature: Signature
     holds: float = 0.0
+    place: int = 0
+    into: int | None = None
 
 
 class Pace(NamedTuple):
@@ -136,8 +141,12 @@ class CallTimer:
         kernel = replace(kernel, seconds=round(kernel.seconds * PICOSECONDS) / PICOSECONDS)
         kind = find_kind(call.signature)
         turn = find_turn(call.signature, kind, kernel, self.device, self.log)
-        self.timed.append(TimedCall(work, kernel, kind, turn, call.signature, find_share(
-            call.signature, kind, turn, self.device)))
+        timed = TimedCall(work, kernel, kind, turn, call.signature, find_share(
+            call.signature, kind, turn, self.device))
+        if self.log.others:
+            into = device_index(call.signature.outputs[0].device) if kind == TO_DEVICE else None
+            timed = timed._replace(place=find_place(call.signature), into=into)
+        self.timed.append(timed)
         number = self._alike[key] = len(self.timed) - 1
         return number
 

@@ -16,12 +16,15 @@ from analyzer.hardware.catalogue import simulating
 from analyzer.hardware.kernel_time.generated import TILED
 from analyzer.memory.allocator import Block, CachingAllocator
 from analyzer.memory.segment_memory import JournalAction
+from analyzer.meta.address_space import STREAMS_A_DEVICE, find_device_index
 from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.spec import Signature
 from analyzer.meta.state import EVERY_STREAM, StreamAction, StreamMark
+from analyzer.record.device_log import device_index
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import AllocatorEvent
 
+from .call_device import find_place
 from .host_time import waits_for_device
 
 # What rests on workspaces that are in no source: the peaks of memory without those of cuDNN's convolutions and
@@ -77,17 +80,26 @@ def has_inferred(log: Log, spec: DeviceSpec) -> bool:
     if log.memory_at_start is None or log.shortage is not None or spec.kind != "cuda":
         return False
     with simulating(spec):
-        return any(any(workspace) for signature in log.signatures() for workspace in _list_workspaces(signature))
+        return any(any(workspace) for signature in log.signatures() if _runs_there(log, signature)
+                   for workspace in _list_workspaces(signature))
+
+
+def _runs_there(log: Log, signature: Signature) -> bool:
+    """Whether a call runs on the watched one of several devices."""
+    return not log.others or any(spec.device == log.device for spec in (*signature.outputs, *signature.inputs))
 
 
 def find_inferred_peaks(log: Log, spec: DeviceSpec, predicted: Peaks) -> InferredPeaks:
     """What becomes of the peaks of a log that `has_inferred`."""
     assert log.memory_at_start is not None
     events = log.allocator_events[log.events_at_start:log.phases[-1].end_allocator_event]
+    if log.others:
+        events = [event for event in events if find_device_index(event[1]) == device_index(log.device)]
     calls: dict[int, list[Inferred]] = {}
     with simulating(spec):
         for i, signature in enumerate(log.call_slots.signatures):
-            if signature is not None and (known := [w for w in _list_workspaces(signature) if any(w)]):
+            if signature is not None and _runs_there(log, signature) and (
+                    known := [w for w in _list_workspaces(signature) if any(w)]):
                 calls[i] = known
     made: dict[int, int] = {}
     freed_at: dict[int, int] = {}  # for each allocation, by its number, the call in which it is given back
@@ -247,7 +259,7 @@ class _HostKnowledge:
 
     def __init__(self) -> None:
         self.now = 0
-        self._floor = 0  # of every stream
+        self._floors: defaultdict[int, int] = defaultdict(int)  # of every stream of a device, by its index
         self._known: dict[int, int] = {}
         self._reached: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by stream, what it waited for of others
         self._events: dict[int, dict[int, int]] = {}
@@ -267,15 +279,16 @@ class _HostKnowledge:
         return action is StreamAction.SYNCHRONIZE
 
     def wait_for(self, stream: int) -> None:
-        """The host waits for all that a stream, or each, was given."""
-        if stream == EVERY_STREAM:
-            self._floor = self.now
+        """The host waits for all that a stream, or each of a device, was given."""
+        if stream < 0:
+            self._floors[EVERY_STREAM - stream] = self.now
         else:
             _raise_to(self._known, {**self._reached[stream], stream: self.now})
 
     def is_done(self, streams: dict[int, int]) -> bool:
         """Whether each stream has come to a time, as far as the host knows."""
-        return all(max(self._floor, self._known.get(stream, 0)) >= time for stream, time in streams.items())
+        return all(max(self._floors[stream // STREAMS_A_DEVICE], self._known.get(stream, 0)) >= time
+                   for stream, time in streams.items())
 
 
 def _raise_to(times: dict[int, int], others: dict[int, int]) -> None:
@@ -290,6 +303,7 @@ class _Replay:
         self.log = log
         self.memory, self.live = start.copy()
         self.host = _HostKnowledge()
+        self._device = device_index(log.device) if log.others else 0
         self._marks = self._calls = 0  # how many were passed
         self._step = 0
         self._uses: defaultdict[int, set[int]] = defaultdict(set)  # streams, by address
@@ -306,7 +320,7 @@ class _Replay:
             elif action is JournalAction.USE:
                 self._uses[address].add(stream)
             elif action is JournalAction.EMPTY:  # release_cached_blocks: synchronize_and_free_events
-                self.host.wait_for(EVERY_STREAM)
+                self.host.wait_for(EVERY_STREAM - self._device)
                 self._give_back()
                 self.memory.empty_cache()
             elif streams := self._uses.pop(address, None):
@@ -329,7 +343,8 @@ class _Replay:
         self._pass_calls(calls)
         if step != self._step:
             self._step = step
-            self.host.wait_for(EVERY_STREAM)
+            for device in range(len(self.log.devices)):
+                self.host.wait_for(EVERY_STREAM - device)
             self._give_back()
 
     def _pass_calls(self, calls: int) -> None:
@@ -339,7 +354,7 @@ class _Replay:
             signature = signatures[index]
             if signature is not None and waits_for_device(signature):
                 self.host.now += 1
-                self.host.wait_for(self.log.streams.stream_at(index))
+                self.host.wait_for(self.log.streams.stream_at(index, find_place(signature) if self.log.others else 0))
                 self._give_back()
         self._calls = max(self._calls, calls)
 

@@ -14,6 +14,7 @@ from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 from analyzer.record.process_group import ProcessGroupSpec, WorldFacts, communicates, find_group
 
+from .call_device import find_copied, find_place
 from .collective import POINT_TO_POINT, SILENT, kind_of, message_of
 from .flop_registry import count_call
 from .operator.fused import fused_time
@@ -95,17 +96,17 @@ def kernel_time(call: OpCall, device: DeviceSpec, log: Log | None = None) -> Ker
 
 
 COMPUTE, COMMUNICATION, TO_HOST, FROM_HOST = "compute", "communication", "copy to host", "copy from host"
+TO_DEVICE = "copy to another device"
 
 
 def find_kind(signature: Signature) -> str:
-    """What the kernels of a call do: they compute, communicate, or copy from or to the host."""
+    """What the kernels of a call do: they compute, communicate, or copy from or to the host or another device."""
     if communicates(signature):
         return COMMUNICATION
-    if signature.op.__name__.partition(".")[0] in ("copy_", "_to_copy") and signature.inputs and signature.outputs:
-        source, target = signature.inputs[-1].device, signature.outputs[0].device
-        if (source == "cpu") != (target == "cpu"):
-            return TO_HOST if target == "cpu" else FROM_HOST
-    return COMPUTE
+    ends = find_copied(signature)
+    if ends is None:
+        return COMPUTE
+    return TO_HOST if ends[1] == "cpu" else FROM_HOST if ends[0] == "cpu" else TO_DEVICE
 
 
 def find_turn(signature: Signature, kind: str, kernel: KernelTime, device: DeviceSpec, log: Log) -> Hashable:
@@ -114,9 +115,14 @@ def find_turn(signature: Signature, kind: str, kernel: KernelTime, device: Devic
     arithmetic or memory take as long beside each other as one after the other (Amert et al., "GPU Scheduling on the
     NVIDIA TX2: Hidden Details Revealed", RTSS 2017, rules X1 and R1 to R3). Those too small to fill the device leave
     room. Collectives take turns for the links that bound them, and leave the multiprocessors that they do not hold to
-    the others. Copies from and to the host have an engine for each direction (CUDA C++
-    Programming Guide, "Concurrent Data Transfers").
+    the others. Copies from and to the host have an engine for each direction (CUDA C++ Programming Guide, "Concurrent
+    Data Transfers"). Each of several devices has turns of its own.
     """
+    turn = _find_own_turn(signature, kind, kernel, device, log)
+    return (turn, find_place(signature)) if turn is not None and log.others else turn
+
+
+def _find_own_turn(signature: Signature, kind: str, kernel: KernelTime, device: DeviceSpec, log: Log) -> Hashable:
     if kernel.bound == "latency" or not kernel.kernels:
         return None
     return kind if kind != COMMUNICATION else find_medium(signature, device, log.group_of(signature), log.world)
@@ -131,7 +137,7 @@ def find_share(signature: Signature, kind: str, turn: Hashable, device: DeviceSp
     Hopper are dealt out: cuBLAS and CUTLASS start a block on each multiprocessor, which has its tiles beforehand
     (github.com/pytorch/pytorch/pull/144974; CUTLASS, ``sm90_tile_scheduler.hpp``).
     """
-    if turn is None or kind in (TO_HOST, FROM_HOST) or device.multiprocessors is None:
+    if turn is None or kind in (TO_HOST, FROM_HOST, TO_DEVICE) or device.multiprocessors is None:
         return 0.0
     if kind == COMMUNICATION:  # of small devices at most half, which is in no source
         return min(0.5, CHANNELS.get(str(turn), 0) / device.multiprocessors)

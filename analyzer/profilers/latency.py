@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of
 from analyzer.hardware.kernel_time.estimate import (
@@ -17,11 +18,12 @@ from analyzer.hardware.kernel_time.estimate import (
     slowdown_of_board,
 )
 from analyzer.record.call_table import OpCall
-from analyzer.record.log import Log
+from analyzer.record.log import Log, Tally
 from analyzer.record.process_group import ProcessGroupSpec, communicates
 from analyzer.units import format_rate, format_seconds
 
 from .annotation import WAYS, Annotation, operator_key, sum_seconds
+from .call_device import find_copied
 from .call_sequence import CallSequence, CallTimer, Pace, TimedCall, UnknownTimeError
 from .kernel_time import COMMUNICATION, kernel_time
 from .schedule import PICOSECONDS, Clock, PhaseTime
@@ -61,6 +63,12 @@ def find_slowest(log: Log) -> float:
 OVERLAP = ("seconds on several streams: communication runs beside computation, which lacks the multiprocessors that it "
            "holds, and all ranks come at once; kernels that fill the device take turns, and so do collectives over the "
            "same links")
+
+
+OVERLAP_OF_DEVICES = (
+    "seconds on several devices: one thread launches the kernels of all, those of each device run in the order of its "
+    "streams, and a copy from one to another waits for both and is waited for by both, over the links that hosts of "
+    "the device usually have")
 
 
 #: Of its power limit, what a device takes in other kernels than products: the mean of five (copy, GELU, sum, softmax,
@@ -136,7 +144,7 @@ class _Latency:
         tallies = [(tally, self.timer.time(tally.call)) for tally in log.tallies()]
         sequence = CallSequence(log, self.timer)
         # all kernels are on one stream, with nothing that waits for them but the calls themselves
-        in_turn = self.timer.is_host or not log.streams and not any(map(communicates, log.signatures()))
+        in_turn = self.timer.is_host or not (log.streams or log.others) and not any(map(communicates, log.signatures()))
 
         def run_timed(timed: list[TimedCall]) -> float:
             if in_turn:
@@ -159,7 +167,7 @@ class _Latency:
             out.phases[key].update(_divide(time, spent[key]), kernels=launched[key])
         steady = {phase: row for (step, phase), row in out.phases.items() if step == last}
         if self._runs is not None and len({run.stream for run in self._runs.values()}) > 1:
-            out.assumptions.append(OVERLAP)
+            out.assumptions.append(OVERLAP_OF_DEVICES if log.others else OVERLAP)
         seconds = math.fsum(time.total for (step, _), time in times.items() if step == last) / PICOSECONDS
 
         def run(pace: Pace) -> float:
@@ -188,6 +196,8 @@ class _Latency:
         out.find_step_range = find_step_range
         out.totals = {**sum_seconds({phase: row["seconds"] for phase, row in steady.items()}),
                       "kernel_seconds": sum(row["kernel_seconds"] for row in steady.values())}
+        if log.others:
+            out.totals.update(_sum_by_device([(tally, timed) for tally, timed in tallies if tally.step == last]))
         return out
 
     def _find_load(self, calls: list[tuple[int, TimedCall]], run: Callable[[list[TimedCall]], float]) -> float:
@@ -200,7 +210,8 @@ class _Latency:
         if not more or not any(record.phase == "backward" for record in self.log.phases):
             return 0.0
         device, computing = self.timer.device, [call for call in calls if call[1].kind != COMMUNICATION]
-        waiting = run(self.timer.timed) - math.fsum(number * timed.kernel.seconds for number, timed in computing)
+        there = len(self.log.devices) * run(self.timer.timed)
+        waiting = there - math.fsum(number * timed.kernel.seconds for number, timed in computing)
         left = (1 - find_constants("power", device)["idle_share"]) * max(0.0, waiting)
         left += max(0.0, 1 - OTHERS_SHARE * slowdown_of_board(device)) * math.fsum(
             number * timed.kernel.seconds for number, timed in computing if not timed.kernel.load_seconds)
@@ -261,6 +272,18 @@ class _Latency:
         for node, parts in spent.items():
             if node >= 0 and any(parts.values()):
                 out.nodes[node]["bound"] = max(parts, key=lambda bound: parts[bound])
+
+
+def _sum_by_device(calls: Iterable[tuple[Tally, TimedCall]]) -> dict[str, dict[Any, float]]:
+    """Seconds of the kernels of each device, by its name, and of copies, by where from, where to and phase."""
+    kernels: defaultdict[str, list[float]] = defaultdict(list)
+    copies: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for tally, timed in calls:
+        kernels[f"cuda:{timed.place}"].append(tally.number * timed.kernel.seconds)
+        if (ends := find_copied(timed.signature)) is not None:
+            copies[ends[0], ends[1], tally.call.phase].append(tally.number * timed.kernel.seconds)
+    return {name: {key: math.fsum(seconds) for key, seconds in found.items()}
+            for name, found in (("device_seconds", kernels), ("copied_seconds", copies))}
 
 
 def _divide(time: PhaseTime, kernels: Counter[str]) -> dict[str, float | str | None]:

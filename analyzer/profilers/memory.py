@@ -81,8 +81,8 @@ def profile_memory(log: Log) -> Annotation:
         "peak_reserved_bytes": max((r.peak_reserved_bytes for r in log.phases if r.peak_reserved_bytes is not None),
                                    default=None),
         "peak_reserved_bytes_range": None, "peak_allocated_bytes_range": None,
-        "param_bytes": _held(log, "parameter"), "buffer_bytes": _held(log, "buffer"),
-        "optimizer_bytes": _held(log, "optimizer state")}
+        "param_bytes": held_bytes(log, "parameter"), "buffer_bytes": held_bytes(log, "buffer"),
+        "optimizer_bytes": held_bytes(log, "optimizer state")}
     low = out.totals["peak_reserved_bytes"]
     if low is not None and (held := hold_back(log)) is not None:  # the bounds where ``record_stream`` holds blocks back
         high = max(low, held.peak_reserved_bytes)
@@ -135,16 +135,18 @@ def _fill_rows(log: Log, out: Annotation) -> None:
         out.nodes[node]["saved_tensors"] = tuple(rows)
 
 
-def _held(log: Log, category: str) -> int:
-    """Bytes of a category. Of the optimizer's states those that are on the device at the end of the last step: AdamW's
-    step counters stay on the host unless it is fused or capturable (``_init_group`` of torch/optim/adam.py), LBFGS lets
-    go of the oldest of its vectors.
+def held_bytes(log: Log, category: str, device: str | None = None) -> int:
+    """Bytes of a category, on one ``device`` or on all. Of the optimizer's states those that are on devices at the end
+    of the last step: AdamW's step counters stay on the host unless it is fused or capturable (``_init_group`` of
+    torch/optim/adam.py), LBFGS lets go of the oldest of its vectors.
     """
     held = list(log.lifetimes_in(category))
     if category == "optimizer state":
         end = max([record.end_event for record in log.phases if record.step == log.steps - 1], default=0)
-        held = [lifetime for lifetime in held
-                if lifetime.device == log.device and (lifetime.died is None or lifetime.died > end)]
+        held = [lifetime for lifetime in held if (lifetime.device == log.device or lifetime.device in log.others)
+                and (lifetime.died is None or lifetime.died > end)]
+    if device is not None:
+        return sum([lifetime.nbytes for lifetime in held if lifetime.device == device])
     return sum([lifetime.nbytes for lifetime in held]) + log.unwritten[category]
 
 

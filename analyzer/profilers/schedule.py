@@ -120,6 +120,11 @@ class StreamClock:
         """Let what the stream is given from now on wait."""
         self._streams[stream].waiting.append((True, moment))
 
+    @property
+    def streams(self) -> list[Hashable]:
+        """Those that were given something."""
+        return list(self._streams)
+
     def synchronize(self, moment: Moment | None, notice: int) -> None:
         """The host waits for a moment, or for all that was launched, and takes ``notice`` to see it."""
         self.settle(moment)

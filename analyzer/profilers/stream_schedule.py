@@ -7,7 +7,8 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
-from analyzer.meta.state import StreamAction, StreamMark
+from analyzer.meta.address_space import STREAMS_A_DEVICE
+from analyzer.meta.state import EVERY_STREAM, StreamAction, StreamMark
 from analyzer.record.call_table import OpCall
 from analyzer.record.evaluation import NO_STEP
 from analyzer.record.log import Log
@@ -85,7 +86,7 @@ def schedule_steps(sequence: CallSequence, timed: Sequence[TimedCall] | None = N
     if not phases:  # a script that computes nothing
         return
     marks: deque[StreamMark] = deque()
-    current = sequence.log.streams.stream_at(phases[0][0].first_call - 1)
+    current = sequence.log.streams.streams_at(phases[0][0].first_call - 1)
     for step, parts in groupby(phases, key=lambda phase: phase[0].step):
         schedule = StepSchedule(sequence, step, current, notes_host)
         for record, runs, asked in parts:
@@ -103,8 +104,9 @@ def schedule_steps(sequence: CallSequence, timed: Sequence[TimedCall] | None = N
 class StepSchedule:
     """One step, call by call."""
 
-    def __init__(self, calls: CallSequence, step: int, current: int, notes_host: bool) -> None:
-        self._calls, self.step, self.current, self._notes_host = calls, step, current, notes_host
+    def __init__(self, calls: CallSequence, step: int, current: dict[int, int], notes_host: bool) -> None:
+        self._calls, self.step, self._notes_host = calls, step, notes_host
+        self.current = current  #: streams, by index of the device
         self.clock = StreamClock()
         self.launches: list[tuple[int, Hashable, TimedCall]] = []
         self._hosts: list[HostRun] = []
@@ -116,19 +118,32 @@ class StepSchedule:
         """The program asks something of a stream before a call; an earlier step's events have happened."""
         action, clock = mark.action, self.clock
         if action is StreamAction.SWITCH:
-            self.current = mark.stream
+            self.current[mark.stream // STREAMS_A_DEVICE] = mark.stream
         elif action is StreamAction.RECORD:
             self._events[mark.event] = clock.record(mark.stream)
         elif action is StreamAction.WAIT:
             if (moment := self._events.get(mark.event)) is not None:
                 clock.wait(mark.stream, moment)
         elif action is StreamAction.SYNCHRONIZE:
-            moment = self._events.get(mark.event) if mark.event else None if mark.stream < 0 else clock.record(
-                mark.stream)
-            if moment is not None or not mark.event:
+            moments = [self._events.get(mark.event)] if mark.event else [
+                clock.record(stream) for stream in self._list_awaited(mark.stream)]
+            if moments != [None]:
                 start = clock.host
-                clock.synchronize(moment, self._calls.timer.host.notice_picoseconds)
+                for moment in moments:
+                    clock.synchronize(moment, 0)
+                clock.host += self._calls.timer.host.notice_picoseconds
                 self._hosts.append(HostRun(index, start, start, clock.host, True))
+
+    def _list_awaited(self, stream: int) -> list[Hashable]:
+        """The stream that the host waits for, or where a device is meant each of its streams."""
+        if stream >= 0:
+            return [stream]
+        device = EVERY_STREAM - stream
+        return [known for known in self.clock.streams  # collectives have streams by name, and one device
+                if not isinstance(known, int) or known // STREAMS_A_DEVICE == device]
+
+    def _stream_of(self, device: int) -> int:
+        return self.current.get(device, device * STREAMS_A_DEVICE)
 
     def run(self, index: int, timed: TimedCall, may_wait: bool) -> None:
         """A call is made: its kernels are launched on the current stream. It ``may_wait`` for a collective."""
@@ -143,10 +158,10 @@ class StepSchedule:
         elif timed.kind == COMMUNICATION and is_functional(timed.signature):
             self._run_functional(self._calls[index], index, timed)
         else:
-            self._launch(index, timed, self.current)
+            self._launch(index, timed, self._stream_of(timed.place))
         launched = self.clock.host
         if work.waits:
-            self.clock.synchronize(self.clock.record(self.current), work.notice)
+            self.clock.synchronize(self.clock.record(self._stream_of(timed.place)), work.notice)
         if self._notes_host:
             self._hosts.append(HostRun(index, start, launched, self.clock.host))
 
@@ -160,10 +175,18 @@ class StepSchedule:
             self._results.update((out, self._results[number]) for out in call.outputs for number in found)
         elif timed.work.device or name == WAIT_TENSOR:
             for number in found:
-                self.clock.wait(self.current, self._results.pop(number))
+                self.clock.wait(self._stream_of(timed.place), self._results.pop(number))
 
     def _launch(self, index: int, timed: TimedCall, stream: Hashable) -> None:
-        self.clock.launch(stream, timed.work.host, timed.work.device, timed.turn, timed.holds)
+        """Launch the kernels of a call. A copy into another device is on the source's stream, after what both streams
+        were given before it and ahead of what they are given later: ``copy_kernel_cuda`` of ATen/native/cuda/Copy.cu.
+        """
+        clock, other = self.clock, None if timed.into is None else self._stream_of(timed.into)
+        if other is not None:
+            clock.wait(stream, clock.record(other))
+        clock.launch(stream, timed.work.host, timed.work.device, timed.turn, timed.holds)
+        if other is not None:
+            clock.wait(other, clock.record(stream))
         self.launches.append((index, stream, timed))
 
     def _run_functional(self, call: OpCall, index: int, timed: TimedCall) -> None:
@@ -172,7 +195,7 @@ class StepSchedule:
         """
         clock, group = self.clock, self._calls.log.group_of(call.signature)
         stream = "functional collectives" if group is None else group.name
-        clock.wait(stream, clock.record(self.current))
+        clock.wait(stream, clock.record(self._stream_of(timed.place)))
         self._launch(index, timed, stream)
         self._results.update(dict.fromkeys(call.outputs, clock.record(stream)))
 

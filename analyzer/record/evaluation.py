@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from .call_table import OpCall
-from .log import Log, PhaseRecord
+from .device_log import PhaseRecord
+from .log import Log
 
 EVALUATION = "evaluation"  #: the phase of calls that lead to no update
 NO_STEP = -1               #: the step of what is in no step
@@ -164,12 +165,7 @@ def _join_records(records: Sequence[PhaseRecord], evaluation: set[int]) -> Itera
         is_empty = record.first_call == record.last_call and record.phase in _KEPT
         if last is not None and last.phase in _KEPT and (
                 is_empty or (record.step, record.phase) == (last.step, last.phase)):
-            for name in ("last_call", "end_event", "end_allocator_event", "allocated_bytes", "requested_bytes",
-                         "reserved_bytes"):
-                setattr(last, name, getattr(record, name))
-            for name in ("peak_allocated_bytes", "peak_requested_bytes", "peak_reserved_bytes"):
-                before, peak = getattr(last, name), getattr(record, name)
-                setattr(last, name, before if before is None or peak is None else max(before, peak))
+            last.extend(record)
             continue
         if last is not None:
             yield last

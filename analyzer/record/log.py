@@ -11,12 +11,11 @@ from itertools import repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from analyzer.memory.allocator import CachingAllocator
-from analyzer.memory.segment_memory import Journal
 from analyzer.meta.spec import Signature
 
 from .call_table import CallTable, OpCall
 from .collector import rare_collections
+from .device_log import DeviceLog, PhaseMemory, PhaseRecord, device_index, swap
 from .process_group import ProcessGroupSpec, WorldFacts, find_group
 from .storage_lifetime import AllocatorEvent, AllocatorEventTable, LifetimeTable, StorageLifetime, StreamOrder
 
@@ -108,24 +107,6 @@ class LogNode:
     step: int = 0
 
 
-@dataclass(slots=True)
-class PhaseRecord:
-    """What the allocator said over a part of one phase, and which calls ran in it."""
-
-    step: int
-    phase: str
-    first_call: int
-    last_call: int = 0                      #: one past the last
-    end_event: int = 0
-    end_allocator_event: int = 0                        #: how many of `Log.allocator_events` came before its end
-    allocated_bytes: int = 0
-    reserved_bytes: int | None = None
-    peak_allocated_bytes: int = 0
-    peak_reserved_bytes: int | None = None
-    requested_bytes: int = 0
-    peak_requested_bytes: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Shortage:
     """Where memory ran out, and what the books said at that moment."""
@@ -142,6 +123,7 @@ class Shortage:
     allocated_bytes: int
     reserved_bytes: int
     capacity_bytes: int
+    device: str | None = None               #: that lacks memory, of several
 
 
 class PlacedPart(NamedTuple):
@@ -197,8 +179,9 @@ def identifier(name: str) -> str:
 
 
 @dataclass
-class Log:
-    """Everything one recorded run did. `calls`, `storages`, `nodes` and `allocator_events` write replays out at the
+class Log(DeviceLog):
+    """Everything one recorded run did, and of the device that is watched what memory it took; of several devices
+    `watch` chooses the one. `calls`, `storages`, `nodes` and `allocator_events` write replays out at the
     first reading; what writes during a run uses the fields behind them, in which places are left for replays.
     """
 
@@ -213,24 +196,15 @@ class Log:
     node_slots: list[LogNode | None] = field(default_factory=list)
     phases: list[PhaseRecord] = field(default_factory=list)
     events: int = 0                          #: births, deaths and workspaces so far
-    peak_bytes: int = 0                      #: largest allocated_bytes seen
-    peak_event: int = 0                      #: the event that reached it
-    peak_workspace_bytes: int = 0            #: workspace that was held at that event
     #: numbers of input storages that autograd holds after a forward pass
     saved_inputs: set[int] = field(default_factory=set)
     steps: int = 0
-    device: str = ""                         #: the simulated device whose memory is watched
+    others: dict[str, DeviceLog] = field(default_factory=dict)  #: of the devices beside the watched one, by name
     assumptions: list[str] = field(default_factory=list)
     listed_samples: tuple[int, ...] = ()  #: as many as its inputs may be, where the first is a list of tensors
     allocator_event_slots: AllocatorEventTable = field(default_factory=AllocatorEventTable)
     keeps_allocator_events: bool = False
-    #: the allocator before the first of them that is not of what was there already, and how many are
-    memory_at_start: CachingAllocator | None = None
-    events_at_start: int = 0
-    #: what memory was asked for since ``record_stream`` was called first, each request with its step and how many calls
-    #: and requests of streams came before it; and the allocator as it was then
-    journal: Journal | None = None
-    journal_start: CachingAllocator | None = None
+    events_at_start: int = 0  #: how many of them are of what was there already
     shortage: Shortage | None = None         #: where the run ended for want of memory
     world: WorldFacts | None = None          #: the job that the process was one of
     #: of the calls of a signature, as it was when one of them was recorded
@@ -263,6 +237,35 @@ class Log:
 
     def group_of(self, signature: Signature) -> ProcessGroupSpec | None:
         return self.groups[signature] if signature in self.groups else find_group(signature)
+
+    @property
+    def devices(self) -> list[str]:
+        """The names of the devices whose memory was followed, in order."""
+        return sorted([self.device, *self.others], key=device_index)
+
+    def watch(self, device: str) -> None:
+        """Let what is said of memory be of another of the devices: that of the log, of its phases, of the peak."""
+        if device not in self.others:
+            return
+        other, before = self.others.pop(device), self.device
+        self.others[before] = mine = DeviceLog()
+        for record in self.phases:
+            theirs = record.others.pop(device)
+            record.others[before] = swapped = PhaseMemory()
+            swap(PhaseMemory, swapped, record)
+            swap(PhaseMemory, record, theirs)
+        swap(DeviceLog, mine, self)
+        swap(DeviceLog, self, other)
+
+    @contextmanager
+    def watching(self, device: str) -> Iterator[None]:
+        """A block in which another device is the watched one."""
+        before = self.device
+        self.watch(device)
+        try:
+            yield
+        finally:
+            self.watch(before)
 
     def lifetimes_in(self, category: str) -> list[StorageLifetime]:
         """The storages of a category, of those that are written out."""

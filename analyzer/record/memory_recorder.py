@@ -16,8 +16,9 @@ from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import NO_EVENT, StreamAction
 from analyzer.meta.tensor import is_around_tensors, names_of_parts
 
+from .device_log import DeviceLog, PhaseMemory, PhaseRecord, device_index
 from .evaluation import NO_STEP
-from .log import Log, PhaseRecord
+from .log import Log
 from .storage_lifetime import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, Event, StorageLifetime
 from .tensor_walk import describe, tensors_in
 
@@ -27,7 +28,9 @@ ROOT = 0  #: the root's index in `Log.modules`
 
 
 class MemoryRecorder:
-    """The part of a `Recorder` that hears of memory, of the device ``claim``: where the run is, what storages live."""
+    """The part of a `Recorder` that hears of memory, of the device ``claim`` and those beside it where the process has
+    several: where the run is, what storages live.
+    """
 
     undecided: Collection[str] = ("",)  #: categories that are kept until more is known of a storage
 
@@ -36,6 +39,8 @@ class MemoryRecorder:
         self.space = mode.space
         self.memory = mode.space.memory(claim)
         self.log = log or Log(device=str(claim))
+        #: of several devices the memories of those beside the watched one, each with its part of the log
+        self.others = self._list_others(claim)
         self.step = 0
         self.phase = "forward"
         self.node = OUTSIDE
@@ -44,6 +49,12 @@ class MemoryRecorder:
         self.events: list[Event] | None = None  #: collected while a step is to be replayed
         self.notes: Any = None  #: of a run in which blocks are skipped: what is told of more than events
         self.restart: BaseException | None = None  #: why the run cannot go on, raised when the next phase begins
+
+    def _list_others(self, claim: torch.device) -> list[tuple[CachingAllocator, DeviceLog]]:
+        indices = range(self.space.devices) if self.space.devices > 1 and claim.type != "cpu" else ()
+        logs = [DeviceLog(str(torch.device(claim.type, index))) for index in indices if index != claim.index]
+        self.log.others = {log.device: log for log in logs}
+        return [(self.space.allocator(device_index(log.device)), log) for log in logs]
 
     # ---- phases
 
@@ -55,6 +66,8 @@ class MemoryRecorder:
             self.events.append((BEGAN, phase))
         self.phase = phase
         self.memory.begin_lap()
+        for memory, _ in self.others:
+            memory.begin_lap()
         self.log.phases.append(PhaseRecord(self.step, phase, len(self.log.call_slots), last_call=-1))
 
     def check(self) -> None:
@@ -66,12 +79,13 @@ class MemoryRecorder:
             return
         if self.events is not None:
             self.events.append((ENDED, None))
-        record, memory = self.log.phases[-1], self.memory
+        record = self.log.phases[-1]
         record.last_call = len(self.log.call_slots)
         record.end_event, record.end_allocator_event = self.log.events, len(self.log.allocator_event_slots)
-        record.allocated_bytes, record.requested_bytes = memory.allocated_bytes, memory.requested_bytes
-        record.reserved_bytes = memory.reserved_bytes
-        record.peak_allocated_bytes, record.peak_requested_bytes, record.peak_reserved_bytes = memory.lap_peaks()
+        record.read(self.memory)
+        for memory, log in self.others:
+            record.others[log.device] = other = PhaseMemory()
+            other.read(memory)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -120,18 +134,25 @@ class MemoryRecorder:
         self.log.storage_table[storage.number].step = NO_STEP
 
     def watch_peak(self, workspace_bytes: int) -> None:
+        """Note what is allocated where it is more than before; ``workspace_bytes`` of it are a kernel's that runs."""
         allocated = self.memory.allocated_bytes
         if allocated > self.log.peak_bytes:
             log = self.log
             log.peak_bytes, log.peak_event, log.peak_workspace_bytes = allocated, log.events, workspace_bytes
+        for memory, other in self.others:
+            if memory.allocated_bytes > other.peak_bytes:  # where the kernel does not run nothing has grown
+                other.peak_bytes, other.peak_event = memory.allocated_bytes, self.log.events
+                other.peak_workspace_bytes = workspace_bytes
 
     def observe_memory(self) -> None:
         """Write down every event of the allocator from here on, and as events what it holds already."""
         allocator_events = self.log.allocator_event_slots
         self.log.keeps_allocator_events = True
-        if isinstance(self.memory, CachingAllocator):
-            self.log.memory_at_start = self.memory.copy()[0]
-            for spans in self.memory.mapped_ranges():
+        for memory, log in [(self.memory, self.log), *self.others]:
+            if not isinstance(memory, CachingAllocator):
+                continue
+            log.memory_at_start = memory.copy()[0]
+            for spans in memory.mapped_ranges():
                 allocator_events.append("segment_alloc" if spans[0].segment.page_bytes is None else "segment_map",
                                         spans[0].address, sum([span.size_bytes for span in spans]), 0)
                 live = [span for span in spans if span.requested_bytes is not None]
@@ -141,7 +162,27 @@ class MemoryRecorder:
 
     def keep_allocator_events(self) -> None:
         events, calls = self.log.allocator_event_slots, self.log.call_slots
-        self.memory.observer = lambda action, address, nbytes: events.append(action, address, nbytes, len(calls))
+        for memory in (self.memory, *(memory for memory, _ in self.others)):  # whose addresses are their own
+            memory.observer = lambda action, address, nbytes: events.append(action, address, nbytes, len(calls))
+
+    def let_go(self) -> None:
+        """Hear no more of memory."""
+        for memory in (self.memory, *(memory for memory, _ in self.others)):
+            memory.observer = None
+            if isinstance(memory, CachingAllocator):
+                memory.journal = None
+
+    def watch_fullest(self) -> None:
+        """Watch the device that decides, now that the run has ended: where memory ran out, else the fullest."""
+        log = self.log
+        if log.shortage is not None:
+            log.watch(log.shortage.device or log.device)
+            return
+        peaks = {log.device: (max([r.peak_reserved_bytes or 0 for r in log.phases], default=0), log.peak_bytes)}
+        for device, other in log.others.items():
+            reserved = max([r.others[device].peak_reserved_bytes or 0 for r in log.phases], default=0)
+            peaks[device] = reserved, other.peak_bytes
+        log.watch(max(log.devices, key=peaks.__getitem__))
 
     # ---- workspaces (CallListener)
 
@@ -193,16 +234,19 @@ class MemoryRecorder:
 
     def used_on(self, storage: MetaStorage, stream: int) -> None:
         """A storage may be used on a stream when it dies: from the first one on, the log has a journal of memory."""
-        region, memory, log = storage.region, self.memory, self.log
-        if not isinstance(memory, CachingAllocator) or not isinstance(region, Block) or region.stream == stream or (
-                self.space.memory(storage.device) is not memory):
+        region, log = storage.region, self.log
+        if not isinstance(region, Block) or region.stream == stream:
+            return
+        memory = self.space.memory(storage.device)
+        own = log if memory is self.memory else next((own for other, own in self.others if other is memory), None)
+        if own is None or not isinstance(memory, CachingAllocator):
             return
         self.ordered(StreamAction.USE, stream, NO_EVENT)
-        if log.journal is None:
-            log.journal_start = memory.copy()[0]
-            log.journal = memory.journal = Journal(
+        if own.journal is None:
+            own.journal_start = memory.copy()[0]
+            own.journal = memory.journal = Journal(
                 lambda: (len(log.call_slots), len(log.streams), self.step), memory.capacity_bytes)
-        log.journal.note(JournalAction.USE, region.address, stream=stream)
+        own.journal.note(JournalAction.USE, region.address, stream=stream)
 
     # ---- what storages are for
 

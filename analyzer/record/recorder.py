@@ -10,7 +10,7 @@ import torch
 
 from analyzer.distributed.world_state import module_worked_for
 from analyzer.errors import InputError
-from analyzer.memory.allocator import CachingAllocator, DeviceOutOfMemoryError
+from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.operator_info import describe_operator
@@ -123,9 +123,9 @@ class Recorder(ModuleRecorder):
                 yield self
         finally:
             self.end()
-            state.recorder = self.space.listener = self.memory.observer = None
-            if isinstance(self.memory, CachingAllocator):
-                self.memory.journal = None
+            state.recorder = self.space.listener = None
+            self.let_go()
+            self.watch_fullest()
             self.replay_block, self._modules = None, []  # a recorder that outlives the run keeps no model
             self.touched, self.before_backward = lambda number, signature: None, lambda is_plain: None
             self.log.assumptions = [*state.assumptions, *([] if self.history is None else [self.history])]
@@ -327,7 +327,7 @@ class Recorder(ModuleRecorder):
         self._shortage_cause = weakref.ref(error)  # weak: its traceback holds tensors
         self.shortage = Shortage(operator, self.phase, self.step, module, node, self.log.events,
                                  len(self.log.allocator_event_slots), error.requested_bytes, error.short_bytes,
-                                 error.allocated_bytes, error.reserved_bytes, error.capacity_bytes)
+                                 error.allocated_bytes, error.reserved_bytes, error.capacity_bytes, error.device)
 
     def end_short(self, error: DeviceOutOfMemoryError) -> None:
         """The run ended with ``error``: what was not finished is no step."""

@@ -118,7 +118,8 @@ class ScriptRecorder(Recorder):
         the host, is no part of it. A step that was not finished counts only if it is the only one.
         """
         self.end()
-        self.mode.state.recorder = self.space.listener = self.memory.observer = None
+        self.mode.state.recorder = self.space.listener = None
+        self.let_go()
         self.log.steps = max(1, self.steps_taken)
         self._leave_out_evaluation()
 
@@ -210,7 +211,7 @@ class ScriptRecorder(Recorder):
         """Watch the device that the script is on: a launcher may show each process one device alone."""
         own, used = self.log.device, {index: a.allocated_bytes for index, a in self.space.allocators.items()
                                       if a.allocated_bytes}
-        if self.memory is self.space.host or self.memory.allocated_bytes or not used:
+        if self.memory is self.space.host or self.memory.allocated_bytes or not used or self.others:
             return
         index = max(used, key=used.__getitem__)
         observer, self.memory.observer = self.memory.observer, None

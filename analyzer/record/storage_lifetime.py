@@ -8,6 +8,7 @@ from copy import deepcopy
 from operator import itemgetter
 from typing import Any, TypeVar, overload
 
+from analyzer.meta.address_space import STREAMS_A_DEVICE
 from analyzer.meta.state import StreamAction, StreamMark
 
 # What a recorder notes of a run that is to be captured and replayed.
@@ -120,19 +121,26 @@ class StreamOrder:
 
     def __init__(self) -> None:
         self.marks: list[StreamMark] = []
-        self._switches: list[tuple[int, int]] = []  # the call before which the current stream changes, and to which
+        #: by index of the device: the call before which its current stream changes, and to which
+        self._switches: dict[int, list[tuple[int, int]]] = {}
 
     def __len__(self) -> int:
         return len(self.marks)
 
     def write(self, call: int, action: StreamAction, stream: int, event: int = 0) -> None:
         if action is StreamAction.SWITCH:
-            self._switches.append((call, stream))
+            self._switches.setdefault(stream // STREAMS_A_DEVICE, []).append((call, stream))
         self.marks.append(StreamMark(call, action, stream, event))
 
-    def stream_at(self, call: int) -> int:
-        place = bisect_right(self._switches, call, key=itemgetter(0))
-        return self._switches[place - 1][1] if place else 0
+    def stream_at(self, call: int, device: int = 0) -> int:
+        """The current stream of a device, by its index, at a call."""
+        switches = self._switches.get(device, ())
+        place = bisect_right(switches, call, key=itemgetter(0))
+        return switches[place - 1][1] if place else device * STREAMS_A_DEVICE
+
+    def streams_at(self, call: int) -> dict[int, int]:
+        """The current streams at a call of the devices of which one was ever changed, by index."""
+        return {device: self.stream_at(call, device) for device in self._switches}
 
     def marks_in(self, begin: int, end: int) -> list[StreamMark]:
         first, stop = (bisect_left(self.marks, call, key=itemgetter(0)) for call in (begin, end))
@@ -140,11 +148,13 @@ class StreamOrder:
 
     def repeat(self, begin: int, end: int, at: int) -> None:
         """Make requests again, before the calls from ``at`` on; the stream of the first is now the current one."""
-        names = {self.stream_at(begin): (here := self.stream_at(at))}
+        here = self.streams_at(at)
+        names = {self.stream_at(begin, device): stream for device, stream in here.items()}
         for call, action, stream, event in self.marks_in(begin, end):
             self.write(call - begin + at, action, names.get(stream, stream), event)
-        if self.stream_at(end - begin + at) != here:
-            self.write(end - begin + at, StreamAction.SWITCH, here)
+        for device, stream in here.items():
+            if self.stream_at(end - begin + at, device) != stream:
+                self.write(end - begin + at, StreamAction.SWITCH, stream)
 
     def list_streams(self) -> list[int]:
         return list(dict.fromkeys((0, *(mark.stream for mark in self.marks if mark.stream >= 0))))

@@ -14,7 +14,8 @@ import torch
 from analyzer.memory.allocator import Block, CachingAllocator
 from analyzer.memory.allocator_segment import Opcode, Placements, hold
 from analyzer.meta.address_space import HostMemory
-from analyzer.record.log import Log, PhaseRecord
+from analyzer.record.device_log import PhaseRecord
+from analyzer.record.log import Log
 from analyzer.record.recorder import Recorder
 from analyzer.record.storage_lifetime import ADDRESS, BEGAN, BLOCK_BYTES, BORN, DEVICE, DIED, ENDED, HELD, NBYTES
 

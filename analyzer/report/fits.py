@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from analyzer.errors import InputError, is_count
 from analyzer.hardware import DeviceSpec
@@ -86,7 +87,8 @@ def format_fit(info: FitInfo) -> str:
 @register_view.shipped("fits")
 def check_fit(profile: Profile, device: str | DeviceSpec | None = None, world_size: int | None = None) -> FitInfo:
     """Set the step's peak against the memory of ``device``, by default the one it was profiled on, in a job of
-    ``world_size`` processes, by default as many as it was profiled in.
+    ``world_size`` processes, by default as many as it was profiled in. Of several devices it is the one with the worst
+    verdict: a step fits where it does on all of them.
 
     Memory that is reserved but cached does not count against a step that runs without it: `analyzer.profile` finds
     that out on the device that it is given (as `analyzer.max_batch_size` does). Of another device it cannot be
@@ -106,17 +108,47 @@ def check_fit(profile: Profile, device: str | DeviceSpec | None = None, world_si
     if device is None:
         raise InputError("fits(): this profile names no device; give one, as in fits('h200')")
     spec = profile.find_device(device)
+    if profile.devices:
+        return min(check_each(profile, spec, world_size).values(), key=lambda info: (
+            _ORDER[info.fits], -info.needed_bytes, info.place != profile.fullest_device))
+    return _check_peak(profile, _Peak(profile.peak_reserved_bytes, profile.peak_allocated_bytes), spec, world_size)
+
+
+_ORDER = {False: 0, None: 1, True: 2}  #: of verdicts on several devices: the worst is that on all
+
+
+class _Peak(NamedTuple):
+    """What a step needs on a device, which has a name where there are several."""
+
+    reserved_bytes: int | None
+    allocated_bytes: int | None
+    place: str | None = None
+
+
+def check_each(profile: Profile, device: str | DeviceSpec | None = None, world_size: int = 1) -> dict[str, FitInfo]:
+    """Each of several devices by its name, set against the memory of ``device``; of a step that memory ran out in the
+    one where it did.
+    """
+    asked = profile.device if device is None else device
+    assert asked is not None
+    spec, short = profile.find_device(asked), profile.out_of_memory
+    return {row.name: _check_peak(profile, _Peak(row.peak_reserved_bytes, row.peak_allocated_bytes, row.name), spec,
+                                  world_size)
+            for row in profile.devices if short is None or profile.fullest_device == row.name}
+
+
+def _check_peak(profile: Profile, peak: _Peak, spec: DeviceSpec, world_size: int) -> FitInfo:
     capacity = FitLine("memory of the device", spec.memory_bytes,
                        spec.sources.get("memory_bytes", "unknown for this device"))
-    own = _list_own_needs(profile)
+    own = _list_own_needs(profile, peak)
     unseen = tuple(FitLine(*line) for line in list_unseen(spec, world_size))
     known = sum(line.bytes for line in own + unseen if line.bytes is not None)
     # out of memory: it stopped before its peak, so only a refusal is certain
     is_complete = profile.out_of_memory is None and all(line.bytes is not None for line in own)
     fits = None if capacity.bytes is None else False if known > capacity.bytes else True if is_complete else None
     if capacity.bytes is not None and known > capacity.bytes and is_complete:
-        own, fits = _weigh_cache(profile, spec, own, known - capacity.bytes, world_size)
-    return FitInfo(spec.name, fits, capacity, own + unseen)
+        own, fits = _weigh_cache(profile, peak, spec, own, known - capacity.bytes, world_size)
+    return FitInfo(spec.name, fits, capacity, own + unseen, peak.place)
 
 
 def find_least_need(profile: Profile) -> int | None:
@@ -131,10 +163,10 @@ def find_least_need(profile: Profile) -> int | None:
     return max([*known, profile.param_bytes] if profile.param_bytes is not None else known, default=None)
 
 
-def _weigh_cache(profile: Profile, spec: DeviceSpec, own: tuple[FitLine, ...], short_bytes: int,
+def _weigh_cache(profile: Profile, peak: _Peak, spec: DeviceSpec, own: tuple[FitLine, ...], short_bytes: int,
                  world_size: int) -> tuple[tuple[FitLine, ...], bool | None]:
     """The needs of a step that reserves too much, with what is known of its cache, and whether it fits."""
-    reserved, allocated = profile.peak_reserved_bytes, profile.peak_allocated_bytes
+    reserved, allocated = peak.reserved_bytes, peak.allocated_bytes
     if reserved is None or allocated is None or reserved - allocated < short_bytes:
         return own, False  # without any cache it is too much
     needed = reserved + sum(line.bytes or 0 for line in list_unseen(spec))
@@ -146,7 +178,7 @@ def _weigh_cache(profile: Profile, spec: DeviceSpec, own: tuple[FitLine, ...], s
     return (replace(own[0], source=source), *own[1:]), None
 
 
-def _list_own_needs(profile: Profile) -> tuple[FitLine, ...]:
+def _list_own_needs(profile: Profile, peak: _Peak) -> tuple[FitLine, ...]:
     oom = profile.out_of_memory
     if oom is not None:
         reserved = profile.peak_reserved_bytes if oom.reserved_bytes is None else oom.reserved_bytes
@@ -157,7 +189,8 @@ def _list_own_needs(profile: Profile) -> tuple[FitLine, ...]:
         failed = oom.requested_bytes if least is None or reserved is None else least - reserved
         return (FitLine("reserved when memory ran out", reserved, "this profile: simulated caching allocator"),
                 FitLine("the allocation that failed", failed, f"this profile: {oom.operator} in {oom.phase}"))
-    if profile.peak_reserved_bytes is None and profile.peak_allocated_bytes is not None:
-        return (FitLine("peak allocated", profile.peak_allocated_bytes, "this profile"),
+    if peak.reserved_bytes is None and peak.allocated_bytes is not None:
+        return (FitLine("peak allocated", peak.allocated_bytes, "this profile"),
                 FitLine("reserved beyond that", None, "the profile ran without an allocator"))
-    return (FitLine("peak reserved", profile.peak_reserved_bytes, "this profile: simulated caching allocator"),)
+    where = "" if peak.place is None else f" on {peak.place}"
+    return (FitLine(f"peak reserved{where}", peak.reserved_bytes, "this profile: simulated caching allocator"),)

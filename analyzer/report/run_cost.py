@@ -27,7 +27,7 @@ def find_cost(profile: Profile, tokens: float | None = None, samples: float | No
               gpus: int | None = None, power: float | None = None, carbon: float | None = None) -> RunCost:
     """What `Profile.cost_of` answers."""
     check_run(tokens, samples, price, gpus, power, carbon)
-    devices = gpus or profile.world_size or 1
+    devices = gpus or _count_profiled(profile)
     kind, amount, each = ("samples", samples, profile.batch_size) if tokens is None else (
         "tokens", tokens, profile.tokens)
     assert amount is not None
@@ -72,9 +72,13 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _count_profiled(profile: Profile) -> int:
+    return (profile.world_size or 1) * max(1, len(profile.devices))
+
+
 def _count_copies(profile: Profile, devices: int) -> tuple[int | None, list[str]]:
     """How many copies of the model ``devices`` hold, and what is taken for granted of them."""
-    profiled = profile.world_size or 1
+    profiled = _count_profiled(profile)
     if devices == profiled and profile.data_parallel_size is not None:
         return profile.data_parallel_size, []
     size = profile.model_parallel_size or (1 if profiled == 1 else None)
@@ -120,7 +124,11 @@ def _find_spec(profile: Profile) -> DeviceSpec | None:
 
 
 def find_step_work(profile: Profile, spec: DeviceSpec) -> Work | None:
-    """What the device does in a step; None where its seconds, its products or its bytes are not known."""
+    """What the device does in a step; None where its seconds, its products or its bytes are not known, and of several
+    devices, each of which waits for the others.
+    """
+    if profile.devices:
+        return None
     phases, spent = profile.step_phases.values(), Counter[str]()
     for phase in phases:
         spent.update(bound_seconds(phase))

@@ -96,7 +96,7 @@ def find_utilization(profile: Profile, name: str, seconds: float | None, device:
         raise InputError(f"{name}(): the profile names no device; pass device=, e.g. device='h100'")
     taken = profile.step_seconds if seconds is None else seconds
     least = find_least_seconds(profile, PARTS[name], profile.find_device(asked), dtype)
-    return None if least is None or not taken else least / taken
+    return None if least is None or not taken else least / taken / max(1, len(profile.devices))
 
 
 def find_least_seconds(profile: Profile, parts: tuple[str, ...], device: DeviceSpec,

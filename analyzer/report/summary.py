@@ -15,6 +15,7 @@ from analyzer.units import UNKNOWN
 
 from . import holder_group as holders
 from .compiled import describe_compiled, draw_compiled
+from .device_table import COPY_HEADERS, DEVICE_HEADERS, DEVICE_LEFT, list_copy_rows, list_device_rows
 from .fits import check_fit, find_least_need, format_peak, list_peaks
 from .node_table import Column, check_layout, format_quantity, print_rows
 from .quantity import find_quantity, print_data, read_known
@@ -23,12 +24,18 @@ from .text_width import escape_controls
 from .verdict import judge
 
 
+def name_devices(profile: Profile) -> str:
+    """On what the step runs, to follow a sentence; nothing where that is not known."""
+    many = f"{len(profile.devices)} x " if profile.devices else ""
+    return f" on {many}{profile.device}" if profile.device else ""
+
+
 def title_run(profile: Profile) -> str:
     """What was run in a line: the model, its mode and device, optimizer and autocast."""
     p = profile
     facts = ", ".join(f"{what} {value}" for what, value in (("optimizer", p.optimizer), ("autocast", p.autocast))
                       if value)
-    return (f"{p.name}: one {p.mode} step" + (f" on {p.device}" if p.device else "")
+    return (f"{p.name}: one {p.mode} step" + name_devices(p)
             + (f" ({facts})" if facts else ""))
 
 
@@ -123,7 +130,7 @@ def summarize(profile: Profile) -> str:
 
 def describe_run(profile: Profile) -> list[str]:
     """Lines that say what was profiled, on what and by which versions."""
-    lines = [f"{profile.name}: one {profile.mode} step" + (f" on {profile.device}" if profile.device else "")]
+    lines = [f"{profile.name}: one {profile.mode} step" + name_devices(profile)]
     if profile.world is not None and profile.world.size > 1:
         lines.append(holders.describe_world(profile.world))
     lines += [f"input {name}: {tensor} on {tensor.device}" for name, tensor in profile.inputs.items()]
@@ -138,7 +145,7 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
     p, own, ended = profile, profile.flop_convention == "own", profile.out_of_memory is not None
     lay_out = _print_known if ended else _print
     if p.out_of_memory is not None:
-        yield "OUT OF MEMORY", describe_out_of_memory(p.out_of_memory)
+        yield "OUT OF MEMORY", describe_out_of_memory(p.out_of_memory, p.fullest_device)
         least, given = find_least_need(p), p.out_of_memory.capacity_bytes
         of = f", of {_size(given)} that the allocator may take" if given else ""
         yield "Needed in all", "not known" if least is None else f"at least {_size(least)}{of}"
@@ -182,11 +189,16 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
 
 def _list_memory_sections(p: Profile, lay_out: Callable[..., str]) -> Iterator[tuple[str, str]]:
     ended = p.out_of_memory is not None
+    if p.devices:
+        yield "Devices", _print(DEVICE_HEADERS, list(list_device_rows(p)), left=DEVICE_LEFT)
+        if p.copies:
+            yield "Copies in a step", _print(COPY_HEADERS, list(list_copy_rows(p)), left=(0, 1, 2))
     peak = lay_out(("", "Size"), [
         ("allocated", format_peak(p.peak_allocated_bytes, p.peak_allocated_bytes_range)),
         ("reserved", format_peak(p.peak_reserved_bytes, p.peak_reserved_bytes_range)), *_list_beyond(p)])
     if peak:
-        yield "Peak memory" + (" until it ran out" if ended else ""), peak
+        where = "" if p.fullest_device is None else f" of {p.fullest_device}, the fullest device"
+        yield f"Peak memory{where}" + (" until it ran out" if ended else ""), peak
     if ended and p.holders:
         yield "When memory ran out, by module class", holders.print_groups(holders.group_holders(p))
     if p.peak_by_category:
@@ -222,10 +234,10 @@ def _print_known(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return _print(headers, known) if known else ""
 
 
-def describe_out_of_memory(oom: OutOfMemoryInfo) -> str:
-    """What asked for how much, where, and what was taken."""
+def describe_out_of_memory(oom: OutOfMemoryInfo, device: str | None = None) -> str:
+    """What asked for how much, where, and what was taken; ``device`` is the one of several that lacks it."""
     where = "".join(f", {what} {name}" for what, name in (("node", oom.node), ("module", oom.module_path)) if name)
     when = oom.phase if oom.step is None else f"{oom.phase} of step {oom.step + 1}"
     return (f"{oom.operator} in {when}{where} asks for {_size(oom.requested_bytes)}, {_size(oom.short_bytes)} more "
             f"than there is: {_size(oom.allocated_bytes)} allocated, {_size(oom.reserved_bytes)} reserved, "
-            f"{_size(oom.capacity_bytes)} on the device")
+            f"{_size(oom.capacity_bytes)} on {device or 'the device'}")

@@ -39,13 +39,14 @@ def judge(profile: Profile, device: str | DeviceSpec | None = None, world_size: 
     info = profile.fits(spec, world_size)
     oom = profile.out_of_memory
     is_known = oom is not None or profile.peak_reserved_bytes is not None or profile.peak_allocated_bytes is not None
-    place = Place() if is_brief else find_peak(profile)
+    place = Place() if is_brief else find_peak(profile, info.place)
     return Verdict(
         device=spec.name, fits=info.fits, needed_bytes=info.needed_bytes if is_known else None,
         capacity_bytes=info.capacity.bytes, free_bytes=info.free_bytes, phase=place.phase, operator=place.operator,
         node=place.node, module_path=place.module_path,
         devices=() if is_brief or not is_known else _name_smallest(profile, world_size),
-        is_out_of_memory=oom is not None, is_least=oom is not None or any(line.bytes is None for line in info.needs))
+        is_out_of_memory=oom is not None, is_least=oom is not None or any(line.bytes is None for line in info.needs),
+        place=info.place, count=max(1, len(profile.devices)))
 
 
 def _find_spec(profile: Profile, device: str | DeviceSpec) -> DeviceSpec:
@@ -66,9 +67,11 @@ def _name_smallest(profile: Profile, world_size: int | None = None) -> tuple[str
     return tuple([spec.name for spec in sorted(held, key=lambda spec: spec.memory_bytes or 0)][:_DEVICES_NAMED])
 
 
-def find_peak(profile: Profile) -> Place:
-    """Where memory ran out, else where the most is allocated."""
+def find_peak(profile: Profile, device: str | None = None) -> Place:
+    """Where memory ran out, else where the most is allocated, of several devices on the fullest or the one named."""
     oom = profile.out_of_memory
+    if oom is None and device not in (None, profile.fullest_device):
+        return Place(next(row.peak_phase for row in profile.devices if row.name == device))
     if oom is not None:
         return Place(oom.phase, oom.operator, oom.node, oom.module_path)
     peak = profile.peak_allocated_bytes
@@ -118,20 +121,21 @@ def describe_fit(verdict: Verdict) -> str:
     v, least = verdict, "at least " if verdict.is_least else ""
     said = {True: "fits", False: "does NOT fit", None: "cannot be told whether it fits"}[v.fits]
     sizes = ["what it needs is not known" if v.needed_bytes is None else
-             f"{least}{format_quantity(v.needed_bytes, 'bytes')} needed",
+             f"{least}{format_quantity(v.needed_bytes, 'bytes')} needed" + (f" on {v.place}" if v.place else ""),
              "the device's memory is not known" if v.capacity_bytes is None else
              f"{format_quantity(v.capacity_bytes, 'bytes')} there"]
     if v.free_bytes is not None:
         word = "left" if v.free_bytes >= 0 else "short"
         sizes.append(f"{least if word == 'short' else ''}{format_quantity(abs(v.free_bytes), 'bytes')} {word}")
-    return f"{said} on {v.device}: {', '.join(sizes)}"
+    return f"{said} on {f'{v.count} x ' if v.count > 1 else ''}{v.device}: {', '.join(sizes)}"
 
 
 def describe_devices(verdict: Verdict) -> str | None:
     """Where it fits or would, as far as there is something to say."""
     v = verdict
     if v.devices and (v.fits is not True or v.devices != (v.device, )):
-        return f"smallest devices with enough memory: {', '.join(v.devices)}"
+        many = f", {v.count} of one" if v.count > 1 else ""
+        return f"smallest devices with enough memory{many}: {', '.join(v.devices)}"
     if v.phase is not None and v.fits is False:
         return ("where it would fit is not known: it ended before its peak" if v.is_out_of_memory else
                 "no device of the catalogue is known to hold it")

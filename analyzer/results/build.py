@@ -22,6 +22,7 @@ from analyzer.record.options import choose_samples, count_tokens
 from analyzer.record.process_group import ProcessGroupSpec
 from analyzer.units import add_quantities
 
+from .device import list_copies, list_devices
 from .info import (
     OPERATOR_COSTS,
     BreakInfo,
@@ -124,7 +125,8 @@ class ProfileBuilder:
                   self._find_modules: ("modules", "module_calls", "operators"),
                   self._find_spans: ("spans",), self._find_step_range: ("step_seconds_range",),
                   functools.partial(self._find_bounds, assumptions): (*_BOUNDS, "assumptions"),
-                  self._find_memory: ("timeline", "memory_events", "holders", "peak_by_category")}
+                  self._find_memory: ("timeline", "memory_events", "holders", "peak_by_category"),
+                  self._find_devices: ("devices", "copies")}
         if is_final:
             return Profile.deferred(sums, groups)
         return Profile(**sums, **{name: value for find in groups for name, value in find().items()})
@@ -136,7 +138,8 @@ class ProfileBuilder:
         known["uncounted"] = tuple(UncountedInfo(*row) for row in known.get("uncounted") or ())
         inputs = {s.label: describe_spec(s.spec) for s in log.lifetimes_in("input") if s.spec is not None}
         params = sum(p.numel for p in self.shape.distinct_parameters().values())
-        return {**known, "params": params, "inputs": inputs, **count_step(log, inputs),
+        return {**known, "params": params, "fullest_device": log.device if log.others else None,
+                "inputs": inputs, **count_step(log, inputs),
                 "torch_version": str(torch.__version__), "analyzer_version": package_version(),
                 "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),
                 "out_of_memory": describe_shortage(log, self.paths), "compiled": self._describe_compiled()}
@@ -262,6 +265,14 @@ class ProfileBuilder:
             timeline, events = read_memory(self.log, {} if lanes is None else lanes.host_starts)
             return {"timeline": timeline, "memory_events": events, "holders": self._list_holders(timeline),
                     "peak_by_category": peak_by_category(self.log)}
+
+    def _find_devices(self) -> dict[str, Any]:
+        """Rows of several devices, and the copies of a step that was whole."""
+        is_whole = self.is_unfinished is None
+        with self.log.reading():
+            rows = list_devices(self.log, self.totals.get("device_seconds") or {} if is_whole else {})
+            copies = list_copies(self.log, self.totals.get("copied_seconds") or {}) if is_whole else ()
+            return {"devices": tuple(rows), "copies": tuple(copies)}
 
     def _merge(self, sources: Iterable[Mapping[Any, Mapping[str, Any]]], *,
                may_end: bool = False) -> defaultdict[Any, dict[str, Any]]:

@@ -226,6 +226,7 @@ class MemoryEvent(NamedTuple):
     bytes: int
     label: str = ""     #: who asked: a node name or an operator
     category: str = ""  #: parameter, gradient, optimizer state, activation, ...
+    device: int = 0     #: index of the device, of several
 
 
 @dataclass(frozen=True, slots=True)

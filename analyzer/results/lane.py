@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
+from analyzer.meta.address_space import STREAMS_A_DEVICE
 from analyzer.profilers.communication import find_message
-from analyzer.profilers.kernel_time import COMMUNICATION, COMPUTE, FROM_HOST, TO_HOST
+from analyzer.profilers.kernel_time import COMMUNICATION, COMPUTE, FROM_HOST, TO_DEVICE, TO_HOST
 from analyzer.profilers.schedule import HOST, LAUNCH, PICOSECONDS, SYNC, WAIT, LaneSpan
 from analyzer.record.log import Log
 from analyzer.record.process_group import ProcessGroupSpec
@@ -24,7 +25,7 @@ class SpanInfo(NamedTuple):
     """
 
     #: "host"; "compute", the default stream; of another one what it communicates ("fsdp all_gather") or copies ("copy
-    #: to host"), else its number ("stream 2")
+    #: to host"), else its number ("stream 2"); of one of several devices "compute cuda:1" and so on
     lane: str
     kind: str               #: "launch" or "wait" (for the device) of the host, else "kernel", "collective" or "copy"
     name: str               #: the node, or the operator of a call outside the nodes, or "synchronize"
@@ -44,7 +45,7 @@ class SpanInfo(NamedTuple):
 
 COMPUTE_LANE = "compute"
 _KINDS = {LAUNCH: "launch", WAIT: "wait", SYNC: "wait", COMPUTE: "kernel", COMMUNICATION: "collective",
-          TO_HOST: "copy", FROM_HOST: "copy"}
+          TO_HOST: "copy", FROM_HOST: "copy", TO_DEVICE: "copy"}
 
 
 def describe_spans(log: Log, spans: Sequence[LaneSpan], groups: Mapping[ProcessGroupSpec, str],
@@ -75,8 +76,11 @@ def _name_lanes(log: Log, spans: Iterable[LaneSpan], groups: Mapping[ProcessGrou
     for span in spans:
         by_lane.setdefault(span.lane, []).append(span)
     numbers: dict[Hashable, str] = {stream: f"stream {i}" for i, stream in enumerate(log.streams.list_streams())}
-    names = {lane: HOST if lane == HOST else COMPUTE_LANE if lane == 0 else
+    names = {lane: HOST if lane == HOST else COMPUTE_LANE if isinstance(lane, int) and lane % STREAMS_A_DEVICE == 0 else
              _name_purpose(log, found, groups) or numbers.get(lane, str(lane)) for lane, found in by_lane.items()}
+    if log.others:
+        names = {lane: f"{name} cuda:{lane // STREAMS_A_DEVICE}" if isinstance(lane, int) else name
+                 for lane, name in names.items()}
     count = Counter(names.values())
     return {lane: name if count[name] == 1 else f"{name} ({numbers.get(lane, str(lane))})"
             for lane, name in names.items()}

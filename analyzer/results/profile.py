@@ -11,6 +11,7 @@ from analyzer.hardware import DeviceSpec
 from analyzer.record.evaluation import EVALUATION
 from analyzer.units import add_quantities
 
+from .device import CopyInfo, DeviceInfo
 from .info import (
     CompiledInfo,
     HolderInfo,
@@ -44,7 +45,7 @@ class Profile(DeviceRecord):
     'demo: one infer step'
     """
 
-    format_version: ClassVar[int] = 10  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 11  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"
@@ -103,6 +104,11 @@ class Profile(DeviceRecord):
     timeline: tuple[TimelinePoint, ...] = ()
     memory_events: tuple[MemoryEvent, ...] = ()
     out_of_memory: OutOfMemoryInfo | None = None
+    #: where the process has several devices, each of them; the peaks and phases above are those of ``fullest_device``,
+    #: the one that decides whether the step fits
+    devices: tuple[DeviceInfo, ...] = ()
+    fullest_device: str | None = None        #: "cuda:1"; None where there is one device
+    copies: tuple[CopyInfo, ...] = ()        #: of a step, between several devices and the host
 
     fwd_seconds: float | None = None
     bwd_seconds: float | None = None
@@ -170,14 +176,15 @@ class Profile(DeviceRecord):
     @property
     def energy(self) -> StepEnergy | None:
         """Watts and joules of one device in a step, by its kernels' time, products and bytes and by how long it waits
-        for the host, see `analyzer.hardware.power`. None where one of them or the device's power limit is unknown.
+        for the host, see `analyzer.hardware.power`. None where one of them or the device's power limit is unknown, and
+        of several devices in one process.
         """
         return register_view.look_up("energy", "energy")(self)
 
     def mfu(self, seconds: float | None = None, device: str | DeviceSpec | None = None,
             dtype: str | None = None) -> float | None:
         """Model FLOPs utilization of a step that takes ``seconds``, by default `step_seconds`: 2 FLOPs a multiply-add
-        of forward and backward, over what the device could do.
+        of forward and backward, over what the device could do; of several devices, over what all of them could.
 
         As defined by Chowdhery et al. (PaLM, 2022), appendix B: matrix products (and convolutions) only, masks taken as
         dense, nothing run twice, and the dense peak of the multiply-accumulate units. ``device`` is by default the

@@ -5,8 +5,10 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from analyzer.meta.address_space import find_device_index
 from analyzer.profilers.memory import category_of, forward_ends
 from analyzer.profilers.schedule import PICOSECONDS
+from analyzer.record.device_log import device_index
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import AllocatorEvent, StorageLifetime
 
@@ -69,7 +71,7 @@ def read_memory(log: Log, host_starts: Mapping[int, int]) -> tuple[tuple[Timelin
         return (), ()
     # after it comes what the end of the run frees
     end = log.phases[-1].end_allocator_event if log.shortage is None else log.shortage.allocator_event
-    changes = [*log.allocator_events[:end]]
+    changes = [*log.allocator_events[:end]]  # of all devices
     if log.allocator_events and log.device == "cpu":  # an allocator tells itself of what was there before
         made = {change[1] for change in log.allocator_events if change[0] == "alloc"}  # no address is used twice
         changes[:0] = [("alloc", lifetime.address, lifetime.block_bytes, 0) for lifetime in log.storages.values()
@@ -82,16 +84,25 @@ def read_memory(log: Log, host_starts: Mapping[int, int]) -> tuple[tuple[Timelin
     owners = _find_owners(log, changes)
     names = _Names(log)
     events = list(_state_after(changes[:start], owners, names))
-    points = tuple(_points(log, changes, start, first_call, len(events) - start, host_starts))
+    points = tuple(_points(log, _leave_out_others(log, changes), start, first_call, len(events) - start, host_starts))
     events += [names.describe(change, owners.get(i)) for i, change in enumerate(changes[start:], start)]
     return points, tuple(events)
+
+
+def _leave_out_others(log: Log, changes: list[AllocatorEvent]) -> list[AllocatorEvent]:
+    """The events, of which those on other devices than the watched one change nothing."""
+    if not log.others:
+        return changes
+    own = device_index(log.device)
+    return [change if find_device_index(change[1]) == own else (change[0], change[1], 0, change[3])
+            for change in changes]
 
 
 def _find_owners(log: Log, changes: list[AllocatorEvent]) -> dict[int, StorageLifetime]:
     """The storage behind each allocation, by its index; an allocation without one is a workspace."""
     lifetimes: defaultdict[tuple[int, int, int], list[StorageLifetime]] = defaultdict(list)
     for lifetime in sorted(log.storages.values(), key=lambda lifetime: lifetime.born):
-        if lifetime.device == log.device:
+        if lifetime.device == log.device or lifetime.device in log.others:
             lifetimes[lifetime.address, lifetime.block_bytes, lifetime.born_call].append(lifetime)
     owners: dict[int, StorageLifetime] = {}
     open_changes: dict[int, int] = {}  # address -> change that allocated it
@@ -112,21 +123,23 @@ class _Names:
 
     def __init__(self, log: Log) -> None:
         self.log, self.ends = log, forward_ends(log)
+        self._find_device = find_device_index if log.others else lambda address: 0
         self._of_storage: dict[int, tuple[str, str]] = {}
         self._operator = functools.cache(str)
 
     def describe(self, change: AllocatorEvent, lifetime: StorageLifetime | None) -> MemoryEvent:
         action, address, nbytes, call = change
+        device = self._find_device(address)
         if action != "alloc" and action != "free":
-            return MemoryEvent(action, address, nbytes)
+            return MemoryEvent(action, address, nbytes, device=device)
         if lifetime is None:
-            return MemoryEvent(action, address, nbytes, self._find_operator(call), "workspace")
+            return MemoryEvent(action, address, nbytes, self._find_operator(call), "workspace", device)
         found = self._of_storage.get(lifetime.number)
         if found is None:
             name = lifetime.label or (self.log.nodes[lifetime.node].name if lifetime.node >= 0 else
                                       self._find_operator(lifetime.born_call))
             found = self._of_storage[lifetime.number] = name, category_of(lifetime, self.log, self.ends)
-        return MemoryEvent(action, address, nbytes, *found)
+        return MemoryEvent(action, address, nbytes, *found, device)
 
     def _find_operator(self, call: int) -> str:
         return self._operator(self.log.calls[call].signature.op) if call < len(self.log.calls) else ""
@@ -149,8 +162,9 @@ def _state_after(changes: list[AllocatorEvent], owners: dict[int, StorageLifetim
             segments.pop(address, None)
         else:
             pages = change_pages(pages, action, address, nbytes)
-    yield from (MemoryEvent("segment_alloc", address, nbytes) for address, nbytes in sorted(segments.items()))
-    yield from (MemoryEvent("segment_map", start, end - start) for start, end in pages)
+    yield from (names.describe(("segment_alloc", address, nbytes, 0), None)
+                for address, nbytes in sorted(segments.items()))
+    yield from (names.describe(("segment_map", start, end - start, 0), None) for start, end in pages)
     yield from (names.describe(changes[i], owners.get(i)) for _, i in sorted(blocks.items()))
 
 

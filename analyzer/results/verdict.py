@@ -29,6 +29,7 @@ class FitInfo:
     fits: bool | None
     capacity: FitLine
     needs: tuple[FitLine, ...]
+    place: str | None = None  #: "cuda:1", which of several devices decides; None where there is one
 
     @property
     def lines(self) -> tuple[FitLine, ...]:
@@ -79,6 +80,8 @@ class Verdict:
     devices: tuple[str, ...] = ()
     is_out_of_memory: bool = False  #: whether it ended because memory ran out
     is_least: bool = False  #: whether more is needed than is known
+    place: str | None = None  #: "cuda:1", which of several devices the bytes are of: the one that decides
+    count: int = 1  #: how many devices of the kind there are
 
     def __bool__(self) -> bool:
         return self.fits is True

@@ -71,7 +71,7 @@ def test_streams_have_pools_of_their_own_and_events_a_placeholder(mode):
 
 
 def test_devices_can_be_selected_and_are_put_back(mode):
-    with torch.cuda.device(1):
+    with MetaTensorMode(MetaOptions(devices=2)), torch.cuda.device(1):
         assert torch.cuda.current_device() == 1 and torch.empty(
             1, device="cuda").device.index == torch.empty(1).cuda().device.index == 1
     with torch.cuda.device_of(torch.empty(1, device="cuda")):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from analyzer import MetaTensorMode, profile
+from analyzer.meta.state import MetaOptions
 from tests.call import Call
 
 ROWS = [0, 0]
@@ -39,6 +40,9 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "lists": lambda: torch._foreach_add_([on(4), on(4)], [on(4), host(4)]),
     "masked_select": lambda: on(4)[:2].masked_select(host(2) > 0),
     "another accelerator": lambda: on(4) + torch.rand(4, device="cuda:1"),
+    "matrices of two accelerators": lambda: on(4, 4) @ torch.rand(4, 4, device="cuda:1"),
+    "a number of another accelerator": lambda: on(4) + torch.rand((), device="cuda:1"),
+    "an index on another accelerator": lambda: F.embedding(index("cuda:1"), on(4, 4)),
 }
 TAKEN: dict[str, Callable[[], Any]] = {
     "a number": lambda: on(4) + host(), "choices": lambda: torch.where(on(4) > 0, host(), host()),
@@ -55,7 +59,8 @@ TAKEN: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_tensors_of_two_devices_are_refused(name: str) -> None:
-    with MetaTensorMode(), pytest.raises(RuntimeError, match=rf"(?s)same device.*{__file__}:\d+\nWay out"):
+    with MetaTensorMode(MetaOptions(devices=2)), pytest.raises(
+            RuntimeError, match=rf"(?s)same device.*{__file__}:\d+\nWay out"):
         REFUSED[name]()
 
 

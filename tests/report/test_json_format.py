@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from analyzer.errors import InputError, OutputError, ProfileFormatError
 from analyzer.hardware.device_spec import is_device_file
 from analyzer.report.export.json_format import find_fault
+from analyzer.results.device import CopyInfo, DeviceInfo
 from analyzer.results.info import (
     BreakInfo,
     CompiledInfo,
@@ -51,7 +52,7 @@ TENSOR = TensorInfo((2, 3), "float32", "cuda:0")
 #: Records that stand in a profile or in one another, whatever their fields; a module holds no others here.
 KINDS = (TensorInfo, OperatorInfo, UncountedInfo, HolderInfo, NodeInfo, PhaseInfo, CostInfo, OutOfMemoryInfo,
          ReplayReport, ReplayInfo, SavedTensorInfo, CompiledInfo, BreakInfo, CommInfo, GroupInfo, WorldInfo,
-         CommandInfo)
+         CommandInfo, DeviceInfo, CopyInfo)
 SIMPLE = {
     "bool": st.booleans(), "str": texts, "Scalar": scalars, "int": integers, "int | None": counts,
     "tuple[int, int] | None": st.none() | st.tuples(integers, integers),
@@ -63,7 +64,7 @@ SIMPLE = {
         st.none() | texts, counts, counts, st.none() | moments), "SpanInfo": st.builds(
             SpanInfo, *[texts] * 3, *[st.none() | texts] * 2, *[texts] * 2, finite, finite,
             st.none()), "ModuleCall": st.builds(ModuleCall, texts, st.none(), st.just((TENSOR, )), st.just(
-            ()), seconds), "MemoryEvent": st.builds(MemoryEvent, texts, integers, integers, texts, texts),
+            ()), seconds), "MemoryEvent": st.builds(MemoryEvent, texts, integers, integers, texts, texts, integers),
     "Option": st.booleans() | integers | texts | st.lists(texts, max_size=2).map(tuple),
     "RankRun": st.builds(RankRun, integers, integers, integers).filter(lambda run: find_fault(run) is None),
     "dict[str, tuple[str, ...]]": st.dictionaries(texts, st.lists(texts, max_size=2).map(tuple), max_size=2),
@@ -89,6 +90,8 @@ def records(kind):
     fields = {field.name: values_of(field.type) for field in dataclasses.fields(kind)}
     fields |= {"depth": st.just(0)} if kind is ModuleInfo else {}
     fields |= {"device": st.none() | texts.filter(lambda name: not is_device_file(name))} if kind is Profile else {}
+    fields |= {"name": st.integers(0, 99).map("cuda:{}".format)} if kind is DeviceInfo else {}
+    fields |= {"fullest_device": st.none()} if kind is Profile else {}
     if kind is WorldInfo:
         fields |= {"rank": st.just(0), "size": st.integers(1, 2**70),
                    "cluster": st.none() | texts.filter(lambda name: not is_device_file(name))}
@@ -122,7 +125,7 @@ def test_files(mlp, tmp_path):
 
 def test_text_says_what_it_is(bare):
     data = json.loads(bare.to_json())
-    assert (data["format"], data["version"]) == ("analyzer.profile", 10) and "format_version" not in data
+    assert (data["format"], data["version"]) == ("analyzer.profile", 11) and "format_version" not in data
 
 
 @pytest.mark.parametrize(("damage", "words"), [

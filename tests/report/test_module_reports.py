@@ -30,7 +30,8 @@ def test_goldens(mlp, check_golden):
 def test_reports_of_a_profile_without_modules(bare, kind):
     whole = {"summary": bare.summary(), "screen": bare.screen(), "table": bare.table(),
              "communication": "what ranks communicate is unknown", "replay": "What was replayed is not saved."}
-    parts = {"brief": bare.name, "colossalai": "0 nodes", "compile": "nothing is under torch.compile"}
+    parts = {"brief": bare.name, "colossalai": "0 nodes", "compile": "nothing is under torch.compile",
+             "devices": "The process has one device"}
     if kind in whole:
         assert bare.report(kind) == whole[kind]
     elif kind in parts:

@@ -119,7 +119,7 @@ def take_library_workspaces(state: MetaState, signature: Signature, needs: tuple
     device = torch.device(signature.inputs[-1].device)
     in_backward = torch._C._current_autograd_node() is not None  # autograd's thread for the device
     for library in needs:
-        key = (library, device.index or 0, in_backward, space.stream)
+        key = (library, device.index or 0, in_backward, space.current_stream(device.index or 0))
         if key not in space.library_workspaces:
             nbytes = _SIZES[library]()
             if not nbytes:

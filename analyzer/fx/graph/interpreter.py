@@ -14,7 +14,7 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils import _pytree as pytree
 
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.fx.module_borrow import borrow_module, find_place
+from analyzer.fx.module_borrow import borrow_module, count_devices, find_place
 from analyzer.fx.surroundings import keep_surroundings
 from analyzer.meta.argument import fake_arguments
 from analyzer.meta.function.mode import call_opaque
@@ -22,7 +22,7 @@ from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.operator_info import register_shape_impl
 from analyzer.meta.spec import to_specs
-from analyzer.meta.state import active_state
+from analyzer.meta.state import MetaOptions, active_state
 from analyzer.meta.structure import holds_tensor, thaw
 from analyzer.meta.tensor import MetaTensor
 from analyzer.record.eager import casting, check_loss, default_loss, hold_inputs, note_saved_inputs
@@ -249,7 +249,8 @@ class ShapeProp(GraphInterpreter):
     def propagate(self, *args: Any, **kwargs: Any) -> Any:
         """Run on arguments with or without data; the result has none."""
         claim = find_place(self.module, (args, kwargs))
-        mode = MetaTensorMode(is_this_machine=claim.type == "cpu")
+        mode = MetaTensorMode(MetaOptions(devices=count_devices(self.module, (args, kwargs))),
+                              is_this_machine=claim.type == "cpu")
         with mode, keep_surroundings(self.module, values=(args, kwargs)), borrow_module(self.module):
             run_args, run_kwargs = fake_arguments(mode.state, (args, kwargs), claim)
             return self.run(*run_args, **run_kwargs)

@@ -16,6 +16,7 @@ from analyzer.fx.graph.graph_module import GraphModule, RegionCodeGen
 from analyzer.fx.module_borrow import (
     Borrowed,
     borrow_module,
+    count_devices,
     exported_module,
     find_place,
     find_replica,
@@ -153,7 +154,8 @@ class _Attempt:
         module, bound = self.module, self.bound
         outer = current()
         is_here = named_spec() is None and find_place(module, bound.given).type == "cpu"
-        mode = MetaTensorMode(MetaOptions() if outer is None else outer.options, is_this_machine=is_here)
+        options = MetaOptions(devices=count_devices(module, bound.given)) if outer is None else outer.options
+        mode = MetaTensorMode(options, is_this_machine=is_here)
         with (rare_collections(), InterruptsDeferred(), mode, keep_surroundings(module, values=bound.given) as found,
               borrow_module(module) as borrowed, tracing_patches(self.outlined)):
             if borrowed.compiled:

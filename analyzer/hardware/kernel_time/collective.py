@@ -1,4 +1,4 @@
-"""Time of collectives, and of copies between host and device."""
+"""Time of collectives, and of copies between host and device and between two devices."""
 from __future__ import annotations
 
 import math
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from analyzer.errors import InputError
-from analyzer.hardware.cluster_spec import ClusterSpec, LinkSpec
+from analyzer.hardware.cluster_spec import ClusterSpec, LinkSpec, cluster_of
 from analyzer.hardware.device_spec import DeviceSpec
 
 from .estimate import NO_TIME, KernelTime, find_constants
@@ -275,3 +275,29 @@ def host_copy_time(nbytes: int, device: DeviceSpec, *, pinned: bool, to_device: 
         rate, spread = min(rate, c[f"pageable_{direction}_bandwidth"]), c["pageable_spread"]
     transfer, latency = nbytes / rate, c["latency_seconds"]
     return KernelTime(latency + transfer, spread, "communication" if transfer > latency else "latency")
+
+
+def has_peer_access(device: DeviceSpec) -> bool:
+    """Whether two devices of a usual host read each other's memory; False where they reach it through the host's."""
+    path = find_path(cluster_of(device), 2, 2)
+    return path is not None and path.medium not in _THROUGH_HOST
+
+
+def peer_copy_time(nbytes: int, device: DeviceSpec) -> KernelTime | None:
+    """Time of one copy of ``nbytes`` bytes from one device to another of a usual host (`cluster_of`); None where the
+    link between them is unknown. It starts as soon as a copy from the host, and moves bytes at the rate that messages
+    between two ranks reach, over the devices' own links, else over the bus or through the host's memory. Raises
+    InputError for a negative size.
+    """
+    if nbytes < 0:
+        raise InputError(f"peer_copy_time(nbytes={nbytes}): a size is not negative")
+    path = find_path(cluster_of(device), 2, 2)
+    if path is None:
+        return None
+    if nbytes == 0:
+        return NO_TIME
+    c = find_constants("collective", device)
+    latency = find_constants("host_copy", device)["latency_seconds"]
+    cost = Cost(latency + nbytes / _usable(path, 2, c, "pair"), nbytes / _usable(path, 2, c, "pair"))
+    return KernelTime(cost.seconds, c[name_spread(path, cost)], "communication" if cost.transfer > latency else
+                      "latency")

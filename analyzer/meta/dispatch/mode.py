@@ -196,7 +196,8 @@ def _can_run(state: MetaState, function: Callable[..., Any], args: Any, kwargs: 
     def copy(tensor: Tensor) -> Tensor:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device_of(tensor))
 
-    set_state(MetaState(replace(state.options, unknown_value="error"), AddressSpace(), state.adopted_device))
+    set_state(MetaState(replace(state.options, unknown_value="error"), AddressSpace(), state.adopted_device,
+                        device_count=state.device_count))
     try:
         args, kwargs = tree_map_only(Tensor, copy, (args, kwargs))
         function(*args, **kwargs)

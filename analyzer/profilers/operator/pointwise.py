@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from analyzer.hardware import DeviceSpec
-from analyzer.hardware.kernel_time.collective import host_copy_time
+from analyzer.hardware.kernel_time.collective import host_copy_time, peer_copy_time
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime, find_constants, join_known
 from analyzer.hardware.kernel_time.pointwise import (
     FAMILY,
@@ -268,7 +268,10 @@ def constant(name: str, device: DeviceSpec) -> float:
 
 
 def copy_time(out: Spec, source: Spec, device: DeviceSpec, pinned: bool = False) -> KernelTime | None:
-    """A copy into another type or order, or between host and device, from or into ``pinned`` memory or not."""
+    """A copy into another type or order, or between host and device, from or into ``pinned`` memory or not, or from one
+    device to another: a device writes into the other's memory, in the type that it has there (``copy_kernel_cuda`` in
+    aten/src/ATen/native/cuda/Copy.cu).
+    """
     if out.numel == 0:
         return NO_TIME
     if device.kind != "cpu":
@@ -276,6 +279,8 @@ def copy_time(out: Spec, source: Spec, device: DeviceSpec, pinned: bool = False)
             return host_copy_time(source.nbytes, device, pinned=pinned, to_device=source.device == "cpu")
         if out.device == "cpu":
             return NO_TIME
+        if out.device != source.device:
+            return peer_copy_time(out.nbytes, device)
     converts = out.dtype != source.dtype and (source.dtype, out.dtype) not in DIRECT_CASTS
     if out.dtype != source.dtype and out.stride == source.stride and is_dense(out):
         return cast_time(out.numel, out.nbytes + source.nbytes, device, converts)

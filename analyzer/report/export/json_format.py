@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +45,11 @@ def _check_profile(profile: Profile) -> str | None:
     for name, value in (("device", profile.device), ("world.cluster", cluster)):
         if value is not None and is_device_file(value):
             return f"{name} {value[:80]!r}: the name of a file, not of a {name.rpartition('.')[2]}"
+    names = [row.name for row in profile.devices]
+    if profile.fullest_device is not None and profile.fullest_device not in names:
+        return f"fullest_device {profile.fullest_device[:80]!r}: not the name of one of devices"
+    if not all(re.fullmatch(r"[a-z]+:[0-9]{1,3}", name) for name in names):
+        return "devices: a name that is no device's, such as cuda:1"
     modules = [] if profile.modules is None else list(profile.modules.walk())
     deep = next((module for module in modules if module.depth >= len(modules)), None)
     if deep is not None:
@@ -119,9 +125,16 @@ def _leave_fused(fields: Fields) -> Fields:
     return {**{name: value for name, value in fields.items() if name != "fused"}, **phases, "compiled": None}
 
 
+def _add_devices(fields: Fields) -> Fields:
+    """To version 10, in which a process had one device."""
+    return {**fields, "devices": [], "fullest_device": None, "copies": [],
+            "memory_events": [[*event, 0] for event in fields["memory_events"]]}
+
+
 FORMAT = SavedFormat("analyzer.profile", Profile.format_version, "profile", "profile the model again",
                      {7: lambda fields: {**fields, "made_by": None},
-                      8: lambda fields: {**fields, "peak_allocated_bytes_range": None}, 9: _leave_fused})
+                      8: lambda fields: {**fields, "peak_allocated_bytes_range": None}, 9: _leave_fused,
+                      10: _add_devices})
 DERIVED = "derived"  # figures that follow from the others; they are written, and not read back
 _ROUNDING = 1e-9  # what a difference of seconds may be below zero
 MOST = 10**60  #: no quantity is as large: so much is a mistake, and soon no number of floating point

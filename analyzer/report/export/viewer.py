@@ -150,19 +150,33 @@ _PICKLE_PROTOCOL = 4  # the newest that the viewer's own unpickler reads
 
 @register_exporter.shipped("memory_snapshot")
 def to_memory_snapshot(profile: Profile, path: str | Path | None = None) -> dict[str, Any]:
-    """The snapshot as a dictionary, also pickled to ``path`` if one is given. Where the events do not say in which
-    segment an address lies, the span of addresses in use counts as one. Raises InputError for a profile without memory
-    events, and for events that contradict one another.
+    """The snapshot as a dictionary, also pickled to ``path`` if one is given, with each of several devices. Where the
+    events do not say in which segment an address lies, the span of addresses in use counts as one. Raises InputError
+    for a profile without memory events, and for events that contradict one another.
     """
     if not profile.memory_events:
         raise InputError("to_memory_snapshot(): this profile has no memory events (its `memory_events` is empty); "
                          "profile with ProfileOptions(keep_events=True)")
     frames = {node.name: _frame(node.source, node.name) for node in profile.nodes if node.source}
+    by_device: dict[int, list[tuple[int, MemoryEvent]]] = {i: [] for i in range(max(1, len(profile.devices)))}
+    for place in enumerate(profile.memory_events):
+        by_device.setdefault(place[1].device, []).append(place)
+    found = [_describe_device(device, events, frames) for device, events in by_device.items()]
+    snapshot = {"segments": [segment for segments, _ in found for segment in segments],
+                "device_traces": [traces for _, traces in found]}
+    if path is not None:
+        write_output(path, pickle.dumps(snapshot, protocol=_PICKLE_PROTOCOL))
+    return snapshot
+
+
+def _describe_device(device: int, events: Sequence[tuple[int, MemoryEvent]],
+                     frames: dict[str, dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The segments of a device as they are at the end, and the trace of its events, which have their places."""
     traces: list[dict[str, Any]] = []
     live: dict[int, MemoryEvent] = {}
     segments: dict[int, int] = {}
     pages: list[tuple[int, int]] = []  # mapped spans of expandable segments
-    for index, event in enumerate(profile.memory_events):
+    for index, event in events:
         if event.action in ("segment_map", "segment_unmap"):
             pages = change_pages(pages, event.action, event.address, event.bytes)
         else:
@@ -171,7 +185,7 @@ def to_memory_snapshot(profile: Profile, path: str | Path | None = None) -> dict
                  "frames": _frames(event, frames), "category": event.category or "unknown"}
         actions = ("free_requested", "free_completed") if event.action == "free" else (event.action,)
         traces += [{"action": action, **entry} for action in actions]
-    segments.update(_span_segments(profile.memory_events))
+    segments.update(_span_segments([event for _, event in events]))
     segments.update((start, end - start) for start, end in pages)
     expandable = {start for start, _ in pages}
     # Closes every real trace. The viewer adds a missing category "unknown" to a list it misspells, so it must be here.
@@ -180,12 +194,8 @@ def to_memory_snapshot(profile: Profile, path: str | Path | None = None) -> dict
     blocks = [{"address": event.address, "size": event.bytes, "requested_size": event.bytes,
                "state": "active_allocated", "frames": _frames(event, frames)}
               for event in sorted(live.values(), key=lambda event: event.address)]
-    snapshot = {"segments": [_segment(address, size, blocks, address in expandable)
-                             for address, size in sorted(segments.items())],
-                "device_traces": [traces]}
-    if path is not None:
-        write_output(path, pickle.dumps(snapshot, protocol=_PICKLE_PROTOCOL))
-    return snapshot
+    return [_segment(device, address, size, blocks, address in expandable)
+            for address, size in sorted(segments.items())], traces
 
 
 def _apply(event: MemoryEvent, index: int, live: dict[int, MemoryEvent], segments: dict[int, int]) -> None:
@@ -230,7 +240,8 @@ def _frames(event: MemoryEvent, known: dict[str, dict[str, Any]]) -> list[dict[s
     return [known.get(event.label) or _frame(None, event.label or event.action, event.category)]
 
 
-def _segment(address: int, size: int, live_blocks: list[dict[str, Any]], is_expandable: bool) -> dict[str, Any]:
+def _segment(device: int, address: int, size: int, live_blocks: list[dict[str, Any]],
+             is_expandable: bool) -> dict[str, Any]:
     inside = [block for block in live_blocks if address <= block["address"] < address + size]
     blocks: list[dict[str, Any]] = []
     cursor = address
@@ -243,6 +254,6 @@ def _segment(address: int, size: int, live_blocks: list[dict[str, Any]], is_expa
             blocks.append(block)
             cursor = block["address"] + block["size"]
     used = sum(block["size"] for block in inside)
-    return {"device": 0, "address": address, "total_size": size, "stream": 0, "segment_pool_id": _POOL,
+    return {"device": device, "address": address, "total_size": size, "stream": 0, "segment_pool_id": _POOL,
             "is_expandable": is_expandable, "segment_type": "small" if size <= _SMALL_SEGMENT_BYTES else "large",
             "allocated_size": used, "active_size": used, "requested_size": used, "blocks": blocks, "frames": []}

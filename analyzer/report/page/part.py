@@ -173,7 +173,7 @@ def describe_memory(profile: Profile) -> dict[str, Any] | None:
     points = thin_out(profile.timeline)
     if not points:
         return None
-    blocks, holders = find_blocks(points, profile.memory_events)
+    blocks, holders = find_blocks(points, profile.memory_events, shown_device(profile))
     nodes = {node.name: node for node in profile.nodes}
     labels = list(dict.fromkeys(str(point.label) for point in points))
     paths = [nodes[label].module_path if label in nodes else  # a parameter's is what its path begins with
@@ -201,9 +201,16 @@ def describe_memory(profile: Profile) -> dict[str, Any] | None:
         "thinned": len(profile.timeline) - len(points)}
 
 
-def find_blocks(points: Sequence[TimelinePoint],
-                events: Sequence[MemoryEvent]) -> tuple[list[Block], list[tuple[str, str]]]:
-    """Blocks in terms of moments, and their holders (label and category); what lives in no moment is left out."""
+def shown_device(profile: Profile) -> int:
+    """The index of the device whose memory the timeline has."""
+    return 0 if profile.fullest_device is None else int(profile.fullest_device.partition(":")[2])
+
+
+def find_blocks(points: Sequence[TimelinePoint], events: Sequence[MemoryEvent],
+                device: int = 0) -> tuple[list[Block], list[tuple[str, str]]]:
+    """Blocks of a device in terms of moments, and their holders (label and category); what lives in no moment is left
+    out.
+    """
     after = [point.event for point in points]
     if not events or None in after:
         return [], []
@@ -212,7 +219,7 @@ def find_blocks(points: Sequence[TimelinePoint],
     merged: dict[tuple[int, int, int], int] = {}
     for born_event, freed_event, event in _spans(events):
         born, freed = bisect_left(counts, born_event + 1), bisect_left(counts, freed_event + 1)
-        if born < freed:
+        if born < freed and event.device == device:
             # a state's own label is the operator of the optimizer that made it, the same for all
             label = "optimizer states" if event.category == "optimizer state" else event.label
             holder = holders.setdefault((label, event.category), len(holders))

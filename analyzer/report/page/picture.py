@@ -17,7 +17,7 @@ from analyzer.results.profile import Profile
 from analyzer.units import format_bytes
 
 from .document import read_asset
-from .part import find_blocks, sort_categories, thin_out
+from .part import find_blocks, shown_device, sort_categories, thin_out
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ def draw_memory(profile: Profile) -> bytes | None:
     with open_figure("the picture of memory") as figure:
         axes = figure.add_axes((0.075, 0.09, 0.76, 0.75))
         places = np.arange(len(points) + 1)
-        stacks = stack_categories(points, profile.memory_events)
+        stacks = stack_categories(points, profile.memory_events, shown_device(profile))
         if not stacks:
             stacks = {"allocated": [point.allocated_bytes for point in points]}
         colors = read_colors()
@@ -96,9 +96,10 @@ def open_figure(what: str, width: float = _WIDTH, height: float = _HEIGHT) -> It
         yield figure
 
 
-def stack_categories(points: Sequence[TimelinePoint], events: Sequence[MemoryEvent]) -> dict[str, Any]:
+def stack_categories(points: Sequence[TimelinePoint], events: Sequence[MemoryEvent],
+                     device: int = 0) -> dict[str, Any]:
     """Bytes at each moment by category, in the order in which they are stacked; nothing where they are not known."""
-    blocks, holders = find_blocks(points, events)
+    blocks, holders = find_blocks(points, events, device)
     changes: dict[str, Any] = {}
     for block in blocks:
         change = changes.setdefault(holders[block.holder][1], np.zeros(len(points) + 1, dtype=np.int64))

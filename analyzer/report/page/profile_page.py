@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from analyzer.report.device_table import COPY_HEADERS, DEVICE_HEADERS, list_copy_rows, list_device_rows
 from analyzer.report.fits import format_peak, format_range
 from analyzer.report.holder_group import sum_exposed
 from analyzer.report.node_table import format_quantity
@@ -24,10 +25,14 @@ def find_headline(profile: Profile) -> Headline:
     verdict = profile.verdict
     lines = str(verdict).splitlines() if verdict is not None else ["no device was given: whether it fits is not known"]
     if profile.out_of_memory is not None:
-        lines.insert(1, describe_out_of_memory(profile.out_of_memory))
+        lines.insert(1, describe_out_of_memory(profile.out_of_memory, profile.fullest_device))
     if (remedy := find_remedy(profile)) is not None:
         lines.append(f"bound by {remedy}")
     return Headline.of(None if verdict is None else verdict.fits, lines[0], lines[1:])
+
+
+def _name_fullest(profile: Profile) -> str:
+    return "" if profile.fullest_device is None else f" on {profile.fullest_device}"
 
 
 def list_tiles(p: Profile) -> Iterator[Tile]:
@@ -35,7 +40,7 @@ def list_tiles(p: Profile) -> Iterator[Tile]:
     size = format_quantity
     between = format_range(p.peak_allocated_bytes, p.peak_allocated_bytes_range)
     yield Tile("Peak allocated", size(p.peak_allocated_bytes, "bytes"),
-               f"{format_peak(p.peak_reserved_bytes, p.peak_reserved_bytes_range)} reserved",
+               f"{format_peak(p.peak_reserved_bytes, p.peak_reserved_bytes_range)} reserved{_name_fullest(p)}",
                "At most, over the first and a later step" + (f": {between}." if between else "."))
     if p.step_seconds is not None:
         low_high = format_step(p).partition(" (")[2].rstrip(")")
@@ -108,7 +113,11 @@ def list_parts(profile: Profile) -> Iterator[Part]:
         find_headline(profile), list_tiles(profile), '<details class="run"><summary>What was run</summary>'
         f'<p>{"<br>".join(map(escape, run))}</p>{asked}</details>')
     if (memory := part.describe_memory(profile)) is not None:
-        yield Part("memory", "Memory over the step", memory)
+        yield Part("memory", f"Memory over the step{_name_fullest(profile)}", memory)
+    if profile.devices:
+        tables = [write_table(DEVICE_HEADERS, list(list_device_rows(profile))),
+                  *([write_table(COPY_HEADERS, list(list_copy_rows(profile)))] if profile.copies else [])]
+        yield Part("devices", "Devices", lead="".join(tables), has_chart=False)
     if phases := write_phases(profile):
         yield Part("phases", "Phases", lead=phases, has_chart=False)
     for kind, title, describe in _PARTS:

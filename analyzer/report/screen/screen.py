@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from analyzer.errors import InputError, is_count
 from analyzer.report.compiled import describe_compiled
+from analyzer.report.device_table import DEVICE_HEADERS, DEVICE_LEFT, describe_copies, keep_fullest, list_device_rows
 from analyzer.report.fits import list_peaks
 from analyzer.report.holder_group import describe_world, group_holders
 from analyzer.report.module_tree import OWN, name_module
@@ -26,6 +27,7 @@ from .layout import NARROWEST, WIDEST, Paint, draw_bar, format_part, keep_larges
 
 _VERDICTS = {True: "green", False: "red", None: "yellow"}
 _BESIDE = 110  # columns from which blocks stand side by side
+_DEVICES = 4  # rows of several
 _SHOWN, _SHOWN_NARROW = 5, 3  # categories, and groups of holders
 _BAR, _LONG_BAR, _LEAST_BAR = 12, 20, 5
 _LEAST_PATH = 16  # columns of a path that is cut
@@ -66,6 +68,20 @@ def _describe_verdict(p: Profile, paint: Paint, width: int) -> list[str]:
             line += f"  {paint(draw_bar(share, min(room, _LONG_BAR), '░'), style)}{percent}"
     where = describe_devices(verdict)
     return [line] if where is None else [line, cut_end(where, width)]
+
+
+def describe_several(p: Profile, paint: Paint, width: int) -> list[str]:
+    """A row for each of several devices, the fullest where there are many, and what is copied between them."""
+    copies = describe_copies(p)
+    if copies is None:
+        return []
+    names, columns = keep_fullest(p.devices, _DEVICES), range(len(DEVICE_HEADERS)) if width >= _BESIDE else (0, 3, 4, 7)
+    rows = [[row[i] for i in columns] for row in list_device_rows(p) if row[0] in names]
+    if left := len(p.devices) - len(rows):
+        rows.append([f"{left} more", *[""] * (len(columns) - 1)])
+    header = [DEVICE_HEADERS[i] for i in columns]
+    left_columns = [place for place, i in enumerate(columns) if i in DEVICE_LEFT]
+    return [*lay_out(header, rows, paint, width, left=left_columns), paint.units(cut_end(copies, width))]
 
 
 def describe_phases(p: Profile, paint: Paint, width: int) -> list[str]:
@@ -112,12 +128,13 @@ def describe_peak(p: Profile, paint: Paint, width: int) -> list[str]:
 
 def _title_peak(p: Profile, width: int) -> list[str]:
     if p.out_of_memory is not None:
-        return wrap(f"Memory ran out: {describe_out_of_memory(p.out_of_memory)}", width)
+        return wrap(f"Memory ran out: {describe_out_of_memory(p.out_of_memory, p.fullest_device)}", width)
     sizes = [f"{size} {what}" for what, size in list_peaks(p)]
     if not sizes:
         return []
     place = find_peak(p)
-    said = f"Memory at the peak: {', '.join(sizes)}"
+    own = "" if p.fullest_device is None else f" of {p.fullest_device}"
+    said = f"Memory at the peak{own}: {', '.join(sizes)}"
     if place.phase is not None:
         is_first = p.peak_allocated_bytes not in [phase.peak_allocated_bytes for phase in p.phases.values()]
         said += f", in {place.phase}{' of the first step' if is_first and p.phases else ''}"
@@ -300,7 +317,7 @@ def render_screen(profile: Profile, *, width: int = WIDEST, color: bool = False,
     if not is_count(width, NARROWEST):
         raise InputError(f"screen(width={width!r}): must be a number of columns, {NARROWEST} or more")
     paint = Paint(color)
-    sections = [describe_run(profile, paint, width), describe_phases(profile, paint, width),
-                describe_peak(profile, paint, width), describe_modules(profile, paint, width),
-                describe_rest(profile, more, width)]
+    sections = [describe_run(profile, paint, width), describe_several(profile, paint, width),
+                describe_phases(profile, paint, width), describe_peak(profile, paint, width),
+                describe_modules(profile, paint, width), describe_rest(profile, more, width)]
     return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in sections if lines)

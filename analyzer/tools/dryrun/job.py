@@ -220,7 +220,7 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
         return _run_ranks(arguments, shown, *outputs)
 
     run = dry_run(arguments.script, arguments.arguments, device=arguments.device, steps=arguments.steps,
-                  world=read_world(arguments))
+                  world=read_world(arguments), devices=arguments.devices or 1)
     sys.stdout.flush()  # what the script printed comes before what follows on the other stream
     print(run.format_error(), end="", file=sys.stderr)
     found = run.profile

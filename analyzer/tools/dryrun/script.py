@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -107,15 +107,16 @@ class DryRun:
 
 
 def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | DeviceSpec = "h200", steps: int = 3,
-            options: ProfileOptions | None = None, world: World | None = None) -> DryRun:
+            options: ProfileOptions | None = None, world: World | None = None, devices: int = 1) -> DryRun:
     """Execute ``script`` as ``python script arguments`` would, on tensors without data that may be on ``device``.
 
-    It is ended when its optimizers have stepped ``steps`` times. ``torch.cuda`` answers from the simulation. Scalars
-    that only data could give (``loss.item()``) are placeholders, `DataLoader` workers are not started, ``torch.save``
-    writes nothing; `Profile.assumptions` lists what was taken so. What is under ``torch.compile`` is profiled as the
-    compiler makes it. What the script does besides torch it does. By default memory is limited to the device's:
-    `Profile.out_of_memory` tells where it would run out. An error of the script's own is in the result, not raised.
-    Raises InputError for a script that is not there or steps below 1, UnknownDeviceError.
+    It is ended when its optimizers have stepped ``steps`` times. The process has as many ``devices``, cuda:0, cuda:1
+    and so on. ``torch.cuda`` answers from the simulation. Scalars that only data could give (``loss.item()``) are
+    placeholders, `DataLoader` workers are not started, ``torch.save`` writes nothing; `Profile.assumptions` lists what
+    was taken so. What is under ``torch.compile`` is profiled as the compiler makes it. What the script does besides
+    torch it does. By default memory is limited to the device's: `Profile.out_of_memory` tells where it would run out.
+    An error of the script's own is in the result, not raised. Raises InputError for a script that is not there or steps
+    below 1, UnknownDeviceError.
 
     In a ``world`` the script runs as the rank of that world that ``torchrun`` started: it finds the environment and
     initialises `torch.distributed` itself, no other rank is waited for, and the profile is of this rank. Libraries keep
@@ -127,7 +128,8 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
     path = check_script(script, steps)
     spec = find_device(device)
     with nullcontext() if world is None else world:
-        return _execute(path, arguments, spec, steps, options)
+        options = options or ProfileOptions(unknown_value="placeholder", limit_to_device=spec.memory_bytes is not None)
+        return _execute(path, arguments, spec, steps, replace(options, devices=devices) if devices != 1 else options)
 
 
 def check_script(script: str | Path, steps: int) -> Path:
@@ -140,9 +142,8 @@ def check_script(script: str | Path, steps: int) -> Path:
 
 
 def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
-             options: ProfileOptions | None) -> DryRun:
-    session = Session(spec, options or ProfileOptions(unknown_value="placeholder",
-                                                      limit_to_device=spec.memory_bytes is not None))
+             options: ProfileOptions) -> DryRun:
+    session = Session(spec, options)
     define_torchvision_ops()  # so that a script can import torchvision beside a torch without CUDA
     error: BaseException | None = None
     is_stopped = False

@@ -295,10 +295,11 @@ def run_fit(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(arguments)
     inputs = choose_inputs(target, arguments.input, arguments.mode == "train", recipe.dtype)
     with model_errors(arguments.target):
-        model = build_model(partial(recipe.build, target.build)).train(arguments.mode == "train")
+        several = arguments.devices or 1
+        model = build_model(partial(recipe.build, target.build), devices=several).train(arguments.mode == "train")
         args, kwargs = make_inputs(inputs)
         found = fits(model, args, kwargs, devices=arguments.device, world_size=arguments.world_size,
-                     **find_step(arguments, recipe))
+                     options=ProfileOptions(devices=several), **find_step(arguments, recipe))
     print(found if arguments.format == "text" else found.table(arguments.format))
     return 3 if all(row.fits is False for row in found if row.capacity_bytes is not None) else 0
 
@@ -315,10 +316,13 @@ def _find_largest(arguments: argparse.Namespace, device: str = "h200") -> int:
         return make_inputs(resolve_inputs(target, arguments.input, replace(configuration, **sized)))
 
     make(max(1, start))  # before any work: an input without a place for the size costs no waiting
-    options = None if arguments.memory is None else ProfileOptions(capacity_bytes=parse_bytes(arguments.memory))
+    several = arguments.devices or 1
+    options = ProfileOptions(capacity_bytes=None if arguments.memory is None else parse_bytes(arguments.memory),
+                             devices=several)
     search = max_batch_size if what == "batch" else max_sequence_length
     with model_errors(arguments.target):
-        model = build_model(partial(recipe.build, target.build)).train(arguments.mode == "train")
+        model = build_model(partial(recipe.build, target.build), None, configuration.device_spec, several).train(
+            arguments.mode == "train")
         found = search(model, make, device=configuration.device_spec, start=start,
                        multiple_of=1 if arguments.multiple_of is None else arguments.multiple_of,
                        at_most=arguments.at_most, options=options, world_size=arguments.world_size,

@@ -1,0 +1,90 @@
+"""What a log says of the memory of one device: at the ends of phases, and at the peaks."""
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from analyzer.memory.allocator import CachingAllocator
+from analyzer.memory.segment_memory import Journal
+
+
+@dataclass(slots=True, kw_only=True)
+class PhaseMemory:
+    """What the allocator of one device said over a part of a phase: at its end, and at the peaks."""
+
+    allocated_bytes: int = 0
+    reserved_bytes: int | None = None
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int | None = None
+    requested_bytes: int = 0
+    peak_requested_bytes: int = 0
+
+    def read(self, memory: Any) -> None:
+        """Take over what a memory says at the end of the part."""
+        self.allocated_bytes, self.requested_bytes = memory.allocated_bytes, memory.requested_bytes
+        self.reserved_bytes = memory.reserved_bytes
+        self.peak_allocated_bytes, self.peak_requested_bytes, self.peak_reserved_bytes = memory.lap_peaks()
+
+    def join(self, later: PhaseMemory) -> None:
+        """Go on to the end of a ``later`` part of the phase."""
+        for name in ("allocated_bytes", "requested_bytes", "reserved_bytes"):
+            setattr(self, name, getattr(later, name))
+        for name in ("peak_allocated_bytes", "peak_requested_bytes", "peak_reserved_bytes"):
+            before, peak = getattr(self, name), getattr(later, name)
+            setattr(self, name, before if before is None or peak is None else max(before, peak))
+
+
+@dataclass(slots=True)
+class PhaseRecord(PhaseMemory):
+    """What the allocator of the watched device said over a part of one phase, and which calls ran in it."""
+
+    step: int
+    phase: str
+    first_call: int
+    last_call: int = 0                      #: one past the last
+    end_event: int = 0
+    end_allocator_event: int = 0                        #: how many of `Log.allocator_events` came before its end
+    others: dict[str, PhaseMemory] = field(default_factory=dict)  #: of the other devices, where there are several
+
+    def extend(self, later: PhaseRecord) -> None:
+        """Let the ``later`` part, which follows it, be of it."""
+        for name in ("last_call", "end_event", "end_allocator_event"):
+            setattr(self, name, getattr(later, name))
+        self.join(later)
+        for device, memory in self.others.items():
+            memory.join(later.others[device])
+
+
+@dataclass
+class DeviceLog:
+    """What the log says of the memory of one device: of the watched one it is a part of `Log` itself."""
+
+    device: str = ""                         #: the simulated device
+    peak_bytes: int = 0                      #: largest allocated_bytes seen
+    peak_event: int = 0                      #: the event that reached it
+    peak_workspace_bytes: int = 0            #: workspace that was held at that event
+    #: the allocator before the first of the allocator's events that is not of what was there already
+    memory_at_start: CachingAllocator | None = None
+    #: what memory was asked for since ``record_stream`` was called first, each request with its step and how many calls
+    #: and requests of streams came before it; and the allocator as it was then
+    journal: Journal | None = None
+    journal_start: CachingAllocator | None = None
+
+
+def swap(kind: type, one: Any, other: Any) -> None:
+    """Exchange the fields of a kind of record that two objects have."""
+    for item in fields(kind):
+        mine, theirs = getattr(one, item.name), getattr(other, item.name)
+        setattr(one, item.name, theirs)
+        setattr(other, item.name, mine)
+
+
+@functools.cache
+def device_index(name: str) -> int:
+    """The index of a device by its name; of the host, which has none, -1.
+
+    >>> device_index("cuda:3"), device_index("cpu")
+    (3, -1)
+    """
+    return int(name.partition(":")[2] or -1)
