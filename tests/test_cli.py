@@ -204,6 +204,13 @@ def test_more_tokens_than_a_model_has_positions(run, words, text):
     assert (code, out) == (2, "") and text in err
 
 
+@pytest.mark.parametrize("option", [["--optimizer", "adamw"], ["--accumulate", "4"]])
+@pytest.mark.parametrize("command", ["profile", "measure", "fit"])
+def test_inference_excludes_what_training_alone_has(run, command, option):
+    code, out, err = run(command, "resnet18", "--input", "2x3x32x32", "--mode", "infer", *option)
+    assert (code, out) == (2, "") and f"--mode infer {' '.join(option)}: an inference step has no" in err
+
+
 def test_a_saved_profile_holds_each_option_of_its_step():
     of_the_output = {"command", "target", "others", "batch_size", "show", "json", "html", "export"}
     assert vars(make_parser("profile").parse_args(["profile", "gpt2"])).keys() - of_the_output == set(SAVED_OPTIONS)

@@ -54,6 +54,12 @@ def find_autocast(arguments: argparse.Namespace) -> torch.dtype | None:
 
 
 def find_step(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+    if arguments.mode == "infer":
+        given = f"--optimizer {recipe.optimizer}" if recipe.optimizer is not None else (
+            f"--accumulate {recipe.accumulate}" if recipe.accumulate > 1 else None)
+        if given is not None:
+            raise InputError(f"--mode infer {given}: an inference step has no optimizer and no micro-batches; leave "
+                             "one of the two options out")
     return {"autocast": find_autocast(arguments), **recipe.profile_options(arguments.mode)}
 
 
