@@ -151,7 +151,7 @@ def devices(where):
     return next((given[kind] for kind in given if kind in name), "cpu")
 
 
-@pytest.mark.parametrize("where", LOCATIONS, ids=str)
+@pytest.mark.parametrize("where", LOCATIONS, ids=range(len(LOCATIONS)))
 @pytest.mark.parametrize("form", ["zip", "legacy", "mapped"])
 def test_a_file_is_read_to_where_it_is_asked_for(where, form, tmp_path):
     base = torch.arange(1 << 10)
@@ -173,7 +173,7 @@ def test_a_file_is_read_to_where_it_is_asked_for(where, form, tmp_path):
         assert memory.allocated_bytes == 0
 
 
-@pytest.mark.parametrize("where", LOCATIONS[:8], ids=str)
+@pytest.mark.parametrize("where", LOCATIONS[:8], ids=range(8))
 def test_what_is_saved_without_data_is_read_to_where_it_is_asked_for(where):
     with MetaTensorMode():
         file = io.BytesIO()
