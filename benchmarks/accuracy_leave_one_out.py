@@ -27,7 +27,7 @@ import torch
 from analyzer import profile
 from analyzer.cuda.workspaces import convolution
 from analyzer.hardware import find_device
-from benchmarks.cases import Case, as_measured, build, measured_cases
+from benchmarks.cases import Case, build, measured_cases
 from benchmarks.page import is_named, map_apart, markdown, parse_parts, percent, publish
 
 NEVER, ALWAYS = 1e-6, 1e9  #: what stands for a bracket's end that no case gives
@@ -93,7 +93,7 @@ def predict(case: Case, values: Values) -> dict[tuple[int, str], int]:
     """The peak of each phase, by step and name, with the constants ``values``."""
     torch.set_num_threads(1)
     model, args, kwargs = build(case)
-    with as_measured(), constants_set(values) as name:
+    with constants_set(values) as name:
         found = profile(model, args, kwargs, mode=case.mode, optimizer=case.optimizer, autocast=case.autocast,
                         device=replace(find_device("h200"), name=name))
     peaks: dict[tuple[int, str], int] = {}

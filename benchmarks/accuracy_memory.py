@@ -22,7 +22,7 @@ import torch
 
 from analyzer import profile
 from analyzer.record.log import Log
-from benchmarks.cases import Case, as_measured, build, measured_cases
+from benchmarks.cases import Case, build, measured_cases
 from benchmarks.page import describe_run, is_named, keep, map_apart, markdown, parse_parts, percent, publish
 
 NAMED_ABOVE = 0.01  # errors from here on are listed with their cause
@@ -75,9 +75,8 @@ def judge(case: Case) -> Result:
     try:
         model, args, kwargs = build(case)
         logs: list[Log] = []
-        with as_measured():
-            p = profile(model, args, kwargs, mode=case.mode, optimizer=case.optimizer, autocast=case.autocast,
-                        device="h200", profilers={"requests": keep(logs)})
+        p = profile(model, args, kwargs, mode=case.mode, optimizer=case.optimizer, autocast=case.autocast,
+                    device="h200", profilers={"requests": keep(logs)})
     except Exception:  # every failure is a row
         result.failure = traceback.format_exc()
         return result

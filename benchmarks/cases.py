@@ -3,12 +3,8 @@
 """
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
-from unittest import mock
 
 import torch
 from torch import nn
@@ -51,15 +47,6 @@ class Case:  # one measured run. ``precision`` is "fp32", "bf16" (the model is c
 
 def measured_cases(name: str = "memory") -> list[Case]:
     return [Case(**{**row, "phases": [tuple(p) for p in row["phases"]]}) for row in read_truth(name)["cases"]]
-
-
-@contextmanager
-def as_measured() -> Iterator[None]:
-    """A block in which cuBLASLt has a workspace of its own, as in PyTorch 2.11, with which the runs were measured.
-    From 2.12 on it works in cuBLAS's.
-    """
-    with mock.patch.dict(os.environ, TORCH_CUBLASLT_UNIFIED_WORKSPACE="0"):
-        yield
 
 
 def build(case: Case) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:

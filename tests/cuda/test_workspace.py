@@ -5,21 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch.torch_version import TorchVersion
 
 from analyzer import MetaTensorMode, profile
-from analyzer.cuda.workspaces import library
 from analyzer.cuda.workspaces.library import cublas_workspace_bytes, cublaslt_workspace_bytes
 from analyzer.cuda.workspaces.reduction import reduction_blocks
 from analyzer.hardware import find_device
 from analyzer.hardware.catalogue import simulating
-from analyzer.meta.dispatch.call import entries
 from analyzer.meta.operator_info import kernel_memory
 from analyzer.meta.spec import Signature, TensorSpec
 
 MIB = 1 << 20
-#: what cuBLASLt takes beside cuBLAS's: nothing from 2.12 on
-LT = MIB if torch.__version__ < "2.12" else 0
 Program = Callable[[], object]
 
 
@@ -45,14 +40,14 @@ def train(module: torch.nn.Module, x: torch.Tensor) -> None:
     pytest.param(lambda: rand(4, 4) @ rand(4, 4), 32 * MIB, id="mm"),
     pytest.param(lambda: [rand(4, 4) @ rand(4, 4), rand(2, 4, 4) @ rand(2, 4, 4)], 32 * MIB,
                  id="once-for-all-products"),
-    pytest.param(lambda: torch.addmm(rand(4), rand(4, 4), rand(4, 4)), 32 * MIB + LT, id="bias-through-cublaslt"),
+    pytest.param(lambda: torch.addmm(rand(4), rand(4, 4), rand(4, 4)), 33 * MIB, id="bias-through-cublaslt"),
     pytest.param(lambda: torch.addmm(rand(4, 4), rand(4, 4), rand(4, 4)), 32 * MIB, id="no-bias-vector"),
     pytest.param(lambda: torch.addmm(rand(4), rand(4, 4), rand(4, 4), beta=2), 32 * MIB, id="beta"),
     pytest.param(lambda: torch.rand(4, 4) @ torch.rand(4, 4), 0, id="host"),
     pytest.param(lambda: torch.nn.functional.conv2d(rand(1, 4, 8, 8), rand(4, 4, 3, 3)), 0, id="convolution"),
     pytest.param(lambda: train(torch.nn.Linear(8, 8, bias=False).cuda(), rand(4, 8)), 64 * MIB,
                  id="autograd-has-a-handle-of-its-own"),
-    pytest.param(lambda: train(torch.nn.Linear(8, 8).cuda(), rand(4, 8)), 64 * MIB + LT, id="no-bias-in-backward"),
+    pytest.param(lambda: train(torch.nn.Linear(8, 8).cuda(), rand(4, 8)), 65 * MIB, id="no-bias-in-backward"),
 ])
 def test_workspaces_stay(program: Program, expected: int) -> None:
     assert bytes_kept(program) == expected
@@ -70,64 +65,12 @@ def test_environment_is_read_as_pytorch_does(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
     monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "2048")
     assert (cublas_workspace_bytes(), cublaslt_workspace_bytes()) == ((2 * 4096 + 8 * 16) * 1024, 2 * MIB)
-    monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "0")
-    entries.clear()  # which remember what calls ask for
     assert bytes_kept(lambda: torch.addmm(rand(4), rand(4, 4), rand(4, 4))) == (2 * 4096 + 8 * 16) * 1024 + 2 * MIB
 
 
-def _of_bias() -> object:
-    return torch.addmm(rand(5), rand(5, 5), rand(5, 5))
-
-
-def _of_matrices() -> object:
-    return rand(5, 5) @ rand(5, 5)
-
-
-# Read off CublasHandlePool.cpp of each version, and off the code of libtorch_cuda.so of 2.11, 2.12, 2.13 and 2.14.
-@pytest.mark.parametrize(("version", "device", "variables", "program", "kept", "held"), [
-    ("2.11.0", "h200", {}, _of_bias, 33 * MIB, 0),
-    ("2.11.0", "h200", {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1"}, _of_bias, 32 * MIB, 0),
-    ("2.12.1", "h200", {}, _of_bias, 32 * MIB, 0),
-    ("2.12.1", "h200", {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}, _of_bias, 33 * MIB, 0),
-    ("2.11.0", "b200", {}, _of_matrices, 8519680, 0),
-    ("2.13.0", "b200", {}, _of_matrices, 32 * MIB, 0),
-    ("2.14.1", "h200", {"TORCH_CUBLAS_WORKSPACE_CACHE": "0"}, _of_matrices, 32 * MIB, 0),
-    ("2.15.0", "h200", {}, _of_matrices, 0, 32 * MIB),
-    ("2.15.0", "h200", {}, _of_bias, 0, MIB),
-    ("2.15.0", "h200", {"CUBLASLT_WORKSPACE_SIZE": "2048"}, _of_bias, 0, 2 * MIB),
-    ("2.15.0", "a100", {}, _of_matrices, 0, 8519680),
-    ("2.15.0", "h200", {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}, _of_bias, 32 * MIB, 0),
-    ("2.15.0", "h200", {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}, _of_bias,
-     33 * MIB, 0),
-    ("2.13.0", "mi300x", {}, _of_matrices, 128 * MIB, 0),
-    ("2.13.0", "mi250x", {}, _of_matrices, 32 * MIB, 0),
-    ("2.13.0", "mi250x", {"ROCBLAS_WORKSPACE_CONFIG": ":1024:8"}, _of_matrices, 8 * MIB, 0),
-    ("2.13.0", "mi355x", {}, _of_bias, 76 * MIB, 0),  # hipBLASLt has a handle of its own
-    ("2.15.0", "mi300x", {}, _of_matrices, 128 * MIB, 0),
-    ("2.15.0", "mi300x", {"TORCH_CUBLAS_WORKSPACE_CACHE": "0"}, _of_matrices, 0, 128 * MIB)])
-def test_what_libraries_of_products_take_follows_the_version(monkeypatch, version, device, variables, program, kept,
-                                                             held):
-    monkeypatch.setattr(library, "_version", TorchVersion(version))
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    entries.clear()
-    mode = MetaTensorMode()
-    try:
-        with mode, simulating(find_device(device)):
-            program()
-    finally:
-        entries.clear()
-    allocator = mode.space.allocator()
-    assert (allocator.allocated_bytes, allocator.peak_allocated_bytes - kept) == (kept, held + 3 * 512 + (
-        program is _of_bias) * 512)
-
-
-def test_compute_capability_11_takes_as_much_as_blackwell(monkeypatch):
-    spec = dataclasses.replace(find_device("gb200"), name="thor", aliases=(), compute_capability=(11, 0))
-    with simulating(spec):
-        for version, expected in (("2.13.0", 8519680), ("2.14.0", 32 * MIB)):
-            monkeypatch.setattr(library, "_version", TorchVersion(version))
-            assert cublas_workspace_bytes() == expected
+def test_unified_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1")
+    assert bytes_kept(lambda: torch.addmm(rand(5), rand(5, 5), rand(5, 5))) == 32 * MIB
 
 
 def test_categories_add_up_to_the_peak() -> None:

@@ -40,9 +40,9 @@ def test_products_are_those_of_the_recipe_at_the_rate_of_their_format(recipe, sc
     assert [sum(o.flops for o in found) for found in calls.values()] == [scaled * product, plain * product]
     assert p.uncounted == ()
     # the eager step saves what it was given, in the format that it came in, and casts it again in backward; the
-    # library of scaled products has a workspace of its own before torch 2.12
+    # library of scaled products has a workspace of its own
     more = p.phases["forward"].allocated_bytes - profile_of(two_layers).phases["forward"].allocated_bytes
-    assert more == (2**20 if scaled and torch.__version__ < "2.12" else 0)
+    assert more == (2**20 if scaled else 0)
     if scaled and plain:
         seconds = {name: sum(o.seconds for o in found) / sum(o.calls for o in found) for name, found in calls.items()}
         assert seconds["aten._scaled_mm.default"] < 0.7 * seconds["aten.mm.default"]

@@ -11,7 +11,6 @@ from analyzer.hardware.catalogue import simulated_spec
 from analyzer.meta.operator_info import KernelMemory, Stage, host_memory, kernel_stages
 from analyzer.meta.spec import Signature, TensorSpec
 
-from .library import list_workspaces
 from .reduction import accumulate_bytes, one_stage, reduction_blocks
 
 # What CUDA kernels allocate. Source: files of ``aten/src/ATen/native/cuda`` named at each rule, as of PyTorch 2.11.
@@ -150,15 +149,7 @@ def _index_put(signature: Signature) -> tuple[Stage, ...]:
 @kernel_stages(_aten.mm, _aten.addmm, _aten.addmm_, _aten._addmm_activation, _aten.bmm, _aten.baddbmm, _aten.baddbmm_)
 def _product(signature: Signature) -> tuple[Stage, ...]:
     """Blas.cpp, prepare_(batch_)matrix_for_cublas: a matrix with neither rows nor columns dense is copied."""
-    copies = [m.nbytes for m in signature.inputs[-2:] if m.numel and not _is_matrix(m)]
-    return one_stage(*copies, *list_workspaces(signature))
-
-
-@kernel_stages(_aten.mv, _aten.addmv, _aten.addmv_, _aten.dot, _aten.vdot, _aten.addbmm, _aten.addbmm_,
-               _aten._scaled_mm, _aten._int_mm)
-def _other_product(signature: Signature) -> tuple[Stage, ...]:
-    """What the library works in, where a product takes and gives it back."""
-    return one_stage(*list_workspaces(signature))
+    return one_stage(*[m.nbytes for m in signature.inputs[-2:] if m.numel and not _is_matrix(m)])
 
 
 def _is_matrix(m: TensorSpec) -> bool:

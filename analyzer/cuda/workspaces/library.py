@@ -1,11 +1,7 @@
-"""Workspaces that cuBLAS and cuBLASLt take from the caching allocator: ``aten/src/ATen/cuda/CublasHandlePool.cpp``.
-
-Up to PyTorch 2.14 they are taken at the first product and kept for good, one per library, handle and stream; each
-thread has a handle, so the backward pass takes another. From 2.12 on cuBLASLt uses that of cuBLAS
-(``unified_cublas_and_lt_workspaces``). From 2.15 on each product takes one and gives it back (pytorch/pytorch#194311),
-unless ``TORCH_CUBLAS_WORKSPACE_CACHE=1`` is set, or the device is AMD's. The states of cuDNN's random generators are
-kept too, from the first recurrent layer in training with dropout on: get_dropout_state in
-``aten/src/ATen/native/cudnn/RNN.cpp``.
+"""Workspaces that cuBLAS and cuBLASLt take from the caching allocator at their first product and keep for good, one per
+library, handle and stream; each thread has a handle, so the backward pass takes another. Rules of PyTorch 2.8 to 2.11,
+``aten/src/ATen/cuda/CublasHandlePool.cpp``. So are the states of cuDNN's random generators, from the first recurrent
+layer in training with dropout on: get_dropout_state in ``aten/src/ATen/native/cudnn/RNN.cpp``.
 """
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from analyzer.hardware.catalogue import simulated_spec
 from analyzer.meta.spec import Signature
 from analyzer.meta.state import MetaState
 
-_version = torch.__version__
 _aten = torch.ops.aten
 _MIB = 1 << 20
 # gemm's types; integer products run a kernel of PyTorch's own
@@ -28,65 +23,32 @@ _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _COMPLEX = (torch.complex64, torch.complex128)
 
 
-def _is_amd() -> bool:
-    return simulated_spec().vendor == "AMD"
-
-
-def _read_flag(name: str) -> bool | None:
-    """An environment variable as ``c10::utils::check_env`` reads it."""
-    return {"0": False, "1": True}.get(os.environ.get(name, ""))
-
-
-def keeps_workspaces() -> bool:
-    """Whether workspaces stay for good, as ``isCUDABlasWorkspaceCachingEnabled`` has it."""
-    if _version < "2.15":
-        return True
-    flag = _read_flag("TORCH_CUBLAS_WORKSPACE_CACHE")
-    return _is_amd() if flag is None else flag
-
-
-def shares_workspaces() -> bool:
-    """Whether cuBLASLt works in cuBLAS's workspace, where these are kept: only asked for before PyTorch 2.12."""
-    flag = _read_flag("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
-    return not _is_amd() and (_version >= "2.12" if flag is None else flag)
-
-
-def _majors_of_32_mib() -> tuple[int, ...]:
-    """Major compute capabilities with 32 MiB: Blackwell from 2.12 on (pytorch/pytorch#175344), 11.0 from 2.14 on."""
-    return (9, 10, 11, 12) if _version >= "2.14" else (9, 10, 12) if _version >= "2.12" else (9,)
+#: major compute capabilities whose workspaces of cuBLAS are of 32 MiB
+_MAJORS_OF_32_MIB = (9, 10, 12) if torch.__version__ >= "2.12" else (9,)
 
 
 def cublas_workspace_bytes() -> int:
     """Bytes of one cuBLAS workspace: ``CUBLAS_WORKSPACE_CONFIG`` (``:KIB:COUNT…``), else by parseChosenWorkspaceSize 32
-    MiB on Hopper and what came after it, ``:4096:2:16:8`` on others. On AMD's devices of hipBLAS: also by
-    ``HIPBLAS_WORKSPACE_CONFIG`` and ``ROCBLAS_WORKSPACE_CONFIG``, else 128 MiB on gfx94 and gfx95, 32 MiB on others.
+    MiB on Hopper, and from 2.12 on on Blackwell (pytorch/pytorch#175344); ``:4096:2:16:8`` on others.
 
     >>> cublas_workspace_bytes()
     33554432
     """
-    names = ["CUBLAS_WORKSPACE_CONFIG"]
-    if _is_amd():
-        names += ["HIPBLAS_WORKSPACE_CONFIG", "ROCBLAS_WORKSPACE_CONFIG"]
-    given = next((os.environ[name] for name in names if name in os.environ), "")
-    pairs = re.findall(r":(\d+):(\d+)", given)
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
         return sum(int(kib) * int(count) for kib, count in pairs) << 10
-    major, minor = simulated_spec().compute_capability or (0, 0)
-    if _is_amd():
-        return (128 if (major, minor) >= (9, 4) else 32) * _MIB
-    return 32 * _MIB if major in _majors_of_32_mib() else (2 * 4096 + 8 * 16) << 10
+    major, _ = simulated_spec().compute_capability or (0, 0)
+    return 32 * _MIB if major in _MAJORS_OF_32_MIB else (2 * 4096 + 8 * 16) << 10
 
 
 def cublaslt_workspace_bytes() -> int:
-    """Bytes of one cuBLASLt workspace of its own: ``CUBLASLT_WORKSPACE_SIZE`` in KiB, else 1 MiB; of hipBLASLt also
-    ``HIPBLASLT_WORKSPACE_SIZE``, else 76 MiB (parseCUDABlasLtWorkspaceSize).
+    """Bytes of one cuBLASLt workspace: ``CUBLASLT_WORKSPACE_SIZE`` in KiB, else 1 MiB (parseCUDABlasLtWorkspaceSize).
 
     >>> cublaslt_workspace_bytes()
     1048576
     """
-    names = ["CUBLASLT_WORKSPACE_SIZE", *(["HIPBLASLT_WORKSPACE_SIZE"] if _is_amd() else [])]
-    given = re.match(r"\s*\d+", next((os.environ[name] for name in names if name in os.environ), ""))
-    return int(given[0]) << 10 if given else (76 if _is_amd() else 1) * _MIB
+    given = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+    return int(given) << 10 if given.isdigit() else _MIB
 
 
 def dropout_state_bytes() -> int:
@@ -130,49 +92,26 @@ _PRODUCTS: dict[Any, Callable[[Signature], bool]] = {
     **dict.fromkeys((*_ALWAYS_LT, _aten.linalg_solve_triangular, _aten.triangular_solve), lambda signature: True)}
 
 
-def _find_libraries(signature: Signature) -> tuple[str, ...] | dict[str | None, tuple[str, ...]]:
-    """What is kept of a kind of call: its libraries; of a product a table of them by the vendor of the device."""
-    if signature.op.overloadpacket is _aten._cudnn_rnn:
-        named = signature.named_arguments()
-        return ("cudnn dropout",) if named["train"] and named["dropout"] else ()
-    rule, inputs = _PRODUCTS.get(signature.op.overloadpacket), signature.inputs
-    if rule is None or not inputs or not inputs[-1].device.startswith("cuda") or signature.is_sparse:
-        return ()
-    return {} if rule(signature) else ()
-
-
-def _choose_libraries(signature: Signature) -> tuple[str, ...]:
-    """The libraries that a product asks for a workspace, in order."""
-    if not runs_through_cublaslt(signature):
-        return ("cublas",)
-    # the handle of cuBLASLt is cuBLAS's, which gets its workspace when it is asked for, where these are kept; that of
-    # hipBLASLt is one of its own
-    if _is_amd() or not keeps_workspaces():
-        return ("cublaslt",)
-    return ("cublas",) if shares_workspaces() else ("cublaslt", "cublas")
-
-
 def library_needs(signature: Signature) -> tuple[str, ...]:
-    """The libraries whose workspace the kernel of ``signature`` asks for and that they keep, in order: of "cublaslt",
-    "cublas" and "cudnn dropout".
+    """The libraries whose workspace the kernel of ``signature`` asks for, in order: of "cublaslt", "cublas" and
+    "cudnn dropout".
     """
-    memo = signature.memo
-    found: tuple[str, ...] | dict[str | None, tuple[str, ...]] | None = memo.get("library_needs")
-    if found is None:
-        found = memo["library_needs"] = _find_libraries(signature)
-    if not isinstance(found, dict):
-        return found
-    vendor = simulated_spec().vendor
-    if vendor not in found:
-        found[vendor] = _choose_libraries(signature) if keeps_workspaces() else ()
-    return found[vendor]
-
-
-def list_workspaces(signature: Signature) -> tuple[int, ...]:
-    """Bytes that a product takes and gives back, once its result is there; none where libraries keep theirs."""
-    if keeps_workspaces() or type(_find_libraries(signature)) is not dict:
-        return ()
-    return tuple([_SIZES[library]() for library in _choose_libraries(signature)])
+    found = signature.memo.get("library_needs")
+    if found is None and signature.op.overloadpacket is _aten._cudnn_rnn:
+        named = signature.named_arguments()
+        found = signature.memo["library_needs"] = ("cudnn dropout",) if named["train"] and named["dropout"] else ()
+    elif found is None:
+        rule, inputs = _PRODUCTS.get(signature.op.overloadpacket), signature.inputs
+        if rule is None or not inputs or not inputs[-1].device.startswith("cuda") or signature.is_sparse or not rule(
+                signature):
+            found = ()
+        elif runs_through_cublaslt(signature) and os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") != "1":
+            # the handle of cuBLASLt is cuBLAS's, which gets its workspace when asked for
+            found = ("cublaslt", "cublas")
+        else:
+            found = ("cublas",)
+        signature.memo["library_needs"] = found
+    return found
 
 
 def take_library_workspaces(state: MetaState, signature: Signature, needs: tuple[str, ...]) -> None:
