@@ -159,8 +159,7 @@ _OF_A_STEP = (
     Option("others", argparse.SUPPRESS, nargs="*", default=(), metavar="TARGET"))
 
 _OF_RANKS = (
-    _number("--devices", "how many of them the process has, cuda:0, cuda:1, ...: a model may lie on several (default "
-            "1)", name="device count"),
+    _number("--devices", "how many of them the process has (default 1)", name="device count"),
     _number("--world", "run as one of N ranks: torch.distributed is there and moves no data"),
     _number("--rank", "which one (default 0; of `dryrun` chosen, as are --ranks)", metavar="R"),
     Option("--ranks", "several, each in a process of its own", type=read_numbers, metavar="R,R"),
