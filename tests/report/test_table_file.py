@@ -55,11 +55,11 @@ def test_markdown_and_latex_are_in_units(mlp):
     assert rows[0][:3] == ["Lane", "Kind", "Name"] and rows[2:] == [
         ["host", "launch", *fc1, "0 s", "2.00 us", "-"], ["compute", "kernel", *fc1, "2.00 us", "2.00 us", "0"]]
     latex = mlp.export("table", what="memory_events", fmt="latex")
-    assert latex.startswith(r"\begin{tabular}{lrrll}") and latex.endswith(r"\end{tabular}")
+    assert latex.startswith(r"\begin{tabular}{lrrllr}") and latex.endswith(r"\end{tabular}")
     rows = [line for line in latex.splitlines() if line.endswith(r"\\")]
     assert len(rows) == 1 + len(mlp.memory_events)
     assert [cell.strip() for cell in rows[1].removesuffix(r"\\").split("&")] == [
-        r"segment\_alloc", str(0x7F0000000000), "2.00 MiB", "", ""]
+        r"segment\_alloc", str(0x7F0000000000), "2.00 MiB", "", "", "0"]
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1"])
