@@ -28,7 +28,7 @@ _DEEPEST = 8  # containers and objects in each other that are compared
 _LEFT_OUT = COMPILER_ATTRIBUTES | {"_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks",
                                    "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}
 #: attributes that every call of a module reads (``Module.__call__``, ``Module.train``)
-_ALWAYS_READ = frozenset(vars(nn.Module())) - _LEFT_OUT
+_ALWAYS_READ = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - _LEFT_OUT
 
 Place = tuple[str, str]
 """An attribute of a module in a block: the module's path in the block, and the attribute's name."""

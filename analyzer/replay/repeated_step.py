@@ -13,6 +13,7 @@ from analyzer.meta.structure import tensors_of
 from analyzer.record.eager import EagerStep, default_loss
 from analyzer.record.log import Log
 from analyzer.record.recorder import Recorder
+from analyzer.record.storage_lifetime import BEGAN, ENDED
 
 from .block_key import LEAF_TYPES
 from .chain import Chain, find_chains
@@ -95,6 +96,8 @@ class RepeatedStep(EagerStep):
         log = recorder.log
         if log.shortage is not None:
             raise NotRepeated("memory runs out")
+        if next((kind for kind, _ in self.short_run.events if kind in (BEGAN, ENDED)), BEGAN) == ENDED:
+            raise NotRepeated("its optimizer allocates memory before the first step")
         if log.journal is not None:
             raise NotRepeated("its tensors are used on other streams when they die (record_stream)")
         if any(call.cuda_graphs for call in log.compiled_calls):

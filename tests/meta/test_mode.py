@@ -201,7 +201,7 @@ def test_torch_is_as_it_was_after_the_mode_after_nesting_and_after_an_exception(
     with mode:
         pass
     for error in (ValueError, KeyboardInterrupt):
-        with pytest.raises(error), mode, MetaTensorMode():
+        with pytest.raises(error), mode, MetaTensorMode(ProfileOptions(devices=4)):
             torch.nn.Linear(2, 2).cuda()
             torch.cuda.set_device(3)
             raise error

@@ -54,6 +54,11 @@ def _asking(values_of: Any, original: Any) -> Any:
     return ask
 
 
+def _asked_function() -> MetaState | None:
+    """The mode's state where its functions are asked: not with the modes, or torch functions, set aside."""
+    return current() if torch._C._len_torch_function_stack() and torch._C._is_torch_function_enabled() else None
+
+
 def _replacements() -> Iterator[Undo]:
     for owner in (torch.nn.functional, torch.overrides):
         yield replace(owner, "has_torch_function", partial(_asking, lambda values: values))
@@ -74,7 +79,7 @@ def _replacements() -> Iterator[Undo]:
     yield answer(torch.autograd, "_engine_run_backward", _run_with_mode, passes_original=True)
     yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
     yield replace(torch.Tensor, "__new__", _constructing)
-    yield answer(MetaTensor, "__repr__", torch.Tensor.__repr__)  # which asks the mode
+    yield answer(MetaTensor, "__repr__", torch.Tensor.__repr__, where=_asked_function)
     yield answer(torch.UntypedStorage, "to", move_storage, passes_original=True)
     yield replace(MetaTensor, "__torch_function__", lambda f: torch._C._disabled_torch_function_impl)
     yield replace(sys, "unraisablehook", _note_failure)
