@@ -172,11 +172,11 @@ _OF_RANKS = (
 _REPORTS = "{analyzer.results.view:register_report}, or one that TARGET's file adds with register_report"
 
 _OF_OUTPUT = (
-    Option("--show", "reports to print, with commas between them (default screen, all at a glance): " + _REPORTS,
+    Option("--show", "reports, with commas between them (default screen, all of it): " + _REPORTS,
            default="screen", metavar="NAMES"),
     _file("--json", "also save all of it, for `analyzer show`, `compare`, `check` and `view`"),
     _file("--html", "also write it as one HTML page"),
-    Option("--export", "save files for other tools, each a {analyzer.report.export.table_file:list_kinds}, or one that "
+    Option("--export", "files for other tools, each a {analyzer.report.export.table_file:list_kinds}, or one that "
            "TARGET's file adds with register_exporter; without KIND by its ending, of "
            "{analyzer.report.export.table_file:ENDINGS}", action="append", default=[], metavar="[KIND=]FILE"),
     Option("--format", "of the table (default text)", choices=_FORMATS, default="text"))
