@@ -23,6 +23,7 @@ from analyzer.meta.operator_info import (
     register_shape_impl,
     sparse_shapes,
 )
+from analyzer.meta.refusal.check import check_call
 from analyzer.meta.spec import SPARSE_LAYOUTS, Signature, TensorSpec, parts_of, spec_of, to_specs
 from analyzer.meta.state import CPU, MetaState
 from analyzer.meta.tensor import META, MetaTensor, device_of, kernel
@@ -44,6 +45,7 @@ def run_kernel(state: MetaState, call: OperatorCall, key: Any) -> None:
     if info.refuses_overlaps:
         _check_overlaps(call)
     device = result_device(state, call.storages, kwargs.get("device"))
+    check_call(info.op.namespace, info.name, device.type, args, kwargs)
     spec_args, spec_kwargs = to_specs(args), to_specs(kwargs)
     for i, values in zip(info.packed, values_at(args, info.packed)):
         if values is not None:

@@ -1,0 +1,158 @@
+"""What operators refuse that take a tensor of indices or a mask, or write to a part of a tensor."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .rule import name_dtype, refuses, wrap_dim
+
+Tensor = torch.Tensor
+_BOOLEAN = (torch.bool, torch.uint8)
+
+
+@refuses("index_add", "index_add_")
+def index_add(_: str, self: Tensor, dim: int, index: Tensor, source: Tensor, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, index_func_meta_impl."""
+    _check_indexed("index_add_", self, wrap_dim(dim, self.dim()), index, source)
+
+
+@refuses("index_reduce", "index_reduce_")
+def index_reduce(_: str, self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, **_kwargs: Any) -> None:
+    """The same; aten/src/ATen/native/TensorAdvancedIndexing.cpp, index_reduce."""
+    if reduce not in ("prod", "mean", "amax", "amin"):
+        raise RuntimeError(f"index_reduce(): Expected reduce to be one of prod, mean, amax or amin but got {reduce}.")
+    _check_indexed("index_reduce_", self, wrap_dim(dim, self.dim()), index, source)
+
+
+def _check_indexed(name: str, self: Tensor, dim: int, index: Tensor, source: Tensor) -> None:
+    if index.dim() > 1:
+        raise IndexError(f"{name}(): Index is supposed to be a vector, but got dim: {index.dim()} with type: "
+                         f"{name_dtype(index.dtype)} and size: {list(index.shape)}")
+    if index.dtype not in (torch.int32, torch.int64):
+        raise RuntimeError(f"{name}(): Expected dtype int32/int64 for index but got: {name_dtype(index.dtype)}")
+    if self.dtype != source.dtype:
+        raise RuntimeError(f"{name}(): self ({name_dtype(self.dtype)}) and source ({name_dtype(source.dtype)}) must "
+                           "have the same scalar type")
+    if source.dim() and dim >= source.dim():
+        raise RuntimeError(f"{name}(): Indexing dim {dim} is out of bounds of the source tensor with dim "
+                           f"{source.dim()}")
+    size = source.shape[dim] if source.dim() else 1
+    if index.numel() != size:
+        raise RuntimeError(f"{name}(): Number of indices ({index.numel()}) should be equal to source.size(dim): "
+                           f"({size}), for dim: {dim}")
+    if source.dim() and self.dim():
+        def others(t: Tensor) -> list[int]:
+            return [n for d, n in enumerate(t.shape) if d != dim]
+        if others(self) != others(source):
+            raise RuntimeError("source tensor shape must match self tensor shape, excluding the specified dimension. "
+                               f"Got self.shape = {list(self.shape)} source.shape = {list(source.shape)}")
+
+
+@refuses("index_select")
+def index_select(_: str, self: Tensor, dim: int, index: Tensor, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, index_select_out_cpu_; cuda/Indexing.cu has the same."""
+    wrap_dim(dim, self.dim())
+    if index.dim() > 1:
+        raise IndexError("index_select(): Index is supposed to be a vector")
+    if index.dtype not in (torch.int32, torch.int64):
+        raise RuntimeError("index_select(): Expected dtype int32 or int64 for index")
+    if self.dim() == 0 and index.numel() != 1:
+        raise RuntimeError(f"index_select(): Index to scalar can have only 1 value, got {index.numel()} value(s)")
+
+
+@refuses("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+def index_put(_: str, self: Tensor, indices: Sequence[Tensor | None], values: Tensor, *_args: Any,
+              **_kwargs: Any) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, the meta function of index_put, make_index_put_iterator."""
+    if len(indices) > self.dim():
+        raise IndexError(f"too many indices for tensor of dimension {self.dim()} (got {len(indices)})")
+    if values.dtype != self.dtype:
+        raise RuntimeError("Index put requires the source and destination dtypes match, got "
+                           f"{name_dtype(self.dtype)} for the destination and {name_dtype(values.dtype)} for the "
+                           "source.")
+    given = [i for i in indices if i is not None]
+    for i in given:
+        if i.dtype not in (torch.int64, torch.int32, *_BOOLEAN):
+            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+    if not given or any(i.dtype in _BOOLEAN for i in given):
+        return  # how many a mask selects is another matter
+    shape = result_shape(tuple(self.shape), indices)
+    if not _expands(tuple(values.shape), shape):
+        raise RuntimeError(f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to "
+                           f"indexing result of shape {list(shape)}")
+
+
+def result_shape(shape: tuple[int, ...], indices: Sequence[Tensor | None]) -> tuple[int, ...]:
+    """The shape of what ``x[indices]`` selects: aten/src/ATen/native/TensorAdvancedIndexingUtils.h, transposed where
+    the indexed dimensions do not stand side by side. Raises IndexError.
+    """
+    places = [d for d, i in enumerate(indices) if i is not None]
+    try:
+        broadcast = tuple(torch.broadcast_shapes(*(i.shape for i in indices if i is not None)))
+    except RuntimeError as error:
+        raise IndexError("shape mismatch: indexing tensors could not be broadcast together with shapes "
+                         + ", ".join(str(list(i.shape)) for i in indices if i is not None)) from error
+    rest = [n for d, n in enumerate(shape) if d not in places]
+    at = places[0] if places == list(range(places[0], places[0] + len(places))) else 0
+    return (*rest[:at], *broadcast, *rest[at:])
+
+
+def _expands(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether values of ``shape`` broadcast to ``wanted``; leading dimensions of size one are left out, as
+    ``x[0:2] = values[None]`` may have.
+    """
+    while len(shape) > len(wanted) and shape[0] == 1:
+        shape = shape[1:]
+    return len(shape) <= len(wanted) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(wanted)))
+
+
+@refuses("masked_scatter", "masked_scatter_")
+def masked_scatter(_: str, self: Tensor, mask: Tensor, source: Tensor, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, masked_scatter__cpu; cuda/IndexKernel.cpp."""
+    if mask.dtype != torch.bool:
+        raise RuntimeError("masked_scatter_ only supports boolean masks, but got mask with dtype "
+                           f"{name_dtype(mask.dtype)}")
+    if self.dtype != source.dtype:
+        raise RuntimeError("masked_scatter: expected self and source to have same dtypes but got "
+                           f"{name_dtype(self.dtype)} and {name_dtype(source.dtype)}")
+
+
+@refuses("as_strided_scatter")
+def as_strided_scatter(_: str, self: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int],
+                       storage_offset: int | None = None, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/Resize.h, checkInBoundsForStorage: the view is taken of a dense copy of ``self``."""
+    extent = 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride)) + (storage_offset or 0)
+    if extent > self.numel():
+        raise RuntimeError(f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset "
+                           f"{storage_offset or 0}, and itemsize {self.itemsize} requiring a storage size of "
+                           f"{extent * self.itemsize} are out of bounds for storage of size "
+                           f"{self.numel() * self.itemsize}")
+
+
+@refuses("slice_scatter")
+def slice_scatter(_: str, self: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None,
+                  step: int = 1, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/TensorShape.cpp, slice_scatter."""
+    dim = wrap_dim(dim, self.dim())
+    if step <= 0:
+        raise RuntimeError("slice step must be positive")
+    count = len(range(self.shape[dim])[slice(start, end, step)]) if self.dim() else 0
+    wanted = [count if d == dim else n for d, n in enumerate(self.shape)]
+    if list(src.shape) != wanted:
+        raise RuntimeError("expected src to have a size equal to the slice of self. "
+                           f"src size = {list(src.shape)}, slice size = {wanted}")
+
+
+@refuses("put", "put_")
+def put(_: str, self: Tensor, index: Tensor, source: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, put_."""
+    if index.dtype != torch.int64:
+        raise RuntimeError(f"put_(): Expected a long tensor for index, but got {name_dtype(index.dtype)}")
+    if self.dtype != source.dtype:
+        raise RuntimeError("put_(): self and source expected to have the same dtype, but got self.dtype = "
+                           f"{name_dtype(self.dtype)} and source.dtype = {name_dtype(source.dtype)}")
+    if index.numel() != source.numel():
+        raise IndexError("put_(): Expected source and index to have the same number of elements, but got "
+                         f"source.numel() = {source.numel()}, index.numel() = {index.numel()}")

@@ -1,0 +1,77 @@
+"""Programs that PyTorch refuses are refused, with an error of the same kind; programs that it runs are not."""
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from analyzer import MetaTensorMode
+from benchmarks.operator_samples import compare, load_operators, samples_of
+from benchmarks.refused_calls import AGREES, KNOWN, compare_all
+
+Call = Callable[[], Any]
+
+CALLS: dict[str, Call] = {
+    "groups that do not divide the outputs": lambda: F.conv2d(torch.rand(2, 8, 9, 9), torch.rand(6, 2, 3, 3), groups=4),
+    "more groups than outputs": lambda: F.conv1d(torch.rand(2, 12, 30), torch.rand(3, 2, 3), groups=6),
+    "a bias of another length": lambda: F.conv2d(torch.rand(1, 3, 8, 8), torch.rand(4, 3, 3, 3), torch.rand(3)),
+    "output_padding as large as the stride": lambda: F.conv_transpose2d(
+        torch.rand(2, 4, 9, 9), torch.rand(4, 4, 3, 3), stride=2, output_padding=2),
+    "nll_loss of int32 targets": lambda: F.nll_loss(torch.rand(4, 10), torch.randint(0, 10, (4,)).int()),
+    "index_add of another dtype": lambda: torch.rand(3, 4).index_add(
+        0, torch.randint(0, 3, (5,)), torch.rand(5, 4).half()),
+    "softmax of integers": lambda: torch.randint(0, 4, (4,)).softmax(0),
+    "svd in half": lambda: torch.linalg.svd(torch.rand(3, 4).half()),
+    "softmax over a dimension that is not there": lambda: torch.rand(2, 5).softmax(3),
+    "rms_norm with a weight of another length": lambda: F.rms_norm(torch.rand(2, 4, 5), (5,), torch.rand(4)),
+    "multinomial of more than there are": lambda: torch.multinomial(torch.rand(4, 5), 9),
+    "index_put of values that do not broadcast": lambda: torch.rand(3, 4).index_put(
+        (torch.randint(0, 3, (2,)),), torch.rand(3, 4)),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", CALLS)
+def test_what_the_cpu_refuses_is_refused(name: str, device: str) -> None:
+    call = CALLS[name]
+    with pytest.raises(Exception) as right:
+        call()
+    with MetaTensorMode(), torch.device(device), pytest.raises(type(right.value)):
+        call()
+
+
+# Operators of torch's database whose error inputs reach most of the rules.
+SAMPLED = ("nn_functional_conv2d", "index_add", "masked_scatter", "roll", "complex",
+           "nn_functional_embedding", "aminmax", "amax", "slice_scatter", "nn.NLLLoss", "nn_functional_rms_norm",
+           "nn_functional_multi_margin_loss", "bucketize")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_error_inputs_of_pytorch_raise_the_same_kind_of_error(device: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [(call.name, verdict, told) for call, verdict, told in compare_all(device, SAMPLED)]
+    assert len(found) > 40
+    assert [f for f in found if f[1] != AGREES and (device, f[0]) not in KNOWN] == []
+
+
+# Operators of torch's database that run an operator with a rule, or are composed of it.
+WITH_RULES = ("nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv_transpose2d", "softmax",
+              "log_softmax", "nn.functional.nll_loss", "nn.functional.cross_entropy", "nn.functional.rms_norm",
+              "nn.functional.embedding", "nn.functional.multi_margin_loss", "nn.functional.multilabel_margin_loss",
+              "multinomial", "bucketize", "uniform", "complex", "polar", "amax", "amin", "aminmax", "roll",
+              "linalg.svd", "index_add", "index_reduce", "index_select", "index_put", "masked_scatter", "as_strided_scatter",
+              "slice_scatter", "put", "repeat", "rand_like")
+
+
+def test_samples_of_operators_with_rules_are_not_refused() -> None:
+    chosen = [op for op in load_operators() if op.name in WITH_RULES and torch.float32 in op.supported_dtypes("cpu")]
+    assert {op.name for op in chosen} == set(WITH_RULES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        told = {(op.formatted_name, compare(op, sample)) for op in chosen for sample in samples_of(op, 12)}
+    assert {t for t in told if t[1].startswith("fails") or t[1] == "refused"} == set()
