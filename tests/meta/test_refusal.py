@@ -64,7 +64,8 @@ WITH_RULES = ("nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.con
               "log_softmax", "nn.functional.nll_loss", "nn.functional.cross_entropy", "nn.functional.rms_norm",
               "nn.functional.embedding", "nn.functional.multi_margin_loss", "nn.functional.multilabel_margin_loss",
               "multinomial", "bucketize", "uniform", "complex", "polar", "amax", "amin", "aminmax", "roll",
-              "linalg.svd", "index_add", "index_reduce", "index_select", "index_put", "masked_scatter", "as_strided_scatter",
+              "linalg.svd", "index_add", "index_reduce", "index_select", "index_put", "masked_scatter",
+              "as_strided_scatter",
               "slice_scatter", "put", "repeat", "rand_like")
 
 
