@@ -2,14 +2,17 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
+from analyzer.distributed.world_state import current_world
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.compiled_function import written_forward
@@ -23,8 +26,9 @@ from .log import LogModuleCall
 from .memory_recorder import ROOT
 from .optimizer_step import observed_steps
 from .recorder import Recorder
-from .storage_lifetime import OUTSIDE
-from .tensor_walk import tensors_in, walk_modules
+from .script_module import ObjectNumbers, ScriptRoot, ScriptRoots, StepCounts
+from .storage_lifetime import OUTSIDE, StorageLifetime
+from .tensor_walk import tensors_in
 
 SETUP = "setup"  #: the phase before the first model is called
 HELD = "held by the script"
@@ -36,7 +40,7 @@ class EnoughSteps(BaseException):
 
 
 class Script(torch.nn.Module):
-    """Holds, as its children, the modules that a script calls from outside of any module."""
+    """Holds, once a script has ended, the modules that it called from outside of any module and that are there yet."""
 
 
 @dataclass
@@ -59,30 +63,41 @@ class _StepDescription(NamedTuple):
 
 
 class ScriptRecorder(Recorder):
-    """Listens to a script until its optimizers stepped ``steps`` times; more than one in turn make a step together."""
+    """Listens to a script until its optimizers stepped ``steps`` times; more than one in turn make a step together.
+
+    What the script lets go of is freed as without a recorder: ``describe`` is given each module and parameter of the
+    script's own, and what tells them apart, and what it answers is kept in place of them.
+    """
 
     undecided = ("", HELD)  # until a module that has it is called, an optimizer steps, or it is given to a module
 
     def __init__(self, mode: MetaTensorMode, device: torch.device, is_leaf: Callable[[torch.nn.Module], bool] | None,
-                 find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None], steps: int) -> None:
+                 find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None], steps: int,
+                 describe: Callable[[Any, Callable[[Any], int]], Any] = lambda thing, key: None) -> None:
         self.script = Script()
         super().__init__(mode, self.script, device, is_leaf, find_leaf_impl)
-        self.steps = steps
-        self.step_counts: dict[str, int] = {}  #: by optimizer: its class and its place among those seen
-        self._optimizers: dict[int, tuple[str, torch.optim.Optimizer]] = {}
-        self._stateless: dict[type, int] = {}
-        self._steps_at: list[tuple[int, torch.optim.Optimizer]] = []  # after how many calls each step was taken
+        self._modules.clear()
+        self.steps, self.describe = steps, describe
+        self.step_counts = StepCounts()
+        self._numbers = ObjectNumbers(self._forget)
+        self._roots = ScriptRoots(self.log, self._module_index, self._numbers)
+        #: of a rank: what its wrappers know of the world is asked at the end
+        self._held: list[torch.nn.Module] | None = None if current_world() is None else []
+        # after how many calls each step was taken
+        self._steps_at: list[tuple[int, Callable[[], torch.optim.Optimizer | None], str]] = []
         self._outer: _Outer | None = None
         self._passes = 0
+        self._new_roots: list[ScriptRoot] = []
+        self._gathered: list[ScriptRoot] = []
         self._outer_runs: list[OuterRun] = []
-        self._leaves: dict[int, torch.Tensor] = {}  # that get gradients and no module holds, by id
+        self._leaves: dict[int, Callable[[], torch.Tensor | None]] = {}  # that get gradients, of no module, by id
         self._described_before = _StepDescription([], [])  # the step before the one that is under way
         self.phase = SETUP
 
     @property
     def steps_taken(self) -> int:
-        """Whole steps: every optimizer seen so far has stepped as often."""
-        return min(self.step_counts.values(), default=0)
+        """Whole steps: every optimizer seen so far that is still there has stepped as often."""
+        return self.step_counts.whole
 
     def share_done(self) -> float:
         """How many of the steps asked for are taken; how long a step takes, or what comes before it, is not known."""
@@ -122,11 +137,38 @@ class ScriptRecorder(Recorder):
         self.let_go()
         self.log.steps = max(1, self.steps_taken)
         self._leave_out_evaluation()
+        self._gather()
+
+    def list_roots(self) -> list[ScriptRoot]:
+        """What the script called and stepped that was there in the step described, with what was written down of it."""
+        return self._gathered
+
+    def _gather(self) -> None:
+        """The script has ended: hold what is there, and write it down."""
+        self._describe_all()
+        self._gathered = self._roots.gather(self.described_step)
+        for root in self._gathered:
+            found = root.find()
+            if isinstance(found, torch.nn.Module):
+                self.script.add_module(root.name, found)
+            elif found is not None:
+                self.script._parameters[root.name] = found
+
+    def _describe_all(self) -> None:
+        for root, found in self._roots.live():
+            root.shape = self.describe(found, self._numbers)
+
+    def _forget(self, key: int) -> None:
+        """An object of this id is gone: the next that gets it is another."""
+        self._module_index.pop(key, None)
+        self._parameter_owner.pop(key, None)
+        self._leaves.pop(key, None)
 
     def end_short(self, error: DeviceOutOfMemoryError) -> None:
         """As in the base class; what came before may be evaluation."""
         super().end_short(error)
         self._leave_out_evaluation()
+        self._gather()
 
     def _leave_out_evaluation(self) -> None:
         self._describe_last_whole_step()
@@ -145,7 +187,7 @@ class ScriptRecorder(Recorder):
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
         """A module's call begins; one from outside of any module begins a forward pass."""
         if not self._stack:
-            if id(module) not in self._module_index:
+            if not self._roots.knows(module):
                 self._adopt(module)
             shapes = self._mark_inputs(module, args, kwargs)
             is_model = next(module.parameters(), None) is not None
@@ -165,7 +207,12 @@ class ScriptRecorder(Recorder):
     def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
         """The innermost call ends; where no module made it, what it did is noted."""
         super().leave_module(module, token, result)
-        if not self._stack and self._outer is not None and not self._outer.is_compiled:
+        if self._stack:
+            return
+        for root in self._new_roots:
+            root.shape = self.describe(module, self._numbers.new if root.is_class else self._numbers)
+        self._new_roots.clear()
+        if self._outer is not None and not self._outer.is_compiled:
             self._end_outer(self._outer, result is not FAILED)
 
     @contextmanager
@@ -192,7 +239,7 @@ class ScriptRecorder(Recorder):
                                          outer.is_model and has_ended, outer.has_grad, self.step, outer.shapes))
         self._outer = None
         self._passes += outer.is_model
-        if not self.step_counts and self._passes in _TOLD_AT:
+        if not self.step_counts.counts and self._passes in _TOLD_AT:
             print_error(f"{self._passes} forward passes so far, and no optimizer has stepped: this ends after "
                         f"{self.steps} optimizer steps, or when the script does")
         if self.phase == "forward":
@@ -222,32 +269,48 @@ class ScriptRecorder(Recorder):
 
     def _adopt(self, module: torch.nn.Module) -> None:
         """Take a module that the script calls into the log; one without state, such as a loss, stands for its class."""
-        if not module._modules and not module._parameters and not module._buffers:
-            if type(module) in self._stateless:
-                self._module_index[id(module)] = self._stateless[type(module)]
-                return
-            self._stateless[type(module)] = len(self.log.modules)
-        name, count = type(module).__name__, 1
-        while name in self.script._modules:
-            count += 1
-            name = f"{type(module).__name__}_{count}"
-        self.script.add_module(name, module)  # which keeps it alive, so that no other gets its id
-        self._collect_modules(walk_modules(module, name))
-        self.own_parameters(module)
+        root, settled = self._roots.take(module, lambda: self.step)
+        moved = [module for _, module in settled]
+        for lifetime in self._lifetimes_of(moved):
+            if lifetime.category in ("parameter", "buffer"):
+                lifetime.category = ""  # it has another path now
+        self.own_parameters_of(moved)
+        self._new_roots.append(root)
+        if self._held is not None:
+            self._held.append(module)
+
+    def _lifetimes_of(self, modules: list[torch.nn.Module]) -> Iterator[StorageLifetime]:
+        for module in modules:
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                storage = None if tensor is None or is_lazy(tensor) else self.storage_of(tensor)
+                lifetime = None if storage is None else self.log.storage_table.get(storage.number)
+                if lifetime is not None and lifetime.module == self._module_index[id(module)]:
+                    yield lifetime
+
+    def own_parameters_of(self, modules: Iterable[torch.nn.Module]) -> None:
+        """As in the base class; that a tensor is gone is told."""
+        owned = list(modules)
+        super().own_parameters_of(owned)
+        for module in owned:
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None:
+                    self._numbers(tensor)
 
     def owner_of(self, variable: torch.Tensor) -> int:
         """As in the base class; a leaf of no module may be a parameter of the script's own."""
-        if id(variable) not in self._parameter_owner:
-            self._leaves[id(variable)] = variable
+        if id(variable) not in self._parameter_owner and id(variable) not in self._leaves:
+            self._numbers(variable)
+            self._leaves[id(variable)] = weakref.ref(variable)
         return super().owner_of(variable)
 
     def _adopt_leaves(self, optimizer: torch.optim.Optimizer) -> None:
         """Take parameters of the script's own into the log: leaves that get gradients and that an optimizer steps."""
         for parameter in [p for group in optimizer.param_groups for p in group["params"] if id(p) in self._leaves]:
-            name = f"parameter_{len(self.script._parameters)}"
-            self.script._parameters[name] = self._leaves.pop(id(parameter))  # type: ignore[assignment]
-            self._parameter_owner[id(parameter)] = ROOT
-            self._own(parameter, "parameter", name, ROOT)
+            if self._leaves.pop(id(parameter), None) is not None:
+                root = self._roots.keep(parameter, lambda: self.step)
+                self._parameter_owner[id(parameter)] = ROOT
+                self._own(parameter, "parameter", root.name, ROOT)
+                root.shape = self.describe(parameter, self._numbers)
 
     def _mark_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
         """What a module is called with from outside and no module made is an input; the shapes by name."""
@@ -279,33 +342,33 @@ class ScriptRecorder(Recorder):
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.hears():
-            if id(optimizer) not in self._optimizers:
-                kind = type(optimizer).__name__
-                same = sum(type(o) is type(optimizer) for _, o in self._optimizers.values())
-                self._optimizers[id(optimizer)] = (f"{kind} {same + 1}" if same else kind, optimizer)
+            self.step_counts.name(optimizer)
             self._adopt_leaves(optimizer)
             self.mark([p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None],
                       "gradient")
 
     def repeat_calls(self, begin: int, end: int) -> None:
         """As in the base class; a step among them is a step once more."""
-        for index, optimizer in [(i, o) for i, o in self._steps_at if begin < i <= end]:
+        for index, find, name in [step for step in self._steps_at if begin < step[0] <= end]:
             super().repeat_calls(begin, index)
             begin = index
-            self._after_step(optimizer)
+            self._count_step(find(), name)
             self.resume("forward")
         super().repeat_calls(begin, end)
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self.hears():
-            return
-        self.mark_states(optimizer)
-        self._steps_at.append((self.count_calls(), optimizer))
+        if self.hears():
+            self._count_step(optimizer, self.step_counts.name(optimizer))
+
+    def _count_step(self, optimizer: torch.optim.Optimizer | None, name: str) -> None:
+        if optimizer is not None:
+            self.mark_states(optimizer)
+            self._steps_at.append((self.count_calls(), weakref.ref(optimizer), name))
         before = self.steps_taken
-        name = self._optimizers[id(optimizer)][0]
-        self.step_counts[name] = self.step_counts.get(name, 0) + 1
+        self.step_counts.add(name, self.step)
         if self.steps_taken >= self.steps:
             self.finish()
             raise EnoughSteps
         if self.steps_taken > before:
+            self._describe_all()
             self.start_step(self.steps_taken, placeholders=False)

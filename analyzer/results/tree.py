@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.meta.tensor import is_around_tensors
@@ -31,6 +32,12 @@ class ParameterShape(NamedTuple):
     requires_grad: bool
     sharding: tuple[str, ...] | None = None  #: a placement for each mesh dimension, where ranks share the tensor
 
+    @classmethod
+    def of(cls, name: str, parameter: torch.Tensor, key: Callable[[Any], int] = id) -> ParameterShape:
+        """The shape of ``parameter``, which a module has under ``name``."""
+        return cls(key(parameter), name, parameter.shape, parameter.dtype, parameter.device, count_elements(parameter),
+                   parameter.requires_grad, _find_sharding(parameter))
+
 
 @dataclass(frozen=True, slots=True)
 class ModuleShape:
@@ -45,13 +52,12 @@ class ModuleShape:
     children: tuple[tuple[str, ModuleShape], ...]  #: names and shapes of the modules that it holds
 
     @classmethod
-    def of(cls, module: torch.nn.Module) -> ModuleShape:
-        """The shape of ``module`` as it is now."""
-        parameters = [ParameterShape(id(p), name, p.shape, p.dtype, p.device, count_elements(p),
-                                     p.requires_grad, _find_sharding(p))
-                      for name, p in module._parameters.items() if p is not None]
-        children = [(name, cls.of(child)) for name, child in module._modules.items() if child is not None]
-        return cls(id(module), type(module).__name__, _describe_settings(module), module.training,
+    def of(cls, module: torch.nn.Module, key: Callable[[Any], int] = id) -> ModuleShape:
+        """The shape of ``module`` as it is now; ``key`` tells modules and parameters apart."""
+        parameters = [ParameterShape.of(name, p, key) for name, p in module._parameters.items()
+                      if p is not None and not is_lazy(p)]
+        children = [(name, cls.of(child, key)) for name, child in module._modules.items() if child is not None]
+        return cls(key(module), type(module).__name__, _describe_settings(module), module.training,
                    _kernel_size(module), tuple(parameters), tuple(children))
 
     def distinct_parameters(self) -> dict[int, ParameterShape]:

@@ -7,7 +7,7 @@ import re
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,12 +23,14 @@ from analyzer.errors import InputError
 from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
+from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.profilers.communication import name_buffers
 from analyzer.profilers.latency import call_seconds
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
 from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
 from analyzer.results.profile import Profile
+from analyzer.results.tree import ModuleShape, ParameterShape
 from analyzer.units import add_quantities
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
@@ -149,7 +151,7 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
     is_stopped = False
     left: object = None
     with session.simulate(adopts=False) as mode:
-        recorder = ScriptRecorder(mode, session.device, is_leaf, find_leaf_impl, steps)
+        recorder = ScriptRecorder(mode, session.device, is_leaf, find_leaf_impl, steps, _describe)
         run = Run(session, recorder, recorder.script)
         mode.state.timer = PredictedTimer(recorder.log, spec)
         with run.recording():
@@ -178,10 +180,26 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
             with torch._C.DisableTorchFunction():
                 whole["whole_params"] = count_whole(recorder.script)
         trains = any(record.phase == "backward" for record in recorder.log.phases)
-        profile = run.build(name=path.name, mode="train" if trains else "infer",
-                            optimizer=", ".join(recorder.step_counts) or None,
+        profile = run.build(shape=_join_shapes(recorder), name=path.name, mode="train" if trains else "infer",
+                            optimizer=", ".join(recorder.step_counts.of_step(recorder.log.steps - 1)) or None,
                             host_peak_bytes=mode.space.host.peak_allocated_bytes, **whole)
     return DryRun(profile, recorder.steps_taken, is_stopped, error)
+
+
+def _describe(thing: Any, key: Callable[[Any], int]) -> ModuleShape | ParameterShape:
+    """What the tree of modules needs of a module, or of a parameter of no module."""
+    with torch._C.DisableTorchFunction(), without_modes():
+        return ModuleShape.of(thing, key) if isinstance(thing, torch.nn.Module) else ParameterShape.of("", thing, key)
+
+
+def _join_shapes(recorder: ScriptRecorder) -> ModuleShape:
+    """The shape of a script: what it called and stepped, also what it let go of in its last step."""
+    named = [(root.name, root.shape) for root in recorder.list_roots()]
+    whole = _describe(type(recorder.script)(), id)
+    assert isinstance(whole, ModuleShape)
+    return replace(
+        whole, children=tuple([(name, shape) for name, shape in named if isinstance(shape, ModuleShape)]),
+        parameters=tuple([shape._replace(name=name) for name, shape in named if isinstance(shape, ParameterShape)]))
 
 
 @contextmanager
