@@ -86,7 +86,7 @@ def reduction_blocks(x: TensorSpec, dims: tuple[int, ...], accumulator_bytes: in
 
 def _iteration_order(x: TensorSpec, dims: tuple[int, ...]) -> list[_Dim]:
     """Dimensions as ``TensorIterator`` orders and merges them: reduced first, then by stride, fastest first."""
-    reduced = {d % len(x) for d in dims} if dims else set(range(len(x)))
+    reduced = {d % len(x) for d in dims} if dims and len(x) else set(range(len(x)))
     out_stride = 1
     found: list[_Dim] = []
     for i in reversed(range(len(x))):

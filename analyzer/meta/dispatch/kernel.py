@@ -45,7 +45,7 @@ def run_kernel(state: MetaState, call: OperatorCall, key: Any) -> None:
     if info.refuses_overlaps:
         _check_overlaps(call)
     device = result_device(state, call.storages, kwargs.get("device"))
-    check_call(info.op.namespace, info.name, device.type, args, kwargs)
+    check_call(info.op, info.name, device.type, args, kwargs)
     spec_args, spec_kwargs = to_specs(args), to_specs(kwargs)
     for i, values in zip(info.packed, values_at(args, info.packed)):
         if values is not None:

@@ -122,13 +122,15 @@ def masked_scatter(_: str, self: Tensor, mask: Tensor, source: Tensor, **_kwargs
 @refuses("as_strided_scatter")
 def as_strided_scatter(_: str, self: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int],
                        storage_offset: int | None = None, **_kwargs: Any) -> None:
-    """aten/src/ATen/native/Resize.h, checkInBoundsForStorage: the view is taken of a dense copy of ``self``."""
-    extent = 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride)) + (storage_offset or 0)
-    if extent > self.numel():
+    """aten/src/ATen/native/Resize.h, checkInBoundsForStorage: the view is taken of a copy of the whole storage."""
+    offset = self.storage_offset() if storage_offset is None else storage_offset
+    extent = 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride)) + offset
+    held_bytes = self.untyped_storage().nbytes()
+    if extent * self.itemsize > held_bytes:
         raise RuntimeError(f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset "
-                           f"{storage_offset or 0}, and itemsize {self.itemsize} requiring a storage size of "
+                           f"{offset}, and itemsize {self.itemsize} requiring a storage size of "
                            f"{extent * self.itemsize} are out of bounds for storage of size "
-                           f"{self.numel() * self.itemsize}")
+                           f"{held_bytes}")
 
 
 @refuses("slice_scatter")

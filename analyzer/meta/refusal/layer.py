@@ -12,7 +12,7 @@ Tensor = torch.Tensor
 
 
 @refuses("convolution", "_convolution", "convolution_overrideable")
-def convolution(_: str, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int],
+def convolution(device_type: str, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int],
                 padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int],
                 groups: int, *_args: Any, **_kwargs: Any) -> None:
     """aten/src/ATen/native/Convolution.cpp, check_shape_forward and _convolution."""
@@ -47,6 +47,8 @@ def convolution(_: str, input: Tensor, weight: Tensor, bias: Tensor | None, stri
     if bias is not None and tuple(bias.shape) != (outputs,):
         raise RuntimeError(f"Given {'transposed=1, ' if transposed else ''}weight of size {shape}, expected bias to be "
                            f"1-dimensional with {outputs} elements, but got bias of size {list(bias.shape)} instead")
+    if device_type == "cuda" and is_integral(input):  # cuDNN has none, cuda/ConvolutionMM2d.cu is for floats
+        raise NotImplementedError(f'"slow_conv2d_cuda" not implemented for \'{name_dtype(input.dtype)}\'')
     if transposed:
         _check_output_padding(stride, dilation, output_padding, weight.dim() - 2)
 
@@ -64,7 +66,7 @@ def _check_output_padding(stride: Sequence[int], dilation: Sequence[int], output
 
 
 @refuses("_softmax", "_log_softmax")
-def softmax(device: str, self: Tensor, dim: int, half_to_float: bool, **_: Any) -> None:
+def softmax(_: str, self: Tensor, dim: int, half_to_float: bool, **_kwargs: Any) -> None:
     """aten/src/ATen/native/SoftMax.cpp, the meta functions softmax and log_softmax, and AT_DISPATCH of the kernels."""
     wrap_dim(dim, self.dim())
     if self.numel() and not self.dtype.is_floating_point:
@@ -72,7 +74,7 @@ def softmax(device: str, self: Tensor, dim: int, half_to_float: bool, **_: Any) 
 
 
 @refuses("nll_loss_forward", "nll_loss2d_forward")
-def nll_loss(device: str, self: Tensor, target: Tensor, weight: Tensor | None, *_args: Any, **_kwargs: Any) -> None:
+def nll_loss(_: str, self: Tensor, target: Tensor, weight: Tensor | None, *_args: Any, **_kwargs: Any) -> None:
     """aten/src/ATen/native/LossNLL.cpp, nll_loss_out_frame, and cuda/NLLLoss2d.cu: labels are int64 or uint8."""
     if target.dtype not in (torch.int64, torch.uint8):
         raise RuntimeError(f"expected scalar type Long but found {name_dtype(target.dtype)}")
