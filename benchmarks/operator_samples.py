@@ -151,7 +151,7 @@ def load_operators() -> list[Any]:  # PyTorch's own list of operators with sampl
     from torch.testing._internal.common_methods_invocations import op_db
 
     # torch's test cases forbid what user code may do, to set flags of cuDNN: torch/backends, disable_global_flags
-    torch.backends.__allow_nonbracketed_mutation_flag = True  # type: ignore[attr-defined]
+    torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
     return list(op_db)
 
 
