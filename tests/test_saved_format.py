@@ -1,6 +1,6 @@
 """Saved records of the last format are read, with what they could not know unknown; others are refused in a sentence.
 
-`saved/` holds what the last formats wrote: profiles of versions 7, 9 and 10, a plan of version 2.
+`saved/` holds what the last formats wrote: profiles of versions 7, 9, 10 and 11, a plan of version 2.
 """
 import json
 import re
@@ -71,8 +71,12 @@ def upgraded(name: str) -> dict[str, Any]:
 
 
 def with_one_device(data: dict[str, Any]) -> dict[str, Any]:
-    return {**data, "devices": [], "fullest_device": None, "copies": [],
-            "memory_events": [[*event, 0] for event in data["memory_events"]]}
+    return with_operators({**data, "devices": [], "fullest_device": None, "copies": [],
+                           "memory_events": [[*event, 0] for event in data["memory_events"]]})
+
+
+def with_operators(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "timeline": [[*point, None] for point in data["timeline"]]}
 
 
 def test_a_profile_of_version_10() -> None:
@@ -80,7 +84,16 @@ def test_a_profile_of_version_10() -> None:
     profile = Profile.from_json(SAVED / "profile_10.json")
     assert profile.devices == () == profile.copies and profile.verdict is not None and profile.verdict.place is None
     assert {event.device for event in profile.memory_events} == {0}
-    assert json.loads(profile.to_json()) == {**with_one_device(fields_of("profile_10.json")), "version": 11}
+    assert json.loads(profile.to_json()) == {**with_one_device(fields_of("profile_10.json")),
+                                             "version": Profile.format_version}
+
+
+def test_a_profile_of_version_11() -> None:
+    """Its timeline did not tell what ran: of the peak in the backward pass the forward operator is known alone."""
+    profile = Profile.from_json(SAVED / "profile_11.json")
+    assert {point.operator for point in profile.timeline} == {None}
+    assert json.loads(profile.to_json()) == {**with_operators(fields_of("profile_11.json")),
+                                             "version": Profile.format_version}
 
 
 def test_a_plan_of_version_2() -> None:
@@ -136,7 +149,7 @@ def test_a_device_s_file_says_its_format_and_one_by_hand_need_not(tmp_path: Path
 @pytest.mark.parametrize(("read", "text", "message"), [
     (Profile.from_json, '{"format": "analyzer.profile", "version": 6, "analyzer_version": "0.0.9"}',
      "from_json(text): format version 6, written by analyzer 0.0.9, and this analyzer reads version 7 and 8 and 9 and "
-     "10 and 11 of a saved profile: read it with the analyzer that wrote it, or profile the model again"),
+     "10 and 11 and 12 of a saved profile: read it with the analyzer that wrote it, or profile the model again"),
     (Profile.from_json, '{"format": "analyzer.profile"}', "format version None, and this analyzer reads version 7"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": 1}',
      "Plan.from_json(text): format version 1, and this analyzer reads version 2 and 3 and 4 and 5 and 6 of a saved "

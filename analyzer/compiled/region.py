@@ -328,6 +328,7 @@ class _CompiledFunction(torch.autograd.Function):
         results, saved = shape.join_results(found[:graphs.results]), found[graphs.results:]
         ctx.save_for_backward(*[t for t in saved if isinstance(t, Tensor)])
         ctx.constants = [(i, value) for i, value in enumerate(saved) if not isinstance(value, Tensor)]
+        ctx.places = active_state().recorder.places_of(results)
         ctx.mark_non_differentiable(*[t for i, t in enumerate(results)
                                       if i not in differentiated and isinstance(t, Tensor)])
         return tuple(results)
@@ -335,6 +336,7 @@ class _CompiledFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> Any:
         given: list[Any] = tangents[0] if isinstance(tangents[0], list) else list(tangents)
+        active_state().recorder.place_zeros(given, ctx.places)
         args: list[Any] = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()
         for i, value in ctx.constants:

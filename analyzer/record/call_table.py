@@ -126,6 +126,9 @@ class CallTable(Sequence[OpCall]):
     def place(self, index: int) -> tuple[int, int]:
         return self._fields[index * _FIELDS + 4], self._fields[index * _FIELDS + 5]
 
+    def put_at(self, index: int, module: int, node: int) -> None:
+        self._fields[index * _FIELDS + 4], self._fields[index * _FIELDS + 5] = module, node
+
     def __iter__(self) -> Iterator[OpCall]:
         return self._iterate(self._numbers)
 

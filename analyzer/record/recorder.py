@@ -23,7 +23,7 @@ from .log import Shortage
 from .module_recorder import ModuleRecorder
 from .process_group import communicates, find_group, read_world, takes_group
 from .reference_count import current_backward_node, next_sequence_number
-from .storage_lifetime import CALLED, OUTSIDE
+from .storage_lifetime import CALLED, OUTSIDE, StorageLifetime
 from .tensor_walk import local_part
 
 _DETACH = torch.ops.aten.detach.default
@@ -288,6 +288,30 @@ class Recorder(ModuleRecorder):
     def place_of_call(self, index: int) -> tuple[int, int]:
         place = self._place_of_call.get(index)
         return self.log.call_slots.place(index) if place is None else place
+
+    def places_of(self, results: Iterable[Any]) -> list[tuple[int, int] | None]:
+        """The module and the node of each result of a graph, None for what is no tensor in the books."""
+        lifetimes = [self._lifetime_of(result) for result in results]
+        return [None if lifetime is None else (lifetime.module, lifetime.node) for lifetime in lifetimes]
+
+    def place_zeros(self, gradients: Iterable[Any], places: Iterable[tuple[int, int] | None]) -> None:
+        """Gradients that a graph's backward half is about to read: those that the engine made, zeros for results that
+        led to no loss, are of what made these results; ``places`` are those of `places_of`.
+        """
+        backward = current_backward_node()
+        forward = None if backward is None else self.call_of_sequence.get(backward[0])
+        for gradient, place in zip(gradients, places):
+            lifetime = self._lifetime_of(gradient)
+            if lifetime is None or place is None or not 0 <= lifetime.born_call < self.count_calls():
+                continue
+            call = self.log.call_slots[lifetime.born_call]
+            if call.phase == "backward" and call.forward == forward is not None:
+                lifetime.module, lifetime.node = place
+                self.log.call_slots.put_at(lifetime.born_call, *place)
+
+    def _lifetime_of(self, tensor: Any) -> StorageLifetime | None:
+        storage = self.storage_of(local_part(tensor)) if isinstance(tensor, torch.Tensor) else None
+        return None if storage is None else self.log.storage_table.get(storage.number)
 
     # ---- autograd nodes of blocks that were not run
 

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from analyzer.errors import UnknownDeviceError
 from analyzer.hardware import DeviceSpec, register_device
-from analyzer.results.info import ModuleInfo
-from analyzer.results.node_info import NodeInfo
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Advice, Option, Verdict
 from analyzer.results.view import register_view
@@ -26,6 +24,7 @@ class Place(NamedTuple):
     operator: str | None = None
     node: str | None = None
     module_path: str | None = None
+    forward_operator: str | None = None  #: the operator of the forward pass of which a gradient is computed
 
 
 @register_view.shipped("verdict")
@@ -43,7 +42,7 @@ def judge(profile: Profile, device: str | DeviceSpec | None = None, world_size: 
     return Verdict(
         device=spec.name, fits=info.fits, needed_bytes=info.needed_bytes if is_known else None,
         capacity_bytes=info.capacity.bytes, free_bytes=info.free_bytes, phase=place.phase, operator=place.operator,
-        node=place.node, module_path=place.module_path,
+        node=place.node, module_path=place.module_path, forward_operator=place.forward_operator,
         devices=() if is_brief or not is_known else _name_smallest(profile, world_size),
         is_out_of_memory=oom is not None, is_least=oom is not None or any(line.bytes is None for line in info.needs),
         place=info.place, count=max(1, len(profile.devices)))
@@ -81,20 +80,12 @@ def find_peak(profile: Profile, device: str | None = None) -> Place:
                            if peak is not None and phase.peak_allocated_bytes == peak), None))
     node = next((node for node in profile.nodes if node.name == point.label), None)
     if node is None:
-        return Place(point.phase, str(point.label))
-    return Place(point.phase, _name_operator(profile.modules, node, point.phase), node.name, node.module_path or None)
-
-
-def _name_operator(root: ModuleInfo | None, node: NodeInfo, phase: str | None) -> str | None:
-    """Its function, or the only operator of its module that writes in that phase, else that module's class."""
-    if node.op != "call_module":
-        return node.target
-    module = next((m for m in ([] if root is None else root.walk()) if m.path == node.module_path), None)
-    if module is None:
-        return None
-    ran = [record for record in module.operators if record.phase == phase]
-    operators = {record.operator for record in [r for r in ran if r.written_bytes] or ran}
-    return operators.pop() if len(operators) == 1 else module.type
+        return Place(point.phase, point.operator or str(point.label))
+    forward = None if node.op == "call_module" else node.target
+    operator, path = point.operator, node.module_path or None
+    if point.phase == "forward":
+        return Place(point.phase, operator or forward, node.name, path)
+    return Place(point.phase, operator, node.name, path, forward if forward != operator else None)  # it runs again
 
 
 @register_view.shipped("verdict_text")
@@ -144,7 +135,8 @@ def describe_devices(verdict: Verdict) -> str | None:
 
 def describe_place(place: Verdict | Place) -> str:
     """The phase and what runs in it."""
-    inside = ", ".join(f"{what} {name}" for what, name in (("node", place.node), ("module", place.module_path)) if name)
+    inside = ", ".join(f"{what} {name}" for what, name in (
+        ("gradient of", place.forward_operator), ("node", place.node), ("module", place.module_path)) if name)
     return str(place.phase) + (f", at {place.operator}" if place.operator else "") + (f" ({inside})" if inside else "")
 
 

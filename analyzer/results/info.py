@@ -216,6 +216,7 @@ class TimelinePoint(NamedTuple):
     event: int | None = None        #: how many of `Profile.memory_events` have happened by then
     #: from the beginning of the step until the host makes the call, as in `Profile.spans`; negative in an earlier step
     seconds: Moment | None = None
+    operator: str | None = None     #: what runs: the ATen operator or kernel, in the backward pass the gradient's own
 
 
 class MemoryEvent(NamedTuple):

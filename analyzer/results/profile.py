@@ -45,7 +45,7 @@ class Profile(DeviceRecord):
     'demo: one infer step'
     """
 
-    format_version: ClassVar[int] = 11  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 12  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"

@@ -192,6 +192,7 @@ def _points(log: Log, changes: list[AllocatorEvent], start: int, first_call: int
             host_starts: Mapping[int, int]) -> Iterator[TimelinePoint]:
     """One point per call that changed what is in use, one more before it where it was higher while the call ran."""
     allocated = reserved = 0
+    named = functools.cache(str)
     has_segments, seconds = log.device != "cpu", {call: start / PICOSECONDS for call, start in host_starts.items()}
     for change in changes[:start]:
         allocated, reserved = _apply(change, allocated, reserved)
@@ -210,10 +211,11 @@ def _points(log: Log, changes: list[AllocatorEvent], start: int, first_call: int
             continue
         shown = allocated, reserved
         call = log.calls[index]
-        label = log.nodes[call.node].name if call.node >= 0 else str(call.signature.op)
+        operator = named(call.signature.op)
+        label = log.nodes[call.node].name if call.node >= 0 else operator
         for used, held, event in [peak, (*shown, -i)] if peak[:2] != shown else [(*shown, -i)]:
             yield TimelinePoint(label, used, call.phase, held if has_segments else None, shift - event,
-                                seconds.get(index))
+                                seconds.get(index), operator)
     if i < len(changes):  # what happened after the last call
         for change in changes[i:]:
             allocated, reserved = _apply(change, allocated, reserved)

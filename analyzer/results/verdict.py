@@ -73,7 +73,8 @@ class Verdict:
     free_bytes: int | None = None  #: negative where memory is short, None where `fits` is
     #: where the peak of the allocated bytes is, or where memory ran out: forward, backward, optimizer, zero_grad, setup
     phase: str | None = None
-    operator: str | None = None  #: the ATen operator, or the class of the leaf module, that ran then
+    operator: str | None = None  #: the ATen operator, or the compiler's kernel, that ran then
+    forward_operator: str | None = None  #: in the backward pass the operator of which that computes a gradient
     node: str | None = None
     module_path: str | None = None
     #: the smallest devices of the catalogue on which the step as profiled would fit, at most three, by memory

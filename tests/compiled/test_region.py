@@ -810,3 +810,22 @@ def test_compilers_that_are_not_known_are_told_and_what_they_compile_runs_as_wri
     assert p.compiled is None and p.kernels == eager.kernels
     assert any("torch.compile: what it compiles runs as written" in line and "99.0 and later is known" in line
                for line in p.assumptions)
+
+
+def test_the_zero_gradient_of_a_result_without_a_loss_is_of_what_made_the_result():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.places, self.head = nn.Embedding(8000, 64), nn.Embedding(128, 64), nn.Linear(64, 8000)
+
+        def forward(self, ids):
+            logits = self.head(self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device)))
+            return logits, F.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+    p = profile(torch.compile(Net()), torch.zeros(8, 128, dtype=torch.long), device="h100", loss_fn=lambda out: out[1])
+    logits = 4 * 8 * 128 * 8000
+    held = {(h.label, h.category): h for h in p.holders if h.bytes >= logits}
+    # the product's result, and its zero gradient until the loss's is added to it
+    assert {label.partition("_")[0] for label, category in held if category in ("activation", "temporary")} <= {
+        "addmm", "per"} and not any("arange" in label for label, _ in held)
+    assert any(label.startswith("addmm") and category == "temporary" for label, category in held)

@@ -169,6 +169,23 @@ def test_the_peak_of_ctc_loss_on_the_host_is_that_of_pytorch(make):
     assert profile(model, (x, targets), device="cpu").peak_allocated_bytes == pytest.approx(right, abs=128)
 
 
+@pytest.mark.parametrize("rows", [16, 100, 200, 800])
+def test_the_peak_of_attention_on_the_host_is_that_of_pytorch(rows):
+    """The gradient is copied to have heads behind rows, and each thread has scores of a part."""
+    model = Call(lambda m, x: F.scaled_dot_product_attention(*m.linear(x).chunk(3, -1)).sin(),
+                 linear=torch.nn.Linear(8, 24, bias=False))
+    x = torch.rand(2, 2, rows, 8)
+    model(x).sum().backward()
+    model.zero_grad()
+    with watch(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        model(x).sum().backward()
+    changes = [event.nbytes() for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    right = sum(t.nbytes for t in (*model.parameters(), x)) + max(itertools.accumulate(changes))
+    p = profile(model, (x,), device="cpu")
+    assert p.peak_allocated_bytes == pytest.approx(right, abs=128)
+    assert p.verdict.operator == "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+
+
 def encoder_layer(**options):
     return torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True, **options).cuda().eval()
 

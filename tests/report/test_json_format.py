@@ -125,7 +125,7 @@ def test_files(mlp, tmp_path):
 
 def test_text_says_what_it_is(bare):
     data = json.loads(bare.to_json())
-    assert (data["format"], data["version"]) == ("analyzer.profile", 11) and "format_version" not in data
+    assert (data["format"], data["version"]) == ("analyzer.profile", 12) and "format_version" not in data
 
 
 @pytest.mark.parametrize(("damage", "words"), [
@@ -144,8 +144,9 @@ def test_text_says_what_it_is(bare):
      ["inputs['x'].shape[1]: expected int, got null"]),
     (lambda text: text.replace('"kind":"autocast"', '"kind":[1]', 1),
      ["nodes[2].region[1]: expected str or object, got object"]),
-    (lambda text: text.replace('["fc1",4096,"forward",2097152,3,2e-06]', '["fc1",4096]', 1),
-     ["timeline[0]: expected list of 6 (label, allocated_bytes, phase, reserved_bytes, event, seconds), got list"]),
+    (lambda text: text.replace('["fc1",4096,"forward",2097152,3,2e-06,null]', '["fc1",4096]', 1),
+     ["timeline[0]: expected list of 7 (label, allocated_bytes, phase, reserved_bytes, event, seconds, "
+      "operator), got list"]),
     (lambda text: text.replace('"places":[0,1]', '"places":[0,2]', 1),
      ["spans.lane.places[1]: expected a place among 2 values, got 2"]),
     (lambda text: text.replace('"places":[0,1]', '"places":[0]', 1),

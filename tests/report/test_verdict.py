@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import analyzer
-from analyzer import ProfileOptions, profile
+from analyzer import Profile, ProfileOptions, profile
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.hardware import DeviceSpec, find_device, register_device
 from analyzer.report.holder_group import group_holders
@@ -36,7 +36,7 @@ def test_where_the_peak_is(mlp):
     # the highest point of the timeline, 12,288 bytes, is that of "backward of fc2", which is no node of the table
     v = mlp.verdict
     assert (v.phase, v.operator, v.node, v.module_path) == ("backward", "backward of fc2", None, None)
-    timeline = (*mlp.timeline, TimelinePoint("fc1", 20000, "forward", 2097152))
+    timeline = (*mlp.timeline, TimelinePoint("fc1", 20000, "forward", 2097152, operator="aten.addmm"))
     v = replace(mlp, timeline=timeline, peak_allocated_bytes=20000).verdict
     assert (v.phase, v.operator, v.node, v.module_path) == ("forward", "aten.addmm", "fc1", "body.0")
     # without points: the phase whose peak is the whole step's
@@ -157,3 +157,22 @@ def test_a_peak_in_the_optimizer_is_not_told_of_the_forward_pass_after_it(replay
     assert p.phases["optimizer"].peak_allocated_bytes == p.peak_allocated_bytes
     assert p.phases["forward"].peak_allocated_bytes < p.peak_allocated_bytes
     assert (p.verdict.phase, p.verdict.operator) == ("optimizer", "aten._foreach_sqrt.default")
+
+
+def test_a_peak_in_backward_is_at_the_operator_that_runs():
+    """Its forward operator and node stand beside it; a leaf module has many operators, of which one runs."""
+    class Loss(nn.Module):
+        def forward(self, x):
+            return torch.log_softmax(x, 1).sum()
+
+    p = profile(Loss(), (torch.rand(512, 4096, requires_grad=True),), device="h100")
+    v = p.verdict
+    assert (v.phase, v.operator, v.forward_operator) == (
+        "backward", "aten._log_softmax_backward_data.default", "aten._log_softmax.default")
+    assert str(v).splitlines()[1] == ("peak in backward, at aten._log_softmax_backward_data.default (gradient of "
+                                      "aten._log_softmax.default, node _log_softmax)")
+    layer = nn.Sequential(nn.TransformerEncoderLayer(64, 4, 4, 0.0, batch_first=True))
+    v = profile(layer, (torch.rand(8, 256, 64),), device="h100").verdict
+    assert (v.phase, v.operator, v.forward_operator, v.module_path) == (
+        "backward", "aten._scaled_dot_product_efficient_attention_backward.default", None, "0")
+    assert Profile.from_json(p.to_json()).verdict == p.verdict

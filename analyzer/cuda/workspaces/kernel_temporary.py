@@ -285,6 +285,27 @@ def _batch_norm_backward(signature: Signature) -> KernelMemory:
     return (Stage((x.nbytes,), before=first, kept=True),), (1, 2, 0)
 
 
+_QUERY_PARTS = ((768, 256), (192, 64), (0, 32))  # FlashAttentionKernel.cpp: from how many rows on, rows of a part
+_KEY_PART = 512
+
+
+@host_memory(_aten._scaled_dot_product_flash_attention_for_cpu,
+             _aten._scaled_dot_product_flash_attention_for_cpu_backward)
+def _attention(signature: Signature) -> KernelMemory:
+    """FlashAttentionKernel.cpp: for each thread scores, also in 16 bits where the query has them; forward two numbers a
+    row and a part of the output, backward the scores' gradients, sums of rows and the gradient with heads behind rows.
+    """
+    *gradient, query, key = signature.inputs[:2 + (len(signature.outputs) > 2)]
+    size, threads = max(_FLOAT_BYTES, query.dtype.itemsize), torch.get_num_threads()
+    rows = min(query[2], next(rows for least, rows in _QUERY_PARTS if query[2] >= least))
+    scores = (1 + len(gradient)) * rows * min(key[2], _KEY_PART)
+    narrow = threads * scores * query.dtype.itemsize if query.dtype.itemsize < size else 0
+    if not gradient:
+        return one_stage(threads * (scores + rows * (2 + query[3])) * size, narrow), None
+    copied = sum([copy_bytes(_permuted(g, (0, 2, 1, 3))) for g in gradient])
+    return one_stage(copied, threads * scores * size, narrow, rows * size), None
+
+
 def _dense_layout(t: TensorSpec) -> str | None:
     """Whether ``t`` lies in memory as NCHW or as NHWC, the second where both are true and it has four dimensions."""
     if len(t) in (4, 5) and is_contiguous(_channels_last(t)):
@@ -293,7 +314,10 @@ def _dense_layout(t: TensorSpec) -> str | None:
 
 
 def _channels_last(t: TensorSpec) -> TensorSpec:
-    order = (0, *range(2, len(t)), 1)
+    return _permuted(t, (0, *range(2, len(t)), 1))
+
+
+def _permuted(t: TensorSpec, order: tuple[int, ...]) -> TensorSpec:
     return TensorSpec.of(tuple(t[i] for i in order), tuple(t.stride[i] for i in order), t.dtype, t.device)
 
 
