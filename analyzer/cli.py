@@ -12,10 +12,9 @@ from typing import NoReturn
 from analyzer.commands import COMMANDS
 from analyzer.errors import AnalyzerError, InputError, ModelError
 from analyzer.hardware.catalogue import knowing
-from analyzer.options import load
+from analyzer.on_use import load
 from analyzer.output import drawing_plainly, print_error
-from analyzer.record.collector import own_traceback
-from analyzer.record.options import watch_progress
+from analyzer.record.progress import watch_progress
 
 from . import __version__
 
@@ -82,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except ModelError as error:
         print_error(str(error))
-        if error.__cause__ is not None and (frames := own_traceback(error.__cause__)):
+        # torch is imported already: by the model that failed
+        if error.__cause__ is not None and (frames := load("analyzer.record.failure:own_traceback")(error.__cause__)):
             print(f"\n{frames}", end="", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

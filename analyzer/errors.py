@@ -1,4 +1,6 @@
 """Errors that users meet. Each repeats the caller's input and says how to mend it."""
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class AnalyzerError(Exception):
@@ -56,3 +58,14 @@ def is_count(value: object, least: int = 0) -> bool:
     (True, False, False, False)
     """
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def find_close(word: str, options: Iterable[str]) -> str:
+    """A sentence with the options that resemble the word, for the end of an error; empty if none does.
+
+    >>> find_close("resnet81", ["resnet18", "vit_b_16"])
+    '; did you mean resnet18?'
+    """
+    by_lower = {option.lower(): option for option in options}
+    near = get_close_matches(word.lower(), by_lower, n=4)
+    return f"; did you mean {' or '.join(by_lower[lower] for lower in near)}?" if near else ""

@@ -2,34 +2,53 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import json
 import re
 import textwrap
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any
+
+from analyzer.on_use import load
 
 _PLACE = re.compile(r"\{(analyzer[\w.]+:\w+)\}")
 _SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
-def load(place: str) -> Any:
-    """What is at a place such as ``analyzer.cli:main``; its file is imported now."""
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
+@cache
+def read_facts() -> dict[str, str | int | list[str]]:
+    """What help and choices say of the package: place -> a text, a number or names. The file holds what `find_fact`
+    finds, for the files of these places import torch, and help is to be printed at once; a test compares both.
+    """
+    facts: dict[str, str | int | list[str]] = json.loads(Path(__file__).with_name("facts.json").read_text("utf-8"))
+    return facts
+
+
+def find_fact(place: str) -> str | int | list[str]:
+    """What is at a place such as ``analyzer.recipe.quantize:LAYERS``: a text or a number as it is, else names."""
+    found = load(place)
+    found = found() if isinstance(found, FunctionType) else found
+    return found if isinstance(found, (int, str)) else list(found)
+
+
+def write_facts(places: Iterable[str]) -> str:
+    """The file of facts, a line a place."""
+    lines = [f" {json.dumps(place)}: {json.dumps(find_fact(place))}" for place in sorted(places)]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def fill_in(text: str) -> str:
-    """A text with the names of what its places hold (``{analyzer.recipe.quantize:LAYERS}``): a line that is nothing but
-    a place is folded. So help names what is registered, and only the help that is printed imports its file.
+    """A text with what its places hold (``{analyzer.recipe.quantize:LAYERS}``): a line that is nothing but a place is
+    folded.
 
     >>> fill_in("one of {analyzer.recipe.quantize:LAYERS}")
     'one of int8, int4, nf4, fp8'
     """
     def name(match: re.Match[str]) -> str:
-        found = load(match[1])
-        found = found() if isinstance(found, FunctionType) else found
-        named = str(found) if isinstance(found, (int, str)) else ", ".join(found)
+        fact = read_facts()[match[1]]
+        named = str(fact) if isinstance(fact, (int, str)) else ", ".join(fact)
         is_alone = match.string[:match.start()].endswith("\n") and match.string[match.end():].startswith("\n")
         return textwrap.fill(named, 110, initial_indent="  ", subsequent_indent="  ") if is_alone else named
 
@@ -103,10 +122,9 @@ class Option:
 
     def add_to(self, parser: argparse._ActionsContainer) -> None:
         """Add it to a parser, or to a group of its options."""
-        settings = {key: load(value) if isinstance(value, str) and value.startswith("analyzer.") else value
-                    for key, value in self.settings.items()}
-        if "choices" in settings:
-            settings["choices"] = tuple(settings["choices"])
+        settings: dict[str, Any] = {
+            key: read_facts()[value] if isinstance(value, str) and value.startswith("analyzer.") else value
+            for key, value in self.settings.items()}
         text = self.help if self.help == argparse.SUPPRESS else fill_in(self.help).replace("%", "%%")
         parser.add_argument(*self.flag.split(), help=text, **settings)
 
@@ -126,7 +144,7 @@ def _switch(flag: str, help: str, name: str = "") -> Option:
 
 
 _AUTOCAST = ("bfloat16", "float16", "bf16", "fp16")
-_FORMATS = "analyzer.report.node_table:FORMATS"
+_FORMATS = "analyzer.report.text_table:FORMATS"
 
 _OF_A_STEP = (
     Option("target", "the model; see `analyzer profile --help`", metavar="TARGET"),

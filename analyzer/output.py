@@ -1,13 +1,12 @@
-"""Writing files whole, also beside forks, and names imported when they are used first."""
+"""Writing files whole, also beside forks."""
 from __future__ import annotations
 
 import codecs
-import importlib
 import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
 from pathlib import Path
@@ -25,22 +24,6 @@ def hold_over_forks(lock: Any) -> None:  # of `threading`
     """
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
-
-
-def find_later(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of ``package`` (PEP 562) for the names in ``places``, which says in which module each is.
-
-    >>> find_later("analyzer", {"parse_bytes": "analyzer.units"})("parse_bytes")("1KiB")
-    1024
-    """
-    def find(name: str) -> Any:
-        if name not in places:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = getattr(importlib.import_module(places[name]), name)
-        setattr(sys.modules[package], name, found)
-        return found
-
-    return find
 
 
 def is_path(value: object) -> TypeGuard[FilePath]:

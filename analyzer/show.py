@@ -11,7 +11,7 @@ from analyzer.api.prediction import check_world_options, predict
 from analyzer.errors import InputError
 from analyzer.output import check_output, print_error, write_output
 from analyzer.parallel.rank_table import RankTable
-from analyzer.record.options import report_progress
+from analyzer.record.progress import report_progress
 from analyzer.report import choice
 from analyzer.report.check import EXCEEDED
 from analyzer.report.comparison.compare import compare

@@ -151,16 +151,30 @@ start = clocks()
 import torch
 middle = clocks()
 import analyzer
-print(json.dumps([[b - a for a, b in zip(*pair)] for pair in ((start, middle), (middle, clocks()))]))
+named = clocks()
+from analyzer import symbolic_profile, symbolic_trace
+ends = [start, middle, named, clocks()]
+print(json.dumps([[b - a for a, b in zip(*pair)] for pair in zip(ends, ends[1:])]))
 """
 
 
 def time_imports(rounds: int) -> list[list[tuple[float, float]]]:
-    """(wall, processor) seconds in which a fresh process imports torch, and then analyzer, for each of ``rounds``; a
-    round before, which brings files into memory, is not counted.
+    """(wall, processor) seconds in which a fresh process imports torch, then analyzer, and then what it traces and
+    profiles with, for each of ``rounds``; a round before, which brings files into memory, is not counted.
     """
     return [json.loads(subprocess.run([sys.executable, "-c", _IMPORTS], cwd=ROOT, check=True, capture_output=True,
                                       text=True).stdout) for _ in range(1 + rounds)][1:]
+
+
+def time_help(rounds: int) -> float:
+    """The median of the seconds that ``analyzer --help`` takes in a process of its own, after one that is not counted.
+    """
+    taken = []
+    for _ in range(1 + rounds):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "analyzer", "--help"], cwd=ROOT, check=True, capture_output=True)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken[1:])
 
 
 def measure_cold(rounds: int, names: Sequence[str]) -> dict[tuple[str, str], list[Timing]]:

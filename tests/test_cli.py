@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from analyzer.api.prediction import SAVED_OPTIONS
 from analyzer.cli import main, make_parser
 from analyzer.commands import COMMANDS
 from analyzer.hardware import find_device
+from analyzer.options import read_facts
 from analyzer.recipe.recipe import Recipe
 from analyzer.report.progress_bar import ProgressBar
 from analyzer.tools.sweep.configuration import Configuration
@@ -102,6 +104,19 @@ def test_devices_lists_the_catalogue_and_the_sources(run):
     code, out, _ = run("devices", "h200")
     assert code == 0
     assert "memory_bandwidth" in out or "bandwidth" in out
+
+
+def test_help_says_what_the_package_has():
+    """In `facts.json`, which help reads in place of files that import torch."""
+    texts = [(ROOT / "analyzer" / name).read_text() for name in ("options.py", "commands.py")]
+    runs = {command.run for command in COMMANDS.values()}
+    places = {place for text in texts for place in re.findall(r"[\"{](analyzer[\w.]+:\w+)[\"}]", text)} - runs
+    assert places == set(read_facts())
+    # in a process of its own: reports are in the order in which their files are imported
+    script = "from analyzer.options import read_facts, write_facts; print(write_facts(read_facts()), end='')"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (ROOT / "analyzer/facts.json").read_text() == done.stdout, "it must hold what this script prints"
 
 
 def test_help_teaches_every_form_of_target_on_a_screen(capsys, monkeypatch):

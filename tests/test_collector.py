@@ -7,7 +7,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from analyzer import profile
-from analyzer.record.collector import rare_collections
+from analyzer.on_use import rare_collections
 from analyzer.record.log import Log
 from analyzer.zoo import MODELS
 

@@ -12,12 +12,12 @@ import networkx
 ROOT = Path(__file__).parents[1] / "analyzer"
 # The order of the rooms; a file may import from its own and earlier ones. What stands side by side does not know of the
 # other.
-ORDER = [{"units", "errors", "registry", "output", "saved_format", "hardware", "memory"}, {"meta"}, {"cuda"},
+ORDER = [{"units", "errors", "registry", "output", "on_use", "saved_format", "hardware", "memory"}, {"meta"}, {"cuda"},
          {"distributed"}, {"record"}, {"replay", "compiled"}, {"fx"}, {"profilers"}, {"recipe"}, {"results"},
          {"report", "zoo"}, {"api"},
          {"parallel", "search", "solver", "generation", "serving", "diffusion", "sweep", "dryrun", "runtime",
           "calibration"},
-         {"dropins", "advice"}, {"show"}, {"options"}, {"commands"}, {"cli"}, {"__main__", "__init__"}]
+         {"dropins", "advice"}, {"views", "show"}, {"options"}, {"commands"}, {"cli"}, {"__main__", "__init__"}]
 RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
 FILES = {
     ".".join(p.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): p for p in ROOT.rglob("*.py")}
@@ -89,3 +89,48 @@ def test_what_is_imported_late() -> None:
     done = subprocess.run([sys.executable, "-c", _LATE], cwd=ROOT.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["[] []", "[]", "True mine True", "set()"]
+
+
+_AT_ONCE = """
+import contextlib, io, sys
+import analyzer
+from analyzer.cli import main
+from analyzer.commands import COMMANDS
+for words in (["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), [], ["profle"], ["profile"],
+              ["profile", "gpt2", "--quantize", "int5"], ["fit", "gpt2", "--quick"], ["devices"], ["devices", "h100"],
+              ["models", "llama"], ["models", "nobody"], ["fits"]):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out), \
+            contextlib.suppress(SystemExit):
+        main(words)
+    assert len(out.getvalue()) > 10, words
+print([name for name in ("torch", "numpy", "networkx") if name in sys.modules])
+"""
+
+
+def test_help_and_wrong_options_are_told_without_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", _AT_ONCE], cwd=ROOT.parent, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+_WITHIN_MODES = """
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+seen = []
+class Seen(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+import analyzer
+with torch.device("meta"), Seen():
+    for name in analyzer.__all__:
+        getattr(analyzer, name)
+    from analyzer import zoo, parallel
+    from analyzer.cuda.kernel_registry import load_kernels
+    load_kernels()
+print(seen)
+"""
+
+
+def test_what_is_imported_late_makes_no_tensors_in_the_modes_of_its_user() -> None:
+    done = subprocess.run([sys.executable, "-c", _WITHIN_MODES], cwd=ROOT.parent, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr

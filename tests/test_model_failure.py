@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from analyzer import profile
 from analyzer.cli import main
-from analyzer.record.collector import find_failure, own_traceback
+from analyzer.record.failure import find_failure, own_traceback
 
 NET = """
 import torch
@@ -138,7 +138,7 @@ class Raises(nn.Module):
 
 
 def test_a_defect_of_this_package_shows_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("analyzer.record.collector.is_outside", lambda filename: False)
+    monkeypatch.setattr("analyzer.record.failure.is_outside", lambda filename: False)
     try:
         raise KeyError("inside")
     except KeyError as error:

@@ -4,6 +4,7 @@ breaks.
 import contextlib
 import importlib
 import inspect
+import subprocess
 import sys
 import weakref
 
@@ -368,6 +369,26 @@ def test_lbfgs_asks_what_is_answered():
     from analyzer.meta.value.contents import MET
 
     assert set(MET) <= {line.strip() for line in inspect.getsource(lbfgs).splitlines()}
+
+
+_IMPORTS_COMPILER = """
+import sys, torch, analyzer
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        import torch._dynamo
+        return super().forward(x)
+assert "torch._dynamo" not in sys.modules
+print(analyzer.profile(Net(4, 4), args=(torch.empty(2, 4),), device="h100").fwd_flops)
+from torch._dynamo.variables import PolyfilledFunctionVariable
+assert torch.Tensor.__new__ in PolyfilledFunctionVariable._get_polyfill_handlers()
+print(torch.compile(torch.nn.Linear(4, 4), backend="eager", fullgraph=True)(torch.ones(2, 4)).shape)
+"""
+
+
+def test_a_compiler_that_is_imported_under_the_mode_knows_torch_as_it_is():
+    """It keeps functions of torch in tables by their identity, and compares their signatures with its own."""
+    done = subprocess.run([sys.executable, "-c", _IMPORTS_COMPILER], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "72\ntorch.Size([2, 4])\n"), done.stderr
 
 
 def test_what_is_not_to_be_compiled_imports_no_compiler_under_the_mode(monkeypatch):

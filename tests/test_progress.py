@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from analyzer.cli import main
-from analyzer.record import options as progress
-from analyzer.record.options import progress_part, report_progress, watch_progress
+from analyzer.record import progress
+from analyzer.record.progress import progress_part, report_progress, watch_progress
 from analyzer.report import progress_bar
 from analyzer.report.progress_bar import ProgressBar
 

@@ -10,7 +10,8 @@ import torch
 from analyzer.errors import InputError
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device, register_device
-from analyzer.record.options import ProfileOptions, progress_of
+from analyzer.record.options import ProfileOptions
+from analyzer.record.progress import progress_of
 from analyzer.results.verdict import FitTable, Verdict
 from analyzer.results.view import register_view
 

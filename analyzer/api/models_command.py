@@ -3,11 +3,10 @@ from __future__ import annotations
 
 import argparse
 
-from analyzer.errors import InputError
+from analyzer.errors import InputError, find_close
 from analyzer.hardware import format_catalogue, format_device
-from analyzer.report.node_table import print_rows
+from analyzer.report.text_table import print_rows
 from analyzer.units import UNKNOWN
-from analyzer.zoo.input_spec import find_close
 from analyzer.zoo.published_shape import PublishedShape, find_shape, list_names, list_shapes
 
 _HEADERS = ("Name", "Parameters", "Weights", "Class")

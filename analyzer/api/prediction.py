@@ -14,7 +14,8 @@ from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.profilers.flops import make_flops_profiler
 from analyzer.recipe.optimizer import find_optimizer
-from analyzer.record.options import ProfileOptions, progress_of
+from analyzer.record.options import ProfileOptions
+from analyzer.record.progress import progress_of
 from analyzer.results.profile import Profile
 from analyzer.results.world import CommandInfo, Option
 from analyzer.zoo import command_option

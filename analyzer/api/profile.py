@@ -22,8 +22,9 @@ from analyzer.meta.argument import check_tensors
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.state import NewBreaks, Restart
 from analyzer.meta.structure import tensors_of
-from analyzer.record.collector import first_line, noting_failures, rare_collections
+from analyzer.on_use import rare_collections
 from analyzer.record.eager import RUNS_MODEL, EagerStep, GradientFound, OptimizerFactory
+from analyzer.record.failure import first_line, noting_failures
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder

@@ -23,9 +23,9 @@ from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import active_state
 from analyzer.meta.tensor import device_of
+from analyzer.on_use import rare_collections
 from analyzer.profilers.communication import name_buffers
 from analyzer.recipe.optimizer import TORCHS_OWN
-from analyzer.record.collector import rare_collections
 from analyzer.record.eager import RUNS_MODEL, EagerStep, StepOptimizer, check_loss
 from analyzer.record.log import Log
 from analyzer.record.memory_recorder import BUILT

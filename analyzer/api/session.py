@@ -29,6 +29,7 @@ from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import NewBreaks, active_state
 from analyzer.meta.structure import tensor_paths
+from analyzer.on_use import rare_collections
 from analyzer.profilers.annotation import Annotation, Profiler
 from analyzer.profilers.communication import leave_communication_unknown, profile_communication
 from analyzer.profilers.flops import make_flops_profiler
@@ -36,7 +37,6 @@ from analyzer.profilers.latency import make_latency_profiler
 from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
 from analyzer.recipe.optimizer import find_optimizer, fold_optimizer
-from analyzer.record.collector import rare_collections
 from analyzer.record.eager import OptimizerFactory, StepOptimizer
 from analyzer.record.options import ProfileOptions, count_listed
 from analyzer.record.recorder import Recorder

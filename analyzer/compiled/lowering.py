@@ -30,6 +30,7 @@ from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
 
+from analyzer.cuda.kernels.flex_attention import FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD
 from analyzer.cuda.workspaces.convolution import suggests_channels_last
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time import KernelTime, join
@@ -108,8 +109,8 @@ def _call_flex_attention(operator: Any, first: int) -> None:
     register_lowering(operator.default, type_promotion_kind=None)(call)
 
 
-_call_flex_attention(torch.ops.analyzer.flex_attention, 0)
-_call_flex_attention(torch.ops.analyzer.flex_attention_backward, 1)
+_call_flex_attention(FLEX_ATTENTION, 0)
+_call_flex_attention(FLEX_ATTENTION_BACKWARD, 1)
 
 
 @contextmanager

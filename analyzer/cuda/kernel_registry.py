@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from analyzer.meta.dispatch.mode import MetaDispatchMode
+from analyzer.meta.intercept.mode_stack import modes_taken_off
 from analyzer.meta.intercept.replacement import Undo
 from analyzer.meta.operator_info import device_shapes, host_shapes
 from analyzer.meta.simulated_device import GatedKernels, any_on, closed, is_simulating, reopened
@@ -119,10 +120,11 @@ def _make_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
 
 @functools.cache
 def load_kernels() -> None:
-    for room in ("kernels", "workspaces"):
-        package = importlib.import_module(f"analyzer.cuda.{room}")
-        for found in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{package.__name__}.{found.name}")
+    with modes_taken_off():  # some make tensors, which are no tensors of a mode that is active now
+        for room in ("kernels", "workspaces"):
+            package = importlib.import_module(f"analyzer.cuda.{room}")
+            for found in pkgutil.iter_modules(package.__path__):
+                importlib.import_module(f"{package.__name__}.{found.name}")
 
 
 def install() -> Callable[[], None]:

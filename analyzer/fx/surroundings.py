@@ -22,8 +22,8 @@ from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.state import current
 from analyzer.meta.structure import is_plain_object
 from analyzer.meta.tensor import MetaTensor, is_around_tensors, names_of_parts
+from analyzer.on_use import rare_collections
 from analyzer.output import hold_over_forks
-from analyzer.record.collector import rare_collections
 from analyzer.record.tensor_walk import walk_modules
 from analyzer.replay.state_fingerprint import CodeRecord, StateRecord
 from analyzer.replay.state_value import MOST_OBJECTS, PLAIN, look_up

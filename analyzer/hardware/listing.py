@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from textwrap import fill
 from typing import Any
 
-import torch
-
 from analyzer.errors import InputError
 from analyzer.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -34,6 +32,8 @@ def find_peak(dtype: object, device: DeviceSpec, uses_tensor_cores: bool, allow_
     name = str(dtype).removeprefix("torch.")
     kind = _FORMATS.get(name)
     if kind is None:
+        import torch  # `analyzer devices` needs none of it
+
         if not isinstance(getattr(torch, name, None), torch.dtype):
             raise InputError(f"find_peak({dtype!r}): not a dtype; those with a peak are {', '.join(_FORMATS)}")
         return None  # data sheets give no peak for it

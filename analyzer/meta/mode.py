@@ -14,7 +14,7 @@ from .function.mode import MetaFunctionMode
 from .intercept.mode_stack import cut_mode_stacks, mode_stack_depths
 from .intercept.patch import mode_replacements
 from .intercept.replacement import InterruptsDeferred
-from .simulated_device import devices
+from .simulated_device import devices, load_devices
 from .state import CPU, MetaOptions, MetaState, active, set_state
 from .tensor import kernel
 
@@ -51,6 +51,7 @@ class MetaTensorMode:
         self._entered.pop().__exit__(*exc)
 
     def _activate(self, undo: ExitStack) -> None:
+        load_devices()
         state = MetaState(self.options, self.space, self.adopted_device)
         state.device_count = self.options.devices if collective.impl is None else collective.impl.device_count
         state.join = _join

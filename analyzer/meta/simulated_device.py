@@ -5,6 +5,7 @@ they are excluded in every thread until it says otherwise. All names used are pr
 """
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -101,6 +102,11 @@ class SimulatedDevice(NamedTuple):
 
 devices: list[SimulatedDevice] = []
 _gates: list[GatedKernels] = []
+
+
+def load_devices() -> None:
+    """Import the device that comes with the package, which registers itself: a mode begins, and reads `devices`."""
+    importlib.import_module("analyzer.cuda")
 
 
 def register_simulated_device(device: SimulatedDevice) -> None:

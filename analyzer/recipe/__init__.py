@@ -1,7 +1,7 @@
 """Recipes: what is done to a model before a step, and what the step consists of, by short names that commands share."""
 from typing import TYPE_CHECKING
 
-from analyzer.output import find_later
+from analyzer.on_use import find_later
 
 if TYPE_CHECKING:
     from .recipe import LoraSpec, Recipe

@@ -14,7 +14,8 @@ from analyzer.meta.state import current
 from analyzer.meta.structure import tensors_of
 
 from .optimizer_step import TORCHS_OWN, has_step_hooks, takes_closure
-from .options import ProfileOptions, report_progress
+from .options import ProfileOptions
+from .progress import report_progress
 from .recorder import Recorder
 from .reference_count import ReferenceCount
 from .tensor_walk import tensors_in

@@ -12,9 +12,9 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from analyzer.meta.spec import Signature
+from analyzer.on_use import rare_collections
 
 from .call_table import CallTable, OpCall
-from .collector import rare_collections
 from .device_log import DeviceLog, PhaseMemory, PhaseRecord, device_index, swap
 from .process_group import ProcessGroupSpec, WorldFacts, find_group
 from .storage_lifetime import AllocatorEvent, AllocatorEventTable, LifetimeTable, StorageLifetime, StreamOrder

@@ -15,7 +15,8 @@ from analyzer.meta.tensor import MetaTensor
 
 from .log import CALLER, LogModule, LogModuleCall, LogNode, OuterCall, identifier
 from .memory_recorder import ROOT, MemoryRecorder
-from .options import count_samples, count_tokens, name_tensors, report_progress
+from .options import count_samples, count_tokens, name_tensors
+from .progress import report_progress
 from .storage_lifetime import OUTSIDE
 from .tensor_walk import describe, describe_tensors, local_part, parts_of_parameter, tensors_in, walk_modules
 

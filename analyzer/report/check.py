@@ -16,9 +16,9 @@ from analyzer.units import parse_bytes
 
 from .compiled import name_compiled
 from .module_tree import divide
-from .node_table import Column, check_layout, print_rows
 from .quantity import OF_MODEL, QUANTITIES, SETTINGS, find_quantity, read_quantity
 from .summary import describe_run
+from .text_table import Column, check_layout, print_rows
 from .text_width import escape_controls
 
 GRAMMAR = "'FIELD +N%', 'FIELD +N' or 'FIELD N'"

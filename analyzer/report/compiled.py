@@ -10,8 +10,8 @@ from analyzer.results.info import CompiledInfo
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 
-from .node_table import Column, check_layout, format_quantity, print_rows
 from .quantity import ROOT, print_data, read_quantity
+from .text_table import Column, check_layout, format_quantity, print_rows
 from .text_width import escape_controls
 
 _COLUMNS = (Column("name", "", "text"), Column("calls", "Calls", "number"), Column("graphs", "Graphs", "number"),

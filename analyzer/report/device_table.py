@@ -9,7 +9,7 @@ from analyzer.results.view import register_report
 from analyzer.units import add_quantities
 
 from .fits import check_each
-from .node_table import format_quantity, print_rows
+from .text_table import format_quantity, print_rows
 
 DEVICE_HEADERS = ("Device", "Parameters", "At end", "Peak allocated", "Peak reserved", "Peak in", "Kernel time", "Fits")
 DEVICE_LEFT = (0, 5, 7)  #: columns of text

@@ -13,7 +13,7 @@ from analyzer.results.verdict import FitInfo, FitLine, FitTable
 from analyzer.results.view import register_view
 from analyzer.units import format_bytes, format_ends
 
-from .node_table import check_layout, format_quantity, print_rows
+from .text_table import check_layout, format_quantity, print_rows
 from .text_width import escape_controls
 
 _TOLD = 0.01  #: a range is told where it is wider than this share of the peak

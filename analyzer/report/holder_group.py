@@ -10,7 +10,7 @@ from analyzer.results.view import register_report
 from analyzer.results.world import WorldInfo
 from analyzer.units import add_quantities
 
-from .node_table import Column, check_layout, format_quantity, print_rows
+from .text_table import Column, check_layout, format_quantity, print_rows
 
 _SHOWN = 10
 

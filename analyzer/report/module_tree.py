@@ -13,7 +13,7 @@ from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN, format_share
 
-from .node_table import Column, check_layout, find_column, find_columns, name_columns, print_rows, sort_by
+from .text_table import Column, check_layout, find_column, find_columns, name_columns, print_rows, sort_by
 
 OWN = "(own)"
 Ignored = Collection[str | type]

@@ -17,19 +17,9 @@ from analyzer.units import add_quantities
 from .module_tree import COLUMNS as TREE_COLUMNS
 from .module_tree import DEFAULT_COLUMNS, OWN, ModuleRow, find_root, list_rows
 from .node_table import COLUMNS as NODE_COLUMNS
-from .node_table import (
-    COMMUNICATION,
-    TEN_COLUMNS,
-    Column,
-    check_layout,
-    find_column,
-    find_columns,
-    merge_modules,
-    name_columns,
-    print_rows,
-    sort_by,
-)
+from .node_table import COMMUNICATION, TEN_COLUMNS, merge_modules
 from .speed import RATES, read_rate
+from .text_table import Column, check_layout, find_column, find_columns, name_columns, print_rows, sort_by
 
 #: Those of the whole step.
 QUANTITIES = name_columns(

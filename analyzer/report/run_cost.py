@@ -15,8 +15,8 @@ from analyzer.results.run_cost import Range, RunCost, StepEnergy
 from analyzer.results.view import register_report, register_view
 from analyzer.units import UNKNOWN, add_quantities, format_seconds
 
-from .node_table import print_rows
 from .speed import PARTS, find_least_seconds
+from .text_table import print_rows
 
 WIDTH = 112  #: of the lines below the table, which are indented where they stand in a report
 PERFECT = "every step takes as long as this one: no evaluation, checkpoints, failures or waiting for data"

@@ -17,9 +17,9 @@ from . import holder_group as holders
 from .compiled import describe_compiled, draw_compiled
 from .device_table import COPY_HEADERS, DEVICE_HEADERS, DEVICE_LEFT, list_copy_rows, list_device_rows
 from .fits import check_fit, find_least_need, format_peak, list_peaks
-from .node_table import Column, check_layout, format_quantity, print_rows
 from .quantity import find_quantity, print_data, read_known
 from .speed import describe_seconds, describe_speed, find_remedy, format_step, list_bounds, list_rates
+from .text_table import Column, check_layout, format_quantity, print_rows
 from .text_width import escape_controls
 from .verdict import judge
 

@@ -10,7 +10,7 @@ from analyzer.results.profile import Profile
 from analyzer.results.verdict import Advice, Option, Verdict
 from analyzer.results.view import register_view
 
-from .node_table import format_quantity, print_rows
+from .text_table import format_quantity, print_rows
 from .text_width import escape_controls
 
 _DEVICES_NAMED = 3

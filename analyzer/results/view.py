@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from analyzer.errors import InputError
+from analyzer.on_use import load
 from analyzer.registry import ANY_CALL, Call, Registry, check_name, signature_of
 
 Groups = Mapping[Callable[[], Mapping[str, Any]], Sequence[str]]
@@ -69,24 +70,18 @@ class DeferredFields:
 View = Callable[..., Any]
 F = TypeVar("F", bound=View)
 
-_loaders: list[Callable[[], object]] = []
 _lock = threading.RLock()
-
-
-def load_on_first_use(load: Callable[[], object]) -> Callable[[], object]:
-    """Call ``load``, which imports files that register views, before a view is looked for or added the first time."""
-    _loaders.append(load)
-    return load
+_to_load = ["analyzer.views:load_views"]
 
 
 class ViewRegistry(Registry[str, View]):
     """Views by name. Those that come with the package are loaded before one is looked for, added or replaced."""
 
     def fill(self) -> None:
-        """Call what `load_on_first_use` was given."""
+        """Import the files that register views, once."""
         with _lock:
-            while _loaders:
-                _loaders.pop()()
+            while _to_load:
+                load(_to_load.pop())()
 
     def shipped(self, key: str) -> Callable[[F], F]:
         """A decorator for the views that come with the package, which are registered while they are loaded."""

@@ -1,29 +1,22 @@
-"""Models that ship with the project: plain torch, one small file each."""
-from __future__ import annotations
+"""Models that ship with the project, and what else a TARGET of the command line stands for."""
+from typing import TYPE_CHECKING
 
-from collections.abc import Callable
-from typing import NamedTuple
+from analyzer.on_use import find_later
 
-from torch import nn
+if TYPE_CHECKING:
+    from .llama import llama_1b, llama_405b
+    from .resnet import resnet18, resnet50
+    from .shipped import MODELS, ShippedModel
+    from .vit import vit_b_16
 
-from .gpt2 import gpt2
-from .llama import llama_1b, llama_405b
-from .resnet import resnet18, resnet50
-from .vit import vit_b_16
+__all__ = ["MODELS", "ShippedModel", "llama_1b", "llama_405b", "resnet18", "resnet50", "vit_b_16"]
 
-
-class ShippedModel(NamedTuple):
-    """A model that the package brings."""
-
-    factory: Callable[[], nn.Module]
-    input: str  #: what to call it with where the user does not say, as `--input` is written
-    labelled: bool = False  #: takes `labels` shaped like its input, and then returns a loss
+# Each is imported when it is used first: `analyzer models` needs no torch.
+__getattr__ = find_later(__name__, {
+    "MODELS": "analyzer.zoo.shipped", "ShippedModel": "analyzer.zoo.shipped", "llama_1b": "analyzer.zoo.llama",
+    "llama_405b": "analyzer.zoo.llama", "resnet18": "analyzer.zoo.resnet", "resnet50": "analyzer.zoo.resnet",
+    "vit_b_16": "analyzer.zoo.vit"})
 
 
-MODELS: dict[str, ShippedModel] = {
-    "vit_b_16": ShippedModel(vit_b_16, "8x3x224x224"),
-    "resnet18": ShippedModel(resnet18, "8x3x224x224"),
-    "resnet50": ShippedModel(resnet50, "8x3x224x224"),
-    "gpt2": ShippedModel(gpt2, "input_ids=int64:8x1024", labelled=True),
-    "llama_1b": ShippedModel(llama_1b, "input_ids=int64:1x4096", labelled=True),
-    "llama_405b": ShippedModel(llama_405b, "input_ids=int64:1x4096", labelled=True)}
+def __dir__() -> list[str]:
+    return sorted(__all__)

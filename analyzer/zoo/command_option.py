@@ -15,7 +15,7 @@ from analyzer.errors import AnalyzerError, InputError, ModelError
 from analyzer.output import print_error
 from analyzer.recipe.quantize import DTYPES as FLOATING
 from analyzer.recipe.recipe import LoraSpec, Recipe
-from analyzer.record.collector import find_failure, first_line
+from analyzer.record.failure import find_failure, first_line
 
 from .input_spec import DTYPES, InputSpec, Target, parse_inputs
 from .torchvision_ops import detection_ops

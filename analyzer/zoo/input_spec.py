@@ -1,12 +1,12 @@
 """What a TARGET stands for, and the tensors that its model is called with."""
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from types import ModuleType
 
 import torch
@@ -91,7 +91,7 @@ def parse_input(text: str) -> InputSpec:
     word, colon, sizes = rest.rpartition(":")
     dtype = DTYPES.get(word) if colon else torch.float32
     if dtype is None:
-        near = difflib.get_close_matches(word, DTYPES, n=3)
+        near = get_close_matches(word, DTYPES, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "take one of torch's, like float32, bfloat16 or int64"
         raise InputError(f"--input {text}: unknown dtype {word!r}; {hint}")
     if sizes != "scalar" and not re.fullmatch(_SIZES, sizes):
@@ -167,13 +167,6 @@ class Target:
             chosen += [
                 label for rule in self.labels if rule.name not in names and (label := rule.apply(chosen)) is not None]
         return tuple(chosen)
-
-
-def find_close(word: str, options: Iterable[str]) -> str:
-    """A sentence with the options that resemble the word, for the end of an error; empty if none does."""
-    by_lower = {option.lower(): option for option in options}
-    near = difflib.get_close_matches(word.lower(), by_lower, n=4)
-    return f"; did you mean {' or '.join(by_lower[lower] for lower in near)}?" if near else ""
 
 
 def import_extra(library: str, target: str, extra: str = "zoo") -> ModuleType:

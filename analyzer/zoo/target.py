@@ -15,13 +15,13 @@ from typing import Any
 
 from torch import nn
 
-from analyzer.errors import AnalyzerError, TargetError
+from analyzer.errors import AnalyzerError, TargetError, find_close
 from analyzer.fx.module_borrow import exported_module, ignore_flags
-from analyzer.record.collector import find_failure
+from analyzer.record.failure import find_failure
 
-from . import MODELS
-from .input_spec import LabelRule, Target, find_close, parse_input
+from .input_spec import LabelRule, Target, parse_input
 from .published_shape import find_shape
+from .shipped import MODELS
 from .transformers_models import find_transformers_model
 from .vision_models import find_timm_model, find_torchvision_model
 

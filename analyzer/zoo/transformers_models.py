@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from analyzer.errors import TargetError
+from analyzer.errors import TargetError, find_close
 from analyzer.saved_format import load_json
 
-from .input_spec import DEFAULT_BATCH, InputSpec, LabelRule, Target, find_close, import_extra
+from .input_spec import DEFAULT_BATCH, InputSpec, LabelRule, Target, import_extra
 from .published_shape import find_shape, list_names
 from .vision_models import DetectionRule, find_diffusion_model
 

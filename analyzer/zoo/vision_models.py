@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from analyzer.errors import TargetError
+from analyzer.errors import TargetError, find_close
 
-from .input_spec import DEFAULT_BATCH, InputSpec, LabelRule, Target, find_close, import_extra
+from .input_spec import DEFAULT_BATCH, InputSpec, LabelRule, Target, import_extra
 from .published_shape import PublishedShape
 
 OBJECTS = 8  # in an image: COCO has 7.7 (Lin et al., "Microsoft COCO: Common Objects in Context", 2014, section 5.2)

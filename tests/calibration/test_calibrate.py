@@ -13,7 +13,7 @@ from analyzer.cli import main
 from analyzer.errors import InputError, OutputError
 from analyzer.hardware import DeviceSpec, PeakRates, find_device
 from analyzer.hardware.kernel_time.estimate import find_constants
-from analyzer.record.options import watch_progress
+from analyzer.record.progress import watch_progress
 from analyzer.tools.calibration import calibrate
 from analyzer.tools.calibration.bench import FAMILIES, HOST_CALLS, Point, TorchBench, list_points
 from analyzer.tools.calibration.calibrate import (

@@ -16,7 +16,7 @@ from analyzer import profile
 from analyzer.cli import main
 from analyzer.errors import InputError, MissingExtraError
 from analyzer.report.export.table_file import TABLES, list_kinds
-from analyzer.report.node_table import print_rows
+from analyzer.report.text_table import print_rows
 from analyzer.results.info import CostInfo
 from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo

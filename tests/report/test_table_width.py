@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analyzer.cli import main
-from analyzer.report.node_table import print_rows
+from analyzer.report.text_table import print_rows
 from analyzer.report.text_width import fit_table
 
 

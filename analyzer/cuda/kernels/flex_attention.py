@@ -30,13 +30,14 @@ _library.define("flex_attention.into(Tensor query, Tensor key, Tensor value, Ten
                 "Tensor(a!) logsumexp, Tensor(b!) maxima) -> Tensor")
 _library.define("flex_attention_backward.into(Tensor query, Tensor key, Tensor value, Tensor logsumexp, Tensor delta, "
                 "Tensor gradient, Tensor[] others, int? visited, Tensor(a!) for_query, Tensor(b!) for_value) -> Tensor")
+FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD = torch.ops.analyzer.flex_attention, torch.ops.analyzer.flex_attention_backward
 
 
 def attend_compiled(query: Tensor, key: Tensor, value: Tensor, block_mask: tuple[Any, ...],
                     captured: tuple[Tensor, ...]) -> Any:
     """Output, logarithms of the sums of exponentials, and maxima of scores."""
-    return torch.ops.analyzer.flex_attention(query, key, value, [*_tensors_of(block_mask), *captured],
-                                             _count_visited(block_mask, query, key))
+    return FLEX_ATTENTION(query, key, value, [*_tensors_of(block_mask), *captured],
+                          _count_visited(block_mask, query, key))
 
 
 def attend_compiled_backward(query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor,
@@ -48,7 +49,7 @@ def attend_compiled_backward(query: Tensor, key: Tensor, value: Tensor, out: Ten
     delta = (out * gradient).sum(-1).to(torch.float32)
     if for_logsumexp is not None:
         delta = delta - for_logsumexp * 1.4426950408889634  # of base 2
-    found: list[Tensor] = list(torch.ops.analyzer.flex_attention_backward(
+    found: list[Tensor] = list(FLEX_ATTENTION_BACKWARD(
         query, key, value, logsumexp, delta.contiguous(), gradient,
         [*_tensors_of(block_mask), *captured], _count_visited(block_mask, query, key)))
     if key.shape[0] != query.shape[0]:

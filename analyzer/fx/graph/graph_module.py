@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from inspect import Parameter
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.utils.checkpoint  # noqa: F401  # the generated code calls it
@@ -20,6 +20,7 @@ from torch.fx.node import map_aggregate
 from analyzer.errors import InputError
 from analyzer.fx.trace.function_call import find_by_name, qualified_name
 from analyzer.fx.trace.input_check import Asked, Expected, check_identity
+from analyzer.on_use import load
 
 from .alias import is_pure
 from .kept import KeptResults
@@ -272,8 +273,6 @@ class GraphModule(fx.GraphModule):
     """
 
     checks_inputs = True
-    #: HTML of a graph, for notebooks; `analyzer` sets it, for this room knows no reports
-    to_fragment: ClassVar[Callable[[Any], str] | None] = None
 
     def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "GraphModule") -> None:
         empty = fx.Graph()
@@ -294,9 +293,9 @@ class GraphModule(fx.GraphModule):
         for e in expected:
             self._expected.setdefault(e.argument, []).append(e)
 
-    def _repr_html_(self) -> str | None:
-        write = type(self).to_fragment
-        return None if write is None else write(self)
+    def _repr_html_(self) -> str:
+        html: str = load("analyzer.report.page.notebook:write_graph")(self)  # reports are made of what stands here
+        return html
 
     def recompile(self) -> PythonCode:
         """Generate the code of `forward` from the graph; to be called after edits of the graph or of annotations."""

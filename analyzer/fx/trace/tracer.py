@@ -34,7 +34,8 @@ from analyzer.meta.state import MetaOptions, current
 from analyzer.meta.structure import holds_tensor, replace_tensors, tensors_of
 from analyzer.meta.tensor import MetaTensor
 from analyzer.meta.value.known_value import Watched
-from analyzer.record.collector import rare_collections, telling_depth
+from analyzer.on_use import rare_collections
+from analyzer.record.failure import telling_depth
 
 from .effect_patch import RandomWatch
 from .function_call import HeldModule

@@ -36,7 +36,7 @@ from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of
 from analyzer.meta.value.contents import read_known
 
 from .compiled_function import compiler_replacements, without_compiled_autograd
-from .replacement import SharedReplacements, Undo, answer, replace
+from .replacement import SharedReplacements, Undo, answer, import_unreplaced, replace
 
 
 def _overrides(values: Any) -> bool:
@@ -79,6 +79,7 @@ def _replacements() -> Iterator[Undo]:
     yield answer(torch.autograd, "_engine_run_backward", _run_with_mode, passes_original=True)
     yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
     yield replace(torch.Tensor, "__new__", _constructing)
+    yield import_unreplaced("torch._dynamo")  # whose tables know torch's functions by their identity
     yield answer(MetaTensor, "__repr__", torch.Tensor.__repr__, where=_asked_function)
     yield answer(torch.UntypedStorage, "to", move_storage, passes_original=True)
     yield replace(MetaTensor, "__torch_function__", lambda f: torch._C._disabled_torch_function_impl)

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial, reduce
 from importlib.machinery import ModuleSpec
@@ -18,6 +18,8 @@ from typing import Any
 import analyzer.memory
 from analyzer.meta.state import current
 from analyzer.output import hold_over_forks
+
+from .mode_stack import modes_taken_off
 
 # Signals that wait. Python calls a handler between any two steps of the main thread, and what it raises leaves the code
 # there: at the first step of an ``__exit__``, which then never runs, or in a finaliser, which swallows it. So handlers
@@ -218,8 +220,15 @@ class _Chain:
                 value.__code__ = value.__code__.replace(co_name=self.name)
             if isinstance(self.own, staticmethod):
                 value = staticmethod(value)
-        if self.links or not self.missing:
-            setattr(self.owner, self.name, value if self.links else self.own)
+        if self.links:
+            setattr(self.owner, self.name, value)
+        else:
+            self.put_back()
+
+    def put_back(self) -> None:
+        """Set the attribute to what it was."""
+        if not self.missing:
+            setattr(self.owner, self.name, self.own)
         elif self.name in vars(self.owner):  # or what was to replace it could not be made
             delattr(self.owner, self.name)
 
@@ -273,9 +282,24 @@ def _take_out(key: tuple[int, str], link: list[Callable[[Any], Any]]) -> None:
             del _chains[key]
 
 
+@contextmanager
+def nothing_replaced() -> Iterator[None]:
+    """A block in which every attribute is what it was, for all threads. None of them replaces others meanwhile."""
+    with InterruptsHeld(), _chain_lock:
+        now = [(chain, vars(chain.owner)[chain.name]) for chain in _chains.values() if chain.links]
+        try:
+            for chain, _ in now:
+                chain.put_back()
+            yield
+        finally:
+            for chain, value in now:
+                setattr(chain.owner, chain.name, value)
+
+
 # Modules that a program may import later: what is replaced in one is replaced as soon as it is there.
 
 Make = Callable[[], Iterable[Undo]]
+Load = Callable[[], None]
 
 
 def answer_each(module: str, answers: Mapping[str, Callable[..., Any]],
@@ -289,14 +313,14 @@ def answer_each(module: str, answers: Mapping[str, Callable[..., Any]],
 
 
 class _Finder:
-    """Finds the modules asked for as others do, and lets their loaders make the replacements at the end."""
+    """Finds the modules asked for as others do, and runs ``run(name, load)`` for each, where ``load()`` imports it."""
 
-    def __init__(self, makers: Mapping[str, Make], undo: ExitStack) -> None:
-        self._makers, self._undo = makers, undo
+    def __init__(self, names: Collection[str], run: Callable[[str, Load], None]) -> None:
+        self._names, self._run = names, run
         self._searching = False
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in self._makers or self._searching:
+        if name not in self._names or self._searching:
             return None
         self._searching = True
         try:
@@ -304,12 +328,13 @@ class _Finder:
         finally:
             self._searching = False
         if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
+            load = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                run(module)
-                for undo in self._makers[name]() if module.__name__ == name else ():
-                    self._undo.callback(undo)
+                if module.__name__ == name:
+                    self._run(name, partial(load, module))
+                else:
+                    load(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -319,11 +344,27 @@ class _Finder:
 def replaced_once_imported(makers: Mapping[str, Make]) -> Iterator[None]:
     """For the length of a block, make the replacements of each module in ``makers``: now, or when it is imported."""
     with ExitStack() as undo:
-        later = {name: make for name, make in makers.items() if name not in sys.modules}
-        for name in makers.keys() - later.keys():
+        def run(name: str, load: Load) -> None:
+            load()
             for one in makers[name]():
                 undo.callback(one)
-        finder = _Finder(later, undo)
-        sys.meta_path.insert(0, finder)
-        undo.callback(sys.meta_path.remove, finder)
+
+        later = {name for name in makers if name not in sys.modules}
+        for name in makers.keys() - later:
+            run(name, lambda: None)
+        undo.callback(_find_by(_Finder(later, run)))
         yield
+
+
+def import_unreplaced(name: str) -> Undo:
+    """Until it is undone, a module that keeps functions of torch when it is imported finds them as they are."""
+    def run(name: str, load: Load) -> None:
+        with modes_taken_off(), nothing_replaced():
+            load()
+
+    return _find_by(_Finder((name,), run))
+
+
+def _find_by(finder: _Finder) -> Undo:
+    sys.meta_path.insert(0, finder)
+    return partial(sys.meta_path.remove, finder)

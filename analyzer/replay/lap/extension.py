@@ -11,7 +11,7 @@ from analyzer.memory.allocator_segment import Span
 from analyzer.meta.address_space import AddressSpace, MetaStorage, next_number, take_numbers
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import NO_EVENT, StreamAction
-from analyzer.record.collector import first_line
+from analyzer.record.failure import first_line
 from analyzer.record.log import Log
 from analyzer.record.memory_recorder import MemoryRecorder
 from analyzer.record.recorder import Recorder

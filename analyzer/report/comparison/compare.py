@@ -9,8 +9,8 @@ from functools import partial
 from analyzer.errors import InputError
 from analyzer.report.check import OVER, UNDER, CheckRow, judge_limit, list_differences, parse_limit
 from analyzer.report.module_tree import OWN, list_holders
-from analyzer.report.node_table import Column, sort_by
 from analyzer.report.quantity import find_quantity, join_path, read_known
+from analyzer.report.text_table import Column, sort_by
 from analyzer.results.comparison import ConditionResult, ModuleChange, ProfileChange, QuantityChange
 from analyzer.results.info import ModuleInfo
 from analyzer.results.profile import Profile

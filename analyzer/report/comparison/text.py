@@ -8,9 +8,9 @@ from pathlib import Path
 
 from analyzer.output import write_output
 from analyzer.report.module_tree import OWN
-from analyzer.report.node_table import Column, check_layout, format_quantity, print_rows
 from analyzer.report.quantity import ROOT, print_data
 from analyzer.report.summary import describe_run
+from analyzer.report.text_table import Column, check_layout, format_quantity, print_rows
 from analyzer.report.text_width import escape_controls
 from analyzer.results.comparison import ConditionResult, ModuleChange, ProfileChange, QuantityChange
 from analyzer.results.profile import Profile

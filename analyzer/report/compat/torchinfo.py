@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from analyzer.errors import InputError, is_count
 from analyzer.report.module_tree import divide, find_root, first_shape, has_own_row, list_holders, name_module, plain
-from analyzer.report.node_table import TEN_COLUMNS, check_layout, print_nodes, print_rows
+from analyzer.report.node_table import TEN_COLUMNS, print_nodes
 from analyzer.report.speed import note_prediction
+from analyzer.report.text_table import check_layout, print_rows
 from analyzer.report.text_width import escape_controls
 from analyzer.results.info import CostInfo, ModuleCall, ModuleInfo
 from analyzer.results.node_info import TensorInfo

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analyzer.errors import InputError, MissingExtraError
 from analyzer.output import check_output, write_output
-from analyzer.report.node_table import Column
 from analyzer.report.page.document import check_page
 from analyzer.report.quantity import DataTable, print_data, read_modules, read_nodes
+from analyzer.report.text_table import Column
 from analyzer.results.info import CostInfo, MemoryEvent, ModuleInfo
 from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo

@@ -11,8 +11,8 @@ from torch import fx
 from analyzer.errors import MissingExtraError
 from analyzer.report.module_tree import DEFAULT_COLUMNS as MODULE_COLUMNS
 from analyzer.report.module_tree import OWN, describe_type, has_own_row, name_module
-from analyzer.report.node_table import Column, format_quantity, print_rows
 from analyzer.report.summary import PHASE_COLUMNS, describe_run, describe_shortly
+from analyzer.report.text_table import Column, format_quantity, print_rows
 from analyzer.report.verdict import LEFT, list_rows
 from analyzer.results.info import CostInfo, ModuleInfo, PhaseInfo
 from analyzer.results.node_info import NodeInfo

@@ -10,7 +10,8 @@ from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.report.holder_group import sum_exposed
 from analyzer.report.module_tree import list_rows
-from analyzer.report.node_table import COLUMNS, TEN_COLUMNS, Column, format_totals
+from analyzer.report.node_table import COLUMNS, TEN_COLUMNS, format_totals
+from analyzer.report.text_table import Column
 from analyzer.results.info import MemoryEvent, TimelinePoint
 from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo

@@ -9,9 +9,9 @@ from typing import Any
 from analyzer.report.device_table import COPY_HEADERS, DEVICE_HEADERS, list_copy_rows, list_device_rows
 from analyzer.report.fits import format_peak, format_range
 from analyzer.report.holder_group import sum_exposed
-from analyzer.report.node_table import format_quantity
 from analyzer.report.speed import describe_seconds, find_remedy, format_step, list_bounds, read_rate
 from analyzer.report.summary import PHASE_COLUMNS, describe_out_of_memory, describe_run, summarize
+from analyzer.report.text_table import format_quantity
 from analyzer.results.info import BOUNDS, PhaseInfo, bound_seconds
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_exporter

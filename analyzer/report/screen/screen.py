@@ -13,9 +13,9 @@ from analyzer.report.device_table import DEVICE_HEADERS, DEVICE_LEFT, describe_c
 from analyzer.report.fits import list_peaks
 from analyzer.report.holder_group import describe_world, group_holders
 from analyzer.report.module_tree import OWN, name_module
-from analyzer.report.node_table import sort_by
 from analyzer.report.speed import describe_bound, describe_speed, find_longest
 from analyzer.report.summary import describe_out_of_memory, title_run
+from analyzer.report.text_table import sort_by
 from analyzer.report.text_width import clean, cut_end, cut_middle, measure_width
 from analyzer.report.verdict import describe_devices, describe_fit, find_peak, judge
 from analyzer.results.info import CostInfo, ModuleInfo, PhaseInfo, bound_seconds, longest_bound

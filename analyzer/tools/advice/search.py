@@ -16,7 +16,7 @@ from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.recipe import Recipe
-from analyzer.record.options import progress_part
+from analyzer.record.progress import progress_part
 from analyzer.report.verdict import describe_step
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Advice, Option

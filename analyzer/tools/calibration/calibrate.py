@@ -26,7 +26,7 @@ from analyzer.hardware.kernel_time.matmul import matmul_time
 from analyzer.hardware.kernel_time.pointwise import stream_time
 from analyzer.hardware.listing import format_device
 from analyzer.output import check_output, write_output
-from analyzer.record.options import report_progress
+from analyzer.record.progress import report_progress
 
 from .bench import Bench, Point, TorchBench, list_points
 

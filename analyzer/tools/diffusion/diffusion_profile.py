@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import fill
 
 from analyzer.report.export.json_format import read_record, write_record
-from analyzer.report.node_table import format_quantity, print_rows
+from analyzer.report.text_table import format_quantity, print_rows
 from analyzer.report.text_width import escape_controls
 from analyzer.results.info import longest_bound
 from analyzer.saved_format import SavedFormat

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analyzer.errors import AnalyzerError, InputError, TargetError
-from analyzer.zoo.input_spec import find_close, import_extra
+from analyzer.errors import AnalyzerError, InputError, TargetError, find_close
+from analyzer.zoo.input_spec import import_extra
 
 PREFIX = "diffusers:"
 _DENOISERS = ("transformer", "unet")

@@ -18,8 +18,8 @@ from analyzer.hardware.device_spec import PeakRates
 from analyzer.hardware.kernel_time.estimate import find_constants
 from analyzer.hardware.power import JOULES_OF_KWH, Work, add_work, joules_range, watts_of
 from analyzer.profilers.annotation import Profiler
-from analyzer.report.node_table import FORMATS, format_quantity
 from analyzer.report.run_cost import find_step_work
+from analyzer.report.text_table import FORMATS, format_quantity
 from analyzer.results.info import bound_seconds
 from analyzer.results.profile import Profile
 from analyzer.tools.serving.fleet import price_of

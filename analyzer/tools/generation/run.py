@@ -18,10 +18,10 @@ from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.output import check_output
-from analyzer.record.collector import first_line
+from analyzer.record.failure import first_line
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
-from analyzer.report.node_table import FORMATS
+from analyzer.report.text_table import FORMATS
 from analyzer.results.info import OutOfMemoryInfo
 from analyzer.results.profile import Profile
 from analyzer.results.timeline import describe_shortage

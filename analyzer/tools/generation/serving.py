@@ -18,8 +18,8 @@ from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
-from analyzer.report.node_table import Column, check_layout, format_quantity, print_rows
 from analyzer.report.quantity import print_data
+from analyzer.report.text_table import Column, check_layout, format_quantity, print_rows
 from analyzer.results.info import OutOfMemoryInfo
 from analyzer.results.profile import Profile
 from analyzer.results.timeline import describe_shortage

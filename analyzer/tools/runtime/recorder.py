@@ -22,7 +22,7 @@ from analyzer.meta.intercept.replacement import InterruptsDeferred, InterruptsHe
 from analyzer.meta.spec import Signature
 from analyzer.meta.state import current
 from analyzer.meta.tensor import MetaTensor
-from analyzer.record.collector import rare_collections
+from analyzer.on_use import rare_collections
 from analyzer.record.hooks import FAILED, listen
 from analyzer.record.recorder import Recorder
 from analyzer.record.reference_count import next_sequence_number

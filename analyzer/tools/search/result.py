@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from analyzer.output import write_output
 from analyzer.parallel.pipeline_page import pipeline_part
 from analyzer.report.export.table_file import import_pandas
-from analyzer.report.node_table import print_rows
 from analyzer.report.page.document import Headline, Part, Tile, headline_part, summary_part, write_page
+from analyzer.report.text_table import print_rows
 from analyzer.results.run_cost import SECONDS_PER_HOUR
 from analyzer.tools.sweep.result import list_dimensions, list_fits
 from analyzer.units import format_bytes, format_count, format_ends, format_percent, format_seconds

@@ -11,7 +11,7 @@ from textwrap import fill
 
 from analyzer.errors import InputError, UnknownSpeedError
 from analyzer.report.export.json_format import write_record
-from analyzer.report.node_table import print_rows
+from analyzer.report.text_table import print_rows
 from analyzer.report.text_width import escape_controls
 from analyzer.saved_format import SavedFormat
 from analyzer.units import format_seconds

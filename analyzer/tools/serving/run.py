@@ -11,7 +11,7 @@ from typing import Any
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.hardware.catalogue import split_devices
-from analyzer.report.node_table import FORMATS
+from analyzer.report.text_table import FORMATS
 from analyzer.tools.generation.serving import ServingPoint
 from analyzer.zoo.command_option import model_errors, read_recipe
 from analyzer.zoo.published_shape import find_shape

@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import fill
 
 from analyzer.report.export.json_format import read_record, write_record
-from analyzer.report.node_table import format_quantity, print_rows
+from analyzer.report.text_table import format_quantity, print_rows
 from analyzer.report.text_width import escape_controls
 from analyzer.saved_format import SavedFormat
 from analyzer.units import format_seconds

@@ -18,10 +18,11 @@ from analyzer.api.profile import profile
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.recipe.recipe import blocks_of
-from analyzer.record.options import ProfileOptions, progress_part
+from analyzer.record.options import ProfileOptions
+from analyzer.record.progress import progress_part
 from analyzer.report.export.json_format import read_record, write_record
-from analyzer.report.node_table import print_rows
 from analyzer.report.page.document import summary_part, write_page
+from analyzer.report.text_table import print_rows
 from analyzer.results.profile import Profile
 from analyzer.saved_format import SavedFormat
 from analyzer.units import format_bytes, format_seconds, parse_bytes

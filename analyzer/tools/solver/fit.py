@@ -22,10 +22,10 @@ from analyzer.api.profile import Profile, ProfileOptions, profile
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.unseen import UnseenMemory, list_unseen
-from analyzer.record.options import progress_part
-from analyzer.report.node_table import format_quantity, print_rows
+from analyzer.record.progress import progress_part
 from analyzer.report.page.document import Headline
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
+from analyzer.report.text_table import format_quantity, print_rows
 from analyzer.report.verdict import judge
 from analyzer.results.info import OutOfMemoryInfo
 from analyzer.tools.sweep.configuration import Configuration, resolve_inputs

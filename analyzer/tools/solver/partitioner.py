@@ -10,7 +10,7 @@ from torch._functorch import config
 
 from analyzer.api.profile import profile
 from analyzer.errors import InputError
-from analyzer.record.options import progress_of
+from analyzer.record.progress import progress_of
 
 from .plan import Plan
 from .recorded_step import PartitionedStep

@@ -12,10 +12,10 @@ from torch import fx
 
 from analyzer.errors import InputError
 from analyzer.report.export.json_format import read_record, write_record
-from analyzer.report.node_table import print_rows
 from analyzer.report.page.document import Headline, Part, Tile, headline_part, summary_part, write_page
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_picture
 from analyzer.report.page.picture import draw_curves
+from analyzer.report.text_table import print_rows
 from analyzer.saved_format import Fields, SavedFormat
 from analyzer.units import format_bytes, format_flops, format_seconds
 

@@ -25,7 +25,7 @@ from analyzer.profilers.latency import call_seconds
 from analyzer.recipe.recipe import list_blocks
 from analyzer.record.call_table import OpCall
 from analyzer.record.eager import casting
-from analyzer.record.options import progress_of, progress_part
+from analyzer.record.progress import progress_of, progress_part
 from analyzer.report.page.document import check_page
 from analyzer.units import format_bytes, format_seconds, parse_bytes
 from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, model_errors, read_recipe

@@ -27,10 +27,10 @@ from analyzer.errors import InputError, MissingExtraError
 from analyzer.hardware.catalogue import split_devices
 from analyzer.output import print_error
 from analyzer.recipe.recipe import Recipe
-from analyzer.report.node_table import format_quantity, print_rows
 from analyzer.report.page.document import check_page
 from analyzer.report.progress_bar import ProgressBar
 from analyzer.report.speed import RATES, read_rate
+from analyzer.report.text_table import format_quantity, print_rows
 from analyzer.results.build import package_version
 from analyzer.results.profile import Profile
 from analyzer.zoo.command_option import make_inputs
