@@ -171,6 +171,30 @@ def test_a_file_that_runs_no_model_is_told_what_else_to_call(tmp_path, capsys):
     assert out == "" and f"for a class or function in it use analyzer profile {path}:Classifier --input SPEC" in err
 
 
+LOADS = """
+data = torch.utils.data.TensorDataset(torch.empty(ROWS, 256))
+BEFORE
+for x, in torch.utils.data.DataLoader(data, batch_size=4, drop_last=True):
+    model(x.cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_script_whose_loader_gives_no_batch_is_refused(script, capsys, rows):
+    path = script(LOADS.replace("ROWS", str(rows)).replace("BEFORE", ""))
+    with pytest.raises(InputError, match=rf"no step and no pass .* its TensorDataset of {rows} samples makes less than "
+                                         "one, .* Give the loader data of the right shapes"):
+        dry_run(path)
+    assert main(["dryrun", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert "fits" not in out + err and "a DataLoader gave no batch" in err
+    ran = dry_run(script(LOADS.replace("ROWS", str(rows)).replace("BEFORE", "model(torch.rand(8, 256).cuda())")))
+    assert ran.steps == 0 and ran.profile.fwd_macs == 8 * (256 * 512 + 512 * 8)
+    assert any("a DataLoader gave no batch" in text for text in ran.profile.assumptions)
+    assert dry_run(script(LOADS.replace("ROWS", "4").replace("BEFORE", ""))).steps == 1
+
+
 def test_a_script_that_ends_before_the_steps_asked_for(script):
     run = dry_run(script(PLAIN.replace("1000", "2")), steps=5)
     assert (run.steps, run.is_stopped, run.error) == (2, False, None)

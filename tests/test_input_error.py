@@ -27,13 +27,34 @@ def found():
     ({"profilers": len}, "must be a list of functions"), ({"profilers": "flops"}, "profilers='flops': must be a list"),
     ({"loss_fn": "mse"}, "loss_fn='mse': must be callable"), ({"step": "x"}, "step='x': must be callable"),
     ({"optimizer": []}, r"optimizer=\[\]: give one of sgd"), ({"kwargs": [1]}, r"kwargs=\[1\]: must be a dictionary"),
-    ({"kwargs": {1: 2}}, "kwargs={1: 2}: must be a dictionary")])
+    ({"kwargs": {1: 2}}, "kwargs={1: 2}: must be a dictionary"),
+    ({"mode": "infer", "optimizer": "adam"}, "mode='infer', optimizer='adam': an inference step is the forward pass"),
+    ({"mode": "infer", "step": print}, "mode='infer', step=print: .*; leave step out, or use mode='train'")])
 @pytest.mark.parametrize("driver", [profile, measure])
 def test_arguments_of_a_run(driver, given, words):
     if driver is measure and "profilers" in given:
         pytest.skip("measure takes no profilers")
     with pytest.raises(InputError, match=words):
         driver(Unused(), args=(X,), **given)
+
+
+def test_steps_that_run_nothing():
+    used_up = map(nn.Linear(4, 4), [X])  # once, and nothing in the second step
+
+    def loop(model, optimizer, batches):
+        for batch in batches:
+            model(batch)
+
+    def use_up(model, optimizer, x):
+        for _ in used_up:
+            model(x)
+
+    with pytest.raises(InputError, match="step=loop: step 1 of 2 ran no operator. .* gave no batch: give it a list"):
+        profile(MODEL, args=([],), step=loop)
+    with pytest.raises(InputError, match="step=use_up: step 2 of 2 ran no operator"):
+        profile(MODEL, args=(X,), step=use_up)
+    with pytest.raises(InputError, match="map: an iterator among the arguments that gives nothing"):
+        profile(MODEL, args=(map(abs, ()),), step=loop)
 
 
 def graph_of():

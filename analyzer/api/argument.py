@@ -118,6 +118,14 @@ def check_arguments(mode: str, autocast: Any, options: Any, evaluates: Any = Fal
             raise InputError(f"{name}={function!r}: must be callable, or None")
 
 
+def check_inference(mode: str, optimizer: Any, step: Any) -> None:
+    """Raise InputError where an inference step is given what a training step alone has."""
+    for name, value in (("optimizer", optimizer), ("step", step)):
+        if mode == "infer" and value is not None:
+            raise InputError(f"mode='infer', {name}={getattr(value, '__name__', None) or repr(value)}: an inference step "
+                             f"is the forward pass alone; leave {name} out, or use mode='train'")
+
+
 def as_arguments(args: Any) -> tuple[Any, ...]:
     """Positional arguments that were given as a tuple or a list of them, or as the only one, as a named tuple is."""
     is_one = not isinstance(args, (tuple, list)) or hasattr(type(args), "_fields")
@@ -155,6 +163,9 @@ def _as_argument(value: Any) -> Any:
     if not isinstance(value, Iterator) or type(value).__module__ not in ("builtins", "itertools"):
         return value
     items = list(itertools.islice(value, _MOST_ITEMS))
+    if not items:
+        raise InputError(f"{type(value).__name__}: an iterator among the arguments that gives nothing, so that nothing "
+                         "would be run with it; give a list of batches, or an iterator that was not used up")
     return Repeated(items) if len(items) < _MOST_ITEMS else itertools.chain(items, value)
 
 

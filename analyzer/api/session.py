@@ -48,7 +48,7 @@ from analyzer.results.tree import ModulePaths, ModuleShape
 from analyzer.results.world import describe_world, find_parallel_sizes
 from analyzer.units import format_bytes
 
-from .argument import check_arguments, describe_training
+from .argument import check_arguments, check_inference, describe_training
 
 Profilers = Mapping[str, Profiler] | Sequence[Profiler] | None
 
@@ -71,6 +71,7 @@ class Session:
                  remarks: Iterable[str] = ()) -> None:
         options = options or ProfileOptions()
         check_arguments(mode, autocast, options, evaluates, loss_fn=loss_fn, step=step)
+        check_inference(mode, optimizer, step)
         self.spec = None if device is None else find_device(device)
         #: of a device that does not come with the package, for the profile to keep
         self.own_spec = None if self.spec is None or self.spec == read_shipped(self.spec.name) else self.spec

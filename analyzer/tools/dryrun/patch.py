@@ -23,6 +23,7 @@ import torch.profiler
 import torch.utils.benchmark
 import torch.utils.data.dataset
 from torch.utils.data import DataLoader, sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from analyzer.cuda.kernels.product import answer_for_managed_memory
 from analyzer.cuda.sdp_choice import simulated_capability
@@ -228,6 +229,22 @@ def _load_in_this_process(original: Any, loader: Any, *args: Any, **kwargs: Any)
     original(**{k: v for k, v in bound.items() if k != "self"}, self=loader)
 
 
+#: begins what is assumed where a loader gave nothing
+EMPTY_LOADER = "a DataLoader gave no batch"
+
+
+def _next_batch(original: Any, batches: Any) -> Any:
+    try:
+        return original(batches)
+    except StopIteration:
+        if not batches._num_yielded:
+            data = batches._dataset
+            size = f" of {len(data)} samples" if hasattr(type(data), "__len__") else ""
+            assume(f"{EMPTY_LOADER}: its {type(data).__name__}{size} makes less than one, so what the script does for "
+                   "a batch was not run")
+        raise
+
+
 def _draw_for_real(original: Any, source: Any) -> Iterator[int]:
     """The order of samples is drawn as ever: it needs no data but its own."""
     with _for_real():
@@ -293,8 +310,8 @@ def _tell(told: bool, original: Any, x: Any, **named: Any) -> Any:
 #: What stands in the place of which function, which it is given first, in the threads whose mode is active.
 _INSTEAD: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (threading.Thread, "start", _start_thread), (ThreadPoolExecutor, "submit", _submit),
-    (DataLoader, "__init__", _load_in_this_process), (sampler.RandomSampler, "__iter__", _draw_for_real),
-    (sampler.SubsetRandomSampler, "__iter__", _draw_for_real),
+    (DataLoader, "__init__", _load_in_this_process), (_BaseDataLoaderIter, "__next__", _next_batch),
+    (sampler.RandomSampler, "__iter__", _draw_for_real), (sampler.SubsetRandomSampler, "__iter__", _draw_for_real),
     (sampler.WeightedRandomSampler, "__iter__", _draw_in_turn),
     (torch.utils.data.dataset, "randperm", _permute_indices), (torch, "randperm", _permute),
     (torch, "randint", _draw_integers),

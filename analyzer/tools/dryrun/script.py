@@ -28,13 +28,13 @@ from analyzer.profilers.communication import name_buffers
 from analyzer.profilers.latency import call_seconds
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
-from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
+from analyzer.record.script_recorder import SETUP, EnoughSteps, ScriptRecorder
 from analyzer.results.profile import Profile
 from analyzer.results.tree import ModuleShape, ParameterShape
 from analyzer.units import add_quantities
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
-from .patch import scripted
+from .patch import EMPTY_LOADER, scripted
 
 #: What a script's own clocks are, for the assumptions: in a run without data they tell what Python takes, which is no
 #: measurement.
@@ -117,8 +117,8 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
     placeholders, `DataLoader` workers are not started, ``torch.save`` writes nothing; `Profile.assumptions` lists what
     was taken so. What is under ``torch.compile`` is profiled as the compiler makes it. What the script does besides
     torch it does. By default memory is limited to the device's: `Profile.out_of_memory` tells where it would run out.
-    An error of the script's own is in the result, not raised. Raises InputError for a script that is not there or steps
-    below 1, UnknownDeviceError.
+    An error of the script's own is in the result, not raised. Raises InputError for a script that is not there, steps
+    below 1 and a script that runs nothing as its `DataLoader` gives no batch, UnknownDeviceError.
 
     In a ``world`` the script runs as the rank of that world that ``torchrun`` started: it finds the environment and
     initialises `torch.distributed` itself, no other rank is waited for, and the profile is of this rank. Libraries keep
@@ -171,6 +171,7 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
                 error = None if isinstance(raised, SystemExit) and raised.code in (None, 0) else _without_own_frames(
                     raised, path)
         del left
+        _check_batches(recorder, path, error)
         whole: dict[str, Any] = {}
         if current_world() is not None:  # torch's wrappers are slow to import
             from analyzer.distributed.collective import current_collectives
@@ -184,6 +185,15 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
                             optimizer=", ".join(recorder.step_counts.of_step(recorder.log.steps - 1)) or None,
                             host_peak_bytes=mode.space.host.peak_allocated_bytes, **whole)
     return DryRun(profile, recorder.steps_taken, is_stopped, error)
+
+
+def _check_batches(recorder: ScriptRecorder, path: Path, error: BaseException | None) -> None:
+    """Raise InputError for a script of which no step and no pass ran, as its loader gave no batch."""
+    empty = next((text for text in recorder.mode.state.assumptions if text.startswith(EMPTY_LOADER)), None)
+    if error is None and empty is not None and {record.phase for record in recorder.log.phases} <= {SETUP}:
+        raise InputError(f"{path}: no step and no pass of a model ran, so nothing is known of its memory and time: "
+                         f"{empty}. Give the loader data of the right shapes: random tensors will do, such as "
+                         "TensorDataset(torch.rand(64, 8)), as many as batch_size at least where drop_last is set")
 
 
 def _describe(thing: Any, key: Callable[[Any], int]) -> ModuleShape | ParameterShape:
