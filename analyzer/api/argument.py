@@ -122,8 +122,9 @@ def check_inference(mode: str, optimizer: Any, step: Any) -> None:
     """Raise InputError where an inference step is given what a training step alone has."""
     for name, value in (("optimizer", optimizer), ("step", step)):
         if mode == "infer" and value is not None:
-            raise InputError(f"mode='infer', {name}={getattr(value, '__name__', None) or repr(value)}: an inference step "
-                             f"is the forward pass alone; leave {name} out, or use mode='train'")
+            said = getattr(value, "__name__", None) or repr(value)
+            raise InputError(f"mode='infer', {name}={said}: an inference step is the forward pass alone; leave {name} out, "
+                             "or use mode='train'")
 
 
 def as_arguments(args: Any) -> tuple[Any, ...]:

@@ -224,10 +224,11 @@ class EagerStep:
         with torch._C._EnableTorchFunction(), casting(self.device_type, self.autocast):
             self.step(self.model, self.optimizer, *self.args, **self.kwargs)
         if self.recorder.count_calls() == before:
+            name, step = getattr(self.step, "__name__", self.step), self.recorder.step + 1
             raise InputError(
-                f"step={getattr(self.step, '__name__', self.step)}: step {self.recorder.step + 1} of {self.options.steps} "
-                "ran no operator. Where it loops over a loader or an iterator, that gave no batch: give it a list of "
-                "batches, or let the step make the iterator, as each step begins anew")
+                f"step={name}: step {step} of {self.options.steps} ran no operator. Where it loops over a loader or an "
+                "iterator, that gave no batch: give it a list of batches, or let the step make the iterator, as each "
+                "step begins anew")
         self.recorder.mark(self._gradients(), "gradient")
 
     def _gradients(self) -> Iterable[torch.Tensor]:
