@@ -123,8 +123,8 @@ def check_inference(mode: str, optimizer: Any, step: Any) -> None:
     for name, value in (("optimizer", optimizer), ("step", step)):
         if mode == "infer" and value is not None:
             said = getattr(value, "__name__", None) or repr(value)
-            raise InputError(f"mode='infer', {name}={said}: an inference step is the forward pass alone; leave {name} out, "
-                             "or use mode='train'")
+            raise InputError(f"mode='infer', {name}={said}: an inference step is the forward pass alone; leave {name} "
+                             "out, or use mode='train'")
 
 
 def as_arguments(args: Any) -> tuple[Any, ...]:
