@@ -78,7 +78,7 @@ class Two(nn.Module):
     (lambda: Stack(Block() for _ in range(COUNT)), 3,
      {"step": None, "options": ProfileOptions(capacity_bytes=1 << 30)}),
     (lambda: Stack(Block() for _ in range(COUNT)), 3,
-     {"step": None, "mode": "infer", "options": ProfileOptions(capacity_bytes=1 << 30)}),
+     {"step": None, "mode": "infer", "optimizer": None, "options": ProfileOptions(capacity_bytes=1 << 30)}),
     (lambda: Stack(Block() for _ in range(COUNT)), 3,
      {"step": None, "options": ProfileOptions(set_to_none=False)}),
 ])

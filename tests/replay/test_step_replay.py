@@ -50,7 +50,8 @@ def test_what_dies_after_a_failed_step_is_given_back(monkeypatch):
 @pytest.mark.parametrize(("mode", "autocast"), [("train", torch.bfloat16), ("infer", None)])
 def test_inference_autocast_and_more_steps(mode, autocast):
     played, run = (profile(MODELS["resnet18"].factory, args=(image(2), ), mode=mode, autocast=autocast,
-                           options=ProfileOptions(steps=4), optimizer="momentum", reuse=reuse)
+                           options=ProfileOptions(steps=4), optimizer="momentum" if mode == "train" else None,
+                           reuse=reuse)
                    for reuse in (True, False))
     assert played == run
 
