@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer import MetaTensorMode, Profile, profile
-from analyzer.errors import InputError, UnknownDeviceError
+from analyzer import MetaTensorMode, Profile, ProfileOptions, profile
+from analyzer.errors import DataDependentError, InputError, UnknownDeviceError
 from analyzer.parallel import world
 from analyzer.recipe.recipe import Recipe
 from analyzer.zoo import MODELS
@@ -315,3 +315,48 @@ def test_a_custom_function_may_have_a_name_of_its_own():
     named, plain = (profile(lambda kind=kind: kind(8, 8), (torch.zeros(4, 8),), device="h100_sxm")
                     for kind in (Net, nn.Linear))
     assert named.bwd_flops == plain.bwd_flops + 4 * 8  # of the sum
+
+
+def reads(read):
+    def step(model, optimizer, x, y):
+        out = model(x)
+        loss = torch.nn.functional.cross_entropy(out, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        read(out.detach(), loss.detach(), y)
+    return step
+
+
+SCALAR = "an unknown scalar (torch.float32) was taken as 1"
+
+
+@pytest.mark.parametrize(("read", "said"), [
+    (lambda out, loss, y: loss.item(), SCALAR), (lambda out, loss, y: float(loss), SCALAR),
+    (lambda out, loss, y: print(f"loss {loss:.4f}"), SCALAR), (lambda out, loss, y: print(loss), None),
+    (lambda out, loss, y: loss.cpu().tolist(), SCALAR),
+    (lambda out, loss, y: (out.argmax(1) == y).sum().item() / len(y), "a number that depends on data was taken as 1")],
+    ids=["item", "float", "format", "print", "tolist", "accuracy"])
+def test_numbers_that_a_step_reads_outside_of_modules_are_placeholders(read, said):
+    """As in a dry run; the figures are those of the step that reads none."""
+    batch = torch.rand(8, 64), torch.zeros(8, dtype=torch.int64)
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
+    found, right = [profile(model, batch, step=reads(one), optimizer="sgd", device="h100")
+                    for one in (read, lambda out, loss, y: None)]
+    told = [text for text in found.assumptions if text not in right.assumptions]
+    assert [said in text for text in told] == ([] if said is None else [True])
+    assert (found.fwd_macs, found.bwd_macs) == (right.fwd_macs, right.bwd_macs)
+    assert found.peak_allocated_bytes == right.peak_allocated_bytes
+    if said is SCALAR:
+        with pytest.raises(DataDependentError, match="unknown_value='placeholder'"):
+            profile(model, batch, step=reads(read), optimizer="sgd", options=ProfileOptions(unknown_value="error"))
+
+
+def test_numbers_that_a_module_reads_in_a_step_are_no_placeholders():
+    class Reading(torch.nn.Linear):
+        def forward(self, x):
+            hidden = super().forward(x)
+            return hidden * hidden.exp().mean().item()
+
+    with pytest.raises(DataDependentError, match="needs the contents"):
+        profile(Reading(4, 4), torch.rand(2, 4), step=lambda model, _, x: model(x).sum().backward())

@@ -175,6 +175,7 @@ def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -
         replay.step = make(run.recorder, run.root, run_args, run_kwargs, mode=mode, loss_fn=session.loss_fn,
                            optimizer=session.optimizer if mode == "train" else None, autocast=session.autocast,
                            step=step, device_type=session.device.type, options=options, **settings)
+        replay.step.answers_numbers = session.options.unknown_value != "error"
         if replay.step.takes_closure and replay.refusal != RUNS_MODEL and (replay.chains or replay.refusal is None):
             replay.refusal = replay.chain_refusal = RUNS_MODEL
             raise Restart(RUNS_MODEL)

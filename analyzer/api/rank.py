@@ -234,6 +234,7 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
         steps = RankStep(recorder, module, run_args, run_kwargs, mode=session.mode, loss_fn=session.loss_fn,
                          optimizer=optimizer if session.mode == "train" else None, autocast=session.autocast,
                          step=session.step, device_type=session.device.type, options=options)
+        steps.answers_numbers = session.options.unknown_value != "error"
         replay, whole = _run_blocks(steps, live, reason, stands_in)
     host = mode.space.host
     if whole is not None:

@@ -137,6 +137,8 @@ class MetaState:
     #: whether Dynamo looks at that function's own frame: `Frames.calling`
     compile: Callable[..., Any] = lambda function, args, kwargs, config, is_bare=False: function(*args, **kwargs)
     timer: Any = None     #: tells the time that a simulated device takes: `mark`, `seconds`, `describe`
+    #: in a step of the caller's own numbers that only data could tell are placeholders where no module asks
+    answers_numbers: bool = False
     assumptions: dict[str, None] = field(default_factory=dict)
     scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)  #: contents of one number
     fills: dict[tuple[Any, ...], Known] = field(default_factory=dict)  #: contents full of one, by it and specs

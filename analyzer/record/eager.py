@@ -106,6 +106,7 @@ class EagerStep:
         #: whether the optimizer's step runs the model itself, as often as it likes
         self.takes_closure = step is None and self.optimizer is not None and takes_closure(self.optimizer)
         self._history: str | None = None
+        self.answers_numbers = True  #: that only data could tell, where a step of the caller's own asks for them
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -221,8 +222,13 @@ class EagerStep:
         self.recorder.has_own_steps = True
         self.recorder.begin("forward")
         before = self.recorder.count_calls()
-        with torch._C._EnableTorchFunction(), casting(self.device_type, self.autocast):
-            self.step(self.model, self.optimizer, *self.args, **self.kwargs)
+        state = self.recorder.mode.state
+        state.answers_numbers = self.answers_numbers
+        try:
+            with torch._C._EnableTorchFunction(), casting(self.device_type, self.autocast):
+                self.step(self.model, self.optimizer, *self.args, **self.kwargs)
+        finally:
+            state.answers_numbers = False
         if self.recorder.count_calls() == before:
             name, step = getattr(self.step, "__name__", self.step), self.recorder.step + 1
             raise InputError(

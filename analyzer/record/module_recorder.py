@@ -158,6 +158,9 @@ class ModuleRecorder(MemoryRecorder):
     def _running(self) -> int:
         return self._stack[-1] if self._stack else self.outermost
 
+    def runs_module(self) -> bool:
+        return bool(self._stack)
+
     def where(self) -> str:
         below = self.log.modules[self._stack[-1]].path if self._stack else ""
         around = self.log.modules[self.outermost].path

@@ -98,13 +98,21 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = "aten.item (also b
     if (expected := expected_scalar(state, tensor)) is not None:
         return expected
     # What an optimizer of torch asks for only scales its update: no size and no path depends on it.
-    if state.options.unknown_value == "placeholder" or asked_by(_OPTIMIZERS):
+    if state.options.unknown_value == "placeholder" or asked_by(_OPTIMIZERS) or _is_asked_outside(state, tensor):
         state.assume(f"{STAND_IN} ({tensor.dtype}) was taken as {state.placeholder} {state.where()}")
         state.unknown_sizes += 1
         if state.unknown_sizes < _MOST_PLACEHOLDERS or state.tape is None:
             return float(state.placeholder) if tensor.dtype.is_floating_point else bool(
                 state.placeholder) if tensor.dtype is torch.bool else state.placeholder
     raise _unknown(state, operator, remedy)
+
+
+def _is_asked_outside(state: MetaState, tensor: Tensor) -> bool:
+    """Whether a step of the caller's own reads a number outside of modules, such as the loss that it tells. An integer
+    may be a size, so contents are expected first.
+    """
+    return (state.answers_numbers and state.tape is None and not state.recorder.runs_module()
+            and (tensor.dtype.is_floating_point or state.follows_expected))
 
 
 def _compare(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> bool:
