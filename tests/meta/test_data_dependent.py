@@ -24,6 +24,36 @@ def test_experts_get_what_the_policy_says(policy, rows):
         assert any("nonzero" in text for text in mode.state.assumptions)
 
 
+def one_hot_marks(chosen, bins):
+    return F.one_hot(chosen, num_classes=bins)
+
+
+def compared_marks(chosen, bins):
+    return (chosen[..., None] == torch.arange(bins)).long()
+
+
+def scattered_marks(chosen, bins):
+    return torch.zeros(*chosen.shape, bins, dtype=torch.long).scatter(-1, chosen[..., None], 1)
+
+
+@pytest.mark.parametrize("more", [0, 1, 3])
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("mark", [one_hot_marks, compared_marks, scattered_marks])
+def test_bins_behind_all_classes_take_nothing_from_them(mark, drops, more):
+    """Padded or dropped choices are marked behind all experts; none is expected there."""
+    with MetaTensorMode() as mode:
+        chosen = torch.topk(torch.rand(64, 8), 2).indices
+        if drops and more:
+            chosen = chosen.masked_fill(torch.rand(64, 2) < 0.1, 8)
+        marks = mark(chosen, 8 + more).permute(2, 1, 0)
+        assert [len(torch.where(marks[e])[0]) for e in range(8)] == [16] * 8
+        counts = marks.sum(dim=(-1, -2))
+        assert counts.tolist() == [16] * 8 + [0] * more
+        assert len(torch.greater(counts, 0).nonzero()) == 8
+        assert torch.bincount(chosen.flatten(), minlength=8 + more).tolist() == [16] * 8 + [0] * more
+        assert not any(f"into {8 + more} bins" in text for text in mode.state.assumptions) or not more
+
+
 @pytest.mark.parametrize(("call", "text"), [
     (lambda x: x.nonzero(), "unknown_size='balanced'"), (lambda x: x.long().bincount(), "scatter_add_"),
     (lambda x: x.repeat_interleave(x.long()), "output_size")])

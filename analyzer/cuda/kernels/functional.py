@@ -15,7 +15,7 @@ from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import CPU, active_state
 from analyzer.meta.tensor import name_of_node
 from analyzer.meta.value.contents import read_known
-from analyzer.meta.value.expectation import count_classes
+from analyzer.meta.value.expectation import classes_below, count_classes, share_of_marks
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -189,7 +189,7 @@ def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     out = aten.new_empty.default(self, [minlength], dtype=dtype)
     if weights is None:
-        count_classes(state, "bincount", out, self.numel())
+        count_classes(state, "bincount", out, self.numel(), classes_below(self, minlength))
     return out
 
 
@@ -217,7 +217,7 @@ def _one_hot(self: torch.Tensor, num_classes: int = -1) -> Any:
     if read_known(out) is None:
         storage = out.untyped_storage()
         assert isinstance(storage, MetaStorage)
-        storage.density = 1 / num_classes  # every class as likely as the others
+        storage.density = share_of_marks(self.untyped_storage(), num_classes)  # every class as likely as the others
     return out
 
 

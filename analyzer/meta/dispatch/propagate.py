@@ -240,7 +240,7 @@ def _estimate(state: MetaState, call: OperatorCall) -> None:
     name, born = call.info.name, call.born
     first = born[0] if born else None
     if call.storages and first is not None and first.exact is None and not call.outputs[0].dtype.is_floating_point:
-        first.drawn_from = expectation.drawn_contents(name, call.storages)
+        first.drawn_from = expectation.drawn_contents(name, call.args, call.storages)
     choice = expectation.CHOOSING.get(name)
     if choice is not None and (chosen := born[choice]) is not None and chosen.exact is None:
         chosen.drawn_from = expectation.chosen_among(name, call.args, call.kwargs)

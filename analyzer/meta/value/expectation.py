@@ -40,16 +40,47 @@ def expected_counts(total: int, bins: int, only: int | None = None, skew: float 
     return found if skew > 0 else found[::-1]
 
 
-def count_classes(state: MetaState, name: str, counts: torch.Tensor, total: int) -> None:
-    """Take ``total`` unknown elements that an operator counts to fall into bins as is expected, where that is the
-    policy.
+class Marks(float):
+    """The share of ones in a bin of marks. Of as many ``bins`` as there are the first ``classes`` are marked: in a bin
+    behind them, which stands for dropped or padded elements, no choice among the classes falls.
+    """
+
+    bins: int
+    classes: int
+
+    def times(self, count: float) -> Marks:
+        found = Marks(self * count)
+        found.bins, found.classes = self.bins, self.classes
+        return found
+
+
+def share_of_marks(index: Any, bins: int) -> float:
+    """The expected mean in each bin, of ``bins``, that a class of unknown ``index`` (a storage) can be."""
+    drawn = getattr(index, "drawn_from", None)
+    if not isinstance(drawn, Positions) or drawn.count >= bins:
+        return 1 / bins
+    found = Marks(1 / max(1, drawn.count))
+    found.bins, found.classes = bins, drawn.count
+    return found
+
+
+def classes_below(index: torch.Tensor, bins: int) -> int | None:
+    """How many classes an unknown index can be, where these are fewer than the bins."""
+    share = share_of_marks(index.untyped_storage(), bins)
+    return share.classes if isinstance(share, Marks) else None
+
+
+def count_classes(state: MetaState, name: str, counts: torch.Tensor, total: int, classes: int | None = None) -> None:
+    """Take ``total`` unknown elements that an operator counts to fall into bins as is expected, the first ``classes``
+    where that many are given, where that is the policy.
     """
     if not state.expects_contents or state.options.unknown_size != "balanced" and not state.repeats:
         return
-    bins, skew = counts.numel(), state.options.skew
+    bins, skew = classes or counts.numel(), state.options.skew
     how = "evenly" if not skew else f"by Zipf's law of exponent {abs(skew):g}{', the last most,' if skew < 0 else ''}"
     state.assume(f"{name}: unknown elements are taken to fall {how} into {bins} bins (balanced) {state.where()}")
     expected = expected_counts(total, bins, state.placeholder if state.repeats else None, skew)
+    expected += [0] * (counts.numel() - bins)
     with without_modes():
         counts.untyped_storage().known = Deferred(  # type: ignore[attr-defined]
             torch.tensor(expected, dtype=counts.dtype))
@@ -60,21 +91,32 @@ def count_marked(state: MetaState, name: str, args: Any, out: torch.Tensor, dens
     if out.dtype.is_floating_point or out.numel() < 2:
         return
     if name == "sum" and density is not None and density < 1:
-        count_classes(state, "sum of marks", out, round(density * args[0].numel()))
+        classes = density.classes if isinstance(density, Marks) and out.numel() == density.bins else None
+        count_classes(state, "sum of marks", out, round(density * args[0].numel() * (
+            1 if classes is None else classes / out.numel())), classes)
     elif name in _ADDING and out.dim() == 1 and isinstance(args[3], torch.Tensor):
         storage = args[3].untyped_storage()
         ones = storage.exact if isinstance(storage, MetaStorage) else None
         with without_modes():
             all_ones = ones is not None and bool((ones.flat() == 1).all())
         if all_ones:
-            count_classes(state, name, out, args[2].numel())
+            count_classes(state, name, out, args[2].numel(), classes_below(args[2], out.numel()))
 
 
-def drawn_contents(name: str, storages: list[MetaStorage]) -> Known | None:
+def drawn_contents(name: str, args: Any, storages: list[MetaStorage]) -> Known | None:
     """Known integers that hold every element of the first output: picked by unknown indices, or copies of that."""
     if not storages or name not in _KEEPING or name == "cat" and len({id(origin_of(s)) for s in storages}) > 1:
-        return None
+        return None if name != "masked_fill" else _beside_dropped(args, origin_of(storages[0]))
     return origin_of(storages[0])
+
+
+def _beside_dropped(args: Any, origin: Known | None) -> Known | None:
+    """Choices of which those in a mask are put behind all classes, where a capacity leaves them out: none is taken to
+    be.
+    """
+    value = args[2] if len(args) > 2 else None
+    is_behind = isinstance(origin, Positions) and isinstance(value, int) and not 0 <= value < origin.count
+    return origin if is_behind else None
 
 
 _ADDING = frozenset({"scatter_add", "scatter_add_", "index_add", "index_add_"})
@@ -131,8 +173,8 @@ def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float
             args[1], (int, float))):
         return 1 / max(1, distinct_count(drawn))
     if len(storages) == 2 and (storages[0].known is None) != (storages[1].known is None):
-        known = args[1] if storages[0].known is None else args[0]
-        return 1 / known.numel() if known.numel() > 1 else None
+        index, known = (storages[0], args[1]) if storages[0].known is None else (storages[1], args[0])
+        return share_of_marks(index, known.numel()) if known.numel() > 1 else None
     if first is not None and len(storages) == 1 and isinstance(args[1], (int, float)) and args[0].numel() == 1:
         return float(first == args[1])  # one expected count
     return None
@@ -141,15 +183,18 @@ def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float
 def _sum(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
     if first is None:
         return None
-    for d in args[1] if len(args) > 1 and args[1] else range(args[0].dim()):
-        first *= args[0].shape[d]
-    return first
+    sizes = [args[0].shape[d] for d in (args[1] if len(args) > 1 and args[1] else range(args[0].dim()))]
+    if isinstance(first, Marks) and first.bins in sizes:
+        sizes[sizes.index(first.bins)] = first.classes
+    return first * float(math.prod(sizes))
 
 
 def _scatter(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
     value = args[3] if len(args) > 3 else None
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value == 1 and args[0].numel():
-        return min(1.0, int(args[2].numel()) / int(args[0].numel()))
+        share = share_of_marks(args[2].untyped_storage(), bins := args[0].shape[args[1]] if args[0].dim() else 1)
+        mean = min(1.0, int(args[2].numel()) / int(args[0].numel()))
+        return share.times(min(share.classes, mean * bins)) if isinstance(share, Marks) else mean
     return None
 
 
