@@ -244,6 +244,8 @@ def replacements() -> Iterator[Undo]:
     for name in ("set_autocast_enabled", "set_autocast_cpu_enabled"):
         yield answer(torch, name, _switch, passes_original=True)
     yield answer(torch, "clear_autocast_cache", _clear_both, passes_original=True)
+    # torch's own also sees the keys that the mode's kernels are at (simulated_device)
+    yield answer(torch._C, "_is_any_autocast_enabled", lambda: bool(_local.enabled))
 
 
 def _switch(original: Any, *args: Any, **kwargs: Any) -> None:

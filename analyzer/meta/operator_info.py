@@ -13,6 +13,7 @@ from analyzer.hardware.catalogue import simulated_spec
 from analyzer.registry import Call, Registry
 
 from .address_space import MetaStorage, new_storage
+from .refusal.value import value_rules
 from .spec import Signature, check_operator, compositions
 from .state import MetaState
 from .value.expectation import ESTIMATED, TESTS
@@ -113,6 +114,8 @@ class OperatorInfo:
         self.is_estimated = self.name in ESTIMATED  # something is expected of contents that are not known
         self.bounds_nonzero = self.name in BOUNDING  # elements that were zero stay so, but for as many as are written
         self.is_followed = bool(self.mutated or self.filler or self.tests_finiteness or self.is_estimated)
+        #: what contents it refuses, where they are known
+        self.check_values = value_rules.get(self.name) if op.namespace == "aten" else None
         self.enumerator = self.name in _ENUMERATORS
         self.undefined = self.name in _UNDEFINED
         self.overwrites = self.name in _OVERWRITES

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from analyzer import MetaTensorMode
 from analyzer.errors import DataDependentError, UnsupportedOperatorError
+from analyzer.meta.value.known_value import Watched, reads
 from benchmarks.operator_samples import load_operators
 from benchmarks.refused_calls import AGREES, KNOWN, compare_all
 
@@ -39,7 +40,64 @@ CALLS: dict[str, Call] = {
     "multinomial of more than there are": lambda: torch.multinomial(torch.rand(4, 5), 9),
     "index_put of values that do not broadcast": lambda: torch.rand(3, 4).index_put(
         (torch.randint(0, 3, (2,)),), torch.rand(3, 4)),
+    # contents that are known
+    "a label beyond the classes": lambda: F.cross_entropy(torch.rand(2, 5), torch.tensor([1, 5])),
+    "x[i]": lambda: torch.rand(5, 2)[torch.tensor([1, 5])],
+    "x[:, i] from the end": lambda: torch.rand(5, 2)[:, torch.tensor([1, -3])],
+    "x[i] = 0": lambda: torch.rand(5, 2).__setitem__(torch.tensor([1, 5]), 0.0),
+    "embedding": lambda: F.embedding(torch.tensor([1, 5]), torch.rand(5, 2)),
+    "embedding of bounded norm": lambda: F.embedding(torch.tensor([1, 5]), torch.rand(5, 2), max_norm=1.0),
+    "gather": lambda: torch.rand(5, 2).gather(0, torch.tensor([[1, 5]])),
+    "scatter": lambda: torch.rand(5, 2).scatter(0, torch.tensor([[1, 5]]), 1.0),
+    "index_add beyond": lambda: torch.rand(5, 2).index_add(0, torch.tensor([5]), torch.rand(1, 2)),
+    "index_fill": lambda: torch.rand(5, 2).index_fill(0, torch.tensor([5]), 1.0),
+    "index_copy": lambda: torch.rand(5, 2).index_copy(0, torch.tensor([5]), torch.rand(1, 2)),
+    "take": lambda: torch.rand(5, 2).take(torch.tensor([10])),
+    "masked_scatter of fewer values": lambda: torch.zeros(3).masked_scatter(torch.tensor([True] * 3), torch.rand(2)),
+    "multinomial of negative weights": lambda: torch.multinomial(torch.tensor([1.0, -1.0]), 1),
+    "states of another dtype": lambda: torch.nn.GRU(4, 4)(torch.rand(2, 1, 4, dtype=torch.float64)),
 }
+VALID: dict[str, Call] = {
+    "a label that is ignored": lambda: F.cross_entropy(torch.rand(2, 5), torch.tensor([1, -100])),
+    "x[i] from the end": lambda: torch.rand(5, 2)[torch.tensor([4, -5])],
+    "a mask": lambda: torch.rand(3)[torch.tensor([True, False, True])],
+    "masked_scatter": lambda: torch.zeros(3).masked_scatter(torch.tensor([True, False, True]), torch.rand(2)),
+    "no index": lambda: torch.rand(5, 2)[torch.zeros(0, dtype=torch.int64)],
+    "softmax of no integers": lambda: torch.zeros(0, dtype=torch.int64).softmax(0),
+    "a reduction of a number": lambda: torch.rand(()).amax(0),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", VALID)
+def test_what_the_cpu_runs_is_not_refused(name: str, device: str) -> None:
+    VALID[name]()
+    with MetaTensorMode(), torch.device(device):
+        VALID[name]()
+
+
+def test_arrays_of_tensors_with_a_gradient_or_on_a_gpu_are_refused_as_by_pytorch() -> None:
+    with MetaTensorMode():
+        known = torch.zeros(4, requires_grad=True)
+        with pytest.raises(RuntimeError, match="requires grad. Use tensor.detach"):
+            known.numpy()
+        with pytest.raises(TypeError, match="cuda:0 device type tensor to numpy. Use Tensor.cpu"):
+            torch.zeros(4, device="cuda").numpy()
+        assert known.detach().numpy().tolist() == known.numpy(force=True).tolist() == [0.0] * 4
+        with torch.no_grad():
+            assert known.numpy().shape == (4,)
+
+
+def test_a_check_of_known_contents_does_not_count_as_reading_them() -> None:
+    with MetaTensorMode():
+        labels = torch.tensor([1, 3])
+        storage: Any = labels.untyped_storage()
+        storage.known = watched = Watched(storage.known)
+        before = reads.count
+        F.cross_entropy(torch.rand(2, 5), labels)
+        torch.rand(5, 2)[labels + 1]
+        assert not watched.was_read and reads.count == before
+        assert (labels + 1).tolist() == [2, 4] and watched.was_read
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -53,7 +111,8 @@ def test_what_the_cpu_refuses_is_refused(name: str, device: str) -> None:
 
 
 # Operators of torch's database whose error inputs reach most of the rules.
-SAMPLED = ("nn_functional_conv2d", "index_add", "masked_scatter", "roll", "complex",
+SAMPLED = ("multinomial", "scatter_add", "gather", "nn.GRU",
+           "nn_functional_conv2d", "index_add", "masked_scatter", "roll", "complex",
            "nn_functional_embedding", "aminmax", "amax", "slice_scatter", "nn.NLLLoss", "nn_functional_rms_norm",
            "nn_functional_multi_margin_loss", "bucketize")
 

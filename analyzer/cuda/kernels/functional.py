@@ -149,37 +149,6 @@ def shape_fused_update(*_: Any, **__: Any) -> None:
     """aten/src/ATen/native/cuda/FusedSgdKernel.cu and its like: written in place, without memory of their own."""
 
 
-def _first_outside(index: Tensor, size: int) -> int | None:
-    """The first known value that is not in [0, size), for which a CPU raises; a GPU ends with an assertion."""
-    values = read_known(index) if index.dtype in (torch.int32, torch.int64) else None
-    if values is None or not values.numel():
-        return None
-    with without_modes():
-        outside = values[(values < 0) | (values >= size)]
-        return int(outside[0]) if outside.numel() else None
-
-
-@device_kernel("index_select", on_any_device=True)
-def index_select(self: Tensor, dim: int, index: Tensor) -> Any:
-    """``aten/src/ATen/native/TensorAdvancedIndexing.cpp``. Raises IndexError."""
-    if self.dim() and _first_outside(index, self.shape[dim]) is not None:
-        raise IndexError("index out of range in self")
-    return NotImplemented
-
-
-# aten/src/ATen/native/Embedding.cpp
-device_kernel("embedding", on_any_device=True)(lambda weight, indices, *_, **__: index_select(weight, 0, indices))
-
-
-@device_kernel("gather", on_any_device=True)
-def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Any:
-    """``aten/src/ATen/native/cpu/ScatterGatherKernel.cpp``. Raises RuntimeError."""
-    size = self.shape[dim] if self.dim() else 1
-    if (value := _first_outside(index, size)) is not None:
-        raise RuntimeError(f"index {value} is out of bounds for dimension {dim % max(1, self.dim())} with size {size}")
-    return NotImplemented
-
-
 @device_kernel("bincount", on_any_device=True)
 def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
     if minlength <= 0 or read_known(self) is not None:

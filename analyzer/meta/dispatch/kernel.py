@@ -160,6 +160,8 @@ def _call(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any
             return shape_impl(*args, **kwargs)
         try:
             return _lay_out_pointwise(func, args, kwargs, func(*args, **kwargs), device.type)
+        except (AssertionError, ZeroDivisionError, KeyError) as error:  # of Python, where kernels are written in C++
+            raise RuntimeError(f"{func}: {error}") from error
         except RuntimeError as error:  # of which NotImplementedError is one
             # torch/_library/custom_ops.py
             if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):

@@ -147,6 +147,8 @@ class MetaDispatchMode(DirectDispatchMode):
                 if state.graph is not None and isinstance(answer, (Tensor, list, tuple)):
                     state.graph.dispatched(func, args, kwargs, answer)
                 return answer
+        if info.check_values is not None:
+            info.check_values(*call.args, **call.kwargs)
         if info.communicates and collective.impl is not None:
             given = name_arguments(info.op, call.args, call.kwargs)
             with collective.impl.launching(info, given):  # other ranks take part in it

@@ -188,9 +188,23 @@ def _number(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
     return number if func is Tensor.item else bool(number)
 
 
+def _refuse_array(x: Tensor, forced: bool) -> None:
+    """Raise for what has no array: torch/csrc/utils/tensor_numpy.cpp, tensor_to_numpy."""
+    storage, device = _storage_of(x), device_of(x)
+    if forced:
+        return
+    # data that was met on the way is taken to be on the device, and may be on the host
+    if device.type != "cpu" and not (isinstance(storage, MetaStorage) and storage.is_met):
+        raise TypeError(f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to "
+                        "host memory first.")
+    if x.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+
+
 @handles(Tensor.numpy, Tensor.__array__)
 def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x = own(state, args[0])
+    _refuse_array(x, forced=func is Tensor.numpy and bool(kwargs.get("force")))
     value = read_known(x)
     if value is None:
         x.reshape(-1)[0].item()  # raises with the place and the way out, or notes what was taken

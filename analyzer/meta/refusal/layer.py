@@ -228,3 +228,11 @@ def svd(_: str, A: Tensor, *_args: Any, **_kwargs: Any) -> None:
     """aten/src/ATen/native/BatchLinearAlgebra.cpp, svd_kernel, which a matrix without elements does not reach."""
     if A.numel() and (A.dtype in (torch.float16, torch.bfloat16) or is_integral(A)):
         raise NotImplementedError(f'"svd_cpu" not implemented for \'{name_dtype(A.dtype)}\'')
+
+
+@refuses("_thnn_fused_gru_cell", "_thnn_fused_lstm_cell")
+def fused_cell(_: str, input_gates: Tensor, hidden_gates: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cuda/RNN.cu, checkSizes."""
+    if input_gates.shape != hidden_gates.shape:
+        raise RuntimeError("Expected tensor for argument #1 'input_gates' to have same size as tensor for argument #2 "
+                           f"'hidden_gates'; but {list(input_gates.shape)} does not equal {list(hidden_gates.shape)}")

@@ -17,7 +17,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.source_line import first_frame, is_outside, is_user_code, user_frame
 from analyzer.meta.state import MetaState
 
-from .known_value import LARGEST_INTEGER, Call, ReadArgument, Zeros, window_of
+from .known_value import LARGEST_INTEGER, Call, ReadArgument, Zeros, reads, window_of
 
 Tensor = torch.Tensor
 
@@ -47,6 +47,22 @@ def read_known(tensor: Tensor, assumed: bool = False) -> Tensor | None:
                 return None
             flat = flat.view(tensor.dtype)
         return flat.as_strided(*window_of(tensor))
+
+
+def look_at(tensor: Tensor) -> Tensor | None:
+    """The distinct places of a known value, for a check that no result depends on: nobody learns that it was read.
+    Dimensions that were expanded have size one.
+    """
+    storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
+    known = storage.known if isinstance(storage, MetaStorage) else None
+    if known is None or known.assumed or known.varies and reads.hides_varying:
+        return None
+    with without_modes():
+        flat = known.peek()
+        if flat.dtype != tensor.dtype:
+            return None
+        shape, stride, offset = window_of(tensor)
+        return flat.as_strided([n if s or not n else 1 for n, s in zip(shape, stride)], stride, offset)
 
 
 def defer_call(op: Any, args: Any, kwargs: Any, *, expects: bool = False,

@@ -76,6 +76,29 @@ class Known:
         assert self._flat is not None
         return self._flat
 
+    def peek(self) -> torch.Tensor:
+        """As `work_out`, and what was not read before was not read by this either."""
+        if self._flat is not None:
+            return self._flat
+        new: list[Known] = []
+        pending: list[Known] = [self]
+        while pending:
+            top = pending.pop()
+            if top._flat is None:
+                new.append(top)
+                pending += top._parents()
+        before = reads.count
+        flat = self.work_out()
+        reads.count = before
+        if any(isinstance(known, Watched) for known in new):
+            for known in new:
+                known.forget()
+        return flat
+
+    def forget(self) -> None:
+        """Be as before the first call of `flat`."""
+        self._flat = self._number = None
+
     def number(self, dtype: torch.dtype) -> int | float | bool | complex | None:
         reads.count += 1
         if self._number is None:
@@ -185,6 +208,10 @@ class Result(Known):
 
     def _parents(self) -> Sequence[Known]:
         return [r.known for r in self.call.reads] if self.call.results is None else ()
+
+    def forget(self) -> None:
+        super().forget()
+        self.call.results = None
 
     def _compute(self) -> torch.Tensor:
         if self.call.results is None:

@@ -1,0 +1,175 @@
+"""What operators refuse for what their tensors hold, where that is known: indices beyond a dimension, labels beyond the
+classes, weights that are none. On the CPU a kernel raises it; on CUDA it ends in an assertion on the device.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.value.contents import look_at
+
+from .rule import wrap_dim
+
+Tensor = torch.Tensor
+_Check = TypeVar("_Check", bound=Callable[..., None])
+
+value_rules: dict[str, Callable[..., None]] = {}
+"""By the name of an ATen operator: ``check(*args, **kwargs)`` raises what its kernel raises."""
+
+
+def _checks(*names: str) -> Callable[[_Check], _Check]:
+    def add(check: _Check) -> _Check:
+        assert value_rules.keys().isdisjoint(names), names
+        value_rules.update(dict.fromkeys(names, check))
+        return check
+    return add
+
+
+def _first_outside(index: Tensor, size: int, least: int = 0, ignored: int | None = None) -> int | None:
+    """The first known value that is not in [least, size), other than ``ignored``."""
+    if index.dtype not in (torch.int32, torch.int64, torch.uint8):
+        return None
+    values = look_at(index)
+    if values is None or not values.numel():
+        return None
+    with without_modes():
+        low, high = (int(v) for v in values.aminmax())
+        if least <= low and high < size:
+            return None
+        outside = values[(values < least) | (values >= size)]
+        outside = outside if ignored is None else outside[outside != ignored]
+        return int(outside[0]) if outside.numel() else None
+
+
+@_checks("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
+def index(self: Tensor, indices: Sequence[Tensor | None], *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/IndexKernelUtils.h, Indexer.get."""
+    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return  # a mask takes several dimensions
+    for dim, given in enumerate(indices):
+        if given is not None:
+            size = self.shape[dim]
+            if (value := _first_outside(given, size, -size)) is not None:
+                raise IndexError(f"index {value} is out of bounds for dimension {dim} with size {size}")
+
+
+@_checks("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_")
+def scatter(self: Tensor, dim: int, index: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/ScatterGatherKernel.cpp."""
+    dim = wrap_dim(dim, self.dim())
+    _refuse_index(index, dim, self.shape[dim] if self.dim() else 1)
+
+
+@_checks("index_add", "index_add_", "index_reduce", "index_reduce_")
+def index_add(self: Tensor, dim: int, index: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, index_add_cpu_ and index_reduce_func_impl."""
+    scatter(self, dim, index)
+
+
+def _refuse_index(index: Tensor, dim: int, size: int) -> None:
+    if (value := _first_outside(index, size)) is not None:
+        raise RuntimeError(f"index {value} is out of bounds for dimension {dim} with size {size}")
+
+
+@_checks("index_copy", "index_copy_")
+def index_copy(self: Tensor, dim: int, index: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/IndexKernel.cpp, index_copy_kernel."""
+    dim = wrap_dim(dim, self.dim())
+    size = self.shape[dim] if self.dim() else 1
+    if (value := _first_outside(index, size)) is not None:
+        raise IndexError(f"index_copy_(): index {value} is out of bounds for dimension {dim} with size {size}")
+
+
+@_checks("index_fill", "index_fill_")
+def index_fill(self: Tensor, dim: int, index: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/IndexKernel.cpp, index_fill_kernel."""
+    dim = wrap_dim(dim, self.dim())
+    size = self.shape[dim] if self.dim() else 1
+    if (value := _first_outside(index, size, -size)) is not None:
+        raise IndexError(f"index {value} is out of bounds for dimension {dim} with size {size}")
+
+
+@_checks("index_select")
+def index_select(self: Tensor, dim: int, index: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, index_select_out_cpu_."""
+    if self.dim() and _first_outside(index, self.shape[dim]) is not None:
+        raise IndexError("index out of range in self")
+
+
+@_checks("embedding")
+def embedding(weight: Tensor, indices: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/Embedding.cpp, which selects rows."""
+    index_select(weight, 0, indices)
+
+
+@_checks("embedding_renorm_")
+def embedding_renorm(self: Tensor, indices: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/Embedding.cpp, embedding_renorm_cpu_, before the rows are selected."""
+    index_select(self, 0, indices)
+
+
+@_checks("_embedding_bag", "_embedding_bag_forward_only")
+def embedding_bag(weight: Tensor, indices: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/EmbeddingBag.cpp, index_select_add."""
+    if (value := _first_outside(indices, weight.shape[0])) is not None:
+        raise RuntimeError(f"embedding_bag: index {value} is not in the valid range [0, {weight.shape[0]})")
+
+
+@_checks("take", "put", "put_")
+def take(self: Tensor, index: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/IndexKernel.cpp, cpu_take_put_kernel."""
+    if (value := _first_outside(index, self.numel(), -self.numel())) is not None:
+        raise IndexError(f"out of range: tried to access index {value} on a tensor of {self.numel()} elements.")
+
+
+@_checks("nll_loss_forward", "nll_loss2d_forward")
+def nll_loss(self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: int = -100,
+             **_kwargs: Any) -> None:
+    """aten/src/ATen/native/LossNLL.cpp, nll_loss_out_frame; LossNLL2d.cpp."""
+    classes = self.shape[0] if self.dim() == 1 else self.shape[1]
+    if (value := _first_outside(target, classes, ignored=ignore_index)) is not None:
+        raise IndexError(f"Target {value} is out of bounds: there are {classes} classes.")
+
+
+@_checks("multi_margin_loss")
+def multi_margin_loss(self: Tensor, target: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/LossMultiMargin.cpp, target_index_checked."""
+    if _first_outside(target, self.shape[-1] if self.dim() else 1) is not None:
+        raise RuntimeError("target out of range")
+
+
+@_checks("multilabel_margin_loss_forward")
+def multilabel_margin_loss(self: Tensor, target: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/LossMultiLabelMargin.cpp: -1 ends the labels."""
+    if _first_outside(target, self.shape[-1] if self.dim() else 1, -1) is not None:
+        raise RuntimeError("target out of range")
+
+
+@_checks("masked_scatter", "masked_scatter_")
+def masked_scatter(self: Tensor, mask: Tensor, source: Tensor, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/IndexKernel.cpp, cpu_masked_scatter_kernel."""
+    values = look_at(mask)
+    if values is not None and mask.numel() <= self.numel():
+        with without_modes():
+            count = int(torch.count_nonzero(values)) * (mask.numel() // max(1, values.numel()))
+            if mask.shape != self.shape:  # which it is expanded to
+                count *= self.numel() // max(1, mask.numel())
+        if count > source.numel():
+            raise RuntimeError("Number of elements of source < number of ones in mask: "
+                               f"{source.numel()} and {count}")
+
+
+@_checks("multinomial")
+def multinomial(self: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/MultinomialKernel.cpp, multinomial_with_replacement_apply; Distributions.cpp."""
+    values = look_at(self)
+    if values is None or not values.numel():
+        return
+    with without_modes():
+        if not bool(values.isfinite().all()) or bool((values < 0).any()):
+            raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+        if values.dim() and values.shape == self.shape and bool((values.sum(-1) <= 0).any()):
+            raise RuntimeError("invalid multinomial distribution (sum of probabilities <= 0)")
