@@ -34,7 +34,10 @@ NAMES = {
         torch._C.ScriptModule._get_method""",
     "meta/tensor.py": """
         torch._C.TensorBase.device torch._C.TensorBase.data torch._C.TensorBase.data_ptr
-        torch._C._disabled_torch_function_impl torch.overrides._pop_mode torch.overrides._push_mode""",
+        torch._C._disabled_torch_function_impl torch.overrides._pop_mode torch.overrides._push_mode
+        torch._C._autograd._unsafe_set_version_counter torch.autograd.Function._backward_cls.__name__""",
+    "meta/intercept/legacy_type.py": "torch.is_storage torch.set_default_tensor_type torch.cuda.BFloat16Tensor",
+    "meta/function/mode.py": "torch.overrides._get_current_function_mode_stack",
     "meta/copied_tensor.py": """
         torch.serialization._save.__code__ torch.serialization._legacy_save.__code__
         torch.serialization._serialization_tls.map_location torch.serialization._get_restore_location
@@ -46,7 +49,8 @@ NAMES = {
         torch.nn.functional.has_torch_function_unary torch.nn.functional.has_torch_function_variadic
         torch.overrides.has_torch_function torch.utils._foreach_utils._foreach_supported_types
         torch._C._group_tensors_by_device_and_dtype torch.nn.init._no_grad_trunc_normal_
-        torch.autograd._engine_run_backward torch.Tensor._make_wrapper_subclass torch.jit._builtins._find_builtin
+        torch.autograd._engine_run_backward torch.Tensor._make_wrapper_subclass torch.Tensor._make_subclass
+        torch._C._autograd._push_saved_tensors_default_hooks torch.jit._builtins._find_builtin
         torch.ops.higher_order.cond.__class__ torch.ops.higher_order.while_loop.__class__
         torch.ops.higher_order.scan.__class__ torch.ops.higher_order.map_impl.__class__""",
     "meta/intercept/compiled_function.py": """

@@ -115,7 +115,8 @@ class Session:
                  space: AddressSpace | None = None) -> Iterator[MetaTensorMode]:
         """The simulated device for a block, with ``space`` or a new one; it ``adopts`` tensors that are nowhere."""
         mode = MetaTensorMode(options or self.options, adopted_device=self.device if adopts else torch.device("cpu"),
-                              space=space, is_this_machine=self.spec is None and self.device.type == "cpu")
+                              space=space, is_this_machine=self.spec is None and self.device.type == "cpu",
+                              has_plain_tensors=True)
         with mode, simulating(self.spec or simulated_spec()):
             for remark in self.remarks:
                 mode.state.assume(remark)

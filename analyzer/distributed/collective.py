@@ -96,9 +96,13 @@ def _is_called_from_python() -> bool:
     return False
 
 
+def _is_on_device(tensor: torch.Tensor) -> bool:
+    return device_of(tensor).type == "cuda"
+
+
 def _flatten(tensors: list[torch.Tensor]) -> list[MetaStorage]:
     state = active_state()
-    if state.recorder is None or not tensors or not tensors[0].is_cuda or len({t.shape for t in tensors}) > 1:
+    if state.recorder is None or not tensors or not _is_on_device(tensors[0]) or len({t.shape for t in tensors}) > 1:
         return []
     with without_modes():
         flat = new_storage(sum(t.nbytes for t in tensors), device_of(tensors[0]), state.space)
@@ -159,12 +163,12 @@ class Collectives:
             self._keep(phases, tensors, flat)
 
     def _keep(self, phases: int, tensors: list[torch.Tensor], flat: list[MetaStorage]) -> None:
-        held = [t.untyped_storage() for t in tensors if t.is_cuda]
+        held = [t.untyped_storage() for t in tensors if _is_on_device(t)]
         self._shelves.append(_Shelf(phases, frozenset(_list_numbers(tensors)), [*held, *flat]))
 
     @contextmanager
     def _on_stream(self, group: str, peer: int, tensors: list[torch.Tensor]) -> Iterator[None]:
-        if not any(t.is_cuda for t in tensors):
+        if not any(map(_is_on_device, tensors)):
             yield
             return
         stream = self._streams.get((group, peer))

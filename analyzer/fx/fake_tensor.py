@@ -24,7 +24,7 @@ from analyzer.meta.argument import keep_subclass
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import LEAVES, SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import CPU, MetaState, check_ordinal, place_among
-from analyzer.meta.tensor import META, MetaTensor, device_of, sparse_like, tensor_on
+from analyzer.meta.tensor import META, count_on, device_of, sparse_like, take_class, tensor_on
 from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.record.optimizer_step import has_gradient_hooks, is_updated_in_backward, share_gradient_hooks
 from analyzer.record.tensor_walk import REGISTRIES
@@ -166,11 +166,14 @@ class FakeTensors:
             return original
         else:
             out = self._strided(original, readable, constant)
-        out.__class__ = MetaTensor
+        take_class(out)
         attributes = original.__dict__
         if is_parameter or isinstance(original, nn.Parameter):
-            # what isinstance(x, Parameter) asks: torch/nn/parameter.py
-            out.__dict__ = {**attributes, "_is_param": True}
+            if self.state.has_plain_tensors:
+                out.__class__ = nn.Parameter
+                out.__dict__ = {**attributes}
+            else:  # what isinstance(x, Parameter) asks: torch/nn/parameter.py
+                out.__dict__ = {**attributes, "_is_param": True}
             for name, value in () if is_parameter and not attributes else attributes.items():
                 if isinstance(value, Tensor):  # scales of a quantized parameter
                     out.__dict__[name] = self.make(value, readable=False)
@@ -201,8 +204,9 @@ class FakeTensors:
             self.state.fakes[real._cdata] = (real, weakref.ref(storage))
             self._adopted.append(real._cdata)
             if fills:
-                return base
-        return tensor_on(storage, original.dtype, int(original.storage_offset()), original.size(), original.stride())
+                return count_on(base, original)
+        return count_on(tensor_on(storage, original.dtype, int(original.storage_offset()), original.size(),
+                                  original.stride()), original)
 
     def _claim(self, original: Tensor, real: torch.UntypedStorage) -> torch.device:
         if id(original) in self.on_host:

@@ -21,7 +21,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.state import current
 from analyzer.meta.structure import is_plain_object
-from analyzer.meta.tensor import MetaTensor, is_around_tensors, names_of_parts
+from analyzer.meta.tensor import PLAIN_TENSORS, is_around_tensors, keep_class, meta_storage_of, names_of_parts
 from analyzer.on_use import rare_collections
 from analyzer.output import hold_over_forks
 from analyzer.record.tensor_walk import walk_modules
@@ -99,10 +99,10 @@ def leaves_no_tensor(function: Callable[P, R]) -> Callable[P, R]:
 def _warn_of_left(first: int, result: Any) -> None:
     """Warn of tensors without data that were made since the storage of number ``first`` and are not the result's."""
     new = [weakref.ref(t) for generation in (0, 1) for t in gc.get_objects(generation)
-           if type(t) is MetaTensor and getattr(find_storage(t), "number", -1) >= first]
+           if type(t) in PLAIN_TENSORS and (storage := meta_storage_of(t)) is not None and storage.number >= first]
     if new:
         gc.collect()  # what was held in a circle
-    left = [t for t in [ref() for ref in new] if t is not None]
+    left = [keep_class(t) for t in [ref() for ref in new] if t is not None]
     if left and not leads_to_fake((result,)):
         holders = {type(holder).__name__ for holder in gc.get_referrers(*left) if holder is not left}
         warnings.warn(f"tensors without data stay behind ({len(left)}, held by {', '.join(sorted(holders)) or '?'}): "
@@ -206,8 +206,6 @@ def leads_to_fake(values: Iterable[Any]) -> bool:
 
 
 def _is_fake(tensor: torch.Tensor) -> bool:
-    if isinstance(tensor, MetaTensor):
-        return True
     if is_around_tensors(tensor):
         return any(_is_fake(getattr(tensor, name)) for name in names_of_parts(tensor))
     return tensor.layout is torch.strided and isinstance(find_storage(tensor), MetaStorage)

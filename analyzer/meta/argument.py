@@ -15,7 +15,7 @@ from .intercept.mode_stack import without_modes
 from .spec import SPARSE_LAYOUTS, parts_of, strided_of
 from .state import CPU, MetaState, place_among
 from .structure import host_tensors, replace_tensors, tensors_of
-from .tensor import PLAIN_TENSORS, MetaTensor, device_of, is_around_tensors, sparse_like, tensor_on
+from .tensor import PLAIN_TENSORS, count_on, device_of, is_around_tensors, sparse_like, take_class, tensor_on
 from .value.known_value import Deferred, small_enough
 
 #: In a world of ranks the `distributed.collective.Collectives`.
@@ -69,7 +69,7 @@ def _fake(state: MetaState, value: Tensor, device: torch.device, storages: FakeS
                 base = _fake(state, base, device, storages, made)
                 with torch.enable_grad():  # autograd refuses writes to views that were made without
                     out = torch.as_strided(base, value.size(), value.stride(), value.storage_offset())
-                out.__class__ = MetaTensor
+                take_class(out)
             out = keep_subclass(value, out).requires_grad_(value.requires_grad)
         else:
             out = _sparse(state, value, device, storages).requires_grad_(value.requires_grad)
@@ -124,7 +124,7 @@ def _on_fake_storage(state: MetaState, tensor: Tensor, device: torch.device, sto
         elif real.device.type != "meta" and small_enough(real.nbytes() // tensor.itemsize, tensor.dtype):
             storage.known = Deferred(tensor.detach())
         storages[real._cdata] = (real, lambda: made)
-    return tensor_on(storage, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return count_on(tensor_on(storage, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()), tensor)
 
 
 def _sparse(state: MetaState, tensor: Tensor, device: torch.device, storages: FakeStorages) -> Tensor:

@@ -53,7 +53,7 @@ def _clone(tensor: Tensor) -> Tensor:
     return keep_class(out)  # type: ignore[no-any-return]
 
 
-def copy_tensor(tensor: Tensor, memo: dict[int, Any]) -> MetaTensor:
+def copy_tensor(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     """A tensor on a copy of the whole storage of another, of which ``memo`` has one."""
     old = tensor.untyped_storage()
     assert isinstance(old, MetaStorage)

@@ -33,11 +33,13 @@ class MetaTensorMode:
     """
 
     def __init__(self, options: MetaOptions | None = None, *, adopted_device: torch.device = CPU,
-                 space: AddressSpace | None = None, is_this_machine: bool = False) -> None:
+                 space: AddressSpace | None = None, is_this_machine: bool = False,
+                 has_plain_tensors: bool = False) -> None:
         self.options = options or MetaOptions()
         self.space = space or AddressSpace(self.options.allocator, self.options.capacity_bytes,
                                            self.options.devices)
         self.adopted_device, self.is_this_machine = adopted_device, is_this_machine
+        self.has_plain_tensors = has_plain_tensors
         self._entered: list[ExitStack] = []
 
     def __enter__(self) -> MetaTensorMode:
@@ -55,6 +57,8 @@ class MetaTensorMode:
         state = MetaState(self.options, self.space, self.adopted_device)
         state.device_count = self.options.devices if collective.impl is None else collective.impl.device_count
         state.join = _join
+        state.has_plain_tensors = self.has_plain_tensors or (
+            active.state is not None and active.state.has_plain_tensors)
         state.is_this_machine = self.is_this_machine if active.state is None else active.state.is_this_machine
         undo.push(state.raise_failure)
         if active.dispatch_mode is None:

@@ -148,6 +148,7 @@ class MetaState:
     conditions: dict[tuple[str, int], int] = field(default_factory=dict)  #: asked whether a loop ends, by line
     meets_data: bool = False      #: whether a tensor with data was met on the way
     asks_memory: bool = False     #: whether the code asked for, or gave back, memory of the accelerator as such
+    has_plain_tensors: bool = False #: whether tensors have the classes that they have in a real run, no `MetaTensor`
     is_this_machine: bool = False #: whether torch's own answers about the machine hold: all is on the host of this one
     unknown_sizes: int = 0        #: how often a size or a value that only data could give was answered by a policy
     placeholder: int = 1          #: what an unknown scalar is taken as, where it is

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
@@ -13,7 +14,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 
 from .address_space import AddressSpace, MetaStorage, Region, bytes_on_meta, find_storage
 from .spec import SPARSE_LAYOUTS, strided_of
-from .state import current
+from .state import active, current
 
 
 class _Kernel(threading.local):
@@ -30,6 +31,7 @@ class _Kernel(threading.local):
 
 kernel = _Kernel()
 META = torch.device("meta")
+_F = TypeVar("_F", bound=type[torch.autograd.Function])
 _DATA: Any = torch._C.TensorBase.data  # the property itself
 _empty_strided = torch.empty_strided
 
@@ -45,6 +47,14 @@ def device_of(tensor: torch.Tensor) -> torch.device:
     if is_around_tensors(tensor):
         return device_of(getattr(tensor, names_of_parts(tensor)[0]))
     return torch._C.TensorBase.device.__get__(tensor)
+
+
+def meta_storage_of(tensor: torch.Tensor) -> MetaStorage | None:
+    """The storage of a fake tensor, of a sparse one that of its values; None of any other tensor."""
+    with torch._C.DisableTorchFunction():
+        tensor = strided_of(tensor)
+        storage = find_storage(tensor) if tensor.layout is torch.strided else None
+        return storage if isinstance(storage, MetaStorage) else None
 
 
 def is_around_tensors(tensor: torch.Tensor) -> bool:
@@ -78,13 +88,29 @@ def name_of_node(node: Any) -> str:
     return name
 
 
+def with_node(name: str) -> Callable[[_F], _F]:
+    """Let the nodes of an `autograd.Function` have the ``name`` that PyTorch gives those of what it stands for."""
+    def rename(function: _F) -> _F:
+        function._backward_cls.__name__ = name
+        return function
+    return rename
+
+
 def names_of_parts(tensor: Any) -> list[str]:
     with torch._C._EnableTorchFunction(), _Present():
         names: list[str] = tensor.__tensor_flatten__()[0]
     return [name for name in names if isinstance(getattr(tensor, name), torch.Tensor)]  # DTensor's mesh is another
 
 
-class MetaTensor(torch.Tensor):
+class _MetaTensorType(type(torch.Tensor)):  # type: ignore[misc]
+    """What `isinstance` asks: tensors that have plain classes in a mode are fake ones too."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return type.__instancecheck__(cls, instance) or (
+            isinstance(instance, torch.Tensor) and meta_storage_of(instance) is not None)
+
+
+class MetaTensor(torch.Tensor, metaclass=_MetaTensorType):
     """A tensor with shape, strides, dtype, autograd and a simulated device, but no data.
 
     Made by any PyTorch code under `MetaTensorMode`. It keeps its device after the mode ends:
@@ -137,7 +163,7 @@ class MetaTensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         grad = ", requires_grad=True" if self.requires_grad else ""
-        return f"MetaTensor(size={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}'{grad})"
+        return f"MetaTensor(size={tuple(self.shape)}, dtype={self.dtype}, device='{device_of(self)}'{grad})"
 
 
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, MetaTensor})
@@ -172,11 +198,23 @@ def use_on(tensor: torch.Tensor, stream: Any) -> None:
         state.recorder.used_on(storage, state.space.stream_number(stream.device.index or 0, int(stream.stream_id)))
 
 
+def take_class(tensor: torch.Tensor) -> torch.Tensor:
+    """Let a tensor on a `MetaStorage` have the class that tensors have in the mode in force, or without one."""
+    state = active.state
+    if state is None or not state.has_plain_tensors:
+        if type(tensor) is torch.nn.Parameter:
+            vars(tensor)["_is_param"] = True  # what isinstance(x, Parameter) asks: torch/nn/parameter.py
+        tensor.__class__ = MetaTensor
+    return tensor
+
+
 def keep_class(result: Any) -> Any:
     """Let a view made outside the mode be a `MetaTensor` too."""
-    if type(result) is torch.Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(result) and isinstance(
+    kind = type(result)
+    if (kind is torch.Tensor or kind is torch.nn.Parameter) and not (
+            torch._C._functorch.is_functorch_wrapped_tensor(result)) and isinstance(
             strided_of(result).untyped_storage(), MetaStorage):
-        result.__class__ = MetaTensor
+        take_class(result)
     return result
 
 
@@ -203,35 +241,40 @@ for _name in ("cuda", "cpu", "meta"):
 
 
 def new_tensor(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device,
-               space: AddressSpace) -> tuple[MetaTensor, MetaStorage]:
+               space: AddressSpace) -> tuple[torch.Tensor, MetaStorage]:
     """A tensor and the storage that it has for its own, contiguous without a ``stride``. To be called without modes."""
     out = torch.empty(shape, dtype=dtype, device=META) if stride is None else _empty_strided(
         shape, stride, dtype=dtype, device=META)
     storage = space.attach(out, device)
-    out.__class__ = MetaTensor
-    return out, storage  # type: ignore[return-value]
+    return take_class(out), storage
 
 
-def tensor_on(storage: torch.UntypedStorage, dtype: torch.dtype, offset: Any, shape: Any, stride: Any) -> MetaTensor:
+def tensor_on(storage: torch.UntypedStorage, dtype: torch.dtype, offset: Any, shape: Any, stride: Any) -> torch.Tensor:
     """A tensor on a storage that exists. To be called without modes."""
     out = torch.empty(0, dtype=dtype, device=META)
     out.set_(storage, offset, shape, stride)
-    out.__class__ = MetaTensor
-    return out  # type: ignore[return-value]
+    return take_class(out)
 
 
-def sparse_tensor(parts: list[torch.Tensor], shape: Any, layout: torch.layout, is_coalesced: bool = True) -> MetaTensor:
+def count_on(fake: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+    """``fake``, which was written to as often as ``original``. To be called without modes."""
+    if not fake.is_inference() and not original.is_inference() and fake._version != original._version:
+        torch._C._autograd._unsafe_set_version_counter((fake,), (original._version,))
+    return fake
+
+
+def sparse_tensor(parts: list[torch.Tensor], shape: Any, layout: torch.layout,
+                  is_coalesced: bool = True) -> torch.Tensor:
     """A sparse tensor of indices and values that exist. To be called without modes."""
     if layout is torch.sparse_coo:
         out = torch.sparse_coo_tensor(parts[0], parts[1], shape, check_invariants=False, is_coalesced=is_coalesced)
     else:
         one, other, values = parts
         out = torch.sparse_compressed_tensor(one, other, values, shape, layout=layout, check_invariants=False)
-    out.__class__ = MetaTensor
-    return out  # type: ignore[return-value]
+    return take_class(out)
 
 
-def sparse_like(tensor: torch.Tensor, parts: list[torch.Tensor]) -> MetaTensor:
+def sparse_like(tensor: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
     """A sparse tensor like another, of other indices and values. To be called without modes."""
     return sparse_tensor(parts, tensor.shape, tensor.layout,
                          tensor.layout is not torch.sparse_coo or tensor.is_coalesced())
@@ -264,5 +307,4 @@ def revive(like: torch.Tensor, device: torch.device, number: int, region: Region
     storage = out.untyped_storage()
     storage.__class__ = MetaStorage
     storage.__dict__ = {"device": device, "number": number, "region": region, "space": space}
-    out.__class__ = MetaTensor
-    return out
+    return take_class(out)

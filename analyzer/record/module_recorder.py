@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.source_line import user_line
 from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
-from analyzer.meta.tensor import MetaTensor
+from analyzer.meta.tensor import PLAIN_TENSORS
 
 from .log import CALLER, LogModule, LogModuleCall, LogNode, OuterCall, identifier
 from .memory_recorder import ROOT, MemoryRecorder
@@ -19,8 +19,6 @@ from .options import count_samples, count_tokens, name_tensors
 from .progress import report_progress
 from .storage_lifetime import OUTSIDE
 from .tensor_walk import describe, describe_tensors, local_part, parts_of_parameter, tensors_in, walk_modules
-
-_PLAIN = frozenset({torch.nn.Parameter, MetaTensor})  #: classes of tensors that are nothing but themselves
 
 
 class ModuleRecorder(MemoryRecorder):
@@ -240,7 +238,7 @@ class ModuleRecorder(MemoryRecorder):
             if tensor.layout in SPARSE_LAYOUTS:
                 self.register_existing(parts_of(tensor))
             elif tensor.layout is torch.strided and not is_lazy(tensor):
-                parts = [tensor] if type(tensor) in _PLAIN else [part for *_, part in parts_of_parameter(tensor)]
+                parts = [tensor] if type(tensor) in PLAIN_TENSORS else [part for *_, part in parts_of_parameter(tensor)]
                 for part in parts:
                     storage = self.storage_of(part)
                     if storage is not None and storage.number not in self.log.storage_table:

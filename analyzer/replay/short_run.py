@@ -14,7 +14,7 @@ from torch import nn
 from analyzer.meta.address_space import MetaStorage, NoRegion, next_number
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import Restart
-from analyzer.meta.tensor import META, MetaTensor
+from analyzer.meta.tensor import META, take_class
 from analyzer.record.recorder import Recorder
 from analyzer.record.storage_lifetime import TAKEN
 from analyzer.record.tensor_walk import tensors_in, walk_modules
@@ -222,7 +222,7 @@ class ShortRun:
         number = next_number()
         storage.__dict__ = {"device": spec.device, "number": number, "space": self.recorder.space,
                             "region": NoRegion(0, storage.nbytes())}
-        made.__class__ = MetaTensor
+        take_class(made)
         self.stand_ins[number] = StandIn(spec.number, chain, block, repetition)
         return made  # type: ignore[no-any-return]
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer import MetaTensorMode, ProfileOptions, profile
+from analyzer import MetaTensorMode, ProfileOptions, profile, register_leaf_module, symbolic_profile, symbolic_trace
 from analyzer.errors import DataDependentError
 from analyzer.meta.state import MetaOptions
 
@@ -138,3 +138,69 @@ def test_a_condition_that_one_side_decides_is_known():
         for open_condition in (unknown | no, unknown & yes, unknown ^ yes):
             with pytest.raises(DataDependentError):
                 open_condition.tolist()
+
+
+QUESTIONS = {
+    "type": lambda x, layer: (type(x), type(layer.weight), type(layer.weight.data), type(layer.weight.detach())),
+    "class": lambda x, layer: (x.__class__, layer.weight.__class__.__name__, layer(x).__class__.__name__),
+    "parameter": lambda x, layer: (type(nn.Parameter(x.detach())), isinstance(x, nn.Parameter)),
+    "buffer": lambda x, layer: (type(nn.Buffer(x)), isinstance(x, nn.Buffer)),
+    "table": lambda x, layer: {torch.Tensor: "input", nn.Parameter: "weight"}[type(layer.weight)],
+    "legacy": lambda x, layer: [isinstance(x, kind) for kind in (torch.FloatTensor, torch.DoubleTensor,
+                                                                 torch.cuda.FloatTensor, torch.LongTensor)],
+    "made": lambda x, layer: (type(torch.FloatTensor(2, 3)), torch.LongTensor([1, 2]).tolist(),
+                              x.new([1.0]).device.type),
+    "storage": lambda x, layer: (torch.is_storage(x.untyped_storage()), torch.is_storage(x)),
+    "version": lambda x, layer: (x._version, layer.weight._version, x.clone().add_(1)._version),
+    "node": lambda x, layer: [type(y.grad_fn).__name__ for y in (layer(x), layer(x)[0], layer(x).view(-1).exp())],
+    "data": lambda x, layer: (x.is_cpu, x.is_cuda, x.is_meta, x.device.type, x.get_device()),
+}
+
+
+class Asks(nn.Module):
+    """A layer that refuses to run where it is not told what it was told in a real run."""
+
+    def __init__(self, question):
+        super().__init__()
+        self.question, self.layer, self.told = question, nn.Linear(4, 4), None
+        with torch.no_grad():
+            self.layer.weight.mul_(2).add_(1)
+
+    def forward(self, x):
+        told = self.question(x, self.layer)
+        if self.told is None:
+            self.told = told
+        elif told != self.told:
+            raise AssertionError(f"{told}, and {self.told} in a real run")
+        return self.layer(x)
+
+
+def profile_graph(model, x):
+    with register_leaf_module.scope():
+        register_leaf_module(Asks)
+        symbolic_profile(symbolic_trace(model, meta_args={"x": x}), x)
+
+
+@pytest.mark.parametrize("run", [
+    lambda model, x: profile(model, (x,), device="cpu", options=ProfileOptions(steps=1)),
+    lambda model, x: profile(model, (x,), device="cpu", step=lambda model, optimizer, x: model(x)),
+    lambda model, x: symbolic_trace(model, meta_args={"x": x}), profile_graph], ids=["train", "step", "trace", "graph"])
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_what_code_asks_of_tensors_is_answered_as_in_a_real_run(question, run):
+    model, x = Asks(question), torch.rand(2, 4)
+    model(x)
+    run(model, x)
+
+
+def test_a_tensor_on_the_device_has_its_types_there():
+    def step(model, optimizer, x):
+        assert isinstance(x, torch.cuda.FloatTensor) and not isinstance(x, torch.FloatTensor)
+        assert torch.cuda.HalfTensor(2, 3).device == x.device and torch.cuda.LongTensor([1, 2]).tolist() == [1, 2]
+        y = model(x)
+        assert type(y.cpu().grad_fn).__name__ == y.cpu().grad_fn.name() == "ToCopyBackward0"
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: (saved.device, saved), lambda kept: kept[1]):
+            y = y.exp().exp()
+        assert {type(node) for node in (y.grad_fn, model.weight)} == {type(y.grad_fn), nn.Parameter}
+        y.sum().backward()
+
+    profile(nn.Linear(4, 4), (torch.rand(2, 4),), step=step, device="h100")

@@ -13,7 +13,7 @@ from analyzer.meta.function.mode import constant
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import CPU, active_state
-from analyzer.meta.tensor import name_of_node
+from analyzer.meta.tensor import name_of_node, with_node
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.expectation import classes_below, count_classes, share_of_marks
 
@@ -208,6 +208,7 @@ def _on_host(values: list[int]) -> Tensor:
     return constant(active_state(), value, CPU)
 
 
+@with_node("PackPaddedSequenceBackward0")
 class PackPadded(torch.autograd.Function):
     """``aten::_pack_padded_sequence``: of each time step the sequences that are long enough, one after the other."""
 

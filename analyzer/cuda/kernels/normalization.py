@@ -9,6 +9,7 @@ from torch._prims_common import get_computation_dtype, suggest_memory_format
 
 from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shape, host_kernel
 from analyzer.meta.state import active_state
+from analyzer.meta.tensor import with_node
 
 # CUDA: ``aten/src/ATen/native/Normalization.cpp`` (_select_batch_norm_backend, _batch_norm_impl_index),
 # ``cudnn/BatchNorm.cpp`` and ``layer_norm.cpp`` (rms_norm_symint) there. An H200 under torch 2.11 ran
@@ -53,6 +54,7 @@ def _uses_cudnn(input: Tensor, weight: Tensor | None, bias: Tensor | None, mean:
     return fits and bool(torch._C._get_cudnn_enabled())
 
 
+@with_node("FusedRmsNormBackward0")
 class FusedRmsNorm(torch.autograd.Function):
     """``aten::_fused_rms_norm``, which on meta is a composition of eight operators."""
 
@@ -119,6 +121,7 @@ def _normalize_groups(input: Tensor, num_groups: int, weight: Tensor | None = No
                                        (batch, channels, math.prod(rest), num_groups), eps, layout)
 
 
+@with_node("NativeGroupNormBackward0")
 class ChannelsLastGroupNorm(torch.autograd.Function):
     """``aten::native_group_norm``, whose formula (tools/autograd/derivatives.yaml) copies on all but the CPU."""
 

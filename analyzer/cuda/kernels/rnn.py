@@ -15,6 +15,7 @@ from analyzer.cuda.sdp_choice import CUDNN_VERSION, simulated_capability
 from analyzer.cuda.workspaces.recurrent import GRU, LSTM, RELU, TANH, Layers
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.state import active_state
+from analyzer.meta.tensor import with_node
 
 from .functional import read_lengths
 
@@ -35,6 +36,7 @@ class RnnSpec(NamedTuple):
     batch_sizes: tuple[int, ...] = ()  #: of a packed sequence
 
 
+@with_node("CudnnRnnBackward0")
 class CudnnRnn(torch.autograd.Function):
     """``aten::_cudnn_rnn``: saves input, states, output, reserve and the weight buffer."""
 

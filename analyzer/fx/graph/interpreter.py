@@ -250,7 +250,7 @@ class ShapeProp(GraphInterpreter):
         """Run on arguments with or without data; the result has none."""
         claim = find_place(self.module, (args, kwargs))
         mode = MetaTensorMode(MetaOptions(devices=count_devices(self.module, (args, kwargs))),
-                              is_this_machine=claim.type == "cpu")
+                              is_this_machine=claim.type == "cpu", has_plain_tensors=True)
         with mode, keep_surroundings(self.module, values=(args, kwargs)), borrow_module(self.module):
             run_args, run_kwargs = fake_arguments(mode.state, (args, kwargs), claim)
             return self.run(*run_args, **run_kwargs)

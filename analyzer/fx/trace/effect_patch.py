@@ -292,13 +292,21 @@ class TracedNode:
             raise InputError(f"forward registers a hook on an autograd node at {user_line()}, which a graph does not "
                              "repeat. Register it on the tensor: Tensor.register_hook")
         found = getattr(self._node, name)
-        return tuple((None if node is None else TracedNode(node), number)
-                     for node, number in found) if name == "next_functions" else found
+        return tuple((_show_node(node), number) for node, number in found) if name == "next_functions" else found
+
+
+@functools.cache
+def _class_like(kind: Any) -> Any:
+    return type(kind.__name__, (TracedNode,), {"__module__": kind.__module__})
+
+
+def _show_node(node: Any) -> TracedNode | None:
+    kind: Any = type(node)
+    return None if node is None else _class_like(kind)(node)
 
 
 def _grad_fn(tensor: torch.Tensor, *kind: type) -> Any:
-    node = tensor.grad_fn
-    return None if node is None else TracedNode(node)
+    return _show_node(tensor.grad_fn)
 
 
 _GRAD_FN: Any = torch.Tensor.grad_fn  # the property itself

@@ -32,7 +32,7 @@ from analyzer.meta.source_line import is_user_code
 from analyzer.meta.spec import LITERALS
 from analyzer.meta.state import MetaOptions, current
 from analyzer.meta.structure import holds_tensor, replace_tensors, tensors_of
-from analyzer.meta.tensor import MetaTensor
+from analyzer.meta.tensor import take_class
 from analyzer.meta.value.known_value import Watched
 from analyzer.on_use import rare_collections
 from analyzer.record.failure import telling_depth
@@ -156,7 +156,7 @@ class _Attempt:
         outer = current()
         is_here = named_spec() is None and find_place(module, bound.given).type == "cpu"
         options = MetaOptions(devices=count_devices(module, bound.given)) if outer is None else outer.options
-        mode = MetaTensorMode(options, is_this_machine=is_here)
+        mode = MetaTensorMode(options, is_this_machine=is_here, has_plain_tensors=True)
         with (rare_collections(), InterruptsDeferred(), mode, keep_surroundings(module, values=bound.given) as found,
               borrow_module(module) as borrowed, tracing_patches(self.outlined)):
             if borrowed.compiled:
@@ -237,7 +237,7 @@ def _make_fakes(bound: Bound, borrowed: Borrowed, merges: bool) -> dict[str, Any
                     fake.untyped_storage().known = Watched(known, varies=True)  # type: ignore[attr-defined]
         else:
             fake = again.detach().requires_grad_(again.requires_grad)
-            fake.__class__ = MetaTensor
+            take_class(fake)
         made[id(tensor)] = fake
         return fake
 

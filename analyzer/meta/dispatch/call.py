@@ -15,7 +15,7 @@ from analyzer.meta.argument import adopt_arguments
 from analyzer.meta.operator_info import OperatorInfo, Stage, has_rule, hold_before, kernel_memory
 from analyzer.meta.spec import SPARSE_LAYOUTS, Signature, parts_of, strided_of
 from analyzer.meta.state import CPU, MetaState, indexed_device
-from analyzer.meta.tensor import META, MetaTensor, kernel
+from analyzer.meta.tensor import META, MetaTensor, kernel, take_class
 from analyzer.meta.value.contents import read_known
 
 Tensor = torch.Tensor
@@ -253,7 +253,8 @@ def rebuild(state: MetaState, call: OperatorCall, entry: Entry) -> None:
                 hold_before(state, stages, i, r.device, call.kept)
             out = _empty_strided(r.shape, r.stride, dtype=r.dtype, device=META)
             storage = state.space.attach(out, r.device)
-            out.__class__ = MetaTensor
+            if not state.has_plain_tensors:
+                out.__class__ = MetaTensor
         elif kind == SAME:
             out = call.tensors[r.source]
         elif kind == VIEW:
@@ -278,5 +279,4 @@ def _view(base: Tensor, shape: Any, stride: Any, offset: int) -> Tensor:
         out = _as_strided(base, shape, stride, base.storage_offset() + offset)
     finally:
         kernel.depth -= 1
-    out.__class__ = MetaTensor
-    return out
+    return take_class(out)

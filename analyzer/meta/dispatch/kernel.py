@@ -26,7 +26,7 @@ from analyzer.meta.operator_info import (
 from analyzer.meta.refusal.check import check_call
 from analyzer.meta.spec import SPARSE_LAYOUTS, Signature, TensorSpec, parts_of, spec_of, to_specs
 from analyzer.meta.state import CPU, MetaState
-from analyzer.meta.tensor import META, MetaTensor, device_of, kernel
+from analyzer.meta.tensor import META, device_of, kernel, take_class
 
 from .call import LARGEST, NEW, SAME, VALUE, VIEW, Entry, OperatorCall, Recipe, entries, result_device, values_at
 
@@ -79,7 +79,7 @@ def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, s
         if not isinstance(out, Tensor):
             continue
         if out.layout is not torch.strided:
-            out.__class__ = MetaTensor
+            take_class(out)
             for part in parts_of(out):
                 if not isinstance(part.untyped_storage(), MetaStorage):
                     state.space.attach(part, device)
@@ -94,7 +94,7 @@ def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, s
             hold_before(state, stages, position, device, call.kept)
             call.born[i] = state.space.attach(out, CPU if i in call.info.host_outputs else device)
         if type(out) is Tensor:
-            out.__class__ = MetaTensor
+            take_class(out)
     for _, written in call.written():  # ``resize_`` and ``out=`` variants can make a storage larger
         storage = written.untyped_storage() if written.layout is torch.strided else None
         if isinstance(storage, MetaStorage):

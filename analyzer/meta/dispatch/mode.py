@@ -16,6 +16,7 @@ from analyzer.errors import InputError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta import argument as collective
 from analyzer.meta.address_space import AddressSpace
+from analyzer.meta.function.mode import answering
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
 from analyzer.meta.intercept.replacement import call_handlers, waiting
 from analyzer.meta.operator_info import (
@@ -118,9 +119,9 @@ class MetaDispatchMode(DirectDispatchMode):
         """What takes an operator apart: a compiler's decomposition, its own, or what the device makes it of."""
         found: list[Any] = []
         if state.graph is not None and not info.composite:
-            found.append(state.graph.composition(info.op))
+            found.append(answering(state.graph.composition(info.op)))
         if not whole and info.op not in self._whole:
-            found += [info.op.decompose if info.composite else None, info.composition,
+            found += [info.op.decompose if info.composite else None, answering(info.composition),
                       None if info.written is None else partial(_run_written, state, info)]
         return [compose for compose in found if compose is not None]
 

@@ -12,7 +12,7 @@ from analyzer.meta.argument import own
 from analyzer.meta.copied_tensor import deepcopy_tensor
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import CPU, MetaState, active_state, current, indexed_device
-from analyzer.meta.tensor import META, MetaTensor, data_ptr, device_of, is_around_tensors, keep_class, use_on
+from analyzer.meta.tensor import META, MetaTensor, data_ptr, device_of, is_around_tensors, keep_class, with_node
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.known_value import Deferred
 
@@ -80,6 +80,7 @@ def _copy_to(state: MetaState, x: Tensor, device: torch.device, dtype: torch.dty
     return copied
 
 
+@with_node("ToCopyBackward0")
 class MoveDevice(torch.autograd.Function):
     """A copy between devices; its gradient is copied back (both are on meta, where autograd would see no move)."""
 
@@ -302,5 +303,4 @@ def _get_device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict
 
 handles(Tensor.data_ptr)(lambda state, func, args, kwargs: data_ptr(args[0]))
 handles(Tensor.pin_memory, Tensor.share_memory_)(lambda state, func, args, kwargs: args[0])
-handles(Tensor.record_stream)(lambda state, func, args, kwargs: use_on(*args, **kwargs))
 handles(Tensor.is_pinned)(lambda *args: False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_map_only
 
@@ -17,8 +17,8 @@ from analyzer.meta.argument import own
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.operator_info import hold_before, hold_blocks, kernel_memory, register_shape_impl, registered_need
 from analyzer.meta.spec import Signature, TensorSpec, spec_of, to_specs
-from analyzer.meta.state import CPU, MetaState, active_state, indexed_device
-from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of, kernel, new_tensor
+from analyzer.meta.state import CPU, MetaState, active, active_state, indexed_device
+from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of, kernel, new_tensor, take_class
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.known_value import Deferred, small_enough
 
@@ -59,6 +59,36 @@ class MetaFunctionMode(TorchFunctionMode):
     def _call_class(self, kind: Any, types: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self:
             return kind.__torch_function__(func, types, args, kwargs)
+
+
+class _Answering(TorchFunctionMode):
+    """Answers what C++ calls back while a torch function or an operator runs, for which torch takes `MetaFunctionMode`
+    off or passes it by. What is called there is a part of that function: no tape takes notes of it.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        with torch._C.DisableTorchFunction():
+            if device is not None and torch.device(device).type == "meta" or (  # as an operator is given it
+                    type(func) is MethodWrapperType and not isinstance(args[0], MetaTensor)):
+                return func(*args, **kwargs)
+            return call_function(func, args, kwargs)
+
+
+def answering(callback: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """``callback``, where there is one, which asks the mode where torch has taken it off."""
+    if callback is None:
+        return None
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        mode = active.function_mode
+        if mode is None or torch._C._is_torch_function_enabled() and mode in _get_current_function_mode_stack():
+            return callback(*args, **kwargs)
+        with torch._C._EnableTorchFunction(), _Answering():
+            return callback(*args, **kwargs)
+    return call
 
 
 def _overrides(kind: type) -> bool:
@@ -140,7 +170,7 @@ def _run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) -
             with without_modes():  # they would take the making of a block for an operator
                 hold_before(state, stages, position, device, kept)
             state.space.attach(outputs[i], device)
-        outputs[i].__class__ = MetaTensor
+        take_class(outputs[i])
     for stage in stages:
         if stage.before is None:
             hold_blocks(state, device, stage.blocks)
@@ -206,6 +236,8 @@ def _new(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     """The legacy constructor, by which SparseAdam makes sparse tensors; C++ knows no type of those on meta."""
     if args[0].layout is torch.sparse_coo and len(args) == 4:
         return torch.sparse_coo_tensor(*args[1:], check_invariants=False)
+    if len(args) == 2 and not isinstance(args[1], (int, torch.Size, Tensor, torch.UntypedStorage)):
+        return _new_tensor(state, func, args, kwargs)
     return func(*args, **kwargs)
 
 

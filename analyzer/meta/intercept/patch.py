@@ -28,14 +28,16 @@ from torch.utils._pytree import tree_leaves
 
 from analyzer.errors import InputError
 from analyzer.meta.address_space import MetaStorage
-from analyzer.meta.copied_tensor import move_storage
+from analyzer.meta.copied_tensor import move_storage, reduce_tensor
+from analyzer.meta.function.mode import answering
 from analyzer.meta.simulated_device import devices, gate_keys
 from analyzer.meta.source_line import first_frame, is_user_code
 from analyzer.meta.state import MetaState, active, active_state, current, mode_in_force
-from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of
+from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of, use_on
 from analyzer.meta.value.contents import read_known
 
 from .compiled_function import compiler_replacements, without_compiled_autograd
+from .legacy_type import legacy_replacements
 from .replacement import SharedReplacements, Undo, answer, import_unreplaced, replace
 
 
@@ -78,14 +80,21 @@ def _replacements() -> Iterator[Undo]:
         yield answer(owner, name, _move_generator, passes_original=True)
     yield answer(torch.autograd, "_engine_run_backward", _run_with_mode, passes_original=True)
     yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
+    yield replace(torch.Tensor, "_make_subclass", _making_subclass)
     yield replace(torch.Tensor, "__new__", _constructing)
     yield import_unreplaced("torch._dynamo")  # whose tables know torch's functions by their identity
+    yield answer(torch._C._autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_hooks,
+                 passes_original=True)
     yield answer(MetaTensor, "__repr__", torch.Tensor.__repr__, where=_asked_function)
+    # C++ refuses a stream that is simulated before it asks a mode
+    yield answer(torch.Tensor, "record_stream", _record_stream, passes_original=True)
     yield answer(torch.UntypedStorage, "to", move_storage, passes_original=True)
+    yield answer(torch.Tensor, "__reduce_ex__", _reduce, passes_original=True)
     yield replace(MetaTensor, "__torch_function__", lambda f: torch._C._disabled_torch_function_impl)
     yield replace(sys, "unraisablehook", _note_failure)
     yield from _higher_order_operators()
     yield from compiler_replacements()
+    yield from legacy_replacements()
     yield answer(proxy_tensor.ProxyTorchDispatchMode, "__enter__", _refuse_graph)
     yield replace(threading.Thread, "start", _starting)
     yield replace(ThreadPoolExecutor, "submit", _submitting)
@@ -143,6 +152,16 @@ def _note_failure(original: Any) -> Any:
     return hook
 
 
+def _record_stream(original: Any, tensor: torch.Tensor, stream: Any) -> None:
+    (use_on if isinstance(tensor, MetaTensor) else original)(tensor, stream)
+
+
+def _reduce(original: Any, tensor: torch.Tensor, protocol: Any) -> Any:
+    """What is pickled of a plain tensor, for which PyTorch asks no mode (``__reduce_ex__`` in torch/_tensor.py)."""
+    is_fake = type(tensor) is torch.Tensor and isinstance(tensor, MetaTensor)
+    return reduce_tensor(tensor, protocol) if is_fake else original(tensor, protocol)
+
+
 def _on_meta(original: Any) -> Any:
     """A tensor around tensors is where they are: autograd ends the process for an accelerator that is not there."""
     def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -152,6 +171,22 @@ def _on_meta(original: Any) -> Any:
                 kwargs["device"] = META
         return original(cls, *args, **kwargs)
     return staticmethod(make)
+
+
+def _making_subclass(original: Any) -> Any:
+    """A parameter of a plain tensor: C++ asks no mode, so that a tape would not see what it is made of."""
+    def make(cls: Any, data: torch.Tensor, require_grad: bool = False, **options: Any) -> Any:
+        state = current()
+        if state is None or state.tape is None or type(data) not in PLAIN_TENSORS or not isinstance(data, MetaTensor):
+            return original(cls, data, require_grad, **options)
+        made = data.detach().requires_grad_(require_grad)
+        made.__class__ = cls
+        return made
+    return staticmethod(make)
+
+
+def _push_saved_tensors_hooks(original: Any, pack: Any, unpack: Any) -> Any:
+    return original(answering(pack), unpack)
 
 
 def _constructing(original: Any) -> Any:
