@@ -25,6 +25,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import MetaOptions, Restart, current
 from analyzer.meta.structure import replace_tensors
+from analyzer.meta.tensor import keep_class
 from analyzer.meta.value.known_value import LARGEST_FLOATING
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
@@ -183,11 +184,13 @@ def build_model(factory: Any, remarks: list[str] | None = None, spec: DeviceSpec
     outer = current()
     options = MetaOptions(devices=devices if outer is None or devices > 1 else outer.options.devices)
     try:
-        with MetaTensorMode(options) as mode, simulating(spec or simulated_spec()):
+        with MetaTensorMode(options, has_plain_tensors=True) as mode, simulating(spec or simulated_spec()):
             module = call_factory(factory)
             if remarks is not None:
                 remarks.extend(mode.state.assumptions)
-            return module
+        for tensor in (*module.parameters(), *module.buffers()):  # which outlive the mode
+            keep_class(tensor)
+        return module
     except Exception as error:
         files = [frame.f_code.co_filename.replace("\\", "/") for frame, _ in traceback.walk_tb(error.__traceback__)]
         if not any(name.endswith(_TRACERS) for name in files):

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from analyzer.meta.address_space import MetaStorage, bytes_on_meta
-from analyzer.meta.argument import keep_subclass
+from analyzer.meta.argument import dispatches, keep_subclass
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import LEAVES, SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import CPU, MetaState, check_ordinal, place_among
@@ -170,8 +170,8 @@ class FakeTensors:
         attributes = original.__dict__
         if is_parameter or isinstance(original, nn.Parameter):
             if self.state.has_plain_tensors:
-                out.__class__ = nn.Parameter
-                out.__dict__ = {**attributes}
+                out.__class__ = _class_of_parameter(type(original))
+                out.__dict__ = {name: value for name, value in attributes.items() if name != "_is_param"}
             else:  # what isinstance(x, Parameter) asks: torch/nn/parameter.py
                 out.__dict__ = {**attributes, "_is_param": True}
             for name, value in () if is_parameter and not attributes else attributes.items():
@@ -225,6 +225,13 @@ class FakeTensors:
         if isinstance(original, nn.Parameter):
             return nn.Parameter(out, requires_grad=original.requires_grad)
         return out.requires_grad_(original.requires_grad)  # type: ignore[no-any-return]
+
+
+def _class_of_parameter(kind: Any) -> type[nn.Parameter]:
+    """The class of a fake parameter: that of its original, where it dispatches nothing on its own."""
+    is_like = issubclass(kind, nn.Parameter) and kind.__basicsize__ == nn.Parameter.__basicsize__
+    overrides = dispatches(kind) or kind.__torch_function__ is not torch._C._disabled_torch_function_impl
+    return kind if is_like and not overrides else nn.Parameter
 
 
 def _is_readable(original: Tensor, nbytes: int, constant: bool) -> bool:

@@ -343,6 +343,9 @@ class MetaStorage(torch.UntypedStorage):
                 space.release(self)
 
 
+MetaStorage.__name__, MetaStorage.__module__ = "UntypedStorage", "torch.storage"  # what code calls a storage by
+
+
 def bytes_on_meta(nbytes: int) -> torch.Tensor:
     return _empty_strided((nbytes,), (1,), dtype=torch.uint8, device=_META)
 

@@ -2,6 +2,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from analyzer import MetaTensorMode, ProfileOptions, profile, register_leaf_module, symbolic_profile, symbolic_trace
 from analyzer.errors import DataDependentError
@@ -150,10 +151,11 @@ QUESTIONS = {
                                                                  torch.cuda.FloatTensor, torch.LongTensor)],
     "made": lambda x, layer: (type(torch.FloatTensor(2, 3)), torch.LongTensor([1, 2]).tolist(),
                               x.new([1.0]).device.type),
-    "storage": lambda x, layer: (torch.is_storage(x.untyped_storage()), torch.is_storage(x)),
+    "storage": lambda x, layer: (torch.is_storage(x.untyped_storage()), torch.is_storage(x), x.untyped_storage().type(),
+                                 type(x.untyped_storage()).__name__, x.storage().type()),
     "version": lambda x, layer: (x._version, layer.weight._version, x.clone().add_(1)._version),
     "node": lambda x, layer: [type(y.grad_fn).__name__ for y in (layer(x), layer(x)[0], layer(x).view(-1).exp())],
-    "data": lambda x, layer: (x.is_cpu, x.is_cuda, x.is_meta, x.device.type, x.get_device()),
+    "data": lambda x, layer: (x.is_cpu, x.is_cuda, x.is_meta, x.device.type, x.get_device(), x.__dlpack_device__()),
 }
 
 
@@ -192,6 +194,30 @@ def test_what_code_asks_of_tensors_is_answered_as_in_a_real_run(question, run):
     run(model, x)
 
 
+class Scale(nn.Parameter):
+    """A kind of parameter that a library marks its weights with."""
+
+    def doubled(self):
+        return self * 2
+
+
+class Marked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 4), Scale(torch.ones(4))
+        assert (type(self.layer.weight), type(torch.empty(2)), type(self.scale)) == (nn.Parameter, torch.Tensor, Scale)
+
+    def forward(self, x):
+        assert isinstance(self.scale, Scale) and type(self.layer.weight) is nn.Parameter
+        return self.layer(x) * self.scale.doubled()
+
+
+@pytest.mark.parametrize("model", [Marked, Marked()], ids=["built", "given"])
+def test_parameters_of_a_class_of_their_own_have_it(model):
+    found = profile(model, (torch.rand(2, 4),), device="h100")
+    assert found.params == 24 and [row.name for row in found.nodes if row.fwd_flops is None] == []
+
+
 def test_a_tensor_on_the_device_has_its_types_there():
     def step(model, optimizer, x):
         assert isinstance(x, torch.cuda.FloatTensor) and not isinstance(x, torch.FloatTensor)
@@ -204,3 +230,30 @@ def test_a_tensor_on_the_device_has_its_types_there():
         y.sum().backward()
 
     profile(nn.Linear(4, 4), (torch.rand(2, 4),), step=step, device="h100")
+
+
+class Notes(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.places = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.places |= {(type(t), t.device.type, t.is_cuda) for t in (*args, result) if isinstance(t, torch.Tensor)}
+        return result
+
+
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+def test_a_dispatch_mode_of_the_program_is_told_the_device(device):
+    def step(model, optimizer, x):
+        with Notes() as notes:
+            model(x).sum().backward()
+            with notes:
+                x.exp()
+            x.sin()
+        assert type(notes) is Notes
+        on_device = device == "h100"
+        assert notes.places == {(kind, "cuda" if on_device else "cpu", on_device)
+                                for kind in (torch.Tensor, nn.Parameter)}
+
+    profile(nn.Linear(4, 4), (torch.rand(2, 4),), step=step, device=device)

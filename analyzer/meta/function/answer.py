@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import Parameter, is_lazy
+from torch.utils.dlpack import DLDeviceType
 
 from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.argument import own
@@ -299,6 +300,13 @@ def _deepcopy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[s
 def _get_device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     index = _device(state, func, args, kwargs).index
     return -1 if index is None else index
+
+
+@handles(Tensor.__dlpack_device__)
+def _dlpack_device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    device = _device(state, args[0], args, kwargs)
+    kind = {"cpu": DLDeviceType.kDLCPU, "cuda": DLDeviceType.kDLCUDA}.get(device.type)
+    return func(*args, **kwargs) if kind is None else (kind, device.index or 0)
 
 
 handles(Tensor.data_ptr)(lambda state, func, args, kwargs: data_ptr(args[0]))

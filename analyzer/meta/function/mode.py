@@ -77,7 +77,7 @@ class _Answering(TorchFunctionMode):
             return call_function(func, args, kwargs)
 
 
-def answering(callback: Callable[..., Any] | None) -> Callable[..., Any] | None:
+def answering(callback: Any) -> Any:
     """``callback``, where there is one, which asks the mode where torch has taken it off."""
     if callback is None:
         return None

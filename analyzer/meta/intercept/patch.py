@@ -38,6 +38,7 @@ from analyzer.meta.value.contents import read_known
 
 from .compiled_function import compiler_replacements, without_compiled_autograd
 from .legacy_type import legacy_replacements
+from .program_mode import program_mode_replacements
 from .replacement import SharedReplacements, Undo, answer, import_unreplaced, replace
 
 
@@ -95,6 +96,7 @@ def _replacements() -> Iterator[Undo]:
     yield from _higher_order_operators()
     yield from compiler_replacements()
     yield from legacy_replacements()
+    yield from program_mode_replacements()
     yield answer(proxy_tensor.ProxyTorchDispatchMode, "__enter__", _refuse_graph)
     yield replace(threading.Thread, "start", _starting)
     yield replace(ThreadPoolExecutor, "submit", _submitting)
