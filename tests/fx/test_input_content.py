@@ -210,6 +210,7 @@ ASKED: dict[str, Callable[[Tensor], Any]] = {
     "is_contiguous": lambda x: x.is_contiguous(memory_format=torch.contiguous_format),
     "stride": lambda x: x.stride()[0] < x.stride(1),
     "storage_offset": lambda x: x.storage_offset() > 0,
+    "_version": lambda x: not x.is_inference() and x._version > 0,
 }
 OTHERS: dict[str, Callable[[], Tensor]] = {
     "plain": lambda: torch.ones(3, 4),
@@ -218,7 +219,25 @@ OTHERS: dict[str, Callable[[], Tensor]] = {
     "transposed": lambda: torch.ones(4, 3).t(),
     "made for inference": torch.inference_mode()(lambda: torch.ones(3, 4)),
     "a part": lambda: torch.ones(4, 4)[1:],
+    "written to": lambda: torch.ones(3, 4).add_(1),
 }
+
+
+def test_a_branch_on_writes_to_a_weight_is_told():
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.weight if self.weight._version else x * self.weight
+
+    module = Reads()
+    with torch.no_grad():
+        module.weight.mul_(5)
+    gm = symbolic_trace(module, meta_args={"x": torch.ones(4)})
+    assert gm(torch.ones(4)).tolist() == [6, 6, 6, 6]
+    assert [a for a in gm.meta["assumptions"] if a.startswith("_version of weight, ") and " was 1 when traced" in a]
 
 
 @pytest.mark.parametrize("name", ASKED)

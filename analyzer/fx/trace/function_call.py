@@ -185,7 +185,7 @@ READS = frozenset({"item", "tolist", "numpy", "__array__", "__bool__", "__int__"
 REPEATED = READS - {"numpy", "__array__", "__dlpack__"}
 #: those that tell of the tensor itself, which the next one that is given may have otherwise
 STATES_OF_AUTOGRAD = frozenset({"requires_grad", "is_leaf", "grad_fn", "is_inference"})
-STATES = STATES_OF_AUTOGRAD | {"_base", "_is_view", "is_contiguous", "stride", "storage_offset"}
+STATES = STATES_OF_AUTOGRAD | {"_base", "_is_view", "is_contiguous", "stride", "storage_offset", "_version"}
 #: calls that tell Python code how many elements there are
 _SIZES = frozenset({"size", "numel", "nelement", "__len__"})
 

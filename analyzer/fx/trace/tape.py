@@ -280,6 +280,12 @@ class Tape(NodeWriter):
                 for tensor, node in reversed(frame.renamed):
                     self._nodes[id(tensor)] = node
 
+    def _note_version(self, tensor: Tensor, told: int) -> None:
+        for path, fake, _ in (*self.borrowed.parameters, *self.borrowed.buffers):
+            if fake is tensor:
+                self.state.assume(f"_version of {path}, which every write to it counts up, was {told} when traced and "
+                                  f"is a constant of the graph, at {user_line()}")
+
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, differs: bool,
                 operator: str) -> None:
         if not holds_tensor(result) and not writes(func, kwargs):
@@ -293,6 +299,8 @@ class Tape(NodeWriter):
             elif (name := read_state(func)) and is_called_by_user(input_check.__file__):
                 told, maker = state_told(name, result), self.find(args[0])
                 self.read_states.setdefault(id(args[0]), {})[name, args[1:], tuple(kwargs.items())] = told, user_line()
+                if name == "_version":
+                    self._note_version(args[0], told)
                 if name in STATES_OF_AUTOGRAD and maker is not None and maker.op != "placeholder":
                     self.call(keep_state, maker, name, told, user_line())
             return
