@@ -235,13 +235,15 @@ class Replay:
 
     def find_chains(self, recorder: Recorder, root: torch.nn.Module) -> list[Chain]:
         """The chains of a model of which a few blocks may stand for all; none where that was refused."""
+        if self.chain_refusal is not None:
+            return []
         if self._found is None:
-            self._found = [] if self.chain_refusal is not None else chains_of(root, recorder)
+            self._found = chains_of(root, recorder)
         return self._found
 
     def end_run(self) -> None:
         """Let go of what holds the run."""
-        self.blocks = self.step = self._found = None
+        self.blocks = self.step = None
         self.chains = []
 
     def is_in_chain(self, recorder: Recorder, root: torch.nn.Module, module: torch.nn.Module) -> bool:

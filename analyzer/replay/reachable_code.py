@@ -23,11 +23,12 @@ _STATELESS = frozenset({"torch", "numpy", *sys.stdlib_module_names} - {"__main__
 _OF_THE_RUN = ("analyzer.meta.", "analyzer.record.", "analyzer.memory.", "analyzer.replay.")
 #: attributes that tell of a tensor's or an object's past, or by which code evades that its reads are seen
 _REVEALING = frozenset((
-    "__getattribute__ getattr_static data_ptr _version is_leaf grad_fn _base _is_view retains_grad _getframe "
+    "__getattribute__ getattr_static data_ptr _version grad_fn _base _is_view retains_grad _getframe "
     "currentframe get_referrers memory_allocated memory_reserved max_memory_allocated mem_get_info memory_stats Stream "
     "saved_tensors_hooks save_on_cpu").split())
 _PACKAGES = f"-packages{os.sep}"  #: in the paths of installed libraries
 _ENVIRONMENT = frozenset(("environ", "getenv", "putenv", "environb"))
+_LEAF = "is_leaf"  #: which tensors answer alike in each step; a block is captured with copies, which are leaves
 _LOAD_GLOBAL, _LOAD_NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
 _STORE_GLOBAL, _STORE_ATTR = dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_ATTR"]
 _GLOBAL_SHIFT = 1 if sys.version_info >= (3, 11) else 0  # the lowest bit is then for a call that follows
@@ -42,7 +43,7 @@ class Reachable:
     places: list[tuple[Any, str]] = field(default_factory=list)
     classes: list[type] = field(default_factory=list)
     reads_environment: bool = False
-    reads_identities: bool = False
+    asked_of_copies: set[str] = field(default_factory=set)  #: what copies and others of a kind answer otherwise
     unreadable: str | None = None
 
 
@@ -149,7 +150,9 @@ class CodeSearch:
             told = revealing & _REVEALING - {function.__name__}  # a class's own way to look up attributes
             if told:
                 found.unreadable = f"its code asks for {min(told)}"
-            found.reads_identities |= "id" in named_globals and "id" not in function.__globals__
+            if "id" in named_globals and "id" not in function.__globals__:
+                found.asked_of_copies.add("id")
+            found.asked_of_copies |= revealing & {_LEAF}
             found.reads_environment |= not revealing.isdisjoint(_ENVIRONMENT)
         for name, in_library in itertools.product(names - self.names, (False, True)):
             self.pending += self.methods.pop((name, in_library), ())
@@ -226,7 +229,8 @@ def _names_in(code: CodeType) -> _Names:
             names = names.union([c for c in code.co_consts if type(c) is str and c.isidentifier()])
         stored = stored.union(*(n.stored for n in inner))
         found = _Names(code, named_globals, names, stored,
-                       names & (_REVEALING | _ENVIRONMENT) | named_globals & {"id"}, frozenset(_find_patterns(code)))
+                       names & (_REVEALING | _ENVIRONMENT | {_LEAF}) | named_globals & {"id"},
+                       frozenset(_find_patterns(code)))
         if len(_names) >= _MOST_NAMES:
             _names.clear()
         _names[id(code)] = found

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
@@ -40,9 +41,12 @@ class RepeatedStep(EagerStep):
         recorder = self.recorder
         functions = [f for f in (self.loss_fn, self.step) if f is not None and f is not default_loss]
         self._memory, self.short_run = Before.of(recorder), ShortRun(recorder, self.chains)
-        self._state = StateFingerprint(recorder.modules(), functions, values=(self.args, self.kwargs))
+        take = partial(StateFingerprint, recorder.modules(), functions, values=(self.args, self.kwargs))
+        self._before = self._state = take()
         recorder.mode.state.asks_memory = False
         with self._undone_where_refused(), self.short_run.running():
+            if any(chain.differing for chain in self.chains):  # which is watched now: no change that a step makes
+                self._state = take()
             super().run()
 
     @contextmanager
@@ -51,7 +55,7 @@ class RepeatedStep(EagerStep):
         try:
             yield
         except BaseException:
-            self._state.put_back()
+            self._before.put_back()
             raise
 
     def run_step(self, index: int) -> None:

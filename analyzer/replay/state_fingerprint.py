@@ -287,8 +287,8 @@ class CodeRecord(StateRecord):
         """Capture what the code of modules of ``classes``, and ``functions``, reach that was not captured yet."""
         reachable = self.search.find(classes, functions)
         self.give_up(reachable.unreadable)
-        if reachable.reads_identities and not self._own:  # those of other modules are others
-            self.give_up("its code asks for id")
+        if reachable.asked_of_copies and not self._own:
+            self.give_up(f"its code asks for {min(reachable.asked_of_copies)}")
         if reachable.reads_environment:
             self.add_object(os.environ, os.environ.copy, refill_environment)
         self.classes += [(cls, vars(cls), frozenset(vars(cls))) for cls in reachable.classes]

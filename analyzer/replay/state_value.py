@@ -55,7 +55,7 @@ def describe_tensor_state(tensor: torch.Tensor) -> tuple[Any, ...]:
         return (id(tensor), )
     attributes = tensor.__dict__
     storage = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
-    return (storage, tensor.requires_grad, tensor.shape, tuple(tensor._backward_hooks or ()),
+    return (storage, tensor.requires_grad, tensor.is_leaf, tensor.shape, tuple(tensor._backward_hooks or ()),
             tuple(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()),
             tuple((k, v if type(v) in PLAIN else id(v)) for k, v in attributes.items()) if attributes else ())
 

@@ -88,6 +88,13 @@ def test_all_blocks_are_told_by_a_few(build, skipped, settings):
     assert not list_replayed(run) and found == run
 
 
+def test_a_second_step_is_repeated_though_blocks_differ_in_what_none_reads():
+    """Attributes in which they differ are watched while a few blocks run: no change that the step makes."""
+    found, run = profile_both(lambda: Stack(Block(index) for index in range(COUNT)), step=None,
+                              options=ProfileOptions(capacity_bytes=1 << 30))
+    assert list_replayed(found, "step") and found == run
+
+
 class Reading(Block):
     """Reads in what it differs."""
 

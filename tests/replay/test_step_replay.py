@@ -106,6 +106,65 @@ def test_a_model_that_may_differ_is_run_again(model):
     assert played == profile(model(), args=(torch.empty(2, 4),), optimizer="sgd", reuse=False)
 
 
+class Asking(nn.Module):
+    """Asks which tensors are leaves, of its parameters as adapters do, and of its input."""
+
+    def __init__(self, starts_at_input=False):
+        super().__init__()
+        self.blocks = nn.ModuleList(AskingBlock() for _ in range(6))
+        self.starts_at_input = starts_at_input
+
+    def forward(self, x):
+        x = x.detach().requires_grad_(self.starts_at_input)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class AskingBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        for p in self.parameters():
+            if p.is_leaf:
+                p.requires_grad_(True)
+        return self.down(self.up(x)) if x.is_leaf else self.down(self.up(x).relu())
+
+
+@pytest.mark.parametrize("starts_at_input", [False, True])
+def test_which_tensors_are_leaves_is_the_same_in_each_step(starts_at_input):
+    """One block has no relu: its input is a leaf, where those of others have a history."""
+    played, run = (profile(Asking(starts_at_input), args=(torch.empty(2, 4),), optimizer="sgd", reuse=reuse)
+                   for reuse in (True, False))
+    assert next(row for row in played.replay if row.kind == "step").replayed, played.replay.explain()
+    assert played == run and sum(node.target == "aten.relu.default" for node in run.nodes) == 5
+
+
+class Growing(nn.Module):
+    """Has a buffer that is a leaf in the first step, and none in the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x):
+        y = self.layer(x)
+        if not self.total.is_leaf:
+            self.total.detach_()
+            y = y.relu()
+        self.total += y.sum(0)
+        return y
+
+
+def test_a_buffer_that_gets_a_history_is_a_change():
+    played, run = (profile(Growing(), args=(torch.empty(2, 4),), optimizer="sgd", reuse=reuse)
+                   for reuse in (True, False))
+    assert played == run and not next(row for row in played.replay if row.kind == "step").replayed
+
+
 def test_gradients_that_are_kept_are_added_to_and_not_played(monkeypatch):
     options = ProfileOptions(set_to_none=False)
     played, run = (profile(nn.Linear(4, 4), args=(torch.empty(2, 4), ), optimizer="sgd", options=options, reuse=r)
