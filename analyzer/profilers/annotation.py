@@ -9,6 +9,7 @@ from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 
 from .deferred_free import InferredPeaks, TimedPeaks
+from .growth import Growth
 from .schedule import Lanes
 
 _ROWS = "nodes", "modules", "operators", "communication"
@@ -37,7 +38,7 @@ class Annotation:
         self.module_calls: defaultdict[int, dict[str, Any]] = defaultdict(dict)  #: by index in ``log.module_calls``
         self.assumptions: list[str] = []  #: what these figures take for granted
         self.find_lanes = find_lanes
-        self.find_peaks: list[Callable[[], InferredPeaks | TimedPeaks]] = []
+        self.find_peaks: list[Callable[[], InferredPeaks | TimedPeaks | Growth]] = []
         self.find_step_range: Callable[[], tuple[float, float]] | None = None
         self._fill = fill
 

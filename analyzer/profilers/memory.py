@@ -15,6 +15,7 @@ from analyzer.record.storage_lifetime import StorageLifetime
 
 from .annotation import Annotation
 from .deferred_free import Peaks, find_inferred_peaks, find_timed_peaks, has_inferred, hold_back, times_kernels
+from .growth import Growth, list_growing
 
 _HELD_BY_THE_MODEL = {"parameter": "param_bytes", "buffer": "buffer_bytes"}
 
@@ -97,6 +98,8 @@ def profile_memory(log: Log) -> Annotation:
         out.find_peaks.append(functools.partial(find_inferred_peaks, log, spec, predicted))
     if times_kernels(log) and log.shortage is None:
         out.find_peaks.append(functools.partial(find_timed_peaks, log, predicted))
+    if ends := list_growing(log):
+        out.find_peaks.append(functools.partial(Growth, log, ends))
     return out
 
 

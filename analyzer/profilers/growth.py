@@ -1,0 +1,77 @@
+"""Whether steps keep memory: what there is more at the end of a step than at that of the step before."""
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from analyzer.record.log import Log
+from analyzer.record.storage_lifetime import StorageLifetime
+from analyzer.units import format_bytes
+
+# What an optimizer or the model makes once, in whichever step first needs it, and what is freed where a step begins.
+_MADE_ONCE = frozenset({"parameter", "buffer", "gradient", "optimizer state", "workspace", "cast copy"})
+_ENDS = 3  # of the last steps, where there are as many: what one step alone makes may be a cache
+
+
+class StepEnd(NamedTuple):
+    """The end of a step: the event with which its last phase ends, what is allocated then, and the first call behind
+    it, None where the run ends.
+    """
+
+    step: int
+    event: int
+    allocated_bytes: int
+    next_call: int | None = None
+
+
+def list_growing(log: Log) -> list[StepEnd]:
+    """The ends of the last steps, each with more memory than the one before; empty where one has not."""
+    ends: dict[int, StepEnd] = {}
+    for record in log.phases:
+        if 0 <= record.step < log.steps:
+            before = ends.get(record.step - 1)
+            if record.step not in ends and before is not None:
+                ends[record.step - 1] = before._replace(next_call=record.first_call)
+            ends[record.step] = StepEnd(record.step, record.end_event, record.allocated_bytes)
+    last = [ends[step] for step in sorted(ends)][-_ENDS:]
+    grows = all(before.allocated_bytes < after.allocated_bytes for before, after in pairwise(last))
+    return last if len(last) > 1 and grows and log.shortage is None else []
+
+
+class Growth:
+    """What the last of some ``ends`` of steps has more than the one before it."""
+
+    def __init__(self, log: Log, ends: list[StepEnd]) -> None:
+        self.log, self.ends = log, ends
+
+    def range_of(self, name: str) -> None:
+        """It changes no range: peaks are those of the steps that were run."""
+
+    def describe(self) -> str | None:
+        """A sentence on it; None where it is what is made once."""
+        held = [self._list_held(end) for end in self.ends]
+        kept_on = [sum([_is_kept(one, end) for one in alive]) for alive, end in zip(held, self.ends)]
+        if any(after <= before for counts in ([*map(len, held)], kept_on) for before, after in pairwise(counts)):
+            return None
+        kept, number = [one for one in held[-1] if one.step == self.ends[-1].step and one.died is None], self.log.steps
+        grown = sum([one.block_bytes for one in held[-1]]) - sum([one.block_bytes for one in held[-2]])
+        if grown <= 0 or not kept:
+            return None
+        largest = max(kept, key=lambda one: one.block_bytes)
+        node = self.log.nodes[largest.node].name if largest.node >= 0 else "an operator outside of modules"
+        path = self.log.modules[largest.module].path
+        return (f"memory grows: step {number} ended with {format_bytes(grown)} more than the one before, in "
+                f"{len(held[-1]) - len(held[-2])} more tensors; the largest that it made and kept is of "
+                f"{largest.label or node}{f' (module {path})' if path else ''}, {format_bytes(largest.block_bytes)}. "
+                f"Where each step keeps as much, peaks are those of {number} steps and rise with every further one: "
+                "something holds results of earlier steps, such as a list of losses (loss.item() keeps no graph)")
+
+    def _list_held(self, end: StepEnd) -> list[StorageLifetime]:
+        return [one for one in self.log.storages.values() if one.device == self.log.device
+                and one.category not in _MADE_ONCE and one.born <= end.event and (
+                    one.died is None or one.died > end.event)]
+
+
+def _is_kept(one: StorageLifetime, end: StepEnd) -> bool:
+    """Whether it is still there when a function that is the step has returned, which frees what is its own."""
+    return one.died is None or end.next_call is not None and (one.died_call or 0) > end.next_call
