@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from analyzer import MetaTensorMode, profile
+from analyzer.cuda.workspaces import library
 from analyzer.cuda.workspaces.library import cublas_workspace_bytes, cublaslt_workspace_bytes
 from analyzer.cuda.workspaces.reduction import reduction_blocks
 from analyzer.hardware import find_device
@@ -71,6 +72,33 @@ def test_environment_is_read_as_pytorch_does(monkeypatch: pytest.MonkeyPatch) ->
 def test_unified_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1")
     assert bytes_kept(lambda: torch.addmm(rand(5), rand(5, 5), rand(5, 5))) == 32 * MIB
+
+
+@pytest.mark.parametrize(("device", "program", "kept", "passing"), [
+    ("h200", lambda: rand(7, 3) @ rand(3, 7), 0, 32 * MIB),
+    ("l4", lambda: rand(7, 3) @ rand(3, 7), 0, 8519680),
+    ("h200", lambda: torch.addmm(rand(7), rand(7, 3), rand(3, 7)), 0, MIB),  # through cuBLASLt
+    ("h200", lambda: train(torch.nn.Linear(3, 7).cuda(), rand(5, 3)), 0, 32 * MIB),
+    ("h200", lambda: torch.dot(rand(7), rand(7)), 0, 32 * MIB),
+], ids=["mm", "l4", "bias", "linear", "dot"])
+def test_workspaces_pass_from_2_15_on(monkeypatch, device, program, kept, passing) -> None:
+    monkeypatch.setattr(library, "TORCH", torch.torch_version.TorchVersion("2.15.0"))
+    with simulating(find_device(device)), MetaTensorMode() as mode:
+        program()
+        peak = torch.cuda.max_memory_allocated()
+        assert mode.space.allocator().allocated_bytes == kept
+        assert passing <= peak < passing + 8192
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
+    assert library.keeps_workspaces()
+
+
+@pytest.mark.parametrize(("version", "keeps", "majors"), [
+    ("2.9.1", True, (9,)), ("2.11.0", True, (9,)), ("2.12.0+cu130", True, (9, 10, 12)), ("2.14.1", True, (9, 10, 12)),
+    ("2.15.0.dev20261101", False, (9, 10, 11, 12)), ("2.15.0+cu130", False, (9, 10, 11, 12)),
+    ("2.16.0", False, (9, 10, 11, 12))])
+def test_rules_follow_the_version(monkeypatch, version, keeps, majors) -> None:
+    monkeypatch.setattr(library, "TORCH", torch.torch_version.TorchVersion(version))
+    assert (library.keeps_workspaces(), library._majors_of_32_mib()) == (keeps, majors)
 
 
 def test_categories_add_up_to_the_peak() -> None:

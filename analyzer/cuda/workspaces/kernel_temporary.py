@@ -11,6 +11,7 @@ from analyzer.hardware.catalogue import simulated_spec
 from analyzer.meta.operator_info import KernelMemory, Stage, host_memory, kernel_stages
 from analyzer.meta.spec import Signature, TensorSpec
 
+from .library import passing_workspace_bytes
 from .reduction import accumulate_bytes, one_stage, reduction_blocks
 
 # What CUDA kernels allocate. Source: files of ``aten/src/ATen/native/cuda`` named at each rule, as of PyTorch 2.11.
@@ -149,7 +150,8 @@ def _index_put(signature: Signature) -> tuple[Stage, ...]:
 @kernel_stages(_aten.mm, _aten.addmm, _aten.addmm_, _aten._addmm_activation, _aten.bmm, _aten.baddbmm, _aten.baddbmm_)
 def _product(signature: Signature) -> tuple[Stage, ...]:
     """Blas.cpp, prepare_(batch_)matrix_for_cublas: a matrix with neither rows nor columns dense is copied."""
-    return one_stage(*[m.nbytes for m in signature.inputs[-2:] if m.numel and not _is_matrix(m)])
+    return one_stage(*[m.nbytes for m in signature.inputs[-2:] if m.numel and not _is_matrix(m)],
+                     passing_workspace_bytes(signature))
 
 
 def _is_matrix(m: TensorSpec) -> bool:

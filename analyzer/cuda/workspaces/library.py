@@ -1,7 +1,8 @@
 """Workspaces that cuBLAS and cuBLASLt take from the caching allocator at their first product and keep for good, one per
 library, handle and stream; each thread has a handle, so the backward pass takes another. Rules of PyTorch 2.8 to 2.11,
 ``aten/src/ATen/cuda/CublasHandlePool.cpp``. So are the states of cuDNN's random generators, from the first recurrent
-layer in training with dropout on: get_dropout_state in ``aten/src/ATen/native/cudnn/RNN.cpp``.
+layer in training with dropout on: get_dropout_state in ``aten/src/ATen/native/cudnn/RNN.cpp``. From 2.15 on a workspace
+is taken for each product, and given back when the product is there.
 """
 from __future__ import annotations
 
@@ -13,8 +14,11 @@ from typing import Any
 import torch
 
 from analyzer.hardware.catalogue import simulated_spec
+from analyzer.meta.operator_info import Stage, kernel_stages
 from analyzer.meta.spec import Signature
 from analyzer.meta.state import MetaState
+
+from .reduction import one_stage
 
 _aten = torch.ops.aten
 _MIB = 1 << 20
@@ -23,13 +27,25 @@ _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _COMPLEX = (torch.complex64, torch.complex128)
 
 
-#: major compute capabilities whose workspaces of cuBLAS are of 32 MiB
-_MAJORS_OF_32_MIB = (9, 10, 12) if torch.__version__ >= "2.12" else (9,)
+TORCH = torch.__version__
+
+
+def keeps_workspaces() -> bool:
+    """Whether a workspace stays once it was asked for. From 2.15 on, its nightly builds too, only where
+    ``TORCH_CUBLAS_WORKSPACE_CACHE=1`` says so (pytorch/pytorch#194311, isCUDABlasWorkspaceCachingEnabled).
+    """
+    return TORCH < "2.15.0.dev0" or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+
+
+def _majors_of_32_mib() -> tuple[int, ...]:
+    """Major compute capabilities whose workspaces of cuBLAS are of 32 MiB."""
+    return (9, 10, 11, 12) if TORCH >= "2.15.0.dev0" else (9, 10, 12) if TORCH >= "2.12" else (9,)
 
 
 def cublas_workspace_bytes() -> int:
     """Bytes of one cuBLAS workspace: ``CUBLAS_WORKSPACE_CONFIG`` (``:KIB:COUNT…``), else by parseChosenWorkspaceSize 32
-    MiB on Hopper, and from 2.12 on on Blackwell (pytorch/pytorch#175344); ``:4096:2:16:8`` on others.
+    MiB on Hopper, from 2.12 on on Blackwell (pytorch/pytorch#175344), from 2.15 on for compute capability 11, too;
+    ``:4096:2:16:8`` on others.
 
     >>> cublas_workspace_bytes()
     33554432
@@ -38,7 +54,7 @@ def cublas_workspace_bytes() -> int:
     if pairs:
         return sum(int(kib) * int(count) for kib, count in pairs) << 10
     major, _ = simulated_spec().compute_capability or (0, 0)
-    return 32 * _MIB if major in _MAJORS_OF_32_MIB else (2 * 4096 + 8 * 16) << 10
+    return 32 * _MIB if major in _majors_of_32_mib() else (2 * 4096 + 8 * 16) << 10
 
 
 def cublaslt_workspace_bytes() -> int:
@@ -92,18 +108,38 @@ _PRODUCTS: dict[Any, Callable[[Signature], bool]] = {
     **dict.fromkeys((*_ALWAYS_LT, _aten.linalg_solve_triangular, _aten.triangular_solve), lambda signature: True)}
 
 
+def asks_for_workspace(signature: Signature) -> bool:
+    """Whether the kernel of ``signature`` is a product on a GPU, which runs through cuBLAS or cuBLASLt."""
+    rule, inputs = _PRODUCTS.get(signature.op.overloadpacket), signature.inputs
+    return bool(rule is not None and inputs and inputs[-1].device.startswith("cuda") and not signature.is_sparse
+                and rule(signature))
+
+
+def passing_workspace_bytes(signature: Signature) -> int:
+    """Bytes of the workspace that a product takes and gives back: that of cuBLASLt, or of cuBLAS (CUDABlas.cpp, by
+    allocateCUDABlasWorkspace); 0 where workspaces are kept.
+    """
+    if keeps_workspaces() or not asks_for_workspace(signature):
+        return 0
+    return cublaslt_workspace_bytes() if runs_through_cublaslt(signature) else cublas_workspace_bytes()
+
+
+@kernel_stages(_aten._scaled_mm, _aten._int_mm, _aten.addmv, _aten.addmv_, _aten.mv, _aten.dot, _aten.vdot,
+               _aten.linalg_solve_triangular, _aten.triangular_solve)
+def _hold_while_it_runs(signature: Signature) -> tuple[Stage, ...]:
+    return one_stage(passing_workspace_bytes(signature))
+
+
 def library_needs(signature: Signature) -> tuple[str, ...]:
-    """The libraries whose workspace the kernel of ``signature`` asks for, in order: of "cublaslt", "cublas" and
-    "cudnn dropout".
+    """The libraries of which the kernel of ``signature`` asks for a workspace that stays, in order: of "cublaslt",
+    "cublas" and "cudnn dropout".
     """
     found = signature.memo.get("library_needs")
     if found is None and signature.op.overloadpacket is _aten._cudnn_rnn:
         named = signature.named_arguments()
         found = signature.memo["library_needs"] = ("cudnn dropout",) if named["train"] and named["dropout"] else ()
     elif found is None:
-        rule, inputs = _PRODUCTS.get(signature.op.overloadpacket), signature.inputs
-        if rule is None or not inputs or not inputs[-1].device.startswith("cuda") or signature.is_sparse or not rule(
-                signature):
+        if not asks_for_workspace(signature) or not keeps_workspaces():
             found = ()
         elif runs_through_cublaslt(signature) and os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") != "1":
             # the handle of cuBLASLt is cuBLAS's, which gets its workspace when asked for
