@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -65,9 +66,11 @@ def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[
     state, backend = active_state(), config.get("backend", "inductor")
     if state.recorder is None or backend == "eager":
         return function(*args, **kwargs)
-    if torch.__version__ < OLDEST:
+    if not is_known():
+        known = f"that of {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]} is known"
         state.assume(f"torch.compile: what it compiles runs as written, since what the compiler of torch "
-                     f"{torch.__version__} makes is unknown; that of {OLDEST} and later is known")
+                     f"{torch.__version__} makes is unknown; {known}"
+                     + (f" ({TRY_NEWER}=1 tries this one)" if _version() > NEWEST else ""))
         return function(*args, **kwargs)
     if backend not in _BACKENDS:
         state.assume(f"torch.compile(backend={backend!r}): what it compiles runs as written, since what this backend "
@@ -89,7 +92,7 @@ def find_breaks(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     """Tell ``frames`` where graphs end in functions that ``function`` calls, from runs of its code in which no graph
     runs. What the code changes is changed afterwards.
     """
-    if torch.__version__ < OLDEST:
+    if not is_known():
         return
     state = active_state()
     space, recorder = state.space, state.recorder
@@ -114,7 +117,19 @@ def _make_results(joint: JointGraph) -> Sequence[Tensor | None]:
         return [set_apart(t.requires_grad_()) if i in joint.differentiated else t for i, t in enumerate(found)]
 
 
-OLDEST = "2.11"  #: torch whose compiler is known
+OLDEST, NEWEST = (2, 11), (2, 14)  #: torch whose compiler is known: the tests of this room pass
+TRY_NEWER = "ANALYZER_NEWER_COMPILER"  #: the environment variable with which a newer one is taken as known
+
+
+def is_known() -> bool:
+    """Whether what the compiler of this torch makes is told; else what it compiles runs as written."""
+    return OLDEST <= _version() and (_version() <= NEWEST or os.environ.get(TRY_NEWER) == "1")
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
 #: One thread at a time traces and compiles, as in PyTorch (``compile_lock`` of ``torch/_dynamo/convert_frame.py``):
 #: functions of torch are replaced meanwhile.
 _compiling = threading.RLock()

@@ -804,12 +804,18 @@ def test_autocast_keeps_no_casts_from_one_graph_for_another():
     assert torch.is_autocast_cache_enabled()
 
 
-def test_compilers_that_are_not_known_are_told_and_what_they_compile_runs_as_written(monkeypatch):
-    monkeypatch.setattr(region, "OLDEST", "99.0")
+@pytest.mark.parametrize(("oldest", "newest", "said"), [
+    ((99, 0), (99, 9), "that of 99.0 to 99.9 is known"),
+    ((1, 0), (1, 9), "that of 1.0 to 1.9 is known (ANALYZER_NEWER_COMPILER=1 tries this one)")], ids=["older", "newer"])
+def test_compilers_that_are_not_known_are_told_and_what_they_compile_runs_as_written(
+        monkeypatch, oldest, newest, said):
+    monkeypatch.setattr(region, "OLDEST", oldest)
+    monkeypatch.setattr(region, "NEWEST", newest)
     p, eager = (profile(model, args=(X,), device="h100") for model in (torch.compile(Block()), Block()))
     assert p.compiled is None and p.kernels == eager.kernels
-    assert any("torch.compile: what it compiles runs as written" in line and "99.0 and later is known" in line
-               for line in p.assumptions)
+    assert any("torch.compile: what it compiles runs as written" in line and said in line for line in p.assumptions)
+    monkeypatch.setenv("ANALYZER_NEWER_COMPILER", "1")
+    assert (profile(torch.compile(Block()), args=(X,), device="h100").compiled is not None) == (newest == (1, 9))
 
 
 def test_the_zero_gradient_of_a_result_without_a_loss_is_of_what_made_the_result():
