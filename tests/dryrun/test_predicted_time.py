@@ -1,5 +1,6 @@
 """Times in a run without data: predicted for the device, or said to be none of the device's."""
 import re
+import textwrap
 
 import pytest
 import torch
@@ -136,3 +137,26 @@ def test_what_the_drop_ins_print_is_called_predicted_or_names_no_time(script, na
     assert "predicted for h200" in out and not re.search(r"measured on|host clock|not calibrated", out), out
     out, _ = script("model, x = model.cpu(), x.cpu()\n" + DROP_INS[name])
     assert not re.search(r"predicted|measured on|host clock|\d ?[mu]s\b|\d [TGMK]?FLOPS\b", out), out
+
+
+def test_torchs_profiler_writes_no_warnings(tmp_path, capfd):
+    """It watches the host alone: of a device that is not there each operator would be a warning of many lines."""
+    (path := tmp_path / "train.py").write_text(textwrap.dedent("""
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+        model = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], profile_memory=True) as seen:
+            for _ in range(2):
+                model(torch.rand(8, 64, device="cuda")).sum().backward()
+                optimizer.step()
+                seen.step()
+        assert "aten::rand" in seen.key_averages().table()
+        with profile(activities=[ProfilerActivity.CUDA]):
+            model(torch.rand(8, 64, device="cuda"))
+    """))
+    run = dry_run(path, steps=9)
+    assert run.error is None and run.steps == 2
+    out, err = capfd.readouterr()
+    assert "Failed to record" not in out + err and len((out + err).splitlines()) < 20
+    assert any("torch.profiler.profiler.profile told the time that Python takes" in a for a in run.profile.assumptions)

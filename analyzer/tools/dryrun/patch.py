@@ -294,6 +294,16 @@ def _time_the_host(name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs)
 
 
+def _watch_the_host(original: Any, watcher: Any, *args: Any, **kwargs: Any) -> None:
+    """PyTorch's profiler without the device, of which there is none: for each operator that it could not time there it
+    would write a warning of many lines.
+    """
+    bound = inspect.signature(original).bind(watcher, *args, **kwargs)
+    bound.arguments.update(use_device=None, use_cpu=True)
+    bound.arguments.pop("use_cuda", None)
+    original(*bound.args, **bound.kwargs)
+
+
 def _tell(told: bool, original: Any, x: Any, **named: Any) -> Any:
     """Unknown data is taken as finite, as the scalars are that stand for it."""
     if named or not isinstance(x, torch.Tensor) or x.layout is not torch.strided or not small_enough(
@@ -314,7 +324,7 @@ _INSTEAD: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (sampler.RandomSampler, "__iter__", _draw_for_real), (sampler.SubsetRandomSampler, "__iter__", _draw_for_real),
     (sampler.WeightedRandomSampler, "__iter__", _draw_in_turn),
     (torch.utils.data.dataset, "randperm", _permute_indices), (torch, "randperm", _permute),
-    (torch, "randint", _draw_integers),
+    (torch, "randint", _draw_integers), (torch.autograd.profiler.profile, "__init__", _watch_the_host),
     *((timer, name, partial(_time_the_host, f"{timer.__module__}.{timer.__name__}")) for timer, name in TIMERS),
     *((owner, name, partial(_tell, name == "isfinite")) for owner in (torch, torch.Tensor)
       for name in ("isnan", "isinf", "isposinf", "isneginf", "isfinite")))
