@@ -26,6 +26,9 @@ class LiveStorages:
     def born(self, storage: MetaStorage) -> None:
         self._alive[storage.number] = weakref.ref(storage)
 
+    def resized(self, before: int, storage: MetaStorage) -> None:
+        """It was told of a death and a birth already."""
+
     def died(self, storage: MetaStorage) -> None:
         self._alive.pop(storage.number, None)
 

@@ -121,7 +121,7 @@ class AddressSpace:
         self.capacity_bytes = capacity_bytes
         self.devices = devices  #: that the process has to itself; a rank of a job has one of its host's
         self.allocators: dict[int, CachingAllocator] = {}
-        self.listener: Any = None  #: told of storages that got their place (`born`) or are gone (`died`)
+        self.listener: Any = None  #: told of storages: `born`, `died`, `resized`
         self.stream = 0  #: the number of the current stream; of several devices that of the first
         self._streams: dict[int, int] = {}  # numbers of the current streams of the others, by index
         self.streams_taken: Counter[tuple[int, int]] = Counter()  #: how many were made, by device and priority
@@ -231,10 +231,12 @@ class AddressSpace:
     def resize(self, storage: MetaStorage, number: int) -> None:
         """Give a storage that changed its size another region: to the listener it is another storage, of ``number``."""
         self.release(storage)
+        before = storage.number
         del storage.space
         storage.number, storage.region = number, self.reserve(storage.device, storage.nbytes())
         if self.listener is not None:
             self.listener.born(storage)
+            self.listener.resized(before, storage)
         storage.space = self
 
 

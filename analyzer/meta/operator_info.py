@@ -59,7 +59,7 @@ _OVERWRITES = {"fill_", "zero_", "copy_"}
 # These change the metadata of a tensor that exists, or a storage's size: the result depends on more than specs. The
 # last makes a tensor that C++ knows to be zero (its dispatch key ZeroTensor), which takes other ways through autograd.
 _UNCACHED = {"resize_", "resize_as_", "set_", "_resize_output_", "record_stream", "_local_scalar_dense", "as_strided_",
-             "view_as_complex", "_efficientzerotensor"}
+             "view_as_complex", "_efficientzerotensor", "_fused_moving_avg_obs_fq_helper"}
 
 # What may be written to a tensor whose elements lie one over another: what gives each the same (no check of overlaps in
 # Fill.cpp and Activation.cpp), what only warns (TensorAdvancedIndexing.cpp), and kernels without TensorIterator. All

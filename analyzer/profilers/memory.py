@@ -139,15 +139,14 @@ def _fill_rows(log: Log, out: Annotation) -> None:
 
 
 def held_bytes(log: Log, category: str, device: str | None = None) -> int:
-    """Bytes of a category, on one ``device`` or on all. Of the optimizer's states those that are on devices at the end
-    of the last step: AdamW's step counters stay on the host unless it is fused or capturable (``_init_group`` of
-    torch/optim/adam.py), LBFGS lets go of the oldest of its vectors.
+    """Bytes of a category, on one ``device`` or on all, at the end of the last step: a script may let go of a model
+    before, LBFGS lets go of the oldest of its vectors. Of the optimizer's states those that are on devices: AdamW's
+    step counters stay on the host unless it is fused or capturable (``_init_group`` of torch/optim/adam.py).
     """
-    held = list(log.lifetimes_in(category))
+    end = max([record.end_event for record in log.phases if record.step == log.steps - 1], default=0)
+    held = [lifetime for lifetime in log.lifetimes_in(category) if lifetime.died is None or lifetime.died > end]
     if category == "optimizer state":
-        end = max([record.end_event for record in log.phases if record.step == log.steps - 1], default=0)
-        held = [lifetime for lifetime in held if (lifetime.device == log.device or lifetime.device in log.others)
-                and (lifetime.died is None or lifetime.died > end)]
+        held = [lifetime for lifetime in held if lifetime.device == log.device or lifetime.device in log.others]
     if device is not None:
         return sum([lifetime.nbytes for lifetime in held if lifetime.device == device])
     return sum([lifetime.nbytes for lifetime in held]) + log.unwritten[category]

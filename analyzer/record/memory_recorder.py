@@ -129,6 +129,13 @@ class MemoryRecorder:
             lifetime.died = log.events
             lifetime.died_call = len(log.call_slots)
 
+    def resized(self, before: int, storage: MetaStorage) -> None:
+        """The storage just born, or the same in its block, is that of the number ``before``: a buffer stays one."""
+        old, new = self.log.storage_table.get(before), self.log.storage_table.get(storage.number)
+        if old is not None and new is not None and old.category == "buffer":
+            new.category, new.label, new.module, new.node = old.category, old.label, old.module, old.node
+            new.nbytes = storage.nbytes()
+
     def adopted(self, storage: MetaStorage) -> None:
         """The storage just born stands for a tensor that was there before the steps, such as a constant of a loss."""
         self.log.storage_table[storage.number].step = NO_STEP

@@ -61,3 +61,18 @@ def test_products_in_eight_bits():
     p = profile(Products(), args=(torch.rand(17, 64, dtype=torch.bfloat16),), mode="infer")
     # the second product is of integers that stand for floating-point numbers, and counts as theirs
     assert p.fwd_macs == 2 * 17 * 64 * 32 and p.buffer_bytes == 32 * 64 + 32 * 2 and not p.uncounted
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+def test_observers_of_rows_grow_in_the_first_step(device):
+    quantization = torch.ao.quantization
+    model = torch.nn.Sequential(torch.nn.Linear(6, 64), torch.nn.ReLU(), torch.nn.Linear(64, 6), torch.nn.Linear(6, 6))
+    model.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+    model = quantization.prepare_qat(model.train())
+    x, before = torch.rand(3, 6), sum(b.nbytes for b in model.buffers())
+    p = profile(model, x, device=device)
+    assert sum(b.nbytes for b in model.buffers()) == before
+    model(x)
+    right = sum(b.nbytes for b in model.buffers())
+    assert right == before + 4 * 4 * (64 + 6 + 6) - 3 * 8 and p.buffer_bytes == right

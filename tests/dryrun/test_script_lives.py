@@ -202,6 +202,8 @@ def test_a_search_for_the_batch_size_holds_one_model(tmp_path):
     assert (first.steps, last.steps) == (1, 4) and last.profile.optimizer == "AdamW"
     weights = 1024 * 1024 + 1024 + 8 * 1024 + 8
     assert first.profile.params == last.profile.params == weights
+    assert first.profile.param_bytes == last.profile.param_bytes == 4 * weights
+    assert first.profile.optimizer_bytes == last.profile.optimizer_bytes == 8 * weights
     assert [c.path for c in last.profile.modules.children] == ["Sequential"]
     peaks = [max(info.peak_allocated_bytes for info in run.profile.phases.values()) for run in (first, last)]
     assert peaks[0] == peaks[1]

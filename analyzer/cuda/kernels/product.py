@@ -72,9 +72,20 @@ def answer_operator() -> Iterator[Undo]:
 
 
 @device_shape("fake_quantize_per_tensor_affine_cachemask", "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
-               "fake_quantize_per_channel_affine_cachemask", "_fused_moving_avg_obs_fq_helper")
+               "fake_quantize_per_channel_affine_cachemask")
 def shape_fake_quantize(self: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
     """aten/src/ATen/native/quantized/FakeQuantPerTensorAffine.cpp: the output, and where it was not cut off."""
+    return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
+
+
+@device_shape("_fused_moving_avg_obs_fq_helper", on_any_device=True)
+def shape_observe(self: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    """aten/src/ATen/native/quantized/cpu/fused_obs_fake_quant.cpp and cuda/FusedObsFakeQuant.cu: an observer of rows is
+    empty before it sees the first input, and has ranges, scales and zero points for each row from then on.
+    """
+    ranges, axis, by_row = given[2:6], given[9], len(given) > 10 and given[10]
+    for observed in ranges if by_row and not ranges[0].numel() else ():
+        observed.resize_(self.shape[axis])
     return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
 
 

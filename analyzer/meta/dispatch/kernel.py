@@ -101,6 +101,8 @@ def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, s
             storage.follow_origin(written.dtype)
             if storage.nbytes() > storage.region.bytes:
                 storage.space.resize(storage, next_number())
+            elif not call.info.cacheable and storage.space.listener is not None:  # within its block
+                storage.space.listener.resized(storage.number, storage)
 
 
 def _make_recipes(call: OperatorCall) -> list[Recipe] | None:
