@@ -28,7 +28,10 @@ AGREES, OTHER_KIND, PRICED = "same kind of error", "another kind of error", "pri
 DEVICES = ("cpu", "cuda")
 
 #: Calls that differ, by device and name, and why; at most 3 of a hundred.
-KNOWN: dict[tuple[str, str], str] = {}
+KNOWN = {
+    ("cpu", "narrow_copy[1]"): "a dimension that is not there is an IndexError, as of all other operators",
+    ("cpu", "cat[6]"): "a result with data and without elements is not told from an argument that is the same tensor",
+}
 
 
 class Refused(NamedTuple):
@@ -114,8 +117,12 @@ def compare_all(device: str, only: Sequence[str] = ("",)) -> Iterator[tuple[Refu
                 verdict, found = compare(call, type(right))
                 yield call, verdict, f"{found}; right {describe(right)}"
         return
+    # operators of Python scalars, in the database for any error, which run on all devices
+    runs = {call.name for call in refused_calls("cpu", only) if call.kind is Exception and error_of(call.run) is None}
     with MetaTensorMode():
         for call in refused_calls(device, only):
+            if call.name in runs:
+                continue
             verdict, found = compare(call, call.kind)
             yield call, verdict, f"{found}; right {call.kind.__name__}"
 

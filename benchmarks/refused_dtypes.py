@@ -58,7 +58,8 @@ _SAMPLED_AS = {"convolution": "conv2d", "batch_norm_with_update": "batch_norm", 
 
 
 # Dtypes of their tensors are not those of what they compute, or they have overloads of their own.
-_NOT_BY_INPUT = {"linspace", "bernoulli", "embedding_renorm_", "hash_tensor", "bucketize", "kthvalue", "convolution"}
+_NOT_BY_INPUT = {"linspace", "bernoulli", "embedding_renorm_", "hash_tensor", "bucketize", "kthvalue", "index_reduce",
+                 "rand_like", "convolution"}
 
 
 def base_name(name: str) -> str:

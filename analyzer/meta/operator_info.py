@@ -97,11 +97,11 @@ class OperatorInfo:
         self.is_random = torch.Tag.nondeterministic_seeded in tags
         tagged = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
         self.data_dependent = tagged or self.name in ("equal", "allclose", "nms")
-        out_variant = any(a.is_out for a in schema.arguments)
+        self.has_out = any(a.is_out for a in schema.arguments)
         # a group's name does not say how large it is, which decides shapes; functional collectives are told besides
         by_name = "group_name" in self.arguments and not op.namespace.startswith("_c10d_functional")
         self.cacheable = (self.name == "index" or self.name not in _UNCACHED and torch.Tag.inplace_view not in tags
-                          and not out_variant and not self.data_dependent and op.namespace != "c10d" and not by_name)
+                          and not self.has_out and not self.data_dependent and op.namespace != "c10d" and not by_name)
         self.filler = self.name in _FILLERS
         self.tests_finiteness = self.name in TESTS and not self.mutated
         self.is_foreach = self.name.startswith("_foreach")

@@ -40,6 +40,16 @@ CALLS: dict[str, Call] = {
     "multinomial of more than there are": lambda: torch.multinomial(torch.rand(4, 5), 9),
     "index_put of values that do not broadcast": lambda: torch.rand(3, 4).index_put(
         (torch.randint(0, 3, (2,)),), torch.rand(3, 4)),
+    "a result that lies over itself": lambda: torch.index_select(
+        torch.rand(3, 6), 1, torch.tensor([0, 1]), out=torch.rand(1, 2).expand(3, 2)),
+    "a result that lies over an argument": lambda: torch.cat([(x := torch.rand(2, 3)), torch.rand(2, 3)], out=x),
+    "a number among what is concatenated": lambda: torch.cat([torch.rand(())]),
+    "a boolean subtracted": lambda: torch.rand(2) - torch.ones(2, dtype=torch.bool),
+    "batch norm of another dtype": lambda: torch.nn.BatchNorm1d(4)(torch.rand(2, 4, dtype=torch.float64)),
+    "layer norm of another dtype": lambda: torch.nn.LayerNorm(4)(torch.rand(2, 4, dtype=torch.float64)),
+    "index_copy of another dtype": lambda: torch.rand(3, 4).index_copy(0, torch.tensor([1]), torch.rand(1, 4).half()),
+    "sort along a dimension that is not there": lambda: torch.rand(2, 3).sort(2),
+    "index_fill with int32": lambda: torch.rand(3).index_fill(0, torch.tensor([1], dtype=torch.int32), 1.0),
     # contents that are known
     "a label beyond the classes": lambda: F.cross_entropy(torch.rand(2, 5), torch.tensor([1, 5])),
     "x[i]": lambda: torch.rand(5, 2)[torch.tensor([1, 5])],
@@ -64,6 +74,13 @@ VALID: dict[str, Call] = {
     "masked_scatter": lambda: torch.zeros(3).masked_scatter(torch.tensor([True, False, True]), torch.rand(2)),
     "no index": lambda: torch.rand(5, 2)[torch.zeros(0, dtype=torch.int64)],
     "softmax of no integers": lambda: torch.zeros(0, dtype=torch.int64).softmax(0),
+    "scatter_reduce by max": lambda: torch.zeros(3, 4).scatter_reduce(
+        1, torch.tensor([[1, 2]]), torch.rand(1, 2), "max"),
+    "scatter_reduce_ by min": lambda: torch.zeros(3, 4).scatter_reduce_(
+        1, torch.tensor([[1, 2]]), torch.rand(1, 2), "min"),
+    "a pointwise result in its place": lambda: torch.add((x := torch.rand(2, 3)), 1, out=x),
+    "normalization of a low dtype by float32": lambda: F.group_norm(
+        torch.rand(2, 4).bfloat16(), 2, torch.rand(4), torch.rand(4)),
     "a reduction of a number": lambda: torch.rand(()).amax(0),
 }
 
@@ -111,7 +128,7 @@ def test_what_the_cpu_refuses_is_refused(name: str, device: str) -> None:
 
 
 # Operators of torch's database whose error inputs reach most of the rules.
-SAMPLED = ("multinomial", "scatter_add", "gather", "nn.GRU",
+SAMPLED = ("cat", "take", "kthvalue", "multinomial", "scatter_add", "gather", "nn.GRU",
            "nn_functional_conv2d", "index_add", "masked_scatter", "roll", "complex",
            "nn_functional_embedding", "aminmax", "amax", "slice_scatter", "nn.NLLLoss", "nn_functional_rms_norm",
            "nn_functional_multi_margin_loss", "bucketize")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shape, new_on_device_of
+from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shape, new_on_device_of, overloads
 from analyzer.errors import DataDependentError
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.function.mode import constant
@@ -188,6 +188,20 @@ def _one_hot(self: torch.Tensor, num_classes: int = -1) -> Any:
         assert isinstance(storage, MetaStorage)
         storage.density = share_of_marks(self.untyped_storage(), num_classes)  # every class as likely as the others
     return out
+
+
+# What the kernels take besides the names that those on meta know: ``aten/src/ATen/native/TensorAdvancedIndexing.cpp``,
+# get_operator_enum.
+_REDUCTIONS = {"max": "amax", "min": "amin"}
+
+
+def _scatter_reduce(self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, op: torch._ops.OpOverload,
+                    **named: Any) -> Any:
+    return op(self, dim, index, src, _REDUCTIONS.get(reduce, reduce), **named)
+
+
+for _name in ("scatter_reduce.two", "scatter_reduce.two_out", "scatter_reduce_.two"):
+    device_shape(_name, on_any_device=True)(partial(_scatter_reduce, op=overloads(_name)[0]))
 
 
 # Packed sequences, whose lengths must be known: ``aten/src/ATen/native/PackedSequence.cpp`` reads them by raw pointers.

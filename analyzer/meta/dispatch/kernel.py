@@ -24,6 +24,7 @@ from analyzer.meta.operator_info import (
     sparse_shapes,
 )
 from analyzer.meta.refusal.check import check_call
+from analyzer.meta.refusal.overlap import check_outputs
 from analyzer.meta.spec import SPARSE_LAYOUTS, Signature, TensorSpec, parts_of, spec_of, to_specs
 from analyzer.meta.state import CPU, MetaState
 from analyzer.meta.tensor import META, device_of, kernel, take_class
@@ -42,6 +43,8 @@ def run_kernel(state: MetaState, call: OperatorCall, key: Any) -> None:
     args, kwargs, tensors = call.args, call.kwargs, call.tensors
     if not check_devices(state, call):
         key = None
+    if info.has_out:
+        check_outputs(info.op, info.name, args, kwargs)
     if info.refuses_overlaps:
         _check_overlaps(call)
     device = result_device(state, call.storages, kwargs.get("device"))
@@ -232,11 +235,16 @@ def _as_float32(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.float32, device=tensor.device)
 
 
-# Which arguments must agree: the TORCH_CHECKs of aten/src/ATen/native/{,cuda/}{LinearAlgebra,Blas,Convolution}.cpp, and
-# of TensorIterator where it neither promotes nor casts (the gradients of losses).
-_SAME_DTYPE = {**dict.fromkeys((_aten.mm, _aten.mv), (0, 1)), **dict.fromkeys(
-    (_aten.addmm, _aten.addmv, _aten.convolution, _aten.huber_loss_backward, _aten.mse_loss_backward,
-     _aten.smooth_l1_loss_backward), (0, 1, 2))}
+# Which arguments must agree: the TORCH_CHECKs of aten/src/ATen/native/{,cuda/}{LinearAlgebra,Blas}.cpp, and
+# of TensorIterator where it neither promotes nor casts (the gradients of losses),
+# and of the sources of the others: Cross.cpp, GridSampler.cpp, Distance.cpp, SoftMax.cpp, Loss.cpp, BinaryOps.cpp.
+_SAME_DTYPE = {
+    **dict.fromkeys((_aten.mm, _aten.mv, _aten.linalg_cross, _aten.grid_sampler_2d, _aten.grid_sampler_3d,
+                     _aten._cdist_forward, _aten._softmax_backward_data, _aten._log_softmax_backward_data,
+                     _aten.heaviside, _aten.binary_cross_entropy), (0, 1)),
+    **dict.fromkeys((_aten.addmm, _aten.addmv, _aten.addbmm, _aten.huber_loss_backward, _aten.mse_loss_backward,
+                     _aten.smooth_l1_loss_backward), (0, 1, 2)),
+    **dict.fromkeys((_aten.index_copy, _aten.index_copy_), (0, 3))}
 
 
 def _check_dtypes(op: torch._ops.OpOverload, args: Any) -> None:

@@ -27,6 +27,7 @@ from analyzer.meta.operator_info import (
     is_described,
     kernel_memory,
 )
+from analyzer.meta.refusal.overlap import check_outputs, is_dense
 from analyzer.meta.simulated_device import devices, reopened
 from analyzer.meta.spec import Signature, name_arguments, spec_of, to_specs
 from analyzer.meta.state import MetaState, mode_in_force, set_state
@@ -139,7 +140,7 @@ class MetaDispatchMode(DirectDispatchMode):
                     return result
         call = resolve(state, info, args, kwargs)
         if info.data_dependent:
-            check_devices(state, call)
+            _check_places(state, call)
             if state.graph is not None and depends_on_data(info, call.args):
                 state.graph.asked(func)
             answer = answer_data_dependent(state, info, call.args, call.kwargs, call.tensors)
@@ -209,6 +210,12 @@ def _can_run(state: MetaState, function: Callable[..., Any], args: Any, kwargs: 
     finally:
         set_state(state)
     return True
+
+
+def _check_places(state: MetaState, call: OperatorCall) -> None:
+    check_devices(state, call)
+    if call.info.has_out:
+        check_outputs(call.info.op, call.info.name, call.args, call.kwargs)
 
 
 def _execute(state: MetaState, call: OperatorCall) -> None:
@@ -301,13 +308,4 @@ def _is_engines_sum(args: tuple[Any, ...]) -> bool:
         raise _Learned
     return (isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape == new.shape and old.dtype == new.dtype
             and old.layout is torch.strided and new.layout is torch.strided
-            and _count_holders(old) == _alone[0] and _is_dense(old))
-
-
-def _is_dense(x: Tensor) -> bool:
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+            and _count_holders(old) == _alone[0] and is_dense(old))

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from . import index, layer
+from . import function, index, layer
 from .dtype import check_dtype
 from .rule import rules
 
-ROOMS = layer, index  #: which fill the table
+ROOMS = function, index, layer  #: which fill the table
 
 
 def check_call(op: torch._ops.OpOverload, name: str, device_type: str, args: tuple[Any, ...],

@@ -30,7 +30,7 @@ _TABLE = {
     ("b", ""):
         "_trilinear abs abs_ reflection_pad1d trace",
     ("b", "b"):
-        "addbmm addcdiv addcmul addmm addmv baddbmm bmm dot index_reduce linalg_cross mm mv rsub soft_margin_loss "
+        "addbmm addcdiv addcmul addmm addmv baddbmm bmm dot linalg_cross mm mv rsub soft_margin_loss "
         "sub_ vdot",
     ("bFD", "bFD"):
         "argmax argmin ceil ceil_ floor fmod max_pool2d_with_indices max_pool3d_with_indices "
@@ -46,7 +46,7 @@ _TABLE = {
     ("bhgfdFD", "bhgfdFD"):
         "bitwise_left_shift bitwise_right_shift gcd",
     ("bucsil", "bucsil"):
-        "lerp lerp_ logcumsumexp normal rand_like silu std uniform_ var",
+        "lerp lerp_ logcumsumexp normal silu std uniform_ var",
     ("bucsilFD", ""):
         "_safe_softmax _softmax_backward_data",
     ("bucsilFD", "bFD"):
@@ -109,9 +109,11 @@ def check_dtype(name: str, device_type: str, args: Iterable[Any], kwargs: dict[s
     given = [a for a in args if isinstance(a, Tensor)]
     if not given or not all(t.numel() for t in given):
         return
-    dtypes = {kwargs.get("dtype") or given[0].dtype}
-    if is_pointwise:  # c10/core/ScalarType.h, promoteTypes: a scalar of another kind may lift what it is computed in
-        dtypes = {functools.reduce(torch.promote_types, (t.dtype for t in given))}
+    # c10/core/ScalarType.h, promoteTypes: a scalar of another kind may lift what it is computed in
+    dtypes = {kwargs.get("dtype") or functools.reduce(torch.promote_types, (t.dtype for t in given))}
+    if not is_pointwise:
+        dtypes.add(kwargs.get("dtype") or given[0].dtype)
+    else:
         dimensioned = [t.dtype for t in given if t.dim()]
         if dimensioned:
             dtypes.add(functools.reduce(torch.promote_types, dimensioned))

@@ -158,3 +158,12 @@ def put(_: str, self: Tensor, index: Tensor, source: Tensor, *_args: Any, **_kwa
     if index.numel() != source.numel():
         raise IndexError("put_(): Expected source and index to have the same number of elements, but got "
                          f"source.numel() = {source.numel()}, index.numel() = {index.numel()}")
+
+
+@refuses("index_fill", "index_fill_")
+def index_fill(_: str, self: Tensor, dim: int, index: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, index_fill_."""
+    if index.dtype != torch.int64:
+        raise IndexError("index_fill_(): Expected dtype int64 for index.")
+    if index.dim() > 1:
+        raise RuntimeError("Index has to be a vector/scalar")

@@ -16,6 +16,7 @@ def convolution(device_type: str, input: Tensor, weight: Tensor, bias: Tensor | 
                 padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int],
                 groups: int, *_args: Any, **_kwargs: Any) -> None:
     """aten/src/ATen/native/Convolution.cpp, check_shape_forward and _convolution."""
+    _check_dtypes(device_type, input, weight, bias, transposed or any(d > 1 for d in dilation))
     shape = list(weight.shape)
     if groups <= 0:
         raise RuntimeError("non-positive groups is not supported")
@@ -51,6 +52,19 @@ def convolution(device_type: str, input: Tensor, weight: Tensor, bias: Tensor | 
         raise NotImplementedError(f'"slow_conv2d_cuda" not implemented for \'{name_dtype(input.dtype)}\'')
     if transposed:
         _check_output_padding(stride, dilation, output_padding, weight.dim() - 2)
+
+
+def _check_dtypes(device_type: str, input: Tensor, weight: Tensor, bias: Tensor | None, is_added: bool) -> None:
+    """aten/src/ATen/native/Convolution.cpp, check_input_same_type_as_parameters. The CPU's own kernels of transposed
+    and dilated convolutions, which bfloat16 does not take, add a bias of any dtype.
+    """
+    if input.dtype != weight.dtype:
+        raise RuntimeError(f"Input type ({name_dtype(input.dtype)}) and weight type ({name_dtype(weight.dtype)}) "
+                           "should be the same")
+    is_added = is_added and device_type == "cpu" and input.dtype.is_floating_point and input.dtype != torch.bfloat16
+    if bias is not None and bias.dtype != input.dtype and not is_added:
+        raise RuntimeError(f"Input type ({name_dtype(input.dtype)}) and bias type ({name_dtype(bias.dtype)}) should "
+                           "be the same")
 
 
 def _check_output_padding(stride: Sequence[int], dilation: Sequence[int], output_padding: Sequence[int],
@@ -144,95 +158,41 @@ def multilabel_margin_loss(_: str, self: Tensor, target: Tensor, *_args: Any, **
         raise RuntimeError(f"expected scalar type Long but found {name_dtype(target.dtype)}")
 
 
-@refuses("multinomial")
-def multinomial(_: str, self: Tensor, num_samples: int, replacement: bool = False, *, out: Tensor | None = None,
-                **_kwargs: Any) -> None:
-    """aten/src/ATen/native/Distributions.cpp, multinomial_out."""
-    if not self.dtype.is_floating_point:
-        raise RuntimeError("multinomial only supports floating-point dtypes for input, got: " + name_dtype(self.dtype))
-    if out is not None and out.dtype != torch.int64:
-        raise RuntimeError(f"multinomial expects Long tensor out, got: {name_dtype(out.dtype)}")
-    if num_samples <= 0:
-        raise RuntimeError("cannot sample n_sample <= 0 samples")
-    if not 0 < self.dim() <= 2:
-        raise RuntimeError("prob_dist must be 1 or 2 dim")
-    if not replacement and num_samples > self.shape[-1]:
-        raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
-    if self.shape[-1] > 1 << 24:  # FLOAT32_MAX_CONSECUTIVE_INT
-        raise RuntimeError("number of categories cannot exceed 2^24")
-
-
-@refuses("bucketize")
-def bucketize(_: str, self: Any, boundaries: Tensor, **_kwargs: Any) -> None:
-    """aten/src/ATen/native/BucketizationUtils.h, searchsorted_pre_check."""
-    if boundaries.dim() != 1:
-        raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})")
-
-
-@refuses("uniform_")
-def uniform(_: str, self: Tensor, start: float = 0.0, end: float = 1.0, *, generator: Any = None,
-            **named: float) -> None:
-    """aten/src/ATen/native/DistributionTemplates.h, uniform_impl_."""
-    start, end = named.get("from", start), named.get("to", end)
-    if start > end:
-        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={start:g} > to={end:g}")
-
-
-@refuses("complex", "polar")
-def complex_of(_: str, first: Tensor, second: Tensor, *, out: Tensor | None = None) -> None:
-    """aten/src/ATen/native/TensorFactories.cpp, complex_check_floating and complex_check_dtype."""
-    for t in (first, second):
-        if t.dtype not in (torch.float16, torch.float32, torch.float64):
-            raise RuntimeError("Expected both inputs to be Half, Float or Double tensors but got "
-                               f"{name_dtype(first.dtype)} and {name_dtype(second.dtype)}")
-    if first.dtype != second.dtype:
-        raise RuntimeError(f"Expected object of scalar type {name_dtype(first.dtype)} but got scalar type "
-                           f"{name_dtype(second.dtype)} for second argument")
-    if out is not None and out.dtype != first.dtype.to_complex():
-        raise RuntimeError(f"Expected object of scalar type {name_dtype(first.dtype.to_complex())} but got scalar "
-                           f"type {name_dtype(out.dtype)} for argument 'out'")
-
-
-@refuses("amax", "amin", "aminmax")
-def extremes(_: str, self: Tensor, dim: Any = (), keepdim: bool = False, *, out: Tensor | None = None,
-             min: Tensor | None = None, max: Tensor | None = None) -> None:
-    """aten/src/ATen/native/ReduceOpsUtils.h, zero_numel_check_dims; ReduceAllOps.cpp and ReduceOps.cpp, aminmax."""
-    dims = [dim] if isinstance(dim, int) else list(dim or ())
-    if self.numel() == 0:
-        for d in dims:
-            if self.dim() == 0 or self.shape[wrap_dim(d, self.dim())] == 0:
-                raise IndexError(f"Expected reduction dim {d} to have non-zero size.")
-    for given in (min, max):
-        if given is not None and given.dtype != self.dtype:
-            raise RuntimeError(f"Expected out tensor to have dtype {name_dtype(self.dtype)}, but got "
-                               f"{name_dtype(given.dtype)} instead")
-
-
-@refuses("roll")
-def roll(_: str, self: Tensor, shifts: Any, dims: Any = (), **_kwargs: Any) -> None:
-    """aten/src/ATen/native/TensorTransformations.h, roll_common; a tensor without elements is cloned before."""
-    shifts = [shifts] if isinstance(shifts, int) else list(shifts)
-    dims = [dims] if isinstance(dims, int) else list(dims)
-    if self.numel() == 0:
-        return
-    if not shifts:
-        raise RuntimeError("`shifts` required")
-    if not dims and len(shifts) == 1:
-        return
-    if len(shifts) != len(dims):
-        raise RuntimeError(f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
-
-
-@refuses("_linalg_svd")
-def svd(_: str, A: Tensor, *_args: Any, **_kwargs: Any) -> None:
-    """aten/src/ATen/native/BatchLinearAlgebra.cpp, svd_kernel, which a matrix without elements does not reach."""
-    if A.numel() and (A.dtype in (torch.float16, torch.bfloat16) or is_integral(A)):
-        raise NotImplementedError(f'"svd_cpu" not implemented for \'{name_dtype(A.dtype)}\'')
-
-
 @refuses("_thnn_fused_gru_cell", "_thnn_fused_lstm_cell")
 def fused_cell(_: str, input_gates: Tensor, hidden_gates: Tensor, *_args: Any, **_kwargs: Any) -> None:
     """aten/src/ATen/native/cuda/RNN.cu, checkSizes."""
     if input_gates.shape != hidden_gates.shape:
         raise RuntimeError("Expected tensor for argument #1 'input_gates' to have same size as tensor for argument #2 "
                            f"'hidden_gates'; but {list(input_gates.shape)} does not equal {list(hidden_gates.shape)}")
+
+
+@refuses("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm",
+         "native_group_norm")
+def norm(device_type: str, input: Tensor, weight: Tensor | None, bias: Tensor | None, *_args: Any,
+         **_kwargs: Any) -> None:
+    """aten/src/ATen/native/mixed_data_type.h; cuda/Normalization.cu, batch_norm_cuda_out, and group_norm_kernel.cu."""
+    given = [t for t in (weight, bias) if t is not None]
+    if not input.numel() or all(t.dtype == input.dtype for t in given):
+        return
+    is_low = input.dtype in (torch.float16, torch.bfloat16)
+    if not is_low or any(t.dtype != torch.float32 for t in given):
+        other = next(t.dtype for t in given if t.dtype != input.dtype)
+        raise RuntimeError(f"expected scalar type {name_dtype(input.dtype)} but found {name_dtype(other)}")
+
+
+@refuses("native_layer_norm")
+def layer_norm(device_type: str, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None,
+               bias: Tensor | None, *_args: Any, **_kwargs: Any) -> None:
+    """The same on the CPU; aten/src/ATen/native/cuda/layer_norm_kernel.cu reads parameters in the input's dtype."""
+    norm(device_type, input, weight, bias)
+    other = next((t for t in (weight, bias) if t is not None and t.dtype != input.dtype), None)
+    if device_type == "cuda" and other is not None and input.numel():
+        raise RuntimeError(f"expected scalar type {name_dtype(input.dtype)} but found {name_dtype(other.dtype)}")
+
+
+@refuses("max_pool2d_with_indices")
+def max_pool2d(_: str, self: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/Pool.h, pool2d_shape_check."""
+    if self.dim() not in (3, 4):
+        raise RuntimeError("non-empty 3D or 4D (batch mode) tensor expected for input, but got "
+                           f"{list(self.shape)}")

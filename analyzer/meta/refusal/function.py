@@ -1,0 +1,144 @@
+"""What functions of elements, reductions, draws and decompositions refuse."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .rule import is_integral, name_dtype, refuses, wrap_dim
+
+Tensor = torch.Tensor
+
+
+@refuses("multinomial")
+def multinomial(_: str, self: Tensor, num_samples: int, replacement: bool = False, *, out: Tensor | None = None,
+                **_kwargs: Any) -> None:
+    """aten/src/ATen/native/Distributions.cpp, multinomial_out."""
+    if not self.dtype.is_floating_point:
+        raise RuntimeError("multinomial only supports floating-point dtypes for input, got: " + name_dtype(self.dtype))
+    if out is not None and out.dtype != torch.int64:
+        raise RuntimeError(f"multinomial expects Long tensor out, got: {name_dtype(out.dtype)}")
+    if num_samples <= 0:
+        raise RuntimeError("cannot sample n_sample <= 0 samples")
+    if not 0 < self.dim() <= 2:
+        raise RuntimeError("prob_dist must be 1 or 2 dim")
+    if not replacement and num_samples > self.shape[-1]:
+        raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+    if self.shape[-1] > 1 << 24:  # FLOAT32_MAX_CONSECUTIVE_INT
+        raise RuntimeError("number of categories cannot exceed 2^24")
+
+
+@refuses("bucketize")
+def bucketize(_: str, self: Any, boundaries: Tensor, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/BucketizationUtils.h, searchsorted_pre_check."""
+    if boundaries.dim() != 1:
+        raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})")
+
+
+@refuses("uniform_")
+def uniform(_: str, self: Tensor, start: float = 0.0, end: float = 1.0, *, generator: Any = None,
+            **named: float) -> None:
+    """aten/src/ATen/native/DistributionTemplates.h, uniform_impl_."""
+    start, end = named.get("from", start), named.get("to", end)
+    if start > end:
+        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={start:g} > to={end:g}")
+
+
+@refuses("complex", "polar")
+def complex_of(_: str, first: Tensor, second: Tensor, *, out: Tensor | None = None) -> None:
+    """aten/src/ATen/native/TensorFactories.cpp, complex_check_floating and complex_check_dtype."""
+    for t in (first, second):
+        if t.dtype not in (torch.float16, torch.float32, torch.float64):
+            raise RuntimeError("Expected both inputs to be Half, Float or Double tensors but got "
+                               f"{name_dtype(first.dtype)} and {name_dtype(second.dtype)}")
+    if first.dtype != second.dtype:
+        raise RuntimeError(f"Expected object of scalar type {name_dtype(first.dtype)} but got scalar type "
+                           f"{name_dtype(second.dtype)} for second argument")
+    if out is not None and out.dtype != first.dtype.to_complex():
+        raise RuntimeError(f"Expected object of scalar type {name_dtype(first.dtype.to_complex())} but got scalar "
+                           f"type {name_dtype(out.dtype)} for argument 'out'")
+
+
+@refuses("amax", "amin", "aminmax")
+def extremes(_: str, self: Tensor, dim: Any = (), keepdim: bool = False, *, out: Tensor | None = None,
+             min: Tensor | None = None, max: Tensor | None = None) -> None:
+    """aten/src/ATen/native/ReduceOpsUtils.h, zero_numel_check_dims; ReduceAllOps.cpp and ReduceOps.cpp, aminmax."""
+    dims = [dim] if isinstance(dim, int) else list(dim or ())
+    if self.numel() == 0:
+        for d in dims:
+            if self.dim() == 0 or self.shape[wrap_dim(d, self.dim())] == 0:
+                raise IndexError(f"Expected reduction dim {d} to have non-zero size.")
+    for given in (min, max):
+        if given is not None and given.dtype != self.dtype:
+            raise RuntimeError(f"Expected out tensor to have dtype {name_dtype(self.dtype)}, but got "
+                               f"{name_dtype(given.dtype)} instead")
+
+
+@refuses("roll")
+def roll(_: str, self: Tensor, shifts: Any, dims: Any = (), **_kwargs: Any) -> None:
+    """aten/src/ATen/native/TensorTransformations.h, roll_common; a tensor without elements is cloned before."""
+    shifts = [shifts] if isinstance(shifts, int) else list(shifts)
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    if self.numel() == 0:
+        return
+    if not shifts:
+        raise RuntimeError("`shifts` required")
+    if not dims and len(shifts) == 1:
+        return
+    if len(shifts) != len(dims):
+        raise RuntimeError(f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
+
+
+@refuses("_linalg_svd")
+def svd(_: str, A: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/BatchLinearAlgebra.cpp, svd_kernel, which a matrix without elements does not reach."""
+    if A.numel() and (A.dtype in (torch.float16, torch.bfloat16) or is_integral(A)):
+        raise NotImplementedError(f'"svd_cpu" not implemented for \'{name_dtype(A.dtype)}\'')
+
+
+@refuses("sub", "sub_", "rsub")
+def sub(_: str, self: Any, other: Any, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/BinaryOps.h, sub_check."""
+    if any(isinstance(x, Tensor) and x.dtype is torch.bool for x in (self, other)):
+        raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to "
+                           "invert a mask, use the `~` or `logical_not()` operator instead.")
+
+
+@refuses("cat")
+def cat(_: str, tensors: Sequence[Tensor], *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/TensorShape.h, check_cat_no_zero_dim."""
+    for i, t in enumerate(tensors):
+        if not t.dim():
+            raise RuntimeError(f"zero-dimensional tensor (at position {i}) cannot be concatenated")
+
+
+@refuses("median", "nanmedian")
+def median(device_type: str, self: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/cuda/detail/TensorInfo.cuh, MAX_TENSORINFO_DIMS; 25 are too many, as torch's tests of it say."""
+    if device_type == "cuda" and self.dim() >= 25:
+        raise RuntimeError("CUDA Tensors cannot have more than 25 dimensions")
+
+
+@refuses("sort", "argsort")
+def sort(_: str, self: Tensor, dim: Any = -1, *_args: Any, **named: Any) -> None:
+    """aten/src/ATen/native/Sorting.cpp, the meta function of sort."""
+    dim = named.get("dim", dim)
+    if not isinstance(dim, bool):  # which is what comes first where the dimension is named
+        wrap_dim(dim, self.dim())
+
+
+@refuses("round", "round_")
+def round_to(_: str, self: Tensor, *, decimals: int | None = None, out: Tensor | None = None) -> None:
+    """aten/src/ATen/native/cpu/UnaryOpsKernel.cpp, round_decimals_kernel, and cuda/UnaryFractionKernels.cu."""
+    if decimals is not None and self.numel() and not self.dtype.is_floating_point:
+        raise NotImplementedError(f'"round_cpu" not implemented for \'{name_dtype(self.dtype)}\'')
+
+
+@refuses("mvlgamma", "mvlgamma_")
+def mvlgamma(_: str, self: Tensor, p: int, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/UnaryOps.cpp, mvlgamma_check."""
+    if self.dtype is torch.bool:
+        raise RuntimeError("The input tensor may not be a boolean tensor.")
+    if p < 1:
+        raise RuntimeError("p has to be greater than or equal to 1")

@@ -1,0 +1,63 @@
+"""What an operator refuses to write to: a tensor whose elements lie one over another, or over what it reads."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+Tensor = torch.Tensor
+
+# Kernels besides pointwise ones that look at ``out``: assert_no_internal_overlap and assert_no_overlap in
+# TensorAdvancedIndexing.cpp, TensorShape.cpp, Sorting.cpp, ReduceOps.cpp and Distributions.cpp (aten/src/ATen/native).
+_LOOKING = {"index_select", "take", "cat", "kthvalue", "masked_select", "bernoulli", "gather", "median", "nanmedian"}
+
+
+def check_outputs(op: torch._ops.OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise RuntimeError where a result is to be written to a place that does not take it: ``aten/src/ATen/
+    MemoryOverlap.cpp``. Pointwise kernels may write to the whole of what they read.
+    """
+    is_pointwise = torch.Tag.pointwise in op.tags
+    if not is_pointwise and name not in _LOOKING:
+        return
+    names = {a.name for a in op._schema.arguments if a.is_out}
+    outputs = [t for n, t in kwargs.items() if n in names and isinstance(t, Tensor)]
+    inputs = [t for t in tree_leaves((args, {n: t for n, t in kwargs.items() if n not in names}))
+              if isinstance(t, Tensor)]
+    for out in outputs:
+        if out.layout is not torch.strided:
+            continue
+        if name == "cat" and any(out is t for t in inputs):  # also of no elements, as it is made larger
+            raise RuntimeError(_message("some elements of the input tensor and the written-to tensor refer"))
+        if not out.numel():
+            continue
+        if any(s == 0 and n > 1 for n, s in zip(out.shape, out.stride())):
+            raise RuntimeError(_message("more than one element of the written-to tensor refers"))
+        if any(_overlap(out, t, is_pointwise) for t in inputs):
+            raise RuntimeError(_message("some elements of the input tensor and the written-to tensor refer"))
+
+
+def _message(what: str) -> str:
+    return (f"unsupported operation: {what} to a single memory location. Please clone() the tensor before performing "
+            "the operation.")
+
+
+def _overlap(out: Tensor, given: Tensor, may_be_whole: bool) -> bool:
+    if given.layout is not torch.strided or not given.numel() or not (is_dense(out) and is_dense(given)):
+        return False  # too hard to tell
+    if out.untyped_storage()._cdata != given.untyped_storage()._cdata:
+        return False
+    begin, end = out.storage_offset() * out.itemsize, given.storage_offset() * given.itemsize
+    if begin == end and out.nbytes == given.nbytes and out.stride() == given.stride():
+        return not may_be_whole
+    return begin < end + given.nbytes and end < begin + out.nbytes
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether the elements of a tensor lie side by side, in any order of its dimensions."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape) if n != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
