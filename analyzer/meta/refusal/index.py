@@ -167,3 +167,13 @@ def index_fill(_: str, self: Tensor, dim: int, index: Tensor, *_args: Any, **_kw
         raise IndexError("index_fill_(): Expected dtype int64 for index.")
     if index.dim() > 1:
         raise RuntimeError("Index has to be a vector/scalar")
+
+
+@refuses("index_copy", "index_copy_")
+def index_copy(_: str, self: Tensor, dim: int, index: Tensor, source: Tensor, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, the meta function of index_copy."""
+    wrap_dim(dim, self.dim())
+    if index.dim() > 1:
+        raise IndexError(f"index_copy_(): Index should have dimension 1 or 0 (got {index.dim()})")
+    if index.dtype != torch.int64:
+        raise RuntimeError(f"index_copy_(): Expected a long tensor for index, but got {name_dtype(index.dtype)}")
