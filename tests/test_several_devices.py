@@ -58,7 +58,7 @@ def test_each_device_has_its_own_memory() -> None:
 
 
 def test_inference_holds_what_runs() -> None:
-    p = run(2, 1, 1, mode="infer")
+    p = run(2, 1, 1, mode="infer", optimizer=None)
     # on the first device the input and two activations at once, on the others what was copied and what is computed
     assert [row.peak_allocated_bytes - CUBLAS for row in p.devices] == [
         2 * WEIGHT + 3 * ACTIVATION, WEIGHT + 2 * ACTIVATION, WEIGHT + 2 * ACTIVATION]
@@ -82,7 +82,7 @@ def test_copies_have_bytes_and_time() -> None:
 
 
 def test_a_copy_waits_for_both_devices_and_is_waited_for() -> None:
-    p = run(1, 1, mode="infer")
+    p = run(1, 1, mode="infer", optimizer=None)
     kernels = [span for span in p.spans if span.lane != "host"]
     assert [(span.lane, span.kind) for span in kernels] == [
         ("compute cuda:0", "kernel"), ("compute cuda:0", "copy"), ("compute cuda:1", "kernel")]
