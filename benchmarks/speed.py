@@ -2,6 +2,7 @@
 questions.
 
     python -m benchmarks.speed                          # everything, ten minutes; writes docs/performance.md too
+    python -m benchmarks.speed --only runs              # what people run
     python -m benchmarks.speed --only ratios,depth      # some sections
     python -m benchmarks.speed --only ratios --models resnet50,bert_base --rounds 9
 
@@ -27,11 +28,12 @@ import torch  # noqa: E402
 from . import speed_section as section  # noqa: E402
 from .page import ROOT, describe_machine, markdown, publish  # noqa: E402
 from .speed_case import CASES, import_libraries  # noqa: E402
+from .speed_runs import report_runs  # noqa: E402
 from .speed_timing import Report, format_ratio, judge, say  # noqa: E402
 
 #: In the order in which they run: others last, for some leave torch patched.
 SECTIONS: dict[str, Callable[[Report], None]] = {
-    "ratios": section.report_ratios, "cold": section.report_cold, "depth": section.report_depth,
+    "runs": report_runs, "ratios": section.report_ratios, "cold": section.report_cold, "depth": section.report_depth,
     "reuse": section.report_reuse, "memory": section.report_memory,
     "llama": section.report_llama, "compile": section.report_compile, "import": section.report_imports,
     "overhead": section.report_overhead,

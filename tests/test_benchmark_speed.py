@@ -65,7 +65,7 @@ def test_resident_memory_is_that_of_this_process():
 def test_unknown_sections_are_refused():
     assert speed.choose_sections("memory, ratios") == ["ratios", "memory"]
     assert speed.choose_sections("")[-1] == "others"
-    with pytest.raises(SystemExit, match="'speed' is none of ratios"):
+    with pytest.raises(SystemExit, match="'speed' is none of runs"):
         speed.choose_sections("speed")
 
 
