@@ -34,7 +34,7 @@ from .lowering import LoweredGraph, extern_kernels
 
 Tensor = torch.Tensor
 
-_POOL = "CUDA graphs of torch.compile"
+_POOL = (1, 0)  #: of all CUDA graphs of torch.compile: PyTorch's ids of a capture's pool are so (MempoolId_t)
 _CAPTURED = -1
 #: in which step of a run, that has a memory of its own, each program ran first; _CAPTURED once it ran again
 _first_steps: WeakKeyDictionary[AddressSpace, dict[Any, int]] = WeakKeyDictionary()

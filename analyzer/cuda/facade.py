@@ -6,6 +6,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 import torch
 import torch.accelerator
@@ -19,6 +20,7 @@ import torch.nn.parallel._functions
 import torch.nn.parallel.comm
 import torch.xpu
 
+from analyzer.errors import InputError
 from analyzer.hardware.catalogue import simulated_spec
 from analyzer.hardware.kernel_time.collective import has_peer_access
 from analyzer.memory.allocator import CachingAllocator
@@ -37,9 +39,18 @@ class _Local(threading.local):
 
 _local = _Local()
 DeviceProperties = namedtuple("DeviceProperties", (
-    "name", "major", "minor", "total_memory", "multi_processor_count", "L2_cache_size", "warp_size", "is_integrated",
-    "is_multi_gpu_board", "gcnArchName"), defaults=(32, False, False, ""))
-"""What ``torch.cuda.get_device_properties`` tells of the simulated device; None is unknown."""
+    "name", "major", "minor", "total_memory", "multi_processor_count", "L2_cache_size", "uuid",
+    "max_threads_per_multi_processor", "warp_size", "is_integrated", "is_multi_gpu_board", "gcnArchName",
+    "max_threads_per_block", "regs_per_multiprocessor", "shared_memory_per_block", "shared_memory_per_block_optin",
+    "shared_memory_per_multiprocessor", "pci_bus_id", "pci_device_id", "pci_domain_id", "clock_rate",
+    "memory_clock_rate", "memory_bus_width"), defaults=(
+        32, False, False, "", 1024, 65536, 49152, None, None, None, None, None, None, None, None))
+"""What ``torch.cuda.get_device_properties`` tells of the simulated device; None is unknown. Threads of a block, its
+shared memory, and registers of a multiprocessor are alike from compute capability 7.0 to 12.1 (CUDA C++ Programming
+Guide, table "Technical Specifications per Compute Capability").
+"""
+#: threads that a multiprocessor holds, by compute capability, where it is not 2048 (the same table)
+_THREADS_OF_MULTIPROCESSOR = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 
 
 def _allocator(device: Any = None) -> CachingAllocator:
@@ -80,7 +91,9 @@ def _name(device: Any = None) -> str:
 
 def _properties(device: Any = None) -> DeviceProperties:
     spec, (major, minor) = simulated_spec(), simulated_capability()
-    return DeviceProperties(_name(device), major, minor, _total_bytes(), spec.multiprocessors, spec.l2_bytes)
+    return DeviceProperties(
+        _name(device), major, minor, _total_bytes(), spec.multiprocessors, spec.l2_bytes,
+        UUID(int=stream.device_index(device)), _THREADS_OF_MULTIPROCESSOR.get((major, minor), 2048))
 
 
 def _memory_stats(device: Any = None) -> dict[str, int]:
@@ -107,6 +120,14 @@ def _mem_get_info(device: Any = None) -> tuple[int, int]:
             f"the memory of {simulated_spec().name!r} is not known: torch.cuda.mem_get_info() answers what is reserved")
         total_bytes = reserved_bytes
     return total_bytes - reserved_bytes, total_bytes
+
+
+def _set_memory_fraction(fraction: float, device: int) -> None:
+    total_bytes = _total_bytes()
+    if total_bytes is None:
+        raise InputError(f"torch.cuda.set_per_process_memory_fraction({fraction!r}): a share of the memory of "
+                         f"{simulated_spec().name!r}, which is not known; profile for a device whose memory is")
+    _allocator(device).set_fraction(fraction, total_bytes)
 
 
 def _is_there() -> bool:
@@ -169,6 +190,13 @@ def _snapshot() -> list[dict[str, Any]]:
             for segment in allocator.snapshot(index)]
 
 
+def _snapshot_all(device: Any = None, **kwargs: Any) -> dict[str, Any]:
+    """As ``torch.cuda.memory._snapshot`` without a recorded history: segments and blocks, and no events."""
+    count = active_state().device_count
+    return {"segments": _snapshot(), "device_traces": [[] for _ in range(count)], "allocator_settings": {},
+            "external_annotations": []}
+
+
 def _current_stream(device: Any = None) -> stream.SimulatedStream:
     index = stream.device_index(device)
     return _local.streams.get(index) or _default_stream(index)
@@ -204,7 +232,7 @@ _MEMORY: dict[str, Callable[..., Any]] = {
     "memory_snapshot": lambda *args, **kwargs: _snapshot(),
     **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
                      "reset_accumulated_memory_stats"), lambda device=None: _allocator(device).reset_peaks()),
-    "empty_cache": _give_back_caches, "_record_memory_history": _nothing}
+    "empty_cache": _give_back_caches, "_record_memory_history": _nothing, "_snapshot": _snapshot_all}
 _RANDOM: dict[str, Callable[..., Any]] = {
     "get_rng_state": lambda device=None: stream.random_state(),
     "get_rng_state_all": lambda: [stream.random_state() for _ in range(active_state().device_count)],
@@ -296,6 +324,8 @@ def replacements() -> Iterator[Undo]:
         yield answer(torch.cuda.profiler, name, _nothing)
     # which libraries with kernels of their own ask for when they are imported
     yield answer(torch._C, "_get_accelerator", lambda: torch.device(simulated_spec().kind), where=simulated_machine)
+    yield supply(torch._C, "_cuda_setMemoryFraction", _set_memory_fraction)
+    yield supply(torch._C, "_cuda_getMemoryFraction", lambda device: _allocator(device).memory_fraction)
     yield supply(torch._C, "_cuda_getCurrentRawStream", lambda index: _current_stream(index).cuda_stream)
     yield answer(torch.nn.parallel.comm, "scatter", _scatter, passes_original=True)
     # which copies the inputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -310,8 +311,61 @@ class SimulatedGraph:
         self.reset()
 
 
+class SimulatedMemPool:
+    """Answers as ``torch.cuda.MemPool``: segments of its own, which are kept for as long as it lives."""
+
+    def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+        state = active_state()
+        self.allocator, self.id = allocator, make_pool_handle()
+        self._space, self._is_used = state.space, False
+        self.streams = state.space.join_pool(self.id, not no_split)
+        state.asks_memory = True
+        if allocator is not None:
+            state.assume("torch.cuda.MemPool: an allocator of its own gets its memory as PyTorch's does")
+
+    def use_count(self) -> int:
+        return 1 + self._is_used
+
+    def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
+        return [segment for segment in torch.cuda.memory_snapshot() if segment["segment_pool_id"] == self.id]
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """What is allocated in the block is taken from this pool."""
+        space = self._space
+        allocators = [space.allocator(index) for index in range(space.devices)]
+        before = space.pooled, [allocator.is_diverted for allocator in allocators]
+        space.pooled, self._is_used = self.streams, True
+        for allocator in allocators:
+            allocator.is_diverted = True
+        try:
+            yield
+        finally:
+            space.pooled, self._is_used = before[0], False
+            for allocator, was_diverted in zip(allocators, before[1]):
+                allocator.is_diverted = was_diverted
+
+    def __del__(self) -> None:
+        if hasattr(self, "streams"):
+            self._space.leave_pool(self.id)
+
+
+def _use_mem_pool(original: Any, pool: Any, device: Any = None) -> Any:
+    return pool.used() if isinstance(pool, SimulatedMemPool) else original(pool, device)
+
+
+def _external_stream(stream_ptr: int, device: Any = None, **kwargs: Any) -> SimulatedStream:
+    """A stream that another library made: a pointer of one of ours names that."""
+    return SimulatedStream(device, stream_id=stream_ptr)
+
+
 def replacements() -> Iterator[Undo]:
     graphs: Any = torch.cuda.graphs
+    for owner in (torch.cuda, torch.cuda.memory):
+        yield replace(owner, "MemPool", lambda f: simulated_class(f, SimulatedMemPool, is_simulated))
+        yield answer(owner, "use_mem_pool", _use_mem_pool, passes_original=True, where=simulated_cuda)
+    for owner in (torch.cuda, torch.cuda.streams):
+        yield replace(owner, "ExternalStream", lambda f: simulated_class(f, _external_stream, is_simulated))
     for owner in (torch.cuda, graphs):
         yield replace(owner, "CUDAGraph", lambda f: simulated_class(f, SimulatedGraph, is_simulated))
         yield answer(owner, "graph_pool_handle", make_pool_handle, where=simulated_cuda)

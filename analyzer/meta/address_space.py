@@ -14,6 +14,7 @@ import torch
 from analyzer.errors import InputError
 from analyzer.memory.allocator import AllocatorOptions, Block, CachingAllocator
 from analyzer.memory.allocator_segment import Elsewhere, Instruction, Placements, replay_one_by_one
+from analyzer.memory.segment_memory import PrivatePool
 
 from .intercept.mode_stack import without_modes
 from .value.known_value import Deferred, Known, reads, small_enough
@@ -126,8 +127,9 @@ class AddressSpace:
         self._streams: dict[int, int] = {}  # numbers of the current streams of the others, by index
         self.streams_taken: Counter[tuple[int, int]] = Counter()  #: how many were made, by device and priority
         self.capture: dict[int, int] | None = None  #: while a CUDA graph is captured: what stands for each stream
+        self.pooled: PoolStreams | None = None  #: the same, while a ``torch.cuda.MemPool`` takes what is allocated
         self.is_replaying = False  #: whether that graph was captured before: what it holds is no allocator's
-        self._private: dict[object, tuple[dict[int, int], list[None]]] = {}  # by pool: these, and an entry a graph
+        self._private: dict[object, tuple[PoolStreams, list[None]]] = {}  # by pool: these, and an entry a user
         self.host = HostMemory()
         self.nowhere = HostMemory(_META_BASE)  #: of what the program puts on meta, which takes no memory
         self.library_workspaces: dict[tuple[object, ...], Region] = {}  #: by library, device, thread and stream
@@ -183,18 +185,26 @@ class AddressSpace:
 
     def _pool_key(self, index: int) -> int:
         stream = self.stream if self.devices == 1 else self.current_stream(index)
-        if self.capture is None:
+        streams = self.pooled if self.capture is None else self.capture
+        if streams is None:
             return stream
-        key = self.capture.get(stream)
+        key = streams.get(stream)
         if key is None:
-            key = self.capture[stream] = _next_private()
+            key = streams[stream] = _next_private()
             for index in self.allocators or (0,):
                 self.allocator(index).kept_streams.add(key)
+                if isinstance(streams, PoolStreams):
+                    self.allocator(index).private_pools[key] = PrivatePool(streams.handle, stream, streams.splits)
         return key
 
-    def begin_capture(self, handle: object) -> None:
-        self.capture, users = self._private.setdefault(handle, ({}, []))
+    def begin_capture(self, handle: tuple[int, int]) -> None:
+        self.capture = self.join_pool(handle)
+
+    def join_pool(self, handle: tuple[int, int], splits: bool = True) -> PoolStreams:
+        """What stands for each stream in a private pool, which has one user more until `leave_pool`."""
+        streams, users = self._private.setdefault(handle, (PoolStreams(handle, splits), []))
         users.append(None)
+        return streams
 
     def leave_pool(self, handle: object) -> None:
         """One graph less uses a private pool; without any, what is free in it can be given back."""
@@ -242,6 +252,14 @@ class AddressSpace:
 
 next_number = itertools.count().__next__
 _next_range = itertools.count(1).__next__
+
+
+class PoolStreams(dict[int, int]):
+    """The numbers that stand for streams in a private pool: number of a stream -> its number in there."""
+
+    def __init__(self, handle: tuple[int, int], splits: bool = True) -> None:
+        super().__init__()
+        self.handle, self.splits = handle, splits
 
 
 def take_numbers() -> int:

@@ -25,6 +25,7 @@ _OF_THE_RUN = ("analyzer.meta.", "analyzer.record.", "analyzer.memory.", "analyz
 _REVEALING = frozenset((
     "__getattribute__ getattr_static data_ptr _version grad_fn _base _is_view retains_grad _getframe "
     "currentframe get_referrers memory_allocated memory_reserved max_memory_allocated mem_get_info memory_stats Stream "
+    "MemPool use_mem_pool ExternalStream set_per_process_memory_fraction _snapshot "
     "saved_tensors_hooks save_on_cpu").split())
 _PACKAGES = f"-packages{os.sep}"  #: in the paths of installed libraries
 _ENVIRONMENT = frozenset(("environ", "getenv", "putenv", "environb"))

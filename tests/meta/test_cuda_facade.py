@@ -1,5 +1,6 @@
 """``torch.cuda`` under the mode: answers from the simulation, and torch's own as soon as the mode is left."""
 import dataclasses
+import pickle
 
 import pytest
 import torch
@@ -27,6 +28,90 @@ def test_the_claimed_device_is_there_and_has_its_properties(mode):
         assert torch.cuda.is_bf16_supported() and not torch.cuda.is_bf16_supported(including_emulation=False)
     with MetaTensorMode(MetaOptions(capacity_bytes=100 * MIB)):
         assert torch.cuda.mem_get_info() == (100 * MIB, 100 * MIB)
+
+
+def test_properties_that_are_not_known_are_none(mode):
+    found = torch.cuda.get_device_properties(0)
+    assert str(found.uuid) == "00000000-0000-0000-0000-000000000000" and found.pci_bus_id is None
+    assert (found.max_threads_per_multi_processor, found.max_threads_per_block) == (2048, 1024)
+    with simulating(find_device("l4")):
+        assert torch.cuda.get_device_properties(0).max_threads_per_multi_processor == 1536
+
+
+def test_a_share_of_the_memory_is_a_limit():
+    with MetaTensorMode():
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        assert torch.cuda.get_per_process_memory_fraction() == 0.5
+        half = find_device("h200").memory_bytes // 2
+        kept = torch.empty(half - 64 * MIB, dtype=torch.uint8, device="cuda")
+        with pytest.raises(torch.OutOfMemoryError, match=f"{half:,}"):
+            torch.empty(128 * MIB, dtype=torch.uint8, device="cuda")
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.empty(128 * MIB, dtype=torch.uint8, device="cuda")
+        for wrong, error in ((2.0, ValueError), (1, TypeError)):  # as torch.cuda.memory refuses them
+            with pytest.raises(error):
+                torch.cuda.set_per_process_memory_fraction(wrong)
+        del kept
+
+
+def test_a_pool_has_segments_of_its_own(mode):
+    pool, x = torch.cuda.MemPool(), torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    with torch.cuda.use_mem_pool(pool):
+        y = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    z = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    assert torch.cuda.memory_reserved() == 40 * MIB  # x and z share a segment of 20 MiB
+    assert [(s["total_size"], s["allocated_size"]) for s in pool.snapshot()] == [(20 * MIB, 3 * MIB)]
+    del y
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 40 * MIB  # a pool that lives keeps its segments
+    del pool
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 20 * MIB and len({x.data_ptr(), z.data_ptr()}) == 2
+
+
+def test_a_profile_counts_what_is_in_a_pool():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(512, 512)
+
+        def forward(self, x):
+            pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(pool):
+                return self.layer(x).relu()
+
+    x = torch.empty(1024, 512)
+    found, run = (profile(Pooled(), x, device="h100", reuse=reuse) for reuse in (True, False))
+    outside = profile(nn.Sequential(nn.Linear(512, 512), nn.ReLU()), x, device="h100")
+    assert found == run
+    assert found.peak_allocated_bytes == outside.peak_allocated_bytes
+    assert found.peak_reserved_bytes > outside.peak_reserved_bytes
+
+
+def test_a_stream_of_another_library_is_the_one_that_its_pointer_names(mode):
+    side = torch.cuda.Stream()
+    assert torch.cuda.ExternalStream(side.cuda_stream) == side
+    assert isinstance(torch.cuda.ExternalStream(side.cuda_stream), torch.cuda.Stream)
+
+
+def test_snapshots_have_the_segments(mode, tmp_path):
+    x = torch.empty(100, device="cuda")
+    torch.cuda.memory._record_memory_history(max_entries=100)
+    found = torch.cuda.memory._snapshot()
+    assert [s["address"] for s in found["segments"]] == [x.data_ptr()] and found["device_traces"] == [[]]
+    torch.cuda.memory._dump_snapshot(str(tmp_path / "snapshot.pickle"))
+    assert pickle.loads((tmp_path / "snapshot.pickle").read_bytes()) == found
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_a_default_device_needs_no_index(mode, device):
+    try:
+        torch.set_default_device(device)
+        assert torch.get_default_device() == torch.device("cuda:0") == nn.Linear(2, 2).weight.device
+    finally:
+        torch.set_default_device(None)
+    with torch.device(device):
+        assert torch.zeros(2).device == torch.device("cuda:0")
 
 
 def test_memory_is_that_of_the_simulated_allocator(mode):

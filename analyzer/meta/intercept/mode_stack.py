@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
@@ -81,6 +83,12 @@ def put_modes_back(taken: list[TorchDispatchMode]) -> None:
 def is_active(mode: TorchDispatchMode) -> bool:
     """Whether ``mode`` sees what this thread runs; the engine's threads have the modes of who asked for backward."""
     return any(one is mode for one in _get_current_dispatch_mode_stack())
+
+
+def find_context_device() -> torch.device | None:
+    """The device of the innermost ``with torch.device(...)``, or of ``torch.set_default_device``, as it was given."""
+    return next((mode.device for mode in reversed(_get_current_function_mode_stack())
+                 if isinstance(mode, DeviceContext)), None)
 
 
 def mode_stack_depths() -> tuple[int, int]:

@@ -32,12 +32,13 @@ from analyzer.meta.copied_tensor import move_storage, reduce_tensor
 from analyzer.meta.function.mode import answering
 from analyzer.meta.simulated_device import devices, gate_keys
 from analyzer.meta.source_line import first_frame, is_user_code
-from analyzer.meta.state import MetaState, active, active_state, current, mode_in_force
+from analyzer.meta.state import MetaState, active, active_state, current, indexed_device, mode_in_force
 from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of, use_on
 from analyzer.meta.value.contents import read_known
 
 from .compiled_function import compiler_replacements, without_compiled_autograd
 from .legacy_type import legacy_replacements
+from .mode_stack import find_context_device
 from .program_mode import program_mode_replacements
 from .replacement import SharedReplacements, Undo, answer, import_unreplaced, replace
 
@@ -83,6 +84,7 @@ def _replacements() -> Iterator[Undo]:
     yield replace(torch.Tensor, "_make_wrapper_subclass", _on_meta)
     yield replace(torch.Tensor, "_make_subclass", _making_subclass)
     yield replace(torch.Tensor, "__new__", _constructing)
+    yield answer(torch, "get_default_device", _default_device, passes_original=True)
     yield import_unreplaced("torch._dynamo")  # whose tables know torch's functions by their identity
     yield answer(torch._C._autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_hooks,
                  passes_original=True)
@@ -189,6 +191,12 @@ def _making_subclass(original: Any) -> Any:
 
 def _push_saved_tensors_hooks(original: Any, pack: Any, unpack: Any) -> Any:
     return original(answering(pack), unpack)
+
+
+def _default_device(original: Callable[[], torch.device]) -> torch.device:
+    """As ``torch.get_default_device``, which makes a tensor to learn the index of one that was given without."""
+    device = find_context_device()
+    return original() if device is None or device.type != "cuda" else indexed_device(device)
 
 
 def _constructing(original: Any) -> Any:
