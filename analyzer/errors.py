@@ -60,6 +60,11 @@ def is_count(value: object, least: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
+def how_to_install(extra: str) -> str:
+    """What brings the libraries of an extra, for the end of an error: the package is on no index yet."""
+    return f"pip install -e '.[{extra}]' in your copy of analyzer's repository"
+
+
 def find_close(word: str, options: Iterable[str]) -> str:
     """A sentence with the options that resemble the word, for the end of an error; empty if none does.
 

@@ -44,11 +44,11 @@ COMMANDS = [
     (["profile", "net.py:Net", "--input", "2x3x16x16", "--json", "net.json", "--device", "h100"], 0, "one train step"),
     (["check", "net.json", "--max", "params 0"], 4, "params"),
     (["profile", "vit_b_16", "--input", "1x3x224x224", "--show", "table"], 0, "conv_proj"),
-    (["profile", "net.py:Net", "--input", "2x3x16x16", "--html", "net.html"], 2, "symbolic-analyzer[report]"),
-    (["profile", "torchvision:alexnet", "--input", "2x3x64x64"], 2, "symbolic-analyzer[zoo]"),
-    (["profile", "timm:resnet18", "--input", "2x3x64x64"], 2, "symbolic-analyzer[zoo]"),
-    (["profile", "hf:GPT2Config"], 2, "symbolic-analyzer[zoo]"),
-    (["sweep", "vit_b_16", "--batch", "1", "--dask", "tcp://127.0.0.1:1"], 2, "symbolic-analyzer[sweep]"),
+    (["profile", "net.py:Net", "--input", "2x3x16x16", "--html", "net.html"], 2, ".[report]"),
+    (["profile", "torchvision:alexnet", "--input", "2x3x64x64"], 2, ".[zoo]"),
+    (["profile", "timm:resnet18", "--input", "2x3x64x64"], 2, ".[zoo]"),
+    (["profile", "hf:GPT2Config"], 2, ".[zoo]"),
+    (["sweep", "vit_b_16", "--batch", "1", "--dask", "tcp://127.0.0.1:1"], 2, ".[sweep]"),
 ]
 
 

@@ -27,7 +27,7 @@ SAMPLE = {"megatron-golden-hybrid-hybrid-mr-mcore-te-tp2-pp1-cp1-dgx-a100-1N8G-d
 def test_a_row_of_each_family_is_met(row):
     family = family_of(ROWS[row])
     if find_spec(family.package) is None:  # importing it is the rebuild's, which has stand-ins for what it imports
-        pytest.skip(f"{family.package} is not installed: pip install 'symbolic-analyzer[parallel]'")
+        pytest.skip(f"{family.package} is not installed: pip install -e '.[parallel]'")
     assert abs(predict(ROWS[row]).predicted / measured_bytes(ROWS[row]) - 1) < SAMPLE[row]
 
 

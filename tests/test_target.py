@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from analyzer.errors import AnalyzerError, MissingExtraError, TargetError
+from analyzer.errors import AnalyzerError, MissingExtraError, TargetError, how_to_install
 from analyzer.zoo import MODELS
 from analyzer.zoo.input_spec import InputSpec, parse_inputs
 from analyzer.zoo.target import LabelRule, Target, load_target
@@ -273,7 +273,7 @@ def test_unknown_classes_of_transformers() -> None:
 )
 def test_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch, text: str, library: str) -> None:
     monkeypatch.setitem(sys.modules, library, None)  # what an import finds where it is not installed
-    assert fail(text, MissingExtraError) == f"{text}: {library} is not installed; pip install 'symbolic-analyzer[zoo]'"
+    assert fail(text, MissingExtraError) == f"{text}: {library} is not installed; {how_to_install('zoo')}"
 
 
 @pytest.fixture

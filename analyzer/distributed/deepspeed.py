@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from analyzer.errors import InputError, MissingExtraError
+from analyzer.errors import InputError, MissingExtraError, how_to_install
 from analyzer.meta import argument as collective_hook  # whose `Collectives` is slow to import
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.state import current
@@ -199,8 +199,8 @@ def make_engine(model: nn.Module, config: str | Path | Mapping[str, Any],
     try:
         import deepspeed
     except ImportError as error:
-        raise MissingExtraError(f"{_name(config)}: DeepSpeed's own code is run, and it is not installed: pip install "
-                                "'symbolic-analyzer[deepspeed]'") from error
+        raise MissingExtraError(f"{_name(config)}: DeepSpeed's own code is run, and it is not installed: "
+                                + how_to_install("deepspeed")) from error
     settings = read_config(config, model)
     if optimizer is None and "optimizer" not in settings:
         raise InputError(f'{_name(config)}: names no optimizer: add "optimizer": {{"type": "AdamW"}}, or give one')

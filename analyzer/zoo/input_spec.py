@@ -12,7 +12,7 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from analyzer.errors import InputError, MissingExtraError
+from analyzer.errors import InputError, MissingExtraError, how_to_install
 
 from .torchvision_ops import define_torchvision_ops
 
@@ -172,6 +172,6 @@ class Target:
 def import_extra(library: str, target: str, extra: str = "zoo") -> ModuleType:
     """Import a library of an extra. Raises MissingExtraError, which names the extra, if it is not installed."""
     if importlib.util.find_spec(library) is None:
-        raise MissingExtraError(f"{target}: {library} is not installed; pip install 'symbolic-analyzer[{extra}]'")
+        raise MissingExtraError(f"{target}: {library} is not installed; {how_to_install(extra)}")
     define_torchvision_ops()  # timm and transformers import torchvision too
     return importlib.import_module(library)

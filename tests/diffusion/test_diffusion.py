@@ -181,7 +181,7 @@ def test_configs_are_whole():
 
 def test_without_diffusers(monkeypatch):
     monkeypatch.setattr(input_spec.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"diffusers is not installed; pip install 'symbolic-analyzer\[diffu"):
+    with pytest.raises(MissingExtraError, match=r"diffusers is not installed; pip install -e '.\[diffu"):
         read_pipeline("FLUX.1-dev")
 
 

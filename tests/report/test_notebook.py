@@ -128,7 +128,7 @@ def test_without_matplotlib_a_line_says_what_brings_the_picture(profile: Profile
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     html = profile._repr_html_()
     assert "<img" not in html and "Fits on t4" in html
-    assert "the picture of memory: matplotlib is not installed; pip install 'symbolic-analyzer[report]'" in shown(html)
+    assert "the picture of memory: matplotlib is not installed; pip install -e '.[report]' in" in shown(html)
 
 
 class Blocks(nn.Module):

@@ -207,5 +207,5 @@ def test_unknown_table(mlp):
 
 def test_pandas_missing(mlp, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'symbolic-analyzer\[report\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install -e '.\[report\]'"):
         mlp.to_dataframe()

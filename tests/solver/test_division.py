@@ -106,5 +106,5 @@ def test_few_states_give_a_plan_that_is_valid_and_a_bound_below_it(units, limit)
 def test_without_scipy_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     assert total_cost(solve_exact(KNAPSACK, 9).units) == 5.0
-    with pytest.raises(MissingExtraError, match=r"pip install 'symbolic-analyzer\[solver\]', or take method='chain'"):
+    with pytest.raises(MissingExtraError, match=r"pip install -e '.\[solver\]' in .*, or take method='chain'"):
         solve_exact(KNAPSACK, 9, label_seconds=-1.0)

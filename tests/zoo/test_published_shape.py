@@ -138,7 +138,7 @@ def test_a_shape_of_diffusers_names_the_extra(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(model_target.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as error:
         load_target("hf:stable-diffusion-v1-5/unet")
-    assert "diffusers is not installed; pip install 'symbolic-analyzer[diffusion]'" in str(error.value)
+    assert "diffusers is not installed; pip install -e '.[diffusion]' in" in str(error.value)
 
 
 def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:

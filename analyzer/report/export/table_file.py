@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analyzer.errors import InputError, MissingExtraError
+from analyzer.errors import InputError, MissingExtraError, how_to_install
 from analyzer.output import check_output, write_output
 from analyzer.report.page.document import check_page
 from analyzer.report.quantity import DataTable, print_data, read_modules, read_nodes
@@ -82,7 +82,7 @@ def import_pandas() -> Any:
         import pandas
     except ImportError as error:
         raise MissingExtraError("to_dataframe() needs pandas, which is not installed: "
-                                "pip install 'symbolic-analyzer[report]'") from error
+                                + how_to_install("report")) from error
     return pandas
 
 

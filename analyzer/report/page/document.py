@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from analyzer.errors import MissingExtraError
+from analyzer.errors import MissingExtraError, how_to_install
 from analyzer.output import check_output, write_output
 from analyzer.report.text_width import escape_controls
 
@@ -154,8 +154,8 @@ def read_asset(name: str) -> str:
 def check_charts(path: object) -> None:
     """Raise MissingExtraError, before any work, where a page is to be written and plotly is not installed."""
     if path is not None and find_spec("plotly") is None:
-        raise MissingExtraError(f"{str(path)!r}: a page draws its charts with plotly, which is not installed: pip "
-                                f"install 'symbolic-analyzer[report]'")
+        raise MissingExtraError(f"{str(path)!r}: a page draws its charts with plotly, which is not installed: "
+                                f"{how_to_install('report')}")
 
 
 _STATES = {True: "fits", False: "fails", None: "unknown"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analyzer.errors import MissingExtraError
+from analyzer.errors import MissingExtraError, how_to_install
 from analyzer.results.info import MemoryEvent, TimelinePoint
 from analyzer.results.profile import Profile
 from analyzer.units import format_bytes
@@ -88,7 +88,7 @@ def open_figure(what: str, width: float = _WIDTH, height: float = _HEIGHT) -> It
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError(
-            f"{what}: matplotlib is not installed; pip install 'symbolic-analyzer[report]'") from error
+            f"{what}: matplotlib is not installed; {how_to_install('report')}") from error
     with rc_context({"text.usetex": False, "font.family": "sans-serif", "font.size": 9, "legend.fontsize": 8.5,
                      "axes.linewidth": 0.8, "path.sketch": None}):
         figure = Figure(figsize=(width, height))

@@ -19,7 +19,7 @@ import torch
 from analyzer.api.session import Run, Session
 from analyzer.distributed.world import World
 from analyzer.distributed.world_state import current_world
-from analyzer.errors import InputError
+from analyzer.errors import InputError, how_to_install
 from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.memory.allocator import DeviceOutOfMemoryError
@@ -83,8 +83,8 @@ def advise_install(error: BaseException) -> str | None:
         waiting += [one.__context__, one.__cause__]
         for name in _OF_EXTRA if isinstance(one, ImportError) else ():
             if re.search(rf"\b{name}\b", str(one)) and importlib.util.find_spec(name) is None:
-                return (f"{name} is not installed here; pip install 'symbolic-analyzer[scripts]' has what scripts "
-                        f"import, {', '.join(_OF_EXTRA)}. A GPU is not needed for any of them.")
+                return (f"{name} is not installed here; {how_to_install('scripts')} has what scripts import, "
+                        f"{', '.join(_OF_EXTRA)}. A GPU is not needed for any of them.")
     return None
 
 

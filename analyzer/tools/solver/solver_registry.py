@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from analyzer.errors import InputError, MissingExtraError
+from analyzer.errors import InputError, MissingExtraError, how_to_install
 from analyzer.registry import Call, Registry, check_name
 from analyzer.units import format_bytes
 
@@ -96,8 +96,8 @@ def _solve_milp(graph: UnitGraph, limit_bytes: int, known_cost: float,
         from scipy.sparse import coo_matrix, eye, hstack
     except ImportError as error:
         raise MissingExtraError(
-            "method='exact': this program needs scipy, which is not installed; pip install "
-            "'symbolic-analyzer[solver]', or take method='chain'") from error
+            "method='exact': this program needs scipy, which is not installed; "
+            f"{how_to_install('solver')}, or take method='chain'") from error
     # variables: one for each unit, then the share of the limit that is held on arriving at each place but the last
     size, intervals = len(graph.units), len(graph.places) - 1
     places = np.arange(intervals)[:, None]

@@ -23,7 +23,7 @@ from torch import nn
 
 from analyzer.api.argument import build_model
 from analyzer.api.profile import ProfileOptions, profile
-from analyzer.errors import InputError, MissingExtraError
+from analyzer.errors import InputError, MissingExtraError, how_to_install
 from analyzer.hardware.catalogue import split_devices
 from analyzer.output import print_error
 from analyzer.recipe.recipe import Recipe
@@ -300,7 +300,7 @@ def connect(address: str | None) -> Iterator[Executor | None]:
         from distributed import Client
     except ImportError as error:
         raise MissingExtraError(
-            f"--dask {address}: Dask is not installed: pip install 'symbolic-analyzer[sweep]'") from error
+            f"--dask {address}: Dask is not installed: {how_to_install('sweep')}") from error
     connect: Any = Client  # untyped
     try:
         client = connect(address)
