@@ -29,6 +29,26 @@ def figures(p: Profile) -> tuple[Any, ...]:
     return p.fwd_flops, p.bwd_flops, p.params, p.param_bytes, p.optimizer_bytes, p.peak_allocated_bytes
 
 
+class Masked(nn.Module):
+    """Makes a tensor where its input is: a program keeps the device of the machine that it was exported on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * (torch.arange(x.shape[0], device=x.device) < 2)[:, None]
+
+
+def test_a_program_that_was_exported_on_the_host_is_profiled_for_a_gpu() -> None:
+    program = torch.export.export(Masked(), (X,))
+    found, module = (profile(model, (X,), mode="infer", device="h100") for model in (program, Masked()))
+    assert (found.fwd_flops, found.peak_allocated_bytes) == (module.fwd_flops, module.peak_allocated_bytes)
+    assert "a program that was exported on cpu runs as one that was exported on cuda" in found.assumptions
+    on_host = profile(program, (X,), mode="infer", device="cpu")  # which finds it as it was
+    assert not any("exported on" in line for line in on_host.assumptions) and on_host.fwd_flops == found.fwd_flops
+
+
 @pytest.mark.parametrize("mode", ["infer", "train"])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("form", ["exported", "scripted", "jit.trace", "exported by a factory"])

@@ -9,6 +9,7 @@ from torch import nn
 from analyzer import Profile, profile, symbolic_trace
 from analyzer.errors import AnalyzerError, InputError, ProfileFormatError
 from analyzer.hardware import find_device
+from analyzer.results.info import TimelinePoint
 from analyzer.saved_format import load_json
 from benchmarks.hostile_reader import list_readers, profile_net
 from benchmarks.trust_inputs import REFUSED, list_wrong, try_reader
@@ -126,7 +127,7 @@ def test_files_that_were_taken_and_failed_later_are_refused(readers, tmp_path, r
 
 def test_moments_before_the_step_and_what_rounding_leaves_are_saved():
     data = json.loads(profile_net().to_json())
-    data["timeline"][0][-1], data["step_seconds"] = -0.25, -1e-17
+    data["timeline"][0][TimelinePoint._fields.index("seconds")], data["step_seconds"] = -0.25, -1e-17
     found = Profile.from_json(json.dumps(data))
     assert (found.timeline[0].seconds, found.step_seconds) == (-0.25, -1e-17)
     assert Profile.from_json(found.to_json()).timeline == found.timeline

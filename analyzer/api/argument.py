@@ -177,7 +177,9 @@ def build_model(factory: Any, remarks: list[str] | None = None, spec: DeviceSpec
     default as many as around it, adding what it assumes to ``remarks``. Raises InputError for no module.
     """
     if isinstance(module := exported_module(factory), torch.nn.Module):
+        moved = None if module is factory or spec is None else _move_program(module, spec.kind)
         if remarks is not None:
+            remarks += [] if moved is None else [moved]
             remarks.append("a program by torch.export runs as it was exported, in training or not: mode, train() and "
                            "eval() change no layer in it")
         return module
@@ -197,6 +199,28 @@ def build_model(factory: Any, remarks: list[str] | None = None, spec: DeviceSpec
             raise
     with torch.random.fork_rng(devices=[]):  # torch's own tracers take only tensors with data
         return call_factory(factory)
+
+
+def _move_program(module: nn.Module, kind: str) -> str | None:
+    """Let the module of an exported program, which keeps the device that it was exported on in its calls, name one of
+    another ``kind``: ``"cuda"``. The result says so in a sentence; None where nothing is changed.
+    """
+    named: set[str] = set()
+
+    def move(value: Any) -> Any:
+        if not isinstance(value, torch.device) or value.type in (kind, "meta"):
+            return value
+        named.add(str(value))
+        return torch.device(kind)
+
+    for graph_module in [inner for inner in module.modules() if isinstance(inner, torch.fx.GraphModule)]:
+        for node in graph_module.graph.nodes:
+            node.args = torch.fx.node.map_aggregate(node.args, move)
+            node.kwargs = torch.fx.node.map_aggregate(node.kwargs, move)
+        graph_module.recompile()
+    if not named:
+        return None
+    return f"a program that was exported on {', '.join(sorted(named))} runs as one that was exported on {kind}"
 
 
 #: Where torch makes a graph of a model: `torch.export.export`, `make_fx`, `torch.jit.trace`.

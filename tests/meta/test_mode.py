@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from analyzer import MetaTensor, MetaTensorMode, ProfileOptions, profile
-from analyzer.errors import UnsupportedOperatorError
+from analyzer.errors import InputError, UnsupportedOperatorError
 from analyzer.meta.argument import fake_arguments
 from analyzer.meta.dispatch import mode as dispatch_mode
 
@@ -73,6 +73,15 @@ def test_modules_are_built_initialised_and_moved_without_data():
         torch.nn.init.orthogonal_(torch.empty(4, 4))
         torch.nn.init.kaiming_normal_(layer[0].weight)
         assert layer[1].num_batches_tracked.device == CUDA
+
+
+def test_parameters_without_a_shape_have_a_device():
+    outside = torch.nn.LazyLinear(4)
+    with MetaTensorMode():
+        layer, on_host = torch.nn.LazyLinear(4, device="cuda"), torch.nn.LazyLinear(4)
+        assert [str(m.weight.device) for m in (layer, on_host, outside)] == ["cuda:0", "cpu", "cpu"]
+        assert layer(torch.rand(2, 3, device="cuda")).shape == (2, 4)
+    assert profile(torch.nn.Sequential(torch.nn.LazyConv2d(4, 3)), torch.rand(2, 3, 8, 8), device="h100").params == 112
 
 
 def test_state_dict_round_trip_and_deepcopy():
@@ -233,6 +242,16 @@ def test_real_tensors_met_under_the_mode_are_not_changed():
         real.add_(1)
         assert isinstance(y, MetaTensor)
     assert real.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_model_with_data_is_refused_in_backward_with_the_way_out():
+    """Its gradient would have none: what the engine says of that names neither the model nor a mend."""
+    model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)), torch.rand(2, 3, 8, 8)
+    with MetaTensorMode(), pytest.raises(InputError, match=r"shape \[4\] .* made outside of the mode.*profile\(model"):
+        model(x).mean().backward()
+    assert all(p.grad is None for p in model.parameters())
+    model(x).mean().backward()
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_code_in_a_backward_pass_makes_tensors_on_the_claimed_device():

@@ -227,8 +227,15 @@ def _numpy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 @handles(Tensor.device.__get__)
 def _device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    device = device_of(args[0])
-    has_data = device.type == "cpu" and not isinstance(_storage_of(args[0]), MetaStorage)
+    if is_lazy(args[0]):  # which refuses questions of its storage
+        with torch._C.DisableTorchFunction():
+            return _place(state, args[0])
+    return _place(state, args[0])
+
+
+def _place(state: MetaState, tensor: Tensor) -> torch.device:
+    device = device_of(tensor)
+    has_data = device.type == "cpu" and not isinstance(_storage_of(tensor), MetaStorage)
     return state.adopted_device if has_data else device
 
 

@@ -141,8 +141,34 @@ def _run_with_mode(original: Any, outputs: Any, *args: Any, **kwargs: Any) -> An
     """Torch takes the function mode off; zeros for outputs without a gradient, which C++ makes, are where these are."""
     with torch._C.DisableTorchFunction():
         device = next((device_of(t) for t in outputs if isinstance(t, torch.Tensor)), None)
-    with without_compiled_autograd(), mode_in_force(), active_state().meaning(device):
-        return original(outputs, *args, **kwargs)
+    try:
+        with without_compiled_autograd(), mode_in_force(), active_state().meaning(device):
+            return original(outputs, *args, **kwargs)
+    except RuntimeError as error:
+        if (leaf := _find_leaf_with_data(outputs)) is None:
+            raise
+        raise InputError(
+            f"backward(): a tensor of shape {list(leaf.shape)} that requires a gradient was made outside of the mode "
+            "and has data, so it can get no gradient without data. Build the model inside of `with MetaTensorMode():`, "
+            "or give it to analyzer.profile(model, ...), which takes models as they are") from error
+
+
+def _find_leaf_with_data(outputs: Any) -> torch.Tensor | None:
+    """A leaf of the outputs' graph that is no tensor of the simulation."""
+    with torch._C.DisableTorchFunction():
+        waiting = [t.grad_fn for t in tree_leaves(outputs) if isinstance(t, torch.Tensor)]
+        seen: set[Any] = set()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not isinstance(
+                    leaf.untyped_storage(), MetaStorage):
+                return leaf
+            waiting += [following for following, _ in node.next_functions]
+    return None
 
 
 def _note_failure(original: Any) -> Any:
