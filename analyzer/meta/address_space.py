@@ -221,13 +221,15 @@ class AddressSpace:
         elif isinstance(region, HostRegion):
             (self.nowhere if device.type == "meta" else self.host).free(region)
 
-    def attach(self, tensor: torch.Tensor, device: torch.device) -> MetaStorage:
-        """Turn the storage of a tensor on meta into a `MetaStorage` on ``device``, with a place here."""
+    def attach(self, tensor: torch.Tensor, device: torch.device, *, is_zero: bool = False) -> MetaStorage:
+        """Turn the storage of a tensor on meta into a `MetaStorage` on ``device``, with a place here. One of a zero
+        tensor takes no bytes: at::_efficientzerotensor gives it no memory (ZeroTensorAllocator in TensorFactories.h).
+        """
         storage = tensor.untyped_storage()
         storage.__class__ = MetaStorage
         assert isinstance(storage, MetaStorage)
         storage.device, storage.number = device, next_number()
-        storage.region = self.reserve(device, storage.nbytes())
+        storage.region = self.reserve(device, 0 if is_zero else storage.nbytes())
         if self.listener is not None:
             self.listener.born(storage)
         storage.space = self  # last: a storage that found no place has none to give back

@@ -89,6 +89,9 @@ class OperatorInfo:
             torch._C.ListType.ofTensors())
         self.communicates = op.namespace in COLLECTIVE_NAMESPACES
         self.silent = op.namespace == "profiler"  # torch.profiler's own marks: nothing runs on a device
+        #: whether it runs on no device where there are zero tensors: their kernels find shapes on meta, as torch._refs
+        #: does, by operators of its own (get_out_like and mul_zerotensor in BinaryOps.cpp)
+        self.may_be_silent = self.silent or op.namespace == "prims"
         self.arguments = tuple(a.name for a in schema.arguments)
         self.packed = tuple(i for i, a in enumerate(schema.arguments) if a.name in _PACKED)
         self.mutated = tuple(

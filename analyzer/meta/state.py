@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -143,6 +144,8 @@ class MetaState:
     scalars: dict[tuple[torch.dtype, str], Known] = field(default_factory=dict)  #: contents of one number
     fills: dict[tuple[Any, ...], Known] = field(default_factory=dict)  #: contents full of one, by it and specs
     fakes: dict[int, tuple[Any, Callable[[], torch.UntypedStorage | None]]] = field(default_factory=dict)
+    #: of tensors that C++ knows to be zero, such as tangents of forward-mode derivatives, while they live
+    zeros: WeakValueDictionary[int, torch.UntypedStorage] = field(default_factory=WeakValueDictionary)
     lists: Any = None  #: a `dispatch.call.ListMemo`, while an optimizer steps that changes no shape, storage or device
     random_seed: int = 0
     conditions: dict[tuple[str, int], int] = field(default_factory=dict)  #: asked whether a loop ends, by line

@@ -114,9 +114,9 @@ class MemoryRecorder:
             self.events.append((BORN, storage.number))
         region = storage.region
         log.storage_table[storage.number] = StorageLifetime(
-            log.lifetime_table, storage.number, storage.nbytes(), region.bytes, region.address, str(storage.device),
-            log.events, len(log.call_slots), self.phase, self.step, self.node,
-            self._stack[-1] if self._stack else self.outermost)
+            log.lifetime_table, storage.number, storage.nbytes() if region.bytes else 0,  # none of a zero tensor
+            region.bytes, region.address, str(storage.device), log.events, len(log.call_slots), self.phase, self.step,
+            self.node, self._stack[-1] if self._stack else self.outermost)
         self.watch_peak(0)
 
     def died(self, storage: MetaStorage) -> None:

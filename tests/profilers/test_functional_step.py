@@ -188,3 +188,20 @@ def test_an_operator_of_unknown_size_counts_by_its_own_formula(function, args, f
     assert (predicted.fwd_flops, predicted.uncounted) == (flops, ())
     if not args[0].is_meta:
         assert measure(model, args=args, mode="infer", steps=1).fwd_flops == flops
+
+
+class Tangent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.rand(256, 256), requires_grad=False)
+
+    def forward(self, x):
+        return jvp(lambda t: t * self.gain, (x,), (x,))[1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+def test_zero_tangents_take_no_memory(device):
+    found = profile(Tangent(), torch.rand(256, 256), mode="infer", device=device)
+    # x, gain, their product, the tangent of x times gain, and its sum with the zero tangent of gain times x: a copy
+    assert found.peak_allocated_bytes == 5 * 256 * 256 * 4
+    assert not [row for row in found.operators if "prims" in str(row)]

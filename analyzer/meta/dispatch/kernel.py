@@ -95,7 +95,10 @@ def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, s
             continue
         else:
             hold_before(state, stages, position, device, call.kept)
-            call.born[i] = state.space.attach(out, CPU if i in call.info.host_outputs else device)
+            place, is_zero = CPU if i in call.info.host_outputs else device, out._is_zerotensor()
+            born = call.born[i] = state.space.attach(out, place, is_zero=is_zero)
+            if is_zero:
+                state.zeros[born.number] = born
         if type(out) is Tensor:
             take_class(out)
     for _, written in call.written():  # ``resize_`` and ``out=`` variants can make a storage larger

@@ -130,7 +130,7 @@ class MetaDispatchMode(DirectDispatchMode):
         state = self.state
         assert state is not None
         info = describe_operator(func)
-        if info.silent:
+        if info.may_be_silent and (info.silent or state.zeros):
             return func(*args, **kwargs)
         if info.composite or info.composition is not None or info.written is not None or state.graph is not None:
             for compose in self._compositions(state, info, whole):
