@@ -100,16 +100,19 @@ class GeneratorState(NamedTuple):
 class FakeTensors:
     """Makes fake tensors and remembers what stands for what. They have shape, strides, dtype and ``requires_grad`` of
     their originals, share storages as these do, and claim ``claim`` where given; where ``placed``, those made under a
-    mode keep their claims. Contents of small integers, booleans and scalars can be read where ``readable``, of small
-    constants always. Used inside `without_modes`.
+    mode keep their claims; where it ``keeps_meta``, those on meta stay there until an operator uses them. Contents of
+    small integers, booleans and scalars can be read where ``readable``, of small constants always. Used inside
+    `without_modes`.
     """
 
-    def __init__(self, state: MetaState, claim: torch.device | None = None, placed: bool = False) -> None:
-        self.state, self.claim, self.placed = state, claim, placed
+    def __init__(self, state: MetaState, claim: torch.device | None = None, placed: bool = False, *,
+                 keeps_meta: bool = False) -> None:
+        self.state, self.claim, self.placed, self.keeps_meta = state, claim, placed, keeps_meta
         # by id of the original and of the fake tensor, which dies when the forward replaces what held it
         self._fakes: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}
         self._originals: dict[int, tuple[Tensor, weakref.ref[Tensor]]] = {}
         self._adopted: list[int] = []  # keys put into state.fakes
+        self._templates: list[int] = []  # keys put into state.templates
         self.on_host: set[int] = set()  #: ids of originals that are on the host wherever others are
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -147,6 +150,9 @@ class FakeTensors:
         for key in self._adopted:
             self.state.fakes.pop(key, None)
         self._adopted.clear()
+        for number in self._templates:
+            self.state.templates.pop(number, None)
+        self._templates.clear()
 
     def _make(self, original: Tensor, readable: bool, constant: bool) -> Tensor:
         is_parameter = type(original) is nn.Parameter
@@ -196,7 +202,12 @@ class FakeTensors:
                 base = torch.empty_strided(original.shape, original.stride(), dtype=original.dtype, device=META)
             else:
                 base = bytes_on_meta(nbytes)
-            storage = self.state.space.attach(base, self._claim(original, real))
+            place = self._claim(original, real)
+            is_template = self.keeps_meta and type(real) is not MetaStorage and original.device.type == "meta"
+            storage = self.state.space.attach(base, META if is_template else place)
+            if is_template:
+                self.state.templates[storage.number] = place
+                self._templates.append(storage.number)
             if type(real) is MetaStorage:
                 storage.followed = real.followed
             elif readable and original.device.type == "cpu" and _is_readable(original, nbytes, constant):

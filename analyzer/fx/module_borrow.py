@@ -90,7 +90,11 @@ class Borrowed:
         is_placed = any(t is not None and type(t) is not nn.Parameter and isinstance(t, MetaTensor)
                         and t.device.type not in ("cpu", "meta")
                         for _, m in walked for tensors in (m._parameters, m._buffers) for t in tensors.values())
-        self.fakes = FakeTensors(state, claim, is_placed)
+        # where all that is registered has data, what is on meta besides is no model without data, but a template
+        with without_modes():
+            places = {device_of(t).type for _, m in walked for tensors in (m._parameters, m._buffers)
+                      for t in tensors.values() if t is not None and not is_lazy(t)}
+        self.fakes = FakeTensors(state, claim, is_placed, keeps_meta=bool(places) and "meta" not in places)
         self.original_of = self.fakes.original_of
         self.parameters: list[tuple[str, Tensor, Tensor]] = []
         self._buffers: list[tuple[str, weakref.ref[Tensor], Tensor]] = []

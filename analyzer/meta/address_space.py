@@ -240,11 +240,15 @@ class AddressSpace:
             self.listener.died(storage)
         self.give_back(storage.device, storage.region)
 
-    def resize(self, storage: MetaStorage, number: int) -> None:
-        """Give a storage that changed its size another region: to the listener it is another storage, of ``number``."""
+    def resize(self, storage: MetaStorage, number: int, device: torch.device | None = None) -> None:
+        """Give a storage that changed its size, or its ``device``, another region: to the listener it is another
+        storage, of ``number``.
+        """
         self.release(storage)
         before = storage.number
         del storage.space
+        if device is not None:
+            storage.device = device
         storage.number, storage.region = number, self.reserve(storage.device, storage.nbytes())
         if self.listener is not None:
             self.listener.born(storage)

@@ -146,6 +146,8 @@ class MetaState:
     fakes: dict[int, tuple[Any, Callable[[], torch.UntypedStorage | None]]] = field(default_factory=dict)
     #: of tensors that C++ knows to be zero, such as tangents of forward-mode derivatives, while they live
     zeros: WeakValueDictionary[int, torch.UntypedStorage] = field(default_factory=WeakValueDictionary)
+    #: numbers of storages that the model keeps on meta, and the devices that they are on once an operator uses them
+    templates: dict[int, torch.device] = field(default_factory=dict)
     lists: Any = None  #: a `dispatch.call.ListMemo`, while an optimizer steps that changes no shape, storage or device
     random_seed: int = 0
     conditions: dict[tuple[str, int], int] = field(default_factory=dict)  #: asked whether a loop ends, by line

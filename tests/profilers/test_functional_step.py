@@ -205,3 +205,45 @@ def test_zero_tangents_take_no_memory(device):
     # x, gain, their product, the tangent of x times gain, and its sum with the zero tangent of gain times x: a copy
     assert found.peak_allocated_bytes == 5 * 256 * 256 * 4
     assert not [row for row in found.operators if "prims" in str(row)]
+
+
+WIDE = 256 * 256 * 4  # bytes of a weight
+
+
+class Ensemble(nn.Module):
+    """Three members' weights in one, a template in a list, and what is registered besides."""
+
+    def __init__(self, template="meta", stacked="cpu", besides=None, calls_template=False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(3, 256, 256, device=stacked))
+        self.template = [nn.Linear(256, 256, bias=False, device=template)]
+        self.besides = None if besides is None else nn.Linear(256, 256, bias=False, device=besides)
+        self.calls_template = calls_template
+
+    def forward(self, x):
+        if self.calls_template:
+            x = self.template[0](x)
+        return vmap(lambda w, x: functional_call(self.template[0], {"weight": w}, (x,)), (0, None))(self.weight, x)
+
+
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+@pytest.mark.parametrize("settings, weights", [
+    ({}, 3),                             # the template holds no bytes
+    ({"besides": "cpu"}, 4),
+    ({"template": "cpu"}, 4),            # one with data does
+    ({"stacked": "meta"}, 4),            # a model that was built on meta is there as a whole
+    ({"stacked": "meta", "besides": "cpu"}, 5), ({"besides": "meta"}, 5),  # and one that was partly
+    ({"calls_template": True}, 4)])      # what an operator uses is on the device
+def test_templates_on_meta_hold_no_bytes(settings, weights, device):
+    for x in (torch.rand(8, 256), torch.rand(8, 256, device="meta")):
+        found = profile(Ensemble(**settings), x, mode="infer", device=device)
+        held = found.peak_by_category.get("parameter", 0) + found.peak_by_category.get("buffer", 0)
+        assert held == weights * WIDE
+        assert found.fwd_flops == (3 + settings.get("calls_template", 0)) * 2 * 8 * 256 * 256
+
+
+def test_templates_stay_on_meta_in_the_model_of_a_user():
+    model = Ensemble()
+    profile(model, torch.rand(8, 256), mode="infer", device="cpu")
+    assert model.template[0].weight.device.type == "meta"
+    assert type(model.template[0].weight) is nn.Parameter

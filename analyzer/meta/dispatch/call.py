@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from analyzer.meta.address_space import MetaStorage, find_storage
+from analyzer.meta.address_space import MetaStorage, find_storage, next_number
 from analyzer.meta.argument import adopt_arguments
 from analyzer.meta.operator_info import OperatorInfo, Stage, has_rule, hold_before, kernel_memory
 from analyzer.meta.spec import SPARSE_LAYOUTS, Signature, parts_of, strided_of
@@ -79,6 +79,8 @@ def resolve(state: MetaState, info: OperatorInfo, args: tuple[Any, ...], kwargs:
             has_recipe = False
             tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
             storages = [s for s in map(storage_of, tensors) if type(s) is MetaStorage]
+    if state.templates and _use_templates(state, storages):
+        return resolve(state, info, args, kwargs)
     if not storages and state.pending_device is None and kwargs.get("device") is not None:
         key.append(result_device(state, storages, kwargs["device"]))  # a factory called by C++ code
     if info.packed:
@@ -86,6 +88,16 @@ def resolve(state: MetaState, info: OperatorInfo, args: tuple[Any, ...], kwargs:
     if info.reads_offset and has_recipe:
         key.append(tensors[0].storage_offset())
     return OperatorCall(info, args, kwargs, tensors, storages, key if has_recipe else None)
+
+
+def _use_templates(state: MetaState, storages: list[MetaStorage]) -> bool:
+    """Put those of the model's templates among ``storages`` on the device; whether there were any."""
+    before = len(state.templates)
+    for storage in storages:
+        device = state.templates.pop(storage.number, None)
+        if device is not None:
+            storage.space.resize(storage, next_number(), device)
+    return len(state.templates) < before
 
 
 def values_at(args: tuple[Any, ...], positions: tuple[int, ...]) -> Iterator[tuple[int, ...] | None]:
