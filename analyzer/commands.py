@@ -102,9 +102,10 @@ analyzer show net.json --report modules --format csv --output modules.csv
 analyzer show net.json --tokens 2e12 --price 2.5 --gpus 64
 """, {0: "done", 2: "the command line or the file cannot be used"}),
 
-    Command("measure", "measure a step of a model on the device at hand", "analyzer.tools.runtime.measure:run_measure",
+    Command("measure", "measure a step of a model on this machine's device",
+            "analyzer.tools.runtime.measure:run_measure",
             f"{_STEP}, place, measured steps, warm-up, convention, show, json, html", """\
-Runs steps of a model on the device at hand, with random weights and inputs, and tells what each module and operator
+Runs steps of a model on this machine's device, with random weights and inputs, and tells what each module and operator
 took. TARGET is as for `analyzer profile`.
 """, _RECIPE, """\
 analyzer measure resnet50 --input 4x3x224x224 --optimizer sgd --steps 5
@@ -112,10 +113,10 @@ analyzer measure hf:BertConfig --input input_ids=int64:1x128 --mode infer --conv
 analyzer measure gpt2 --device cuda --json measured.json && analyzer compare predicted.json measured.json
 """, {0: "done", 1: _MODEL, 2: _INPUT}),
 
-    Command("calibrate", "measure the device at hand and write a file that --device takes",
+    Command("calibrate", "measure this machine's device and write a file that --device takes",
             "analyzer.tools.calibration.calibrate:run_calibrate", "written file, measured device, quick, again", """\
-Measures the device at hand: bandwidth, products by format and size, attention, convolutions, copies, and what the host
-needs for each operator. Writes FILE, which --device takes in every command. A few minutes.
+Measures this machine's device: bandwidth, products by format and size, attention, convolutions, copies, and what the
+host needs for each operator. Writes FILE, which --device takes in every command. A few minutes.
 """, {}, """\
 analyzer calibrate lab_card.json
 analyzer calibrate host.json --device cpu --quick
@@ -252,8 +253,8 @@ activations' memory at its peak.
             "script, arguments, device, device count, steps, show, json, html", """\
 Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step
 costs. The script is run as `python SCRIPT ARGS` would run it and needs no change. What it prints is passed through;
-what it does besides torch (files it writes, servers it calls) happens. What was taken for granted is listed with the
-profile.
+what it does besides torch (files it writes, servers it calls) happens. The profile lists what was
+assumed.
 
 With --world the script runs as torchrun would start it, one rank at a time: torch.distributed is there for so many
 ranks and moves no data. Without --rank or --ranks the ranks to run are chosen: the first, the last, one of each further

@@ -184,7 +184,7 @@ _OF_RANKS = (
     _number("--devices-per-host", "ranks on a host (default: as many as hosts of the cluster have, else 8)"),
     Option("--cluster", "hosts and links, e.g. dgx_h100 or dgx_h100,fabric=25e9 (default: the usual ones of the "
            "device)", metavar="NAME"),
-    Option("--deepspeed", "the engine that DeepSpeed, which is to be installed, makes of the model by this JSON file",
+    Option("--deepspeed", "run the engine that DeepSpeed makes of the model by this JSON file; needs deepspeed",
            metavar="FILE"))
 
 _REPORTS = "{analyzer.results.view:register_report}, or one that TARGET's file adds with register_report"

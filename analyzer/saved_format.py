@@ -13,7 +13,7 @@ from analyzer.errors import InputError, ProfileFormatError
 
 MOST_BYTES = 2**30  #: of a file: one of saved profiles has some hundred megabytes at most, `/dev/zero` no end
 _EXCERPT_CHARS = 30  # of damaged text, on each side of the damage
-#: Of files that are no text: how they begin, and what is said of them.
+#: The first bytes of files that are no text, and what the error says about such a file.
 _BINARY = {
     codecs.BOM_UTF16_LE: "it is UTF-16: save it as UTF-8", codecs.BOM_UTF16_BE: "it is UTF-16: save it as UTF-8",
     b"\x1f\x8b": "it is compressed by gzip: unpack it first", b"PK\x03\x04": "it is a zip archive, such as torch.save "

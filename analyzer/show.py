@@ -169,8 +169,7 @@ def _find_rows(arguments: argparse.Namespace, files: int) -> str:
     """What a row is. Raises InputError for an option that such rows do not have."""
     by: str = arguments.by or ("change" if files == 2 and arguments.columns is None else "model")
     if by == "change" and files > 2:
-        raise InputError(f"--by change: what changed is told of two profiles, and these are {files}; give two, or --by "
-                         "model")
+        raise InputError(f"--by change compares two profiles, and {files} were given; give two, or --by model")
     if by == "change" and arguments.columns is not None:
         raise InputError(f"--columns {','.join(arguments.columns)}: is of --by model, and here a row is a change; "
                          "leave one of them out")

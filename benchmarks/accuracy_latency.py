@@ -2,8 +2,8 @@
 with `kernels` or `steps` that part alone. Steps under `torch.compile` are in `benchmarks.accuracy_compiled`.
 
 No case is predicted with constants that it helped to fit: kernels by folds of shapes and with their device left out
-(`benchmarks/calibration`), the steps on the H200 with their model left out of every fit, the host's included. The steps
-of NeuSight's authors are in no fit.
+(`benchmarks/calibration`), the steps on the H200 with their model left out of every fit, the host's included. No
+constant is fitted to the steps of NeuSight's authors.
 """
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def table_of_parts(judged: Sequence[tuple[Run, Judged]], parts: Mapping[str, Cal
 
 
 def other_predictors(results: Sequence[StepResult]) -> list[list[str]]:
-    """What others said of the same steps, and this project of those that each of them has."""
+    """What others predicted for the same steps, and what this project predicts for those that each of them has."""
     rows = []
     for who in dict.fromkeys(name for result in results for name in result.step.others):
         part = [result for result in results if who in result.step.others]

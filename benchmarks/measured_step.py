@@ -22,7 +22,7 @@ H200 = "h200"
 @dataclass(frozen=True)
 class MeasuredStep:
     """One step. ``seconds`` are wall time, ``kernel_seconds`` the sum of its kernels' where that was measured;
-    ``others`` are what other predictors said of it.
+    ``others`` are what other predictors published for it.
     """
 
     id: str

@@ -181,7 +181,7 @@ class ActionGraph:
 class PipelineTimeline:
     """One step of all ranks of a pipeline, as plain data: ``actions`` are by rank, each in its order, and
     ``step_seconds`` is that of the rank that ends last. ``step_seconds_range`` holds nine of ten measured steps; None
-    where a spread of a stage's seconds is not known. ``assumptions`` says what was taken for granted.
+    where a spread of a stage's seconds is not known. ``assumptions`` says what was assumed.
     """
 
     step_seconds: float

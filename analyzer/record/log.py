@@ -244,7 +244,7 @@ class Log(DeviceLog):
         return sorted([self.device, *self.others], key=device_index)
 
     def watch(self, device: str) -> None:
-        """Let what is said of memory be of another of the devices: that of the log, of its phases, of the peak."""
+        """Let the memory of the log, of its phases and of the peak be that of another of the devices."""
         if device not in self.others:
             return
         other, before = self.others.pop(device), self.device

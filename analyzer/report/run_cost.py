@@ -77,7 +77,7 @@ def _count_profiled(profile: Profile) -> int:
 
 
 def _count_copies(profile: Profile, devices: int) -> tuple[int | None, list[str]]:
-    """How many copies of the model ``devices`` hold, and what is taken for granted of them."""
+    """How many copies of the model ``devices`` hold, and what is assumed about them."""
     profiled = _count_profiled(profile)
     if devices == profiled and profile.data_parallel_size is not None:
         return profile.data_parallel_size, []

@@ -35,7 +35,7 @@ def list_bounds(profile: Profile) -> Iterator[tuple[str, ...]]:
 
 
 def find_remedy(profile: Profile) -> str | None:
-    """What would help most: what is said of the longest part of the whole step; None where it is not known."""
+    """What would help most: the remedy for the longest part of the whole step; None where it is not known."""
     found = find_longest(profile)
     return found and f"{found[0]}, {format_percent(found[1])}: {describe_bound(profile, found[0])}"
 

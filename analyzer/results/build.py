@@ -166,7 +166,7 @@ class ProfileBuilder:
                                     if (name, value) != ("backend", "inductor")})
 
     def _find_bounds(self, assumptions: list[str]) -> dict[str, Any]:
-        """What peaks of memory rest on, and all that was taken for granted."""
+        """What peaks of memory rest on, and all that was assumed."""
         ranges = {name: self.totals.get(name) for name in _BOUNDS}
         said = list(assumptions)
         for find in next((a.find_peaks for a in reversed(self.annotations) if a.find_peaks), []):

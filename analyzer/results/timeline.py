@@ -1,4 +1,4 @@
-"""Memory over time, and what can be said of a step that ended for want of it."""
+"""Memory over time, and what is known about a step that ran out of it."""
 from __future__ import annotations
 
 import functools

@@ -421,4 +421,4 @@ def test_options_that_do_not_go_together(files: tuple[str, str], capsys: pytest.
     code, out, err = run(capsys, *files, *words)
     assert (code, out) == (2, "") and text in err
     code, out, err = run(capsys, *files, files[0], "--by", "change")
-    assert (code, out) == (2, "") and "--by change: what changed is told of two profiles, and these are 3" in err
+    assert (code, out) == (2, "") and "--by change compares two profiles, and 3 were given" in err

@@ -1,4 +1,4 @@
-"""What a run costs: hand-derived amounts, what is taken for granted, and what cannot be asked."""
+"""What a run costs: hand-derived amounts, what is assumed, and what cannot be asked."""
 from dataclasses import replace
 
 import pytest

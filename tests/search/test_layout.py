@@ -1,4 +1,4 @@
-"""Which layouts there are, and what is said of choices that cannot be."""
+"""Which layouts there are, and the errors for choices that cannot be."""
 from dataclasses import replace
 
 import pytest

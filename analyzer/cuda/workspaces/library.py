@@ -1,8 +1,8 @@
 """Workspaces that cuBLAS and cuBLASLt take from the caching allocator at their first product and keep for good, one per
 library, handle and stream; each thread has a handle, so the backward pass takes another. Rules of PyTorch 2.8 to 2.11,
 ``aten/src/ATen/cuda/CublasHandlePool.cpp``. So are the states of cuDNN's random generators, from the first recurrent
-layer in training with dropout on: get_dropout_state in ``aten/src/ATen/native/cudnn/RNN.cpp``. From 2.15 on a workspace
-is taken for each product, and given back when the product is there.
+layer in training with dropout on: get_dropout_state in ``aten/src/ATen/native/cudnn/RNN.cpp``. From 2.15 on
+each product takes a workspace and gives it back when it is done.
 """
 from __future__ import annotations
 

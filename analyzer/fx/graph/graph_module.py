@@ -268,7 +268,7 @@ class GraphModule(fx.GraphModule):
 
     Nodes know ``node.meta["module_path"]``, ``["module_stack"]``, ``["source"]`` and ``["region"]`` (see
     `analyzer.fx.graph.statement`). Call `recompile` after an edit of the graph or of a region. ``meta["assumptions"]``
-    lists what was taken for granted. Copies and pickles keep the graph with its annotations. Inputs unlike those of the
+    lists what was assumed. Copies and pickles keep the graph with its annotations. Inputs unlike those of the
     trace raise InputError; set ``checks_inputs = False`` to leave that to the operators.
     """
 

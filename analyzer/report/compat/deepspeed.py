@@ -169,7 +169,7 @@ def deepspeed_text(profile: Profile, *, profile_step: int | None = None, module_
     Labels, order, units and rounding are DeepSpeed's; a figure that is unknown is ``-``. ``ignore_modules`` are
     classes, class names or paths that count as their parent's own. ``engine`` adds the sizes of what runs in parallel
     and the batch, ``wall_clock_breakdown`` the times of backward and step where the profile has them; the backward pass
-    is taken for 2 + ``recompute_fwd_factor`` forward passes. As there, ``module_depth=-1`` leaves out the deepest
+    counts as 2 + ``recompute_fwd_factor`` forward passes. As there, ``module_depth=-1`` leaves out the deepest
     level. Raises InputError for a profile without modules, a depth or a number of modules that cannot be, and for
     unknown names.
     """

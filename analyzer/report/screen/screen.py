@@ -154,7 +154,7 @@ def _list_largest(sizes: Sequence[tuple[str, int]], shown: int) -> Iterator[tupl
 
 
 def describe_rest(p: Profile, more: str, width: int) -> list[str]:
-    """What is taken for granted or not counted, where the long tables are, and what would make the step faster."""
+    """What is assumed or not counted, where the long tables are, and what would make the step faster."""
     counts = (len(p.assumptions), "assumption"), (len(p.uncounted), "operator without known FLOPs")
     said = " and ".join([_count(number, what) for number, what in counts if number])
     nothing = "nothing was assumed" + (", and every operator was counted" if p.fwd_flops is not None else "")

@@ -280,7 +280,7 @@ def make_call(model: torch.nn.Module, name: str, input_shape: tuple[int, ...] | 
         return run, (torch.ones(input_shape, dtype=dtype, device=input_device(model)),), dict(kwargs or {})
     args = () if args is None else (args,) if isinstance(args, torch.Tensor) else tuple(args)
     if not args and not kwargs:
-        raise InputError("get_model_profile(): give input_shape, args or kwargs: what the model is to be called with")
+        raise InputError("get_model_profile(): give input_shape, args or kwargs, with which the model is called")
     return run, args, dict(kwargs or {})
 
 

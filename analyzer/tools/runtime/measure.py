@@ -44,7 +44,7 @@ from .recorder import Key, RuntimeRecorder, device_of, has_data
 
 
 def make_measured_profiler(recorder: RuntimeRecorder, steps: Sequence[int]) -> Callable[[Log], Annotation]:
-    """A profiler of the seconds that ``recorder`` measured: the mean over ``steps``, said of the log's last step.
+    """A profiler of the seconds that ``recorder`` measured: the mean over ``steps``, as the log's last step.
 
     A module's seconds are those in which it was the innermost one running, so a parent is its children plus its own.
     Operators and nodes have the seconds of their kernels alone. The times of operators are means only where every step

@@ -337,7 +337,7 @@ def _list_assumptions(searcher: Searcher, best: Sequence[Step]) -> tuple[str, ..
         found.append("with several stages a rank, bytes are composed within 0.5 % and seconds within 1.5 %: layouts "
                      "that are nearer to each other, or to the device's memory, may be in another order")
     if any(step.layout.pipeline > 1 and step.layout.micro_batches == step.layout.pipeline for step in best):
-        found.append("with as many micro-batches as stages, a rank may need up to one micro-batch less than is said")
+        found.append("with as many micro-batches as stages, a rank's memory is at most one micro-batch too high")
     if facts.no_pipeline:
         found.append(f"no pipelines: {facts.no_pipeline}")
     if not facts.tensor_limit:
