@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             device = device[0] if isinstance(device, list) else device
             if getattr(arguments, "batch_size", None) is not None:
                 load("analyzer.zoo.command_option:refuse_batch_size")(arguments)
-            with _showing_progress(called), knowing(device):
+            with _showing_progress(called), knowing(device), _allocating(getattr(arguments, "alloc_conf", None)):
                 code: int = load(COMMANDS[called].run)(arguments)
                 return code
     except AnalyzerError as error:
@@ -106,6 +107,27 @@ def _explain(called: str, unknown: Sequence[str], words: Sequence[str]) -> str:
     is_saved = called == "profile" and flag in COMMANDS["show"].flags
     return (f"{' '.join(unknown)}: `analyzer {called}` does not take this{hint}"
             + ("; save the profile with --json FILE for it" if is_saved else ""))
+
+
+@contextmanager
+def _allocating(settings: str | None) -> Iterator[None]:
+    """A block in which the environment has these settings of PyTorch's allocator, as processes that it starts have."""
+    if settings is None:
+        yield
+        return
+    try:
+        load("analyzer.memory.allocator_options:AllocatorOptions").from_string(settings)
+    except InputError as error:
+        raise InputError(f"--alloc-conf: {error}") from None
+    name = "PYTORCH_CUDA_ALLOC_CONF"
+    before, os.environ[name] = os.environ.get(name), settings
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 @contextmanager

@@ -63,7 +63,7 @@ _RECIPE = {"recipe": "dtype, quantize, lora, attention, loss-chunks, checkpointi
 
 COMMANDS = {command.name: command for command in (
     Command("profile", "predict what a step of a model costs", "analyzer.show:run_profile",
-            f"{_STEP}, skew, device, device count, convention, others, show, json, html, export", """\
+            f"{_STEP}, skew, device, device count, alloc-conf, convention, others, show, json, html, export", """\
 Predicts what one training or inference step of a model costs: FLOPs, memory by phase, communication, time.
 No GPU is needed and no weights are made.
 
@@ -171,7 +171,7 @@ analyzer check profile.json --against baseline.json --format markdown >> "$GITHU
 """, {0: "all within their limits", 2: _INPUT, 4: "a limit is exceeded, or a quantity that it needs is unknown"}),
 
     Command("generate", "predict what generating tokens costs", "analyzer.tools.generation.run:run_generate",
-            "target, prompt, new-tokens, sequences, autocast, device, passes, rows, format, "
+            "target, prompt, new-tokens, sequences, autocast, device, alloc-conf, passes, rows, format, "
             "json", """\
 Predicts what it costs to read a prompt and to generate tokens after it: the prefill, then one token after the other
 while the key-value cache grows. TARGET is that of `analyzer profile`, a model that generates text.
@@ -202,8 +202,8 @@ analyzer generate hf:T5Config:T5ForConditionalGeneration --json t5.json && analy
 
     Command("fit", "find the devices that a step fits on, or the largest batch or sequence on one",
             "analyzer.tools.solver.fit:run_fit",
-            f"{_STEP}, devices, device count, of batch, of sequence, memory, world size, start, multiple-of, at-most, "
-            "format", """\
+            f"{_STEP}, devices, device count, alloc-conf, of batch, of sequence, memory, world size, start, "
+            "multiple-of, at-most, format", """\
 Says of every device in the catalogue (`analyzer devices`) how much memory a training or inference step needs there, and
 whether it fits. With one --device, or an option of a search (--batch, --sequence, --memory, --start, --multiple-of,
 --at-most; then h200): the largest batch, or with --sequence the longest sequence, that fits.
@@ -220,7 +220,7 @@ analyzer fit mypackage.models:build --input 'x={batch}x64' --memory 20GiB
 """, {0: "it fits on a device, or a size was found", 1: _MODEL, 2: _INPUT, 3: "not even the smallest fits, on none"}),
 
     Command("advise", "find what to change so that a step fits", "analyzer.tools.advice.search:run_advise",
-            f"{_STEP}, device, device count, format", """\
+            f"{_STEP}, device, device count, alloc-conf, format", """\
 Says what to change so that a step fits on a device, or takes less there: checkpointing, parts of the loss, the
 optimizer, precision, adapters, attention and micro-batches, each profiled alone, then in combinations until three fit.
 TARGET and the options of a step are those of `analyzer profile`; they say how the step is now.
@@ -250,7 +250,7 @@ activations' memory at its peak.
 """, {0: "found", 1: _MODEL, 2: "the command line, an input or the budget cannot be used", 3: "no plan meets it"}),
 
     Command("dryrun", "execute a training script without data or a GPU", "analyzer.tools.dryrun.job:run_dryrun",
-            "script, arguments, device, device count, steps, show, json, html", """\
+            "script, arguments, device, device count, alloc-conf, steps, show, json, html", """\
 Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step
 costs. The script is run as `python SCRIPT ARGS` would run it and needs no change. What it prints is passed through;
 what it does besides torch (files it writes, servers it calls) happens. The profile lists what was

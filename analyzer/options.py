@@ -161,8 +161,8 @@ _OF_A_STEP = (
     Option("--dtype", "of floating parameters and inputs, e.g. bf16 (default: as the model is built)", metavar="DTYPE"),
     Option("--quantize", "hold the weights of linear layers, all but the output head's, in "
            "{analyzer.recipe.quantize:LAYERS}", choices="analyzer.recipe.quantize:LAYERS", metavar="FORMAT"),
-    Option("--lora", "train adapters instead of the model; further settings: targets=q_proj+v_proj (default "
-           "all-linear), dropout=0.05, dtype=bf16 (default fp32)", metavar="r=N[,...]"),
+    Option("--lora", "train adapters; targets=q_proj+v_proj, dropout=0.05, dtype=bf16 (default all-linear, 0, fp32)",
+           metavar="r=N[,...]"),
     Option("--attention", "of a model of transformers: sdpa, eager, ...", metavar="NAME"),
     _number("--loss-chunks", "compute a language model's loss in N parts of its tokens"),
     _switch("--checkpointing", "run each block again in the backward pass"),
@@ -177,6 +177,7 @@ _OF_A_STEP = (
     Option("others", argparse.SUPPRESS, nargs="*", default=(), metavar="TARGET"))
 
 _OF_RANKS = (
+    Option("--alloc-conf", "what PYTORCH_ALLOC_CONF says, e.g. expandable_segments:True", metavar="CONF"),
     _number("--devices", "how many of them the process has (default 1)", name="device count"),
     _number("--world", "run as one of N ranks: torch.distributed is there and moves no data"),
     _number("--rank", "which one (default 0; of `dryrun` chosen, as are --ranks)", metavar="R"),

@@ -51,8 +51,8 @@ def read_world(arguments: argparse.Namespace) -> World | None:
 
 #: options that a saved profile holds, in the order of the command that it prints
 SAVED_OPTIONS = ("input", "mode", "autocast", "dtype", "quantize", "lora", "attention", "loss_chunks", "checkpointing",
-                 "compile", "optimizer", "accumulate", "skew", "device", "devices", "convention", "world", "rank",
-                 "devices_per_host", "cluster", "deepspeed")
+                 "compile", "optimizer", "accumulate", "skew", "device", "devices", "alloc_conf", "convention", "world",
+                 "rank", "devices_per_host", "cluster", "deepspeed")
 
 
 def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[Profile]:

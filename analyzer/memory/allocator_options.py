@@ -5,8 +5,9 @@ Sources, named in the comments: ``c10/core/AllocatorConfig.{h,cpp}`` (constants,
 """
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -146,6 +147,23 @@ class AllocatorOptions:
             return cls(**values)
         except InputError as error:
             raise InputError(f"allocator settings {settings!r}: {error}") from None
+
+    @classmethod
+    def from_environment(cls, names: Sequence[str]) -> tuple[AllocatorOptions, str | None]:
+        """The settings of the first of these variables that is there, also where it is empty, and a sentence about it;
+        PyTorch's defaults and None where there is none. Raises InputError as `from_string`, with the variable.
+        """
+        name = next((name for name in names if name in os.environ), None)
+        text = "" if name is None else os.environ[name].strip()
+        if not text:
+            return cls(), None
+        if re.search(r"backend\s*:\s*cudaMallocAsync", text):
+            return cls(), (f"{name}={text}: the CUDA driver would pool the memory, by rules that are not public; it is "
+                           "told as of PyTorch's own allocator")
+        try:
+            return cls.from_string(text), f"the allocator's settings are those of {name}: {text}"
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
 
     @cached_property
     def divisions_by_interval(self) -> tuple[int, ...] | None:

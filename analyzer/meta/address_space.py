@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from analyzer.errors import InputError
+from analyzer.hardware.catalogue import simulated_spec
 from analyzer.memory.allocator import AllocatorOptions, Block, CachingAllocator
 from analyzer.memory.allocator_segment import Elsewhere, Instruction, Placements, replay_one_by_one
 from analyzer.memory.segment_memory import PrivatePool
@@ -108,6 +109,15 @@ class HostMemory:
         return self.allocated_bytes
 
 
+# c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.h: 2.9 reads the first alone, later versions the first
+# that is there, also where it is empty
+_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF",) if torch.__version__ < "2.10" else (
+    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+tell_settings: list[Callable[[Any], object]] = []  #: are told of settings that the environment has, in a sentence
+
+
 def find_device_index(address: int) -> int:
     """The index of the device that has an address of a block or segment."""
     return address // _DEVICE_SPAN
@@ -118,7 +128,7 @@ class AddressSpace:
 
     def __init__(self, options: AllocatorOptions | None = None, capacity_bytes: int | None = None,
                  devices: int = 1) -> None:
-        self.options = options or AllocatorOptions()
+        self.options = options  #: None: those of the environment, which are read for the first allocator
         self.capacity_bytes = capacity_bytes
         self.devices = devices  #: that the process has to itself; a rank of a job has one of its host's
         self.allocators: dict[int, CachingAllocator] = {}
@@ -145,8 +155,13 @@ class AddressSpace:
 
     def allocator(self, index: int = 0) -> CachingAllocator:
         if index not in self.allocators:
-            made = self.allocators[index] = CachingAllocator(self.capacity_bytes, self.options,
-                                                             top_address=_DEVICE_TOP + index * _DEVICE_SPAN)
+            if self.options is None:
+                self.options, said = AllocatorOptions.from_environment(_SETTINGS)
+                for tell in tell_settings if said is not None else ():
+                    tell(said)
+            made = self.allocators[index] = CachingAllocator(
+                self.capacity_bytes, self.options, top_address=_DEVICE_TOP + index * _DEVICE_SPAN,
+                total_bytes=simulated_spec().memory_bytes)
             made.device = f"cuda:{index}" if self.devices > 1 else None
         return self.allocators[index]
 

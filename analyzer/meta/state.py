@@ -15,7 +15,7 @@ from torch import nn
 from analyzer.errors import InputError, is_count
 from analyzer.memory.allocator import AllocatorOptions
 
-from .address_space import AddressSpace
+from .address_space import AddressSpace, tell_settings
 from .source_line import user_line
 from .value.known_value import Known
 
@@ -35,6 +35,8 @@ class MetaOptions:
     of the job; what one rank holds lies between its profiles with an exponent and with the negative one.
     ``devices`` is how many devices of one kind the process has, cuda:0, cuda:1 and so on: as many as
     ``torch.cuda.device_count()`` says. In a world of ranks that number is how many a host has.
+    ``allocator`` are the settings of PyTorch's caching allocator; None: those that the environment has where the device
+    is used first (``PYTORCH_CUDA_ALLOC_CONF``, from torch 2.10 on also ``PYTORCH_ALLOC_CONF``).
     ``unknown_condition`` decides ``if`` and ``while`` on unknown data: ``"false"`` or ``"true"``, where a condition
     that only ends a loop is never met (the loop runs to its own bound); ``"error"`` refuses.
     ``unknown_value`` is ``"error"``, or ``"placeholder"`` to answer ``.item()`` of unknown data with a finite number,
@@ -45,7 +47,7 @@ class MetaOptions:
     unknown_size: Literal["balanced", "worst", "error"] | int = "balanced"
     unknown_value: Literal["error", "expected", "placeholder"] = "error"
     unknown_condition: Literal["false", "true", "error"] = "error"
-    allocator: AllocatorOptions = field(default_factory=AllocatorOptions)
+    allocator: AllocatorOptions | None = None
     capacity_bytes: int | None = None
     skew: float = 0.0
     devices: int = 1
@@ -267,3 +269,11 @@ def active_state() -> MetaState:
     state = active.state
     assert state is not None
     return state
+
+
+def _assume_settings(said: str) -> None:
+    if (state := current()) is not None:
+        state.assume(said)
+
+
+tell_settings.append(_assume_settings)
