@@ -32,6 +32,14 @@ class PrivatePool(NamedTuple):
     splits: bool = True  #: whether its free spans are cut
 
 
+class PoolStreams(dict[int, int]):
+    """The numbers that stand for streams in a private pool: number of a stream -> its number in there."""
+
+    def __init__(self, handle: tuple[int, int], splits: bool = True) -> None:
+        super().__init__()
+        self.handle, self.splits = handle, splits
+
+
 class SegmentMemory:
     """The segments of one device: taken from it, kept in pools of free spans, given back."""
 

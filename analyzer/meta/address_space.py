@@ -15,7 +15,7 @@ from analyzer.errors import InputError
 from analyzer.hardware.catalogue import simulated_spec
 from analyzer.memory.allocator import AllocatorOptions, Block, CachingAllocator
 from analyzer.memory.allocator_segment import Elsewhere, Instruction, Placements, replay_one_by_one
-from analyzer.memory.segment_memory import PrivatePool
+from analyzer.memory.segment_memory import PoolStreams, PrivatePool
 
 from .intercept.mode_stack import without_modes
 from .value.known_value import Deferred, Known, reads, small_enough
@@ -273,14 +273,6 @@ class AddressSpace:
 
 next_number = itertools.count().__next__
 _next_range = itertools.count(1).__next__
-
-
-class PoolStreams(dict[int, int]):
-    """The numbers that stand for streams in a private pool: number of a stream -> its number in there."""
-
-    def __init__(self, handle: tuple[int, int], splits: bool = True) -> None:
-        super().__init__()
-        self.handle, self.splits = handle, splits
 
 
 def take_numbers() -> int:

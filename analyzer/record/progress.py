@@ -1,4 +1,4 @@
-"""How far a run is, told to whoever watches it."""
+"""How far a run is, told to the function that watches it."""
 from __future__ import annotations
 
 import threading

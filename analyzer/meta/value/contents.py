@@ -50,7 +50,7 @@ def read_known(tensor: Tensor, assumed: bool = False) -> Tensor | None:
 
 
 def look_at(tensor: Tensor) -> Tensor | None:
-    """The distinct places of a known value, for a check that no result depends on: nobody learns that it was read.
+    """The distinct places of a known value, for a check that no result depends on: no one learns that it was read.
     Dimensions that were expanded have size one.
     """
     storage = tensor.untyped_storage() if tensor.layout is torch.strided else None

@@ -29,7 +29,7 @@ _OPTIMIZERS = os.path.join(_TORCH, "optim") + os.sep
 _CHECKS = (os.path.join(_TORCH, "distributions") + os.sep, os.path.join(_TORCH, "nn", "utils", "parametrizations.py"))
 _BOOLEAN = (torch.bool, torch.uint8)
 _ENGINE = os.path.join("", "deepspeed", "runtime", "")
-with without_modes():  # of whoever imports this
+with without_modes():  # that may be active where this is imported
     _CONDITION = torch.empty((), dtype=torch.bool, device=META)  # whose value is not known
 STAND_IN = "an unknown scalar"  #: how an assumption begins that says what it was taken as
 _MOST_CLASSES = 1024  # that a loop over them would go by

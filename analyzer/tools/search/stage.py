@@ -48,7 +48,7 @@ class Template:
         self.before, self.behind = self._list_outside() if self.blocks else ([], [])
         specs = target.choose_inputs((), train=False) or ()
         self.inputs = specs
-        # where nobody gave inputs, a model that begins with an embedding takes tokens
+        # where no inputs are given, a model that begins with an embedding takes tokens
         self.takes_tokens = (len(specs) == 1 and not specs[0].dtype.is_floating_point and len(specs[0].shape) == 2
                              if specs else bool(self.before) and isinstance(
                                  self.model.get_submodule(self.before[0]), nn.Embedding))
