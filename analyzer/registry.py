@@ -139,3 +139,17 @@ class Registry(Generic[K, V]):
             self._table.clear()
             self._table.update(before)
             self.version += 1
+
+
+_Rule = TypeVar("_Rule", bound=Callable[..., Any])
+
+
+def adding_to(rules: dict[Any, Any]) -> Callable[..., Callable[[_Rule], _Rule]]:
+    """The decorator that puts a function into a table of rules, under each of the operators that it is given."""
+    def of(*operators: Any) -> Callable[[_Rule], _Rule]:
+        def add(rule: _Rule) -> _Rule:
+            assert rules.keys().isdisjoint(operators), operators
+            rules.update(dict.fromkeys(operators, rule))
+            return rule
+        return add
+    return of

@@ -213,13 +213,15 @@ def _move_program(module: nn.Module, kind: str) -> str | None:
         named.add(str(value))
         return torch.device(kind)
 
-    for graph_module in [inner for inner in module.modules() if isinstance(inner, torch.fx.GraphModule)]:
+    graphs = [inner for inner in module.modules() if isinstance(inner, torch.fx.GraphModule)]
+    for graph_module in graphs:
         for node in graph_module.graph.nodes:
             node.args = torch.fx.node.map_aggregate(node.args, move)
             node.kwargs = torch.fx.node.map_aggregate(node.kwargs, move)
-        graph_module.recompile()
     if not named:
         return None
+    for graph_module in graphs:
+        graph_module.recompile()
     return f"a program that was exported on {', '.join(sorted(named))} runs as one that was exported on {kind}"
 
 

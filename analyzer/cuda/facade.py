@@ -123,11 +123,10 @@ def _mem_get_info(device: Any = None) -> tuple[int, int]:
 
 
 def _set_memory_fraction(fraction: float, device: int) -> None:
-    total_bytes = _total_bytes()
-    if total_bytes is None:
+    if _total_bytes() is None:
         raise InputError(f"torch.cuda.set_per_process_memory_fraction({fraction!r}): a share of the memory of "
                          f"{simulated_spec().name!r}, which is not known; profile for a device whose memory is")
-    _allocator(device).set_fraction(fraction, total_bytes)
+    _allocator(device).set_fraction(fraction)
 
 
 def _is_there() -> bool:

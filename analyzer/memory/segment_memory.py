@@ -77,9 +77,8 @@ class SegmentMemory:
         self.reserved_bytes = self._peak_reserved_bytes = 0
 
     # setMemoryFraction: the limit that the allocator itself keeps, beside what the device has
-    def set_fraction(self, fraction: float, total_bytes: int | None = None) -> None:
+    def set_fraction(self, fraction: float) -> None:
         """Let this process reserve that share of the device's memory. Raises InputError where that is not known."""
-        self._total_bytes = self._total_bytes or total_bytes
         if self._total_bytes is None:
             raise InputError(f"per_process_memory_fraction={fraction!r}: a share of no known size; give "
                              "capacity_bytes")

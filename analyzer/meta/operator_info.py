@@ -3,14 +3,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch._library.custom_ops import OPDEFS
 
 from analyzer.errors import InputError, is_count
 from analyzer.hardware.catalogue import simulated_spec
-from analyzer.registry import Call, Registry
+from analyzer.registry import Call, Registry, adding_to
 
 from .address_space import MetaStorage, new_storage
 from .refusal.value import value_rules
@@ -183,25 +183,14 @@ A rule that depends on the device's generation reads `analyzer.hardware.catalogu
 
 KernelMemory = tuple[tuple[Stage, ...], "tuple[int, ...] | None"]
 """What a call holds while it runs, and the order in which its outputs are allocated (None: that of the result)."""
-_Rule = TypeVar("_Rule", bound=Callable[[Signature], Any])
 _rules: dict[Any, Callable[[Signature], tuple[Stage, ...]]] = {}
 _host_rules: dict[Any, Callable[[Signature], KernelMemory]] = {}
 
 
-def _adding(rules: dict[Any, Any]) -> Callable[..., Callable[[_Rule], _Rule]]:
-    def of(*operators: Any) -> Callable[[_Rule], _Rule]:
-        def add(rule: _Rule) -> _Rule:
-            assert rules.keys().isdisjoint(operators), operators
-            rules.update(dict.fromkeys(operators, rule))
-            return rule
-        return add
-    return of
-
-
-kernel_stages = _adding(_rules)
+kernel_stages = adding_to(_rules)
 """Decorator: what CUDA kernels of operators hold while they run, from the specs of a call. For PyTorch's own;
 `register_memory_impl` says as much from outside, and goes before it."""
-host_memory = _adding(_host_rules)
+host_memory = adding_to(_host_rules)
 """Decorator: the same of the CPU's kernels of operators, with the order of outputs."""
 
 # As `MemoryNeed.output_order`, of CUDA's kernels: Dropout.cu, dropout_cuda (the mask first); cudnn/RNN.cpp, _cudnn_rnn

@@ -2,30 +2,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
+from analyzer.registry import adding_to
+
 Rule = Callable[..., None]
-_Rule = TypeVar("_Rule", bound=Rule)
 
 rules: dict[str, Rule] = {}
 """By the name of an ATen operator: ``rule(device_type, *args, **kwargs)`` raises what the kernel raises."""
+refuses = adding_to(rules)
+"""Decorator: a rule of the operators with these names."""
 
 # Names of dtypes in messages of C++: c10/core/ScalarType.h
 _NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float", torch.float64: "Double",
           torch.int32: "Int", torch.int64: "Long", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
           torch.bool: "Bool", torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
           torch.complex32: "ComplexHalf"}
-
-
-def refuses(*names: str) -> Callable[[_Rule], _Rule]:
-    """Decorator: a rule of the operators with these names."""
-    def add(rule: _Rule) -> _Rule:
-        assert rules.keys().isdisjoint(names), names
-        rules.update(dict.fromkeys(names, rule))
-        return rule
-    return add
 
 
 def name_dtype(dtype: torch.dtype) -> str:

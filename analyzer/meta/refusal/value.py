@@ -4,28 +4,21 @@ classes, weights that are none. On the CPU a kernel raises it; on CUDA it ends i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.value.contents import look_at
+from analyzer.registry import adding_to
 
 from .rule import wrap_dim
 
 Tensor = torch.Tensor
-_Check = TypeVar("_Check", bound=Callable[..., None])
 
 value_rules: dict[str, Callable[..., None]] = {}
 """By the name of an ATen operator: ``check(*args, **kwargs)`` raises what its kernel raises."""
-
-
-def _checks(*names: str) -> Callable[[_Check], _Check]:
-    def add(check: _Check) -> _Check:
-        assert value_rules.keys().isdisjoint(names), names
-        value_rules.update(dict.fromkeys(names, check))
-        return check
-    return add
+_checks = adding_to(value_rules)
 
 
 def _first_outside(index: Tensor, size: int, least: int = 0, ignored: int | None = None) -> int | None:
