@@ -13,7 +13,6 @@ from .log import Log
 
 EVALUATION = "evaluation"  #: the phase of calls that lead to no update
 NO_STEP = -1               #: the step of what is in no step
-_KEPT = ("forward", EVALUATION)
 
 
 class OuterRun(NamedTuple):
@@ -52,30 +51,33 @@ def describe_batches(runs: Sequence[OuterRun], described: int) -> str | None:
             "steps (--steps) see more of them")
 
 
-def leave_out_evaluation(log: Log, runs: Sequence[OuterRun], described: int) -> list[OuterRun]:
-    """Put evaluation into a phase of its own that is in no step; the result are its forward passes: those of which no
-    update and no pass of a step reads what they gave, directly or through other operators. So are operators outside of
-    modules that work for them alone. What data go through the host is not followed. Calls of modules are written down
-    of the step ``described``.
+def find_evaluation(log: Log, runs: Sequence[OuterRun]) -> set[int]:
+    """The calls of evaluation: of forward passes of which no update and no pass of a step reads what they gave,
+    directly or through other operators, and those outside of modules that work for them alone. What data go through the
+    host is not followed.
     """
-    evaluation = _Flow(log, runs).find_evaluation()
-    passes = [run for run in runs if run.is_pass and run.calls.start in evaluation]
-    if not passes:
-        return []
-    _leave_out_module_calls(log, [run for run in runs if run.calls.start in evaluation and run.step == described])
+    return _Flow(log, runs).find_evaluation()
+
+
+def leave_out(log: Log, runs: Sequence[OuterRun], phases: Mapping[int, str], described: int) -> None:
+    """Put calls into ``phases`` of their own that are in no step. Calls of modules are written down of the step
+    ``described``.
+    """
+    if not phases:
+        return
+    _leave_out_module_calls(log, [run for run in runs if run.calls.start in phases and run.step == described])
     for run in runs:
-        for node in log.node_slots[run.nodes.start:run.nodes.stop] if run.calls.start in evaluation else ():
+        for node in log.node_slots[run.nodes.start:run.nodes.stop] if run.calls.start in phases else ():
             node.step = NO_STEP  # type: ignore[union-attr]
-    for index in evaluation:
-        log.call_slots.put_in_step(index, NO_STEP, EVALUATION)
+    for index, phase in phases.items():
+        log.call_slots.put_in_step(index, NO_STEP, phase)
     for lifetime in log.storages.values():
-        if lifetime.born_call in evaluation and lifetime.step >= 0:
-            lifetime.step, lifetime.phase = NO_STEP, EVALUATION
-    log.compiled_calls = [call._replace(step=NO_STEP) if call.position in evaluation else call
+        if lifetime.born_call in phases and lifetime.step >= 0:
+            lifetime.step, lifetime.phase = NO_STEP, phases[lifetime.born_call]
+    log.compiled_calls = [call._replace(step=NO_STEP) if call.position in phases else call
                           for call in log.compiled_calls]
-    log.outer_calls = [call._replace(step=NO_STEP) if call.position in evaluation else call for call in log.outer_calls]
-    log.phases = list(_join_records(log.phases, evaluation))
-    return passes
+    log.outer_calls = [call._replace(step=NO_STEP) if call.position in phases else call for call in log.outer_calls]
+    log.phases = list(_join_records(log.phases, phases))
 
 
 class _Flow:
@@ -156,14 +158,15 @@ def _leave_out_module_calls(log: Log, runs: Sequence[OuterRun]) -> None:
     log.module_call_slots = [calls[index] for index in kept]
 
 
-def _join_records(records: Sequence[PhaseRecord], evaluation: set[int]) -> Iterator[PhaseRecord]:
+def _join_records(records: Sequence[PhaseRecord], phases: Mapping[int, str]) -> Iterator[PhaseRecord]:
     """The records of phases, of which those of one phase that follow each other are one."""
+    joined = {"forward", *phases.values()}
     last: PhaseRecord | None = None
     for record in records:
-        if record.first_call in evaluation and record.first_call < record.last_call:
-            record.step, record.phase = NO_STEP, EVALUATION
-        is_empty = record.first_call == record.last_call and record.phase in _KEPT
-        if last is not None and last.phase in _KEPT and (
+        if record.first_call in phases and record.first_call < record.last_call:
+            record.step, record.phase = NO_STEP, phases[record.first_call]
+        is_empty = record.first_call == record.last_call and record.phase in joined
+        if last is not None and last.phase in joined and (
                 is_empty or (record.step, record.phase) == (last.step, last.phase)):
             last.extend(record)
             continue

@@ -20,11 +20,12 @@ from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.spec import Signature
 from analyzer.output import print_error
 
-from .evaluation import EVALUATION, OuterRun, describe_batches, leave_out_evaluation
+from .evaluation import EVALUATION, OuterRun, describe_batches, find_evaluation, leave_out
 from .hooks import FAILED
 from .log import LogModuleCall
 from .memory_recorder import ROOT
 from .optimizer_step import observed_steps
+from .preparation import EARLIER_PREPARATION, PREPARATION, describe_preparation, find_preparation
 from .recorder import Recorder
 from .script_module import ObjectNumbers, ScriptRoot, ScriptRoots, StepCounts
 from .storage_lifetime import OUTSIDE, StorageLifetime
@@ -172,10 +173,15 @@ class ScriptRecorder(Recorder):
 
     def _leave_out_evaluation(self) -> None:
         self._describe_last_whole_step()
-        evaluation = leave_out_evaluation(self.log, self._outer_runs, self.described_step)
+        runs = self._outer_runs
+        phases = dict.fromkeys(find_evaluation(self.log, runs), EVALUATION)
+        evaluation = [run for run in runs if run.is_pass and run.calls.start in phases]
+        prepared = find_preparation(self.log, runs, phases)
+        for one in prepared:
+            phases.update(dict.fromkeys(one.calls, PREPARATION if one is prepared[-1] else EARLIER_PREPARATION))
+        leave_out(self.log, runs, phases, self.described_step)
         left_out = {run.calls.start for run in evaluation}
-        batches = describe_batches([run for run in self._outer_runs if run.calls.start not in left_out],
-                                   self.log.steps - 1)
+        batches = describe_batches([run for run in runs if run.calls.start not in left_out], self.log.steps - 1)
         if batches is not None:
             self.mode.state.assume(batches)
         if passes := Counter([self.log.modules[run.module].path for run in evaluation]):
@@ -183,6 +189,8 @@ class ScriptRecorder(Recorder):
             self.mode.state.assume(f"forward passes that lead to no update ({many}) are a phase of their own, "
                                    f"{EVALUATION}: they are in no figure of a step, but peaks of memory are those of "
                                    "the whole run")
+        if prepared:
+            self.mode.state.assume(describe_preparation(self.log, prepared))
 
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
         """A module's call begins; one from outside of any module begins a forward pass."""

@@ -19,6 +19,7 @@ from analyzer.record.call_table import OpCall
 from analyzer.record.evaluation import EVALUATION, NO_STEP
 from analyzer.record.log import CompiledCall, Log, LogNode, OuterCall
 from analyzer.record.options import choose_samples, count_tokens
+from analyzer.record.preparation import PREPARATION
 from analyzer.record.process_group import ProcessGroupSpec
 from analyzer.units import add_quantities
 
@@ -191,7 +192,7 @@ class ProfileBuilder:
 
     def _find_phases(self, step: int) -> dict[str, PhaseInfo]:
         places = [(step, phase) for phase in list_finished_phases(self.log)]
-        places += [(NO_STEP, EVALUATION)] if step == self.log.steps - 1 else []
+        places += [(NO_STEP, EVALUATION), (NO_STEP, PREPARATION)] if step == self.log.steps - 1 else []
         return {phase: PhaseInfo(**{k: v for k, v in self.phase_rows[step, phase].items() if k in _PHASE_FIELDS})
                 for step, phase in places if self.phase_rows.get((step, phase))}
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
 from analyzer.record.evaluation import EVALUATION
+from analyzer.record.preparation import PREPARATION
 from analyzer.units import add_quantities
 
 from .device import CopyInfo, DeviceInfo
@@ -227,8 +228,10 @@ class Profile(DeviceRecord):
 
     @property
     def step_phases(self) -> dict[str, PhaseInfo]:
-        """Those of `phases` that a step consists of: all but the evaluation that a script does between steps."""
-        return {name: phase for name, phase in self.phases.items() if name != EVALUATION}
+        """Those of `phases` that a step consists of: all but a script's evaluation, and what it prepares for several
+        steps.
+        """
+        return {name: phase for name, phase in self.phases.items() if name not in (EVALUATION, PREPARATION)}
 
     @property
     def communicates(self) -> bool | None:

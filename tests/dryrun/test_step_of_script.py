@@ -41,7 +41,7 @@ model(torch.cat([x, x])).sum().backward()
 def test_passes_before_the_loop_take_no_time_in_it(run):
     plain, *others = [run(PASSES.format(passes=passes, steps=3)) for passes in (0, 1, 40)]
     for p in others:
-        assert p.step_seconds == plain.step_seconds and p.phases == plain.phases
+        assert p.step_seconds == plain.step_seconds and p.step_phases == plain.phases
         assert [m.calls for m in p.modules.walk()] == [m.calls for m in plain.modules.walk()] == [0] + 7 * [1]
         assert p.module_calls == plain.module_calls and len(p.module_calls) == 7
 
