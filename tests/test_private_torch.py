@@ -63,6 +63,7 @@ NAMES = {
         torch._higher_order_ops.flex_attention._dispatch_cache""",
     "cuda/facade.py": """
         torch.nn.parallel.comm.scatter torch.nn.parallel._functions._get_stream torch.accelerator.device_index""",
+    "cuda/binding.py": "torch.cuda._cudart torch._C._accelerator_getDeviceStats",
     "meta/simulated_device.py": """
         torch._C.DispatchKey.AutocastIPU torch._C.DispatchKey.AutocastHPU torch._C._dispatch_keyset_full_after
         torch._C._dispatch_tls_set_dispatch_key_included torch._C._dispatch_tls_set_dispatch_key_excluded

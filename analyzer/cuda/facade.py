@@ -10,6 +10,7 @@ from uuid import UUID
 
 import torch
 import torch.accelerator
+import torch.backends.cuda
 import torch.backends.cudnn.rnn
 import torch.cuda.memory
 import torch.cuda.nvtx
@@ -27,7 +28,7 @@ from analyzer.memory.allocator import CachingAllocator
 from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
 from analyzer.meta.state import active, active_state, current, simulated_machine
 
-from . import stream
+from . import binding, stream
 from .sdp_choice import CUDNN_VERSION, simulated_capability
 from .stream import set_stream, simulated_cuda
 
@@ -94,22 +95,6 @@ def _properties(device: Any = None) -> DeviceProperties:
     return DeviceProperties(
         _name(device), major, minor, _total_bytes(), spec.multiprocessors, spec.l2_bytes,
         UUID(int=stream.device_index(device)), _THREADS_OF_MULTIPROCESSOR.get((major, minor), 2048))
-
-
-def _memory_stats(device: Any = None) -> dict[str, int]:
-    allocator = _allocator(device)
-    current_and_peak = {"allocated_bytes": (allocator.allocated_bytes, allocator.peak_allocated_bytes),
-                        "active_bytes": (allocator.allocated_bytes, allocator.peak_allocated_bytes),
-                        "requested_bytes": (allocator.requested_bytes, allocator.peak_requested_bytes),
-                        "reserved_bytes": (allocator.reserved_bytes, allocator.peak_reserved_bytes)}
-    stats = {f"{name}.all.{kind}": value for name, pair in current_and_peak.items()
-             for kind, value in zip(("current", "peak"), pair)}
-    return {**stats, "inactive_split_bytes.all.current": allocator.fragmented_bytes,
-            "num_alloc_retries": allocator.alloc_retry_count, "num_ooms": 0}
-
-
-def _memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    return "\n".join(f"{name:40} {value:>20,}" for name, value in _memory_stats(device).items())
 
 
 def _mem_get_info(device: Any = None) -> tuple[int, int]:
@@ -227,10 +212,11 @@ _MEMORY: dict[str, Callable[..., Any]] = {
     "memory_allocated": _of_allocator("allocated_bytes"), "memory_reserved": _of_allocator("reserved_bytes"),
     "max_memory_allocated": _of_allocator("peak_allocated_bytes"), "memory_cached": _of_allocator("reserved_bytes"),
     **dict.fromkeys(("max_memory_reserved", "max_memory_cached"), _of_allocator("peak_reserved_bytes")),
-    "memory_stats": _memory_stats, "memory_summary": _memory_summary, "mem_get_info": _mem_get_info,
+    "mem_get_info": _mem_get_info,
     "memory_snapshot": lambda *args, **kwargs: _snapshot(),
-    **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
-                     "reset_accumulated_memory_stats"), lambda device=None: _allocator(device).reset_peaks()),
+    **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
+                    lambda device=None: _allocator(device).reset_peaks()),
+    "reset_accumulated_memory_stats": lambda device=None: _allocator(device).stats.reset_accumulated(),
     "empty_cache": _give_back_caches, "_record_memory_history": _nothing, "_snapshot": _snapshot_all}
 _RANDOM: dict[str, Callable[..., Any]] = {
     "get_rng_state": lambda device=None: stream.random_state(),
@@ -245,10 +231,9 @@ _DEVICE: dict[str, Callable[..., Any]] = {
     "current_device": lambda: active.device_index, "set_device": _set_device, "_exchange_device": _exchange_device,
     "_maybe_exchange_device": _exchange_device, "get_device_name": _name, "get_device_capability": _capability,
     "get_device_properties": _properties,
-    "can_device_access_peer": _can_access_peer, "get_arch_list": _constant([]),
-    "current_stream": _current_stream, "default_stream": _default_stream, "set_stream": _set_stream,
-    "synchronize": stream.synchronize,
-    **dict.fromkeys(("init", "ipc_collect", "set_sync_debug_mode"), _nothing),
+    "can_device_access_peer": _can_access_peer, "current_stream": _current_stream, "default_stream": _default_stream,
+    "set_stream": _set_stream, "synchronize": stream.synchronize,
+    **dict.fromkeys(("init", "ipc_collect"), _nothing),
 }
 _ANY_ACCELERATOR: dict[str, Callable[..., Any]] = {
     "is_available": _has_accelerator, "device_count": lambda: _device_count() or int(_has_accelerator()),
@@ -259,7 +244,7 @@ _ACCELERATOR: dict[str, Callable[..., Any]] = {
     "current_stream": _current_stream, "set_stream": _set_stream, "synchronize": stream.synchronize,
     **{name: _MEMORY[name]
        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "empty_cache",
-                    "memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats")}}
+                    "reset_peak_memory_stats", "reset_accumulated_memory_stats")}}
 _CUDNN: dict[str, Callable[..., Any]] = {
     "is_available": _is_there, "version": lambda: CUDNN_VERSION if _is_there() else None,
     "is_acceptable": _is_acceptable}
@@ -299,9 +284,11 @@ def replacements() -> Iterator[Undo]:
     # torch.backends.cudnn is a proxy of the module: what the module's own functions ask stays torch's
     tables: tuple[tuple[Any, dict[str, Callable[..., Any]], Callable[[], object | None]], ...] = (
         (torch.cuda, _MACHINE, simulated_machine), (torch.cuda, {**_DEVICE, **_MEMORY, **_RANDOM}, simulated_cuda),
+        (torch.cuda.memory, {name: _MACHINE[name] for name in ("is_initialized", "_lazy_init")}, simulated_machine),
         (torch.cuda.memory, _MEMORY, simulated_cuda), (torch.cuda.random, _RANDOM, simulated_cuda),
         *((owner, dict.fromkeys(_SEEDS, _nothing), current) for owner in (torch.cuda, torch.cuda.random)),
         (torch.accelerator, _ANY_ACCELERATOR, simulated_machine), (torch.accelerator, _ACCELERATOR, simulated_cuda),
+        (torch.backends.cuda, {"is_built": _is_there, "is_flash_attention_available": _is_there}, simulated_machine),
         (torch.backends.cudnn, _CUDNN, simulated_machine), (torch.backends.cudnn.rnn, _CUDNN_RNN, current),
         (torch.backends.mps, {"is_available": _is_metal, "is_built": _is_metal}, simulated_machine),
         (torch.mps, {"is_available": _is_metal}, simulated_machine),
@@ -311,8 +298,8 @@ def replacements() -> Iterator[Undo]:
             if hasattr(owner, name):  # versions of torch differ
                 yield answer(owner, name, simulated, where=where)
     for owner, name, kind, applies in (
-            (torch.cuda, "Stream", stream.SimulatedStream, stream.is_simulated),
-            (torch.cuda, "Event", stream.SimulatedEvent, stream.is_simulated),
+            *((owner, name, kind, stream.is_simulated) for owner in (torch.cuda, torch.cuda.streams)
+              for name, kind in (("Stream", stream.SimulatedStream), ("Event", stream.SimulatedEvent))),
             (torch, "Stream", stream.SimulatedStream, _times_cuda),
             (torch, "Event", stream.SimulatedDeviceEvent, _times_cuda),
             (torch, "Generator", stream.SimulatedGenerator, _makes_cuda)):
@@ -337,4 +324,5 @@ def replacements() -> Iterator[Undo]:
 def _forget() -> None:
     """Streams and devices that were set belong to the mode that ends."""
     active.device_index = 0
+    binding.reset()
     _local.streams.clear()

@@ -14,6 +14,7 @@ import torch.distributed.distributed_c10d as c10d
 import torch.distributed.rendezvous as rendezvous
 from torch.distributed import device_mesh
 
+from analyzer.cuda.binding import NCCL_VERSION
 from analyzer.cuda.stream import simulated_class
 from analyzer.errors import InputError
 from analyzer.meta.intercept.replacement import Undo, answer, replace
@@ -148,10 +149,6 @@ def _simulated(original: Any) -> Any:
 
 
 # Process groups of any backend: each is made by the one that moves no data, and says that it is what was asked for.
-
-#: of the library that PyTorch is built with: .ci/docker/ci_commit_pins/nccl.txt (commit 0baa077)
-NCCL_VERSION = (2, 29, 3)
-
 
 @contextmanager
 def attempting() -> Iterator[None]:

@@ -161,6 +161,20 @@ class CachingAllocator(SegmentMemory):
         self._lower_peaks()
         self.stats.reset_peaks()
 
+    def count(self) -> dict[str, Any]:
+        """What ``torch.cuda.memory_stats`` tells, as `AllocatorStats.to_dict`. Blocks are counted from now on; of what
+        was before, and of sequences that were repeated at once, only what is there now and the peaks of all.
+        """
+        self.counts = True
+        if self.stats.is_partial:
+            self.stats.recount(span for spans in self.mapped_ranges() for span in spans)
+        found = self.stats.to_dict()
+        for name, peak_bytes in (("allocated_bytes", self.peak_allocated_bytes),
+                                 ("requested_bytes", self.peak_requested_bytes),
+                                 ("reserved_bytes", self.peak_reserved_bytes)):
+            found[name]["all"]["peak"] = peak_bytes
+        return found
+
     def begin_lap(self) -> None:
         """Begin a lap with peaks of its own, `lap_peaks`; `reset_peaks` leaves them as they are."""
         self._peak_floors = (self.peak_allocated_bytes, self.peak_requested_bytes, self.peak_reserved_bytes)

@@ -6,6 +6,7 @@ Source: ``DeviceStats`` in ``c10/core/CachingDeviceAllocator.h``, ``Stat`` in ``
 """
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -54,6 +55,7 @@ class PoolStats:
     inactive_split_bytes: Stat = field(default_factory=Stat)
 
 
+_OF_BLOCKS = ("allocation", "allocated_bytes", "requested_bytes", "inactive_split", "inactive_split_bytes")
 _NAMES = tuple([one.name for one in fields(PoolStats)])
 
 
@@ -66,7 +68,8 @@ class AllocatorStats:
         self.max_split_bytes = max_split_bytes
         self._all, small, large = self._rows = (PoolStats(), PoolStats(), PoolStats())
         self._of = ((self._all, large), (self._all, small))  # by whether a pool is the small one
-        self.private: dict[int, tuple[Stat, Stat, Stat]] = {}  #: bytes that each private pool reserved, by its stream
+        #: bytes that each private pool reserved, by its handle
+        self.private: dict[tuple[int, int], tuple[Stat, Stat, Stat]] = {}
         self.oversize_allocations, self.oversize_segments = Stat(), Stat()
         self.retry_count = self.failure_count = self.rejection_count = self.wait_count = 0
         self.device_allocations = self.device_frees = 0
@@ -116,9 +119,9 @@ class AllocatorStats:
     def _is_oversize(self, nbytes: int) -> bool:
         return self.max_split_bytes is not None and abs(nbytes) >= self.max_split_bytes
 
-    def reserved(self, is_small: bool, nbytes: int, segments: int, private: int | None) -> None:
+    def reserved(self, is_small: bool, nbytes: int, segments: int, private: tuple[int, int] | None) -> None:
         """The device gave ``nbytes`` in ``segments`` segments (0: as pages of one), or with negative numbers got them
-        back; ``private`` is the stream of a private pool.
+        back; ``private`` is the handle of a private pool.
         """
         if nbytes > 0:
             self.device_allocations += 1
@@ -133,6 +136,27 @@ class AllocatorStats:
             whole, small, large = self.private.setdefault(private, (Stat(), Stat(), Stat()))
             for stat in (whole, small if is_small else large):
                 stat.add(nbytes)
+
+    def recount(self, spans: Iterable[Span]) -> None:
+        """Bring up to date what blocks are now, after some that were not counted: ``spans`` are all that are mapped."""
+        found = {row: [0] * len(_OF_BLOCKS) for row in range(3)}
+        oversize = 0
+        for span in spans:
+            pool, size_bytes = span.segment.pool, span.size_bytes
+            if span.requested_bytes is not None:
+                change = (1, size_bytes, span.requested_bytes, 0, 0)
+                oversize += self._is_oversize(size_bytes)
+            elif pool.page_bytes is None and span.is_split:
+                change = (0, 0, 0, 1, size_bytes)
+            else:
+                continue
+            for row in (0, 1 if pool.is_small else 2):
+                found[row] = [one + more for one, more in zip(found[row], change)]
+        for stats, counted in zip(self._rows, found.values()):
+            for name, now in zip(_OF_BLOCKS, counted):
+                stat: Stat = getattr(stats, name)
+                stat.add(now - stat.current)
+        self.oversize_allocations.add(oversize - self.oversize_allocations.current)
 
     def reset_peaks(self) -> None:
         """``torch.cuda.reset_peak_memory_stats``."""
@@ -152,13 +176,16 @@ class AllocatorStats:
                 self.oversize_allocations, self.oversize_segments]
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``torch._C._cuda_memoryStats`` gives them, but for the names of private pools."""
+        """As ``torch._C._cuda_memoryStats`` gives them."""
         found: dict[str, Any] = {
             name: {kind: getattr(row, name).to_dict() for kind, row in zip(_KINDS, self._rows)}
             for name in _NAMES}
         return {**found, "active": found["allocation"], "active_bytes": found["allocated_bytes"],
                 "oversize_allocations": self.oversize_allocations.to_dict(),
                 "oversize_segments": self.oversize_segments.to_dict(),
+                "reserved_bytes_by_private_pools": {
+                    handle: {kind: stat.to_dict() for kind, stat in zip(_KINDS, stats)}
+                    for handle, stats in self.private.items()},
                 # -1: of a signed number that holds the largest there is
                 "max_split_size": -1 if self.max_split_bytes is None else self.max_split_bytes,
                 "num_alloc_retries": self.retry_count, "num_ooms": self.failure_count,

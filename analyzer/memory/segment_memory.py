@@ -148,7 +148,8 @@ class SegmentMemory:
         return span
 
     def _count(self, pool: Pool, nbytes: int, segments: int) -> None:
-        self.stats.reserved(pool.is_small, nbytes, segments, pool.stream if pool.stream in self.private_pools else None)
+        private = self.private_pools.get(pool.stream)
+        self.stats.reserved(pool.is_small, nbytes, segments, None if private is None else private.id)
 
     # cudaMalloc, cuMemCreate
     def _take_from_device(self, nbytes: int) -> bool:

@@ -132,6 +132,7 @@ class AddressSpace:
         self.capacity_bytes = capacity_bytes
         self.devices = devices  #: that the process has to itself; a rank of a job has one of its host's
         self.allocators: dict[int, CachingAllocator] = {}
+        self.counts = False  #: whether allocators count blocks one by one from the beginning
         self.listener: Any = None  #: told of storages: `born`, `died`, `resized`
         self.stream = 0  #: the number of the current stream; of several devices that of the first
         self._streams: dict[int, int] = {}  # numbers of the current streams of the others, by index
@@ -161,7 +162,7 @@ class AddressSpace:
                     tell(said)
             made = self.allocators[index] = CachingAllocator(
                 self.capacity_bytes, self.options, top_address=_DEVICE_TOP + index * _DEVICE_SPAN,
-                total_bytes=simulated_spec().memory_bytes)
+                total_bytes=simulated_spec().memory_bytes, counts=self.counts)
             made.device = f"cuda:{index}" if self.devices > 1 else None
         return self.allocators[index]
 

@@ -38,6 +38,8 @@ class MetaTensorMode:
         self.options = options or MetaOptions()
         self.space = space or AddressSpace(self.options.allocator, self.options.capacity_bytes,
                                            self.options.devices)
+        # in a block of the user's own nothing is repeated at once: all that memory_stats tells is known
+        self.space.counts = self.space.counts or space is None and not has_plain_tensors
         self.adopted_device, self.is_this_machine = adopted_device, is_this_machine
         self.has_plain_tensors = has_plain_tensors
         self._entered: list[ExitStack] = []

@@ -63,6 +63,7 @@ class BlockCapture:
         """What the block does, with its backward pass where it trains. Raises Mismatch where it has to be run."""
         main_state = self.main.mode.state
         mode = MetaTensorMode(main_state.options, adopted_device=main_state.adopted_device)
+        mode.space.counts = False
         with mode, self.borrow(self.block, self.claim) as borrowed, torch.set_grad_enabled(self.arguments.trains):
             recorder = self.recorder = Recorder(mode, self.block, self.claim, self.main.is_leaf,
                                                 self.main.find_leaf_impl, around=BLOCK)

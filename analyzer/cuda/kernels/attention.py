@@ -3,9 +3,7 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -26,7 +24,7 @@ from analyzer.cuda.sdp_choice import (
 )
 from analyzer.errors import InputError
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.intercept.replacement import Undo, answer, replaced_once_imported
+from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import active_state, current
 
@@ -314,21 +312,14 @@ def _is_left_aligned(t: Tensor, mask: Tensor) -> bool:
 
 
 @kernel_replacements.append
-def choose_biased_attention() -> Iterator[Undo]:
-    """``CausalBias`` of torch/nn/attention/bias.py asks which kernel takes a mask aligned to the lower right. That file
-    imports torch._dynamo, half a second of work, so it is left to the models that need it.
-    """
-    undo = ExitStack()
-    undo.enter_context(replaced_once_imported({"torch.nn.attention.bias": _choose_biased}))
-    yield undo.close
+def answer_which_kernel() -> Iterator[Undo]:
+    """``torch.backends.cuda.can_use_flash_attention`` and its like, which torch/nn/attention/bias.py asks, too."""
+    for backend, name in ((FLASH, "_can_use_flash_attention"), (EFFICIENT, "_can_use_mem_efficient_attention"),
+                          (CUDNN, "_can_use_cudnn_attention")):
+        yield answer(torch._C, name, partial(_can_use_kernel, backend))
 
 
-def _choose_biased() -> Iterator[Undo]:
-    for backend, name in (FLASH, "can_use_flash_attention"), (EFFICIENT, "can_use_efficient_attention"):
-        yield answer(sys.modules["torch.nn.attention.bias"], name, partial(_can_use_biased, backend))
-
-
-def _can_use_biased(backend: int, params: Any, debug: bool = False) -> bool:
+def _can_use_kernel(backend: int, params: Any, debug: bool = False) -> bool:
     call = AttentionCall(params.query, params.key, params.value, params.attn_mask, params.dropout, params.is_causal,
                          params.enable_gqa)
     return any_on(active_state(), "cuda", call[:3]) and can_use(backend, call)

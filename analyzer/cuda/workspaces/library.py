@@ -151,8 +151,12 @@ def library_needs(signature: Signature) -> tuple[str, ...]:
 
 
 def take_library_workspaces(state: MetaState, signature: Signature, needs: tuple[str, ...]) -> None:
+    take_workspaces(state, torch.device(signature.inputs[-1].device), needs)
+
+
+def take_workspaces(state: MetaState, device: torch.device, needs: tuple[str, ...]) -> None:
+    """Take the workspaces of libraries on a device that are not there yet."""
     space = state.space
-    device = torch.device(signature.inputs[-1].device)
     in_backward = torch._C._current_autograd_node() is not None  # autograd's thread for the device
     for library in needs:
         key = (library, device.index or 0, in_backward, space.current_stream(device.index or 0))

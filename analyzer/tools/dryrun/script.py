@@ -151,6 +151,7 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
     is_stopped = False
     left: object = None
     with session.simulate(adopts=False) as mode:
+        mode.space.counts = True
         recorder = ScriptRecorder(mode, session.device, is_leaf, find_leaf_impl, steps, _describe)
         run = Run(session, recorder, recorder.script)
         mode.state.timer = PredictedTimer(recorder.log, spec)

@@ -1,0 +1,260 @@
+"""Functions of ``torch._C`` that ``torch.cuda`` calls, and that a torch without CUDA lacks, as the simulation answers
+them; and the calls of the public names that nothing without a device can answer, each with its reason.
+"""
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.accelerator
+import torch.backends.cuda
+import torch.cuda.green_contexts
+import torch.cuda.memory
+
+from analyzer.errors import InputError
+from analyzer.meta.address_space import AddressSpace, MetaStorage, new_storage
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
+from analyzer.meta.state import active_state
+
+from .sdp_choice import simulated_capability
+from .stream import SimulatedGraph, device_index, is_simulated, make_pool_handle, simulated_class, simulated_cuda
+from .workspaces.library import cublas_workspace_bytes, cublaslt_workspace_bytes, take_workspaces
+
+_SENSOR = "it reads a sensor of a device at work, and there is none"
+_STATISTICS = "the allocator of pinned memory of the host is not simulated"
+_OWN_ALLOCATOR = "functions of a C library cannot give memory to a device that is not there"
+_GREEN = "a share of a device's multiprocessors is not simulated; profile for a device that has as many"
+
+#: by the module that has it: calls that are refused, and why
+REFUSED: dict[str, dict[str, str]] = {
+    "torch.cuda": {
+        **dict.fromkeys(("utilization", "temperature", "power_draw", "clock_rate", "memory_usage"), _SENSOR)},
+    "torch.cuda.memory": {
+        **dict.fromkeys(("host_memory_stats", "host_memory_stats_as_nested_dict", "reset_peak_host_memory_stats",
+                         "reset_accumulated_host_memory_stats"), _STATISTICS),
+        **dict.fromkeys(("CUDAPluggableAllocator.__init__", "change_current_allocator"), _OWN_ALLOCATOR)},
+    "torch.cuda.green_contexts": {
+        f"GreenContext.{name}": _GREEN for name in ("create", "set_context", "pop_context", "Stream")},
+}
+
+
+#: of the library that PyTorch is built with: .ci/docker/ci_commit_pins/nccl.txt (commit 0baa077)
+NCCL_VERSION = (2, 29, 3)
+
+
+_MOST_PLANS = 4096  # CUFFT_DEFAULT_CACHE_SIZE in aten/src/ATen/native/cuda/CuFFTPlanCache.h
+
+
+class _Local(threading.local):
+    sync_debug_mode = 0
+    most_plans = _MOST_PLANS
+
+
+_local = _Local()
+_raw: WeakKeyDictionary[AddressSpace, dict[int, MetaStorage]] = WeakKeyDictionary()  # by address: of no tensor
+
+
+def reset() -> None:
+    _local.sync_debug_mode, _local.most_plans = 0, _MOST_PLANS
+
+
+class _Error(int):
+    success = 0
+
+
+class _Runtime:
+    """``torch.cuda.cudart()``: the functions that torch/csrc/cuda/shared/cudart.cpp binds. Each gives success."""
+
+    cudaError = _Error
+
+    @staticmethod
+    def cudaMemGetInfo(device: int) -> tuple[int, int]:  # noqa: N802
+        return torch.cuda.mem_get_info(device)
+
+    @staticmethod
+    def cudaGetErrorString(error: int) -> str:  # noqa: N802
+        return f"error {error}"
+
+    @staticmethod
+    def _succeed(*args: Any, **kwargs: Any) -> int:
+        return 0
+
+    cudaProfilerStart = cudaProfilerStop = cudaHostRegister = cudaHostUnregister = _succeed
+    cudaStreamCreate = cudaStreamDestroy = _succeed
+
+
+def _refuse(name: str, reason: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        raise InputError(f"{name}(): {reason}. Leave the call out of what is profiled")
+    return call
+
+
+def _refusing(module: str, path: str, reason: str) -> Iterator[Undo]:
+    place, _, name = path.rpartition(".")
+    known = sys.modules[module]
+    for owner in (getattr(known, place, None),) if place else dict.fromkeys((known, torch.cuda)):
+        if hasattr(owner, name):  # versions of torch differ
+            yield answer(owner, name, _refuse(f"torch.cuda.{path.removesuffix('.__init__')}", reason),
+                         where=simulated_cuda)
+
+
+def _memory_stats(device: int) -> dict[str, Any]:
+    state = active_state()
+    state.asks_memory = True
+    allocator = state.space.allocator(device_index(device))
+    found = allocator.count()
+    if allocator.stats.is_partial:
+        state.assume("torch.cuda.memory_stats(): numbers of allocations, what was allocated and freed so far, and "
+                     "peaks of the small and the large pool are counted from its first call on")
+    return found
+
+
+def _accelerator_stats(device: int) -> dict[str, Any]:
+    """_accelerator_getDeviceStats in torch/csrc/DeviceAccelerator.cpp."""
+    found = _memory_stats(device)
+    return {name: value for name, value in found.items()
+            if name not in ("reserved_bytes_by_private_pools", "num_oom_rejections")}
+
+
+def _allocate(size: int, stream: int) -> int:
+    space, index = active_state().space, device_index()
+    number, before = space.stream_number(index, stream), space.current_stream(index)
+    space.set_stream(number)
+    try:
+        with without_modes():
+            storage = new_storage(size, torch.device("cuda", index), space)
+    finally:
+        space.set_stream(before)
+    _raw.setdefault(space, {})[storage.data_ptr()] = storage
+    return storage.data_ptr()
+
+
+def _delete(address: int) -> None:
+    if _raw.get(active_state().space, {}).pop(address, None) is None:
+        raise InputError(f"torch.cuda.caching_allocator_delete({address}): no live memory of "
+                         "torch.cuda.caching_allocator_alloc has this address")
+
+
+def _enable(value: bool) -> None:
+    if not value:
+        raise InputError("torch.cuda.caching_allocator_enable(False): memory that every tensor takes from the device "
+                         "itself is not simulated; leave the caching allocator on")
+
+
+def _set_sync_debug_mode(mode: int) -> None:
+    _local.sync_debug_mode = mode
+    if mode:
+        active_state().assume("torch.cuda.set_sync_debug_mode(): calls that wait for the device are not reported")
+
+
+def _blas_handle() -> int:
+    """As getCurrentCUDABlasHandle in ``aten/src/ATen/cuda/CublasHandlePool.cpp``: with its workspace."""
+    take_workspaces(active_state(), torch.device("cuda", device_index()), ("cublas",))
+    return make_pool_handle()[1]
+
+
+def _external_stream(pointer: int, device: Any = None) -> Any:
+    return torch.cuda.ExternalStream(pointer, device)
+
+
+def _architectures() -> list[str]:
+    return ["sm_{}{}".format(*simulated_capability())]
+
+
+def _memory_used(device: Any = None) -> int:
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return total_bytes - free_bytes
+
+
+def _processes(device: Any = None) -> str:
+    """In the layout of torch/cuda/memory.py; of this process alone."""
+    used = _memory_used(device) / (1024 * 1024)
+    return f"GPU:{device_index(device)}\nprocess {os.getpid():>10d} uses {used:>12.3f} MB GPU memory"
+
+
+def _device_capability(device: Any = None) -> dict[str, Any]:
+    """c10/core/DeviceCapability.h: every type, which CUDA devices leave so."""
+    device_index(device)
+    return {"supported_dtypes": {value for value in vars(torch).values() if isinstance(value, torch.dtype)}}
+
+
+def _set_workspace_size(size: int) -> None:
+    raise InputError(f"torch.backends.cuda.cublas_workspace_size({size}), cublaslt_workspace_size and "
+                     "blas_workspace_size: set CUBLAS_WORKSPACE_CONFIG or CUBLASLT_WORKSPACE_SIZE, which are followed")
+
+
+def _set_most_plans(device: int, most: int) -> None:
+    _local.most_plans = most
+
+
+class _AcceleratorGraph(SimulatedGraph):
+    """Answers as ``torch.accelerator.Graph``, which captures what runs in a ``with`` block."""
+
+    def __init__(self, keep_graph: bool = False, *, pool: tuple[int, int] | None = None,
+                 capture_error_mode: str = "default") -> None:
+        super().__init__(keep_graph)
+        self.graph_pool, self.capture_error_mode = pool, capture_error_mode
+
+    def capture_begin(self, *args: Any, **kwargs: Any) -> None:
+        super().capture_begin(self.graph_pool)
+
+    def __enter__(self) -> _AcceleratorGraph:
+        self.capture_begin()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.capture_end()
+
+
+def _yes(*args: Any) -> bool:
+    return True
+
+
+_BINDINGS: dict[str, Callable[..., Any]] = {
+    "_cuda_memoryStats": _memory_stats, "_cuda_getAllocatorBackend": lambda: "native",
+    "_cuda_cudaCachingAllocator_raw_alloc": _allocate, "_cuda_cudaCachingAllocator_raw_delete": _delete,
+    "_cuda_cudaCachingAllocator_enable": _enable, "_cuda_cudaCachingAllocator_is_enabled": _yes,
+    "_cuda_set_sync_debug_mode": _set_sync_debug_mode,
+    "_cuda_get_sync_debug_mode": lambda: _local.sync_debug_mode,
+    "_cuda_getCurrentBlasHandle": _blas_handle, "_cuda_getCurrentSolverHandle": lambda: make_pool_handle()[1],
+    "_cuda_getCublasWorkspaceSize": cublas_workspace_bytes,
+    "_cuda_getCublasLtWorkspaceSize": cublaslt_workspace_bytes,
+    **dict.fromkeys(("_cuda_setCublasWorkspaceSize", "_cuda_setCublasLtWorkspaceSize"), _set_workspace_size),
+    "_nccl_version": lambda: NCCL_VERSION[0] << 32 | NCCL_VERSION[1] << 16 | NCCL_VERSION[2],
+    "_nccl_version_suffix": lambda: b"",
+    "_accelerator_isAllocatorInitialized": _yes, "_accelerator_getDeviceStats": _accelerator_stats,
+    "_accelerator_emptyHostCache": lambda: None}
+
+
+def replacements() -> Iterator[Undo]:
+    for name, simulated in _BINDINGS.items():
+        if hasattr(torch._C, name):  # also of a build with CUDA: the simulated device is another
+            yield answer(torch._C, name, simulated, where=simulated_cuda)
+        else:
+            yield supply(torch._C, name, simulated)
+    yield replace(torch.cuda, "_cudart", lambda original: original or _Runtime())
+    for owner, name, simulated in (
+            (torch.cuda, "device_memory_used", _memory_used),
+            (torch.cuda, "get_stream_from_external", _external_stream), (torch.cuda, "get_arch_list", _architectures),
+            (torch.cuda, "list_gpu_processes", _processes), (torch.cuda.memory, "list_gpu_processes", _processes),
+            (torch.accelerator, "get_device_capability", _device_capability)):
+        if hasattr(owner, name):  # versions of torch differ
+            yield answer(owner, name, simulated, where=simulated_cuda)
+    plans: Any = torch.backends.cuda.cuFFTPlanCache
+    for prop, part, simulated in (
+            ("size", "getter", _refuse("torch.backends.cuda.cufft_plan_cache.size", "cuFFT's plans are not simulated")),
+            ("max_size", "getter", lambda device: _local.most_plans), ("max_size", "setter", _set_most_plans)):
+        yield answer(vars(plans)[prop], part, simulated, where=simulated_cuda)
+    yield answer(plans, "clear", lambda cache: None, where=simulated_cuda)
+    if hasattr(torch.accelerator, "Graph"):  # from torch 2.13 on
+        yield replace(torch.accelerator, "Graph",
+                      lambda f: simulated_class(f, _AcceleratorGraph, is_simulated))
+    for module, names in REFUSED.items():
+        for path, reason in names.items():
+            yield from _refusing(module, path, reason)
