@@ -1,6 +1,7 @@
 """``torch.cuda`` as the simulation answers it, in threads whose mode is active; all others get torch's own answers."""
 from __future__ import annotations
 
+import sys
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -117,6 +118,12 @@ def _set_memory_fraction(fraction: float, device: int) -> None:
 def _is_there() -> bool:
     """Whether the simulated machine has a CUDA device: not where the device is the host itself, or Apple's."""
     return simulated_spec().kind == "cuda"
+
+
+def _is_built() -> bool:
+    """Torch itself imports names of its binding that a build without CUDA lacks where it hears that it has them."""
+    asking = sys._getframe(2).f_globals.get("__name__", "")
+    return _is_there() and (not asking.startswith("torch.") or hasattr(torch._C, "_cuda_getDeviceCount"))
 
 
 def _has_accelerator() -> bool:
@@ -288,7 +295,7 @@ def replacements() -> Iterator[Undo]:
         (torch.cuda.memory, _MEMORY, simulated_cuda), (torch.cuda.random, _RANDOM, simulated_cuda),
         *((owner, dict.fromkeys(_SEEDS, _nothing), current) for owner in (torch.cuda, torch.cuda.random)),
         (torch.accelerator, _ANY_ACCELERATOR, simulated_machine), (torch.accelerator, _ACCELERATOR, simulated_cuda),
-        (torch.backends.cuda, {"is_built": _is_there, "is_flash_attention_available": _is_there}, simulated_machine),
+        (torch.backends.cuda, {"is_built": _is_built, "is_flash_attention_available": _is_there}, simulated_machine),
         (torch.backends.cudnn, _CUDNN, simulated_machine), (torch.backends.cudnn.rnn, _CUDNN_RNN, current),
         (torch.backends.mps, {"is_available": _is_metal, "is_built": _is_metal}, simulated_machine),
         (torch.mps, {"is_available": _is_metal}, simulated_machine),
