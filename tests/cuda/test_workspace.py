@@ -235,7 +235,26 @@ GRID = of((64, 64), stride=(256, 2))
      (of((100352, 96)), of((100352, 96)), [96], of((100352, 1)), of((100352, 1)), None, None, [True] * 3),
      [of((100352, 96)), of((96,)), of((96,))], (3136 * 96 * 4, 3136 * 96 * 4)),
     (aten.index_put.default, (of((100, 4)), [of((10,), INT)], of((10, 4)), True), [of((100, 4))],
-     (80, 80, 80, 80, 160)),
+     (80, 80, 80, 80, 1)),
+    # 90,000 sums of pairs over 20 blocks and a second digit of the row; one digit is enough for 256 rows
+    (aten.index_put.default, (of((1000, 4)), [of((90000,), INT)], of((90000, 4)), True), [of((1000, 4))],
+     (720000, 720000, 720000, 720000, 2 * (256 * 8 + 4) + 20 * 1024 + 2 * 720000)),
+    (aten.index_put.default, (of((256, 4)), [of((90000,), INT)], of((90000, 4)), True), [of((256, 4))],
+     (720000, 720000, 720000, 720000, 256 * 8 + 4 + 20 * 1024)),
+    # rows of the last dimension by pairs of the first two; indices apart are moved to the front
+    (aten.index_put.default, (of((100, 4, 8)), [of((9000,), INT), of((9000,), INT)], of((9000, 8)), True),
+     [of((100, 4, 8))], (72000, 72000, 72000, 72000, 2 * (256 * 8 + 4) + 2 * 1024 + 2 * 72000)),
+    # a factor and a summand for each channel, in float32; then sums, two factors for each group and one for a channel
+    (aten.native_group_norm.default, (of((2, 8, 16)), of((8,)), of((8,)), 2, 8, 16, 4, 1e-5), [], (64, 64)),
+    (aten.native_group_norm.default, (of((2, 8, 16)), None, None, 2, 8, 16, 4, 1e-5), [], ()),
+    (aten.native_group_norm_backward.default, (*[of((2, 8, 16))] * 2, of((2, 4)), of((2, 4)), of((8,)), 2, 8, 16, 4,
+                                               [True, True, True]), [], (64, 64, 32, 32, 64)),
+    (aten.native_group_norm_backward.default, (*[of((2, 8, 16), torch.bfloat16)] * 2, *[of((2, 4), torch.bfloat16)] * 2,
+                                               None, 2, 8, 16, 4, [True, False, False]), [], (64, 64, 32, 32)),
+    (aten.native_group_norm_backward.default, (*[of((2, 8))] * 2, of((2, 4)), of((2, 4)), of((8,)), 2, 8, 1, 4,
+                                               [True, True, True]), [], (32, 32)),
+    (aten.native_group_norm_backward.default, (*[of((2, 8, 16))] * 2, of((2, 4)), of((2, 4)), of((8,)), 2, 8, 16, 4,
+                                               [False, True, True]), [], (64, 64)),
     (aten.index_put.default, (of((100, 4)), [of((10,), INT)], of((10, 4)), False), [of((100, 4))], ()),
     (aten._foreach_norm.Scalar, ([of((65537,)), of((3,))], 2), [of(()), of(())], (2 * 2 * 4,)),
 ])

@@ -128,23 +128,26 @@ def _embedding_backward(signature: Signature) -> tuple[Stage, ...]:
         pieces * width * accumulate_bytes(grad.dtype))
 
 
-@kernel_stages(_aten.index_put, _aten.index_put_, _aten._index_put_impl_, _aten._unsafe_index_put)
-def _index_put(signature: Signature) -> tuple[Stage, ...]:
-    """Indexing.cu, index_put_with_sort_kernel: to add up where an index comes twice, the indices are sorted."""
-    args = signature.args
-    accumulate = args[3] if len(args) > 3 else signature.kwargs.get("accumulate", False)
-    target, places, value = args[:3]
-    indices = [i for i in places if isinstance(i, TensorSpec)]
-    if not (accumulate or torch.are_deterministic_algorithms_enabled()) or not indices:
+@kernel_stages(_aten.native_group_norm)
+def _group_norm(signature: Signature) -> tuple[Stage, ...]:
+    """group_norm_kernel.cu, GroupNormKernelImplInternal: a factor and a summand for each channel of a sample."""
+    x, weight, bias, batch, channels, size = signature.args[:6]
+    if size == 1 or weight is None and bias is None:
         return ()
-    if any(i.dtype in (torch.bool, torch.uint8) for i in indices):
-        return ()  # nonzero comes first, as a call of its own
-    count = math.prod(torch.broadcast_shapes(*indices))
-    slice_size = target.numel // max(1, math.prod(target[k] for k, i in enumerate(places) if isinstance(i, TensorSpec)))
-    full = count * slice_size * value.dtype.itemsize
-    copy = full if value.numel * value.dtype.itemsize != full or not is_contiguous(value) else 0
-    # linear index, sorted, where from, range, and what cub's radix sort of pairs holds: both once more
-    return one_stage(copy_bytes(target), copy, *[count * _INDEX_BYTES] * 4, 2 * count * _INDEX_BYTES)
+    return one_stage(*[batch * channels * accumulate_bytes(x.dtype)] * 2)
+
+
+@kernel_stages(_aten.native_group_norm_backward)
+def _group_norm_backward(signature: Signature) -> tuple[Stage, ...]:
+    """group_norm_kernel.cu, GroupNormBackwardKernelImplInternal and GroupNorm1dBackward: two sums for each channel of a
+    sample; while the gradient of the input is computed two factors for each group, and with a weight one for each
+    channel.
+    """
+    x, weight, batch, channels, size, groups, is_wanted = *signature.args[1:2], *signature.args[4:]
+    item = accumulate_bytes(x.dtype)
+    sums = [] if size == 1 else [batch * channels * item] * 2
+    factors = [batch * groups * item] * 2 + [batch * channels * item] * (size > 1 and weight is not None)
+    return one_stage(*sums, *(factors if is_wanted[0] else []))
 
 
 @kernel_stages(_aten.mm, _aten.addmm, _aten.addmm_, _aten._addmm_activation, _aten.bmm, _aten.baddbmm, _aten.baddbmm_)
@@ -321,80 +324,3 @@ def _channels_last(t: TensorSpec) -> TensorSpec:
 
 def _permuted(t: TensorSpec, order: tuple[int, ...]) -> TensorSpec:
     return TensorSpec.of(tuple(t[i] for i in order), tuple(t.stride[i] for i in order), t.dtype, t.device)
-
-
-# CUDA kernels that sort and select. Radix sort is CUB's with separate input and output, which needs as much again as
-# keys and values are (DeviceRadixSort: "O(N+P) temporary storage"). Scans and selections of CUB need a few bytes for
-# every two thousand elements, which is left out.
-
-_SMALL_SORT = 4096        # Sort.h, should_use_small_sort: up to here rows are sorted in place
-_LARGE_SEGMENT = 1_000_000  # SortStable.cu, launch_stable_sort_kernel: such rows are sorted one by one
-_MANY_SEGMENTS = 128      # same: from here on all rows in one segmented sort
-# TensorTopK.cu, get_items_per_thread: threads of a block, registers of one, bounds of the items of a thread
-_TOPK_THREADS, _TOPK_REGISTERS, _TOPK_ITEMS = 256, 40, (4, 64)
-_REGISTERS_PER_MULTIPROCESSOR = 65536  # every GPU since compute capability 3.0 (CUDA programming guide)
-# TensorTopK.cu, should_use_multiblock: (at most so many rows, at least so long)
-_MULTIBLOCK = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800), (float("inf"), 400))
-
-
-def _argument(signature: Signature, position: int, name: str, default: Any) -> Any:
-    return signature.args[position] if len(signature.args) > position else signature.kwargs.get(name, default)
-
-
-def _sort_blocks(x: TensorSpec, dim: int) -> tuple[int, ...]:
-    """Sort.cpp, sort_cuda_kernel, and SortStable.cu."""
-    if not len(x) or not x.numel or x[dim] <= _SMALL_SORT:
-        return ()
-    count, size, key = x.numel, x[dim], x.dtype.itemsize
-    is_innermost = x.stride[dim] == 1
-    # other dimensions are copied to be the innermost, and results copied back
-    blocks = () if is_innermost else (count * key, count * key, count * _INDEX_BYTES)
-    segments = count // size
-    if segments == 1 or size >= _LARGE_SEGMENT:
-        return (*blocks, size * _INDEX_BYTES, size * (key + _INDEX_BYTES))
-    # all rows by value, then by row: (index, row) twice, the sorted keys, and what radix sort holds
-    if segments < _MANY_SEGMENTS:
-        return (*blocks, count * _INDEX_BYTES, count * _INDEX_BYTES, count * key, count * (key + _INDEX_BYTES))
-    return (*blocks, count * _INDEX_BYTES, count * (key + _INDEX_BYTES))
-
-
-@kernel_stages(_aten.sort)
-def _sort(signature: Signature) -> tuple[Stage, ...]:
-    x = signature.inputs[0]
-    is_stable = signature.op._overloadname == "stable"
-    return one_stage(*_sort_blocks(x, _argument(signature, 2 if is_stable else 1, "dim", -1)))
-
-
-@kernel_stages(_aten.topk)
-def _topk(signature: Signature) -> tuple[Stage, ...]:
-    """TensorTopK.cpp and .cu: where blocks share a row, 16-bit counts for each; more than 4096 results are sorted."""
-    x, values = signature.inputs[0], signature.outputs[0]
-    if not len(x) or not x.numel:
-        return ()
-    dim, multiprocessors = _argument(signature, 2, "dim", -1), simulated_spec().multiprocessors
-    rows, size = x.numel // x[dim], x[dim]
-    blocks = [copy_bytes(x)]
-    if multiprocessors is not None and size >= next(least for most, least in _MULTIBLOCK if rows <= most):
-        resident = multiprocessors * (_REGISTERS_PER_MULTIPROCESSOR //
-                                      (_TOPK_REGISTERS * _TOPK_THREADS)) * _TOPK_THREADS
-        least, most = _TOPK_ITEMS
-        items = max(least, min(-(-x.numel // resident), most))
-        parts = rows * -(-size // (items * _TOPK_THREADS))
-        # a value, a semaphore, a rank and a digit for each row; counts of 256 digits and two sums for each block
-        blocks += [rows * x.dtype.itemsize, rows * 4, rows * 4, rows * 4, parts * 256 * 2, parts * 4, parts * 4]
-    if _argument(signature, 4, "sorted", True) and values[dim] > _SMALL_SORT:
-        blocks += [values.numel * _INDEX_BYTES, values.nbytes, *_sort_blocks(values, dim)]
-    return one_stage(*blocks)
-
-
-@kernel_stages(_aten._unique2, _aten._unique, _aten.unique_consecutive)
-def _unique(signature: Signature) -> tuple[Stage, ...]:
-    """UniqueCub.cu: sorted keys, for the inverse also where each came from; then a mask and its sums."""
-    x = signature.inputs[0]
-    index = x.numel * _INDEX_BYTES
-    if signature.op.overloadpacket is _aten.unique_consecutive:
-        inverse = bool(_argument(signature, 1, "return_inverse", False))
-        return one_stage(copy_bytes(x), *[index, index] * inverse)
-    inverse = bool(_argument(signature, 2, "return_inverse", False))
-    held = (copy_bytes(x), x.nbytes, *[index, index] * inverse)
-    return one_stage(*held, x.nbytes + index * inverse) + (one_stage(*held, index, index) if inverse else ())
