@@ -51,6 +51,32 @@ def test_a_rank_ends_where_its_memory_does():
     assert short.short_bytes == MIB  # as of a model outside of a world
 
 
+class Growing(nn.Module):
+    """Makes ever larger tensors, each of which needs a segment of its own while those before it are cached."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        for mib in range(30, 90, 10):
+            torch.empty(mib * MIB, dtype=torch.uint8, device=x.device)
+        return (x * self.weight).sum()
+
+
+def test_a_rank_that_reserves_too_much_gives_cached_memory_back():
+    card, args = DeviceSpec("card", memory_bytes=143 * MIB), (torch.empty(4),)
+    plain = profile(Growing, args=args, device=card)
+    assert 80 * MIB < plain.peak_allocated_bytes < plain.peak_reserved_bytes <= 143 * MIB
+    with world(2, 0):
+        built, held = profile(Growing, args=args, device=card), Growing().cuda()
+        given = profile(held, args=args, device=card)
+    assert (built.peak_allocated_bytes, built.peak_reserved_bytes, built.verdict.fits) == (
+        plain.peak_allocated_bytes, plain.peak_reserved_bytes, plain.verdict.fits)
+    assert any(a.startswith("the allocator may take 143.00 MiB") for a in built.assumptions)
+    assert given.peak_reserved_bytes > 300 * MIB and "Give `profile` the function that builds" in given.assumptions[-1]
+
+
 def test_what_is_not_finished_is_unknown():
     p = run(200)  # forward needs 80 + 32 + 4 * 16 + 16 = 192 MiB, backward another 32 of cuBLAS
     short = p.out_of_memory

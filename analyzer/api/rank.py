@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -132,6 +133,8 @@ class RankStep(EagerStep):
 
 NOT_REPLAYED = "a model that was built before, or reuse=False, is run"
 STEPS_RUN = "each step of a rank is run"
+UNLIMITED = ("reserved bytes are those of a device with more memory: PyTorch would give cached memory back to stay "
+             "within this one's. Give `profile` the function that builds and wraps the model to see that")
 
 
 def profile_rank(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...],
@@ -156,7 +159,14 @@ def profile_rank(session: Session, model: torch.nn.Module | Callable[[], torch.n
     with ExitStack() as stack:
         stack.enter_context(InterruptsDeferred())
         stack.enter_context(rare_collections())
-        return expect_values(run, session.options)
+        found = expect_values(run, session.options)
+    limited = session.limit(found.peak_allocated_bytes, found.peak_reserved_bytes)
+    if limited is None:
+        return found
+    if isinstance(model, torch.nn.Module):  # its memory is the world's, and its wrappers have taken their first step
+        return replace(found, assumptions=(*found.assumptions, UNLIMITED))
+    again = profile_rank(limited, model, args, kwargs, world, reuse)
+    return again if again.out_of_memory is None else found
 
 
 def _run_in(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...],
