@@ -11,22 +11,21 @@ from analyzer.errors import InputError
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device, register_device
 from analyzer.record.options import ProfileOptions
-from analyzer.record.progress import progress_of
 from analyzer.results.verdict import FitTable, Verdict
 from analyzer.results.view import register_view
 
-from .argument import build_model
-from .profile import profile
+from .device_run import profile_each
 
 
 @leaves_no_tensor
 def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...] | Any = (),
          kwargs: dict[str, Any] | None = None, *, devices: Iterable[str | DeviceSpec] | None = None,
          world_size: int | None = None, options: ProfileOptions | None = None, **profile_options: Any) -> FitTable:
-    """Whether a step of ``model`` fits on each of ``devices``, by default the host and all whose memory is known: it is
-    profiled for each, for what kernels take differs. ``args``, ``kwargs``, ``options`` and ``profile_options`` are
-    those of `analyzer.profile`. ``world_size`` above 1 counts communication buffers where their size is known. Raises
-    InputError for ``device``, UnknownDeviceError, and what `profile` raises.
+    """Whether a step of ``model`` fits on each of ``devices``, by default the host and all whose memory is known. It
+    is run once for all devices on which the same kernels take the same memory; each verdict is that of a profile on the
+    device. ``args``, ``kwargs``, ``options`` and ``profile_options`` are those of `analyzer.profile`. ``world_size``
+    above 1 counts communication buffers where their size is known. Raises InputError for ``device``,
+    UnknownDeviceError, and what `profile` raises.
 
     >>> import torch
     >>> rows = torch.empty(2**21, 1024, device="meta")  # 8 GiB, and as much of outputs
@@ -48,16 +47,12 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
     if not specs:
         raise InputError("fits(devices=[]): name at least one device, or leave it out for all of the catalogue")
     options = options or ProfileOptions()
-    module = model if isinstance(model, torch.nn.Module) else build_model(model, devices=options.devices)
     judge, title = register_view.look_up("verdict", "fits"), ""
-    rows: list[Verdict] = []
     specs.sort(key=lambda spec: (spec.memory_bytes is None, spec.memory_bytes or 0))
-    for i, spec in enumerate(specs):
-        limits = options.limit_to_device and spec.memory_bytes is not None
-        with progress_of(i, len(specs), spec.name):
-            found = profile(module, args, kwargs, device=spec, options=replace(options, limit_to_device=limits),
-                            **profile_options)
-        rows.append(judge(found, spec, world_size))
+    rows: list[Verdict | None] = [None] * len(specs)
+    for i, found in profile_each(specs, model, args, kwargs, options=options, **profile_options):
+        rows[i] = judge(found, specs[i], world_size)
         title = describe_step(found)
-    devices_held = tuple([row.device for row in rows if row.fits][:3])
-    return FitTable(title, tuple([replace(row, devices=devices_held) for row in rows]))
+    told = [row for row in rows if row is not None]
+    devices_held = tuple([row.device for row in told if row.fits][:3])
+    return FitTable(title, tuple([replace(row, devices=devices_held) for row in told]))

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -93,36 +93,61 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
             return profile(model, args, kwargs, mode, loss_fn, optimizer, autocast, step, device, options, reuse,
                            profilers, eval, devices=devices)
     options = replace(options or ProfileOptions(), devices=devices) if devices != 1 else options
-    settings: dict[str, Any] = dict(autocast=autocast, loss_fn=loss_fn, step=step, profilers=profilers, evaluates=eval)
-    session = Session(device, options, mode=mode, optimizer=optimizer, **settings)
-    args, kwargs = as_arguments(args), as_keywords(kwargs)
-    check_tensors((args, kwargs))
     if (inside := current_entered()) is not None:
         from .rank import profile_rank  # torch's wrappers are slow to import
 
+        session = Session(device, options, mode=mode, optimizer=optimizer, autocast=autocast, loss_fn=loss_fn,
+                          step=step, profilers=profilers, evaluates=eval)
+        args, kwargs = as_arguments(args), as_keywords(kwargs)
+        check_tensors((args, kwargs))
         with noting_failures():
             return profile_rank(session, model, args, kwargs, inside, reuse)
+    return profile_alike([device], model, args, kwargs, mode=mode, loss_fn=loss_fn, optimizer=optimizer,
+                         autocast=autocast, step=step, options=options, reuse=reuse, profilers=profilers, eval=eval)[0]
+
+
+def profile_alike(devices: Sequence[str | DeviceSpec], model: torch.nn.Module | Callable[[], torch.nn.Module],
+                  args: Any = (), kwargs: dict[str, Any] | None = None, *,
+                  mode: str = "train", loss_fn: Callable[[Any], torch.Tensor] | None = None,
+                  optimizer: str | OptimizerFactory | None = None, autocast: torch.dtype | None = None,
+                  step: Callable[..., Any] | None = None, options: ProfileOptions | None = None, reuse: bool = True,
+                  profilers: Profilers = None, eval: bool = False) -> list[Profile]:
+    """The profile on the first of ``devices``, and by the same run on each of the others for which it would be the
+    same; outside of a world. The arguments are those of `profile`, which says what it raises.
+    """
+    settings: dict[str, Any] = dict(autocast=autocast, loss_fn=loss_fn, step=step, profilers=profilers, evaluates=eval)
+    session, *others = [Session(device, options, mode=mode, optimizer=optimizer, **settings) for device in devices]
+    args, kwargs = as_arguments(args), as_keywords(kwargs)
+    check_tensors((args, kwargs))
     built: list[str] = []
     module = model if isinstance(model, torch.nn.Module) else build_model(
         model, built, session.spec, session.options.devices)
     session.remarks = (*built, *session.remarks)
     call = ModelCall(module, args, kwargs, argument_names(module, args, kwargs, step))
     request = {"model": weakref.ref(model) if isinstance(model, torch.nn.Module) else model,
-               "args": without_data(args), "kwargs": without_data(kwargs), "mode": mode, "device": device,
+               "args": without_data(args), "kwargs": without_data(kwargs), "mode": mode, "device": devices[0],
                "optimizer": optimizer, "autocast": autocast, "loss_fn": loss_fn, "step": step, "options": options,
                "profilers": profilers, "eval": eval, _WRITTEN: weakref.ref(uncompiled(module))}
     flags: AbstractContextManager[list[torch.nn.Module]] = keep_flags(module) if eval else nullcontext([])
+
+    def run(session: Session, others: list[Session], **how: Any) -> list[Profile]:
+        session.share_run(others)
+        first = run_model(session, call, reuse, **how).remember(request)
+        return [first, *(other.found.remember({**request, "device": other.spec}) for other in session.others
+                         if other.found is not None)]
+
     with noting_failures(), flags as modules:
         for inner in modules:  # before alike blocks are looked for; the run calls the model's own eval() too
             inner.training = False
         if mode == "train" and step is None and not any(
                 t.requires_grad for t in chain(module.parameters(), tensors_of((args, kwargs)))):
             try:
-                bare = Session(device, options, remarks=[*built, NOTHING_TO_TRAIN], **settings)
-                return run_model(bare, call, reuse, looks_for_gradient=True).remember(request)
+                bare, *further = [Session(device, options, remarks=[*built, NOTHING_TO_TRAIN], **settings)
+                                  for device in devices]
+                return run(bare, further, looks_for_gradient=True)
             except GradientFound:  # of a tensor that is neither
                 pass
-        return run_model(session, call, reuse).remember(request)
+        return run(session, others)
 
 
 #: why blocks at the ends of a chain are run
@@ -189,6 +214,14 @@ def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -
             raise NotRepeated(f"with some of its blocks alone it fails: {first_line(error)}") from error
 
     found = run_replayed(session, call.module, run_step, replay)
+    for other in session.others:
+        if other.found is not None:
+            other.found = run_limited(other, other.found, call, reuse, **settings)
+    return run_limited(session, found, call, reuse, **settings)
+
+
+def run_limited(session: Session, found: Profile, call: ModelCall, reuse: bool, **settings: Any) -> Profile:
+    """What was ``found``, or the profile of a step that gives cached memory back where its device has too little."""
     limited = session.limit(found.peak_allocated_bytes, found.peak_reserved_bytes)
     if limited is None:
         return found
@@ -298,7 +331,12 @@ def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[
                     run.recorder.log = replay.step.write_log()
                 if replay.step is not None and replay.step.mode == "infer" and not replay.step.looks_for_gradient:
                     run.describe_training()
-                return run.build(is_final=True, wrappers=wrappers, replay=replay.report(run.root))
+                alike = session.list_alike()
+                settings: dict[str, Any] = dict(is_final=True, wrappers=wrappers, replay=replay.report(run.root))
+                found = run.build(**settings)
+                for other in alike:
+                    other.found = run.build_for(other, **settings)
+                return found
             except Restart as restart:
                 restart.wants_chains = replay.blocks is not None and bool(replay.find_chains(run.recorder, run.root))
                 raise

@@ -17,7 +17,7 @@ from analyzer.fx.module_borrow import Borrowed, borrow_module, find_replica, ref
 from analyzer.fx.surroundings import Surroundings, keep_surroundings
 from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.hardware.catalogue import simulated_spec, simulating
+from analyzer.hardware.catalogue import Alike, simulated_spec, simulating
 from analyzer.hardware.device_spec import read_shipped
 from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
@@ -90,6 +90,9 @@ class Session:
         self.options, remark = limit_memory(options, self.spec)
         self.evaluates, self.remarks = evaluates, (*remarks, *([] if remark is None else [remark]))
         self.profilers = choose_profilers(profilers, self.spec)
+        self.others: list[Session] = []  #: those of further devices, for which the run may be the same
+        self._alike: Alike | None = None  #: devices for which it has been so far
+        self.found: Profile | None = None  #: of one of the others, what a run that is the same says of its device
         self.frames: Any = None  #: what is known of frames of compiled functions: `compiled.frame.Frames`
         self.restarts = False    #: whether a run may begin again, which such knowledge makes right
         self.facts: dict[str, Any] = {
@@ -106,9 +109,22 @@ class Session:
         if self.options.capacity_bytes is not None or not 0 < allocated_bytes <= capacity < reserved_bytes:
             return None
         limited = copy(self)
+        limited.share_run(())
         limited.options, remark = limit_memory(replace(self.options, limit_to_device=True), self.spec)
         limited.remarks = (*self.remarks, *([] if remark is None else [remark]))
         return limited
+
+    def share_run(self, others: Iterable[Session]) -> None:
+        """Let ``others``, the same request for other devices, take this session's run where it would be theirs: they
+        have no limit of memory, and code that is compiled is compiled for one device.
+        """
+        self.others = [other for other in others if other.spec is not None and other.device == self.device]
+        self._alike = Alike(other.spec for other in self.others if other.spec is not None)
+
+    def list_alike(self) -> list[Session]:
+        """The sessions of other devices for which the run went as it would for theirs."""
+        alike = () if self._alike is None or self.frames is not None else self._alike.specs
+        return [other for other in self.others if other.spec in alike]
 
     @contextmanager
     def simulate(self, options: ProfileOptions | None = None, *, adopts: bool = True,
@@ -117,7 +133,7 @@ class Session:
         mode = MetaTensorMode(options or self.options, adopted_device=self.device if adopts else torch.device("cpu"),
                               space=space, is_this_machine=self.spec is None and self.device.type == "cpu",
                               has_plain_tensors=True)
-        with mode, simulating(self.spec or simulated_spec()):
+        with mode, simulating(self.spec or simulated_spec(), self._alike):
             for remark in self.remarks:
                 mode.state.assume(remark)
             if self.options.compiles:
@@ -214,6 +230,7 @@ class Run:
                  surroundings: Surroundings | None = None, *, is_replica: bool = False) -> None:
         self.session, self.recorder, self.root, self.surroundings = session, recorder, root, surroundings
         self._borrowed, self._is_replica = borrowed, is_replica
+        self._annotations: dict[Profiler, Annotation] = {}  #: in which the device plays no part
 
     @property
     def borrowed(self) -> Borrowed:
@@ -265,8 +282,29 @@ class Run:
 
     def annotate(self) -> list[Annotation]:
         with torch._C.DisableTorchFunction():
-            return [(leave_communication_unknown if self._is_replica and profiler is profile_communication
-                     else profiler)(self.recorder.log) for profiler in self.session.profilers.values()]
+            return [self._annotate(leave_communication_unknown if self._is_replica and profiler is profile_communication
+                                   else profiler) for profiler in self.session.profilers.values()]
+
+    def _annotate(self, profiler: Profiler) -> Annotation:
+        if profiler not in self._annotations:
+            spec = self.session.spec or simulated_spec()
+            with simulating(spec, alike := Alike([spec])):
+                found = profiler(self.recorder.log)
+            if not alike.specs:  # it asked for the device
+                return found
+            self._annotations[profiler] = found
+        return self._annotations[profiler]
+
+    def build_for(self, other: Session, **settings: Any) -> Profile:
+        """The profile on the device of a session for which the run is the same; ``settings`` are those of `build`."""
+        log, session = self.recorder.log, self.session
+        before = log.assumptions
+        log.assumptions = [*dict.fromkeys([*other.remarks, *before[len(dict.fromkeys(session.remarks)):]])]
+        self.session = other
+        try:
+            return self.build(**settings)
+        finally:
+            self.session, log.assumptions = session, before
 
     def build(self, *, is_final: bool = False, wrappers: Collection[str] = (),
               blanks: Mapping[int, NodeInfo] = MappingProxyType({}), shape: ModuleShape | None = None,

@@ -23,7 +23,7 @@ import torch.nn.parallel.comm
 import torch.xpu
 
 from analyzer.errors import InputError
-from analyzer.hardware.catalogue import simulated_spec
+from analyzer.hardware.catalogue import asked, simulated_kind, simulated_memory, simulated_spec
 from analyzer.hardware.kernel_time.collective import has_peer_access
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
@@ -81,7 +81,7 @@ def _check_id(device: Any) -> None:
 
 def _total_bytes() -> int | None:
     capacity_bytes = active_state().options.capacity_bytes
-    return simulated_spec().memory_bytes if capacity_bytes is None else capacity_bytes
+    return simulated_memory() if capacity_bytes is None else capacity_bytes
 
 
 def _name(device: Any = None) -> str:
@@ -117,7 +117,7 @@ def _set_memory_fraction(fraction: float, device: int) -> None:
 
 def _is_there() -> bool:
     """Whether the simulated machine has a CUDA device: not where the device is the host itself, or Apple's."""
-    return simulated_spec().kind == "cuda"
+    return simulated_kind() == "cuda"
 
 
 def _is_built() -> bool:
@@ -127,15 +127,15 @@ def _is_built() -> bool:
 
 
 def _has_accelerator() -> bool:
-    return simulated_spec().kind != "cpu"
+    return simulated_kind() != "cpu"
 
 
 def _accelerator(check_available: bool = False) -> torch.device | None:
-    return torch.device(simulated_spec().kind) if _has_accelerator() else None
+    return torch.device(simulated_kind()) if _has_accelerator() else None
 
 
 def _is_metal() -> bool:
-    return simulated_spec().kind == "mps"
+    return simulated_kind() == "mps"
 
 
 def _lazy_init() -> None:
@@ -162,11 +162,16 @@ def _capability(device: Any = None) -> tuple[int, int]:
     return simulated_capability()
 
 
+@asked
+def _reaches_peers() -> bool:
+    return has_peer_access(simulated_spec())
+
+
 def _can_access_peer(device: Any, peer_device: Any) -> bool:
     """Whether one device reads the other's memory: not where cards reach each other through the host's alone."""
     for one in (device, peer_device):
         _check_id(one)
-    return has_peer_access(simulated_spec())
+    return _reaches_peers()
 
 
 def _give_back_caches() -> None:
@@ -316,7 +321,7 @@ def replacements() -> Iterator[Undo]:
     for name in ("start", "stop"):
         yield answer(torch.cuda.profiler, name, _nothing)
     # which libraries with kernels of their own ask for when they are imported
-    yield answer(torch._C, "_get_accelerator", lambda: torch.device(simulated_spec().kind), where=simulated_machine)
+    yield answer(torch._C, "_get_accelerator", lambda: torch.device(simulated_kind()), where=simulated_machine)
     yield supply(torch._C, "_cuda_setMemoryFraction", _set_memory_fraction)
     yield supply(torch._C, "_cuda_getMemoryFraction", lambda device: _allocator(device).memory_fraction)
     yield supply(torch._C, "_cuda_getCurrentRawStream", lambda index: _current_stream(index).cuda_stream)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from analyzer.hardware.catalogue import simulated_spec
+from analyzer.hardware.catalogue import asked, asked_each_time, simulated_spec
 from analyzer.meta.intercept.mode_stack import without_modes
 
 Tensor = torch.Tensor
@@ -45,16 +45,19 @@ class AttentionCall(NamedTuple):
                 "dropout_p": self.dropout, "is_causal": self.is_causal, "enable_gqa": self.enable_gqa}
 
 
+@asked
 def simulated_capability() -> tuple[int, int]:
     """The compute capability of the simulated device; Hopper's where it is no GPU or its generation is unknown."""
     return simulated_spec().compute_capability or (9, 0)
 
 
+@asked_each_time
 def choose_backend(call: AttentionCall) -> int:
     """The backend of PyTorch's ``select_sdp_backend``: MATH, FLASH, EFFICIENT, CUDNN, or -1 where none may run."""
     return next((backend for backend in _priority_order() if can_use(backend, call)), -1)
 
 
+@asked_each_time
 def can_use(backend: int, call: AttentionCall) -> bool:
     """Whether a kernel may run a call of the simulated GPU."""
     if backend == MATH:

@@ -12,7 +12,7 @@ import torch
 import torch.cuda.graphs
 
 from analyzer.errors import InputError
-from analyzer.hardware.catalogue import simulated_spec
+from analyzer.hardware.catalogue import simulated_kind
 from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
 from analyzer.meta.state import (
     EVERY_STREAM,
@@ -380,7 +380,7 @@ def replacements() -> Iterator[Undo]:
 def simulated_cuda() -> MetaState | None:
     """The state that answers for the machine, where that has a CUDA device; else torch's own functions answer."""
     state = simulated_machine()
-    return state if state is not None and simulated_spec().kind == "cuda" else None
+    return state if state is not None and simulated_kind() == "cuda" else None
 
 
 def is_simulated(*args: Any, **kwargs: Any) -> bool:

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from analyzer.errors import DuplicateRegistrationError, InputError, UnknownDeviceError
 from analyzer.registry import Registry
@@ -27,6 +28,8 @@ class Named(Protocol):
 
 
 S = TypeVar("S", bound=Named)
+A = TypeVar("A")
+P = ParamSpec("P")
 
 
 def fold_name(name: str) -> str:
@@ -226,8 +229,40 @@ def find_device(device: str | os.PathLike[str] | DeviceSpec) -> DeviceSpec:
 # The device that this thread simulates: rules that depend on a device's generation read it here.
 
 
+class Alike:
+    """Devices for which a run has gone as it goes for the one that is simulated: each gives every answer that the run
+    asked for. ``specs`` are those left.
+    """
+
+    def __init__(self, specs: Iterable[DeviceSpec]) -> None:
+        self.specs = list(specs)
+        self.is_asking = False
+        self._asked: set[Any] = set()
+
+    def ask(self, rule: Callable[..., A], args: tuple[Any, ...], once: bool) -> A:
+        """What ``rule`` answers for the simulated device; devices of another answer are left out."""
+        self.is_asking = True
+        try:
+            answer = rule(*args)
+            if not once or (rule, args) not in self._asked:
+                self.specs = [spec for spec in self.specs if self._answer(spec, rule, args) == answer]
+                if once:
+                    self._asked.add((rule, args))
+            return answer
+        finally:
+            self.is_asking = False
+
+    def _answer(self, spec: DeviceSpec, rule: Callable[..., A], args: tuple[Any, ...]) -> A:
+        before, _simulated.spec = _simulated.spec, spec
+        try:
+            return rule(*args)
+        finally:
+            _simulated.spec = before
+
+
 class _Simulated(threading.local):
     spec: DeviceSpec | None = None
+    alike: Alike | None = None
 
 
 _simulated = _Simulated()
@@ -239,15 +274,57 @@ def named_spec() -> DeviceSpec | None:
 
 
 def simulated_spec() -> DeviceSpec:
-    """The device that is simulated; an H200 unless `simulating` named another."""
+    """The device that is simulated; an H200 unless `simulating` named another. What is read of it outside of a rule
+    that is `asked` may be any figure: no other device is alike then.
+    """
+    alike = _simulated.alike
+    if alike is not None and alike.specs and not alike.is_asking:
+        alike.specs.clear()
     return _simulated.spec or find_device("h200")
 
 
+def asked(rule: Callable[P, A]) -> Callable[P, A]:
+    """A rule of hashable arguments whose answer is all that its caller learns of the simulated device. It has no
+    effects, and other devices are asked once for the same arguments.
+    """
+    return _watch(rule, once=True)
+
+
+def asked_each_time(rule: Callable[P, A]) -> Callable[P, A]:
+    """Such a rule whose arguments are not kept, as tensors must not be: other devices are asked at every call."""
+    return _watch(rule, once=False)
+
+
+def _watch(rule: Callable[P, A], once: bool) -> Callable[P, A]:
+    @functools.wraps(rule)
+    def ask(*args: P.args, **kwargs: P.kwargs) -> A:
+        alike = _simulated.alike
+        if alike is None or not alike.specs or alike.is_asking:
+            return rule(*args, **kwargs)
+        assert not kwargs, f"{rule.__name__} is asked with positional arguments"
+        return alike.ask(rule, args, once)
+
+    return ask
+
+
+@asked
+def simulated_kind() -> str:
+    """The kind of the simulated device."""
+    return simulated_spec().kind
+
+
+@asked
+def simulated_memory() -> int | None:
+    """The memory of the simulated device in bytes, None where it is not known."""
+    return simulated_spec().memory_bytes
+
+
 @contextmanager
-def simulating(spec: DeviceSpec) -> Iterator[None]:
-    """Simulate ``spec`` for the length of a block."""
-    before, _simulated.spec = _simulated.spec, spec
+def simulating(spec: DeviceSpec, alike: Alike | None = None) -> Iterator[None]:
+    """Simulate ``spec`` for the length of a block, in which it is watched which other devices are ``alike``."""
+    before = _simulated.spec, _simulated.alike
+    _simulated.spec, _simulated.alike = spec, alike
     try:
         yield
     finally:
-        _simulated.spec = before
+        _simulated.spec, _simulated.alike = before

@@ -9,7 +9,7 @@ chain of *spans*, live, free or (expandable segments only) unmapped; a *block* i
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,8 +80,8 @@ class CachingAllocator(SegmentMemory):
     """The caching allocator of one CUDA device; sizes and addresses only, no memory. ``capacity_bytes`` is what
     ``cudaMalloc`` can hand out in all; None: without limit. Segments lie below ``top_address`` (a multiple of 512), in
     ranges of 32 MiB each below the one before; the address decides which of several free blocks of one size is taken.
-    Addresses of segments given back are not used again. ``total_bytes`` is what the device has, of which a fraction is
-    a share, by default the capacity. Not safe for use from several threads at once.
+    Addresses of segments given back are not used again. ``total_bytes`` tells what the device has, of which a
+    fraction is a share, by default the capacity. Not safe for use from several threads at once.
 
     >>> allocator = CachingAllocator()
     >>> block = allocator.allocate(1)
@@ -94,7 +94,7 @@ class CachingAllocator(SegmentMemory):
         capacity_bytes: int | None = None,
         options: AllocatorOptions = _PYTORCH_DEFAULTS,
         top_address: int = 0x7000_0000_0000,  # among the 47-bit user addresses where CUDA puts device memory on Linux
-        total_bytes: int | None = None,
+        total_bytes: Callable[[], int | None] | None = None,
         counts: bool = False,
     ) -> None:
         super().__init__(capacity_bytes, options, top_address, total_bytes)

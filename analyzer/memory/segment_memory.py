@@ -44,7 +44,7 @@ class SegmentMemory:
     """The segments of one device: taken from it, kept in pools of free spans, given back."""
 
     def __init__(self, capacity_bytes: int | None, options: AllocatorOptions, top_address: int,
-                 total_bytes: int | None = None) -> None:
+                 total_bytes: Callable[[], int | None] | None = None) -> None:
         if capacity_bytes is not None and capacity_bytes <= 0:
             raise InputError(f"capacity_bytes={capacity_bytes!r}: must be positive, or None for no limit")
         if top_address <= 0 or top_address % MIN_BLOCK_BYTES:
@@ -57,7 +57,7 @@ class SegmentMemory:
         self.memory_fraction = 1.0  #: the share of the device that may be reserved
         self._allowed_bytes: int | None = None
         self._collects_garbage = False
-        self._total_bytes = total_bytes or capacity_bytes
+        self._find_total = total_bytes
         if options.per_process_memory_fraction < 1.0:
             self.set_fraction(options.per_process_memory_fraction)
         self._max_split_bytes = options.max_split_bytes
@@ -79,10 +79,13 @@ class SegmentMemory:
     # setMemoryFraction: the limit that the allocator itself keeps, beside what the device has
     def set_fraction(self, fraction: float) -> None:
         """Let this process reserve that share of the device's memory. Raises InputError where that is not known."""
-        if self._total_bytes is None:
+        total_bytes = None if self._find_total is None else self._find_total()
+        if total_bytes is None:
+            total_bytes = self.capacity_bytes
+        if total_bytes is None:
             raise InputError(f"per_process_memory_fraction={fraction!r}: a share of no known size; give "
                              "capacity_bytes")
-        self.memory_fraction, self._allowed_bytes = fraction, int(fraction * self._total_bytes)
+        self.memory_fraction, self._allowed_bytes = fraction, int(fraction * total_bytes)
         # malloc: idle segments are collected only where a fraction was set
         self._collects_garbage = self.options.garbage_collection_threshold > 0.0
 

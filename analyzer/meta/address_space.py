@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from analyzer.errors import InputError
-from analyzer.hardware.catalogue import simulated_spec
+from analyzer.hardware.catalogue import simulated_memory
 from analyzer.memory.allocator import AllocatorOptions, Block, CachingAllocator
 from analyzer.memory.allocator_segment import Elsewhere, Instruction, Placements, replay_one_by_one
 from analyzer.memory.segment_memory import PoolStreams, PrivatePool
@@ -162,7 +162,7 @@ class AddressSpace:
                     tell(said)
             made = self.allocators[index] = CachingAllocator(
                 self.capacity_bytes, self.options, top_address=_DEVICE_TOP + index * _DEVICE_SPAN,
-                total_bytes=simulated_spec().memory_bytes, counts=self.counts)
+                total_bytes=simulated_memory, counts=self.counts)
             made.device = f"cuda:{index}" if self.devices > 1 else None
         return self.allocators[index]
 

@@ -9,7 +9,7 @@ import torch
 from torch._library.custom_ops import OPDEFS
 
 from analyzer.errors import InputError, is_count
-from analyzer.hardware.catalogue import simulated_spec
+from analyzer.hardware.catalogue import asked, simulated_spec
 from analyzer.registry import Call, Registry, adding_to
 
 from .address_space import MetaStorage, new_storage
@@ -239,6 +239,7 @@ def registered_need(signature: Signature) -> MemoryNeed | None:
     return need
 
 
+@asked
 def kernel_memory(signature: Signature) -> KernelMemory:
     packet = getattr(signature.op, "overloadpacket", None)
     need = registered_need(signature)

@@ -1,6 +1,7 @@
 """FLOPs of the calls of a log, and what other tools count of them."""
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -166,6 +167,7 @@ CONVENTIONS = {"own": Convention("own", count_call), "deepspeed": Convention(
 _COLUMNS = ("fwd_flops", "bwd_flops", "fwd_macs", "bwd_macs")
 
 
+@functools.cache
 def make_flops_profiler(convention: str = "own") -> Callable[[Log], Annotation]:
     """A profiler that counts every call of the last step where it happened as ``convention`` says: ``own``, or
     ``deepspeed``, under which all but the forward pass is None. Raises InputError for another name. What autograd runs

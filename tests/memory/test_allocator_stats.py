@@ -65,7 +65,7 @@ def test_failures_retries_and_blocks_that_are_never_cut_are_counted():
 
 
 def test_a_fraction_that_is_set_later_is_a_limit():
-    allocator = CachingAllocator(total_bytes=100 * MIB)
+    allocator = CachingAllocator(total_bytes=lambda: 100 * MIB)
     allocator.free(allocator.allocate(60 * MIB))
     allocator.set_fraction(0.5)
     try:

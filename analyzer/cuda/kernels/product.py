@@ -12,7 +12,7 @@ import torch
 from analyzer.cuda import kernel_registry
 from analyzer.cuda.kernel_registry import device_shape, kernel_replacements
 from analyzer.errors import UnsupportedOperatorError
-from analyzer.hardware.catalogue import simulated_spec
+from analyzer.hardware.catalogue import asked, simulated_spec
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.operator_info import device_shapes, sparse_shapes
@@ -153,14 +153,19 @@ def compose_gemm_4bit(a: Tensor, b: Tensor, shape: Any, absmax: Tensor, blocksiz
                       absmax_code: Tensor | None = None, absmax_offset: Tensor | None = None) -> Any:
     """Where its own kernel does not pay: the weight in the input's precision, then a product."""
     rows, (columns, depth) = a.numel() // a.shape[-1], shape
-    if depth % blocksize == 0 and rows <= _LARGEST_CUSTOM_M and _pays(
-            simulated_spec().name, device_of(a).index, a.dtype, rows, columns, depth):
+    if depth % blocksize == 0 and rows <= _LARGEST_CUSTOM_M and _pays_here(
+            device_of(a).index, a.dtype, rows, columns, depth):
         return NotImplemented
     if absmax_8bit is not None:
         large = _bnb.dequantize_blockwise.default(absmax_8bit, absmax, absmax_code, _BLOCK_OF_ABSMAX, torch.float32)
         absmax = large + absmax_offset
     weight = _bnb.dequantize_4bit.default(b, absmax, blocksize, quant_type, list(shape), a.dtype)
     return torch.nn.functional.linear(a, weight, bias)
+
+
+@asked
+def _pays_here(*product: Any) -> bool:
+    return _pays(simulated_spec().name, *product)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from analyzer.hardware.catalogue import simulated_spec
+from analyzer.hardware.catalogue import asked, simulated_spec
 from analyzer.meta.operator_info import Stage, kernel_stages
 from analyzer.meta.spec import Signature
 from analyzer.meta.state import MetaState
@@ -42,6 +42,7 @@ def _majors_of_32_mib() -> tuple[int, ...]:
     return (9, 10, 11, 12) if TORCH >= "2.15.0.dev0" else (9, 10, 12) if TORCH >= "2.12" else (9,)
 
 
+@asked
 def cublas_workspace_bytes() -> int:
     """Bytes of one cuBLAS workspace: ``CUBLAS_WORKSPACE_CONFIG`` (``:KIB:COUNT…``), else by parseChosenWorkspaceSize 32
     MiB on Hopper, from 2.12 on on Blackwell (pytorch/pytorch#175344), from 2.15 on for compute capability 11, too;
@@ -67,6 +68,7 @@ def cublaslt_workspace_bytes() -> int:
     return int(given) << 10 if given.isdigit() else _MIB
 
 
+@asked
 def dropout_state_bytes() -> int:
     """Bytes of cuDNN's generators for dropout (``cudnnDropoutGetStatesSize``): one of 48 bytes (``curandStateXORWOW``
     of curand_kernel.h) for each thread of the kernel that draws a mask, which an H200 with cuDNN 9.19 ran in four
