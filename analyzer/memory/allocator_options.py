@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -28,16 +28,31 @@ ADDRESS_RANGE_BYTES = 32 * MIB  # cudaMalloc reserves addresses in multiples of 
 _INTERVALS = 16
 _FIRST_INTERVAL_LOG2 = 20
 
-# Keys that PyTorch 2.13 knows (AllocatorConfig.cpp, CUDAAllocatorConfig.h) and that change no size on the device.
+# Keys that PyTorch 2.14 knows (AllocatorConfig.cpp, CUDAAllocatorConfig.h) and that change no size on the device.
 _WITHOUT_EFFECT = frozenset(
     {"graph_capture_record_stream_reuse", "pinned_free_catch_all", "pinned_max_cached_size_mb",
      "pinned_max_round_threshold_mb", "pinned_num_register_threads", "pinned_reserve_segment_size_mb",
      "pinned_use_background_threads", "pinned_use_cuda_host_register", "pinned_use_hip_host_register",
      "release_lock_on_cudamalloc", "release_lock_on_hipmalloc"})
 
+# The first version that has a key, where that is later than 2.9: the strings in libc10.so and libc10_cuda.so of the
+# packages of 2.9.1, 2.10.0, 2.11.0, 2.12.0, 2.13.0 and 2.14.0.
+_SINCE = {"per_process_memory_fraction": (2, 10), "pinned_reserve_segment_size_mb": (2, 10),
+          "large_segment_size_mb": (2, 11), "throw_on_cudamalloc_oom": (2, 12), "pinned_free_catch_all": (2, 12),
+          "pinned_max_cached_size_mb": (2, 13), "pinned_max_round_threshold_mb": (2, 13)}
+
+# AllocatorConfig.cpp and CUDAAllocatorConfig.h: 2.9 reads the first variable alone, later versions the first of all
+# that is there, also where it is empty.
+_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_ALL_VARIABLES_SINCE = (2, 10)
+
 
 def _is_power_of_two(value: int) -> bool:
     return value > 0 and value & (value - 1) == 0
+
+
+def _name(torch_version: tuple[int, int]) -> str:
+    return ".".join(map(str, torch_version))
 
 
 def _parse_bool(text: str) -> bool:
@@ -118,10 +133,11 @@ class AllocatorOptions:
         return InputError(f"{name}={getattr(self, name)!r}: {reason}")
 
     @classmethod
-    def from_string(cls, settings: str) -> AllocatorOptions:
+    def from_string(cls, settings: str, torch_version: tuple[int, int] | None = None) -> AllocatorOptions:
         """Parse the value of ``PYTORCH_CUDA_ALLOC_CONF`` (or ``PYTORCH_ALLOC_CONF``): ``key:value,key:value``. Options
         that change no size (pinned memory, locks) are accepted and have no effect. Raises InputError for unknown keys,
-        values that PyTorch refuses, and the ``cudaMallocAsync`` backend, which is the driver's.
+        also those that the ``torch_version`` does not have yet, values that PyTorch refuses, and the
+        ``cudaMallocAsync`` backend, which is the driver's.
         """
         values: dict[str, Any] = {}
         # ConfigTokenizer drops white space; commas inside brackets belong to the value.
@@ -130,6 +146,9 @@ class AllocatorOptions:
             key, colon, value = item.partition(":")
             if not (key and colon and value):
                 raise InputError(f"allocator settings {settings!r}: {item!r} is not of the form key:value")
+            if torch_version is not None and torch_version < (since := _SINCE.get(key, torch_version)):
+                raise InputError(f"allocator settings {settings!r}: torch {_name(torch_version)} has no key {key!r} "
+                                 f"and raises: it came with {_name(since)}; leave it out")
             if key == "backend":
                 if value != "native":
                     raise InputError(
@@ -149,19 +168,24 @@ class AllocatorOptions:
             raise InputError(f"allocator settings {settings!r}: {error}") from None
 
     @classmethod
-    def from_environment(cls, names: Sequence[str]) -> tuple[AllocatorOptions, str | None]:
-        """The settings of the first of these variables that is there, also where it is empty, and a sentence about it;
-        PyTorch's defaults and None where there is none. Raises InputError as `from_string`, with the variable.
+    def from_environment(cls, torch_version: tuple[int, int]) -> tuple[AllocatorOptions, str | None]:
+        """The settings that this version reads of the environment, and a sentence about them; PyTorch's defaults and
+        None where there are none. Raises InputError as `from_string`, with the variable.
         """
-        name = next((name for name in names if name in os.environ), None)
+        read = _VARIABLES if torch_version >= _ALL_VARIABLES_SINCE else _VARIABLES[:1]
+        name = next((name for name in read if name in os.environ), None)
         text = "" if name is None else os.environ[name].strip()
         if not text:
-            return cls(), None
+            ignored = [f"{name}={os.environ[name]}" for name in _VARIABLES if name not in read and os.environ.get(name)]
+            return cls(), None if not ignored else (
+                f"{' and '.join(ignored)}: torch {_name(torch_version)} reads {' and '.join(read)} alone, so the "
+                "allocator's settings are its defaults")
         if re.search(r"backend\s*:\s*cudaMallocAsync", text):
             return cls(), (f"{name}={text}: the CUDA driver would pool the memory, by rules that are not public; it is "
                            "told as of PyTorch's own allocator")
         try:
-            return cls.from_string(text), f"the allocator's settings are those of {name}: {text}"
+            return (cls.from_string(text, torch_version),
+                    f"the allocator's settings are those of {name}: {text}")
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
 

@@ -109,12 +109,7 @@ class HostMemory:
         return self.allocated_bytes
 
 
-# c10/core/AllocatorConfig.cpp and c10/cuda/CUDAAllocatorConfig.h: 2.9 reads the first alone, later versions the first
-# that is there, also where it is empty
-_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF",) if torch.__version__ < "2.10" else (
-    "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-
-
+_TORCH_VERSION = int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1])
 tell_settings: list[Callable[[Any], object]] = []  #: are told of settings that the environment has, in a sentence
 
 
@@ -157,7 +152,7 @@ class AddressSpace:
     def allocator(self, index: int = 0) -> CachingAllocator:
         if index not in self.allocators:
             if self.options is None:
-                self.options, said = AllocatorOptions.from_environment(_SETTINGS)
+                self.options, said = AllocatorOptions.from_environment(_TORCH_VERSION)
                 for tell in tell_settings if said is not None else ():
                     tell(said)
             made = self.allocators[index] = CachingAllocator(

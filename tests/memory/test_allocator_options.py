@@ -33,7 +33,29 @@ def without_settings(monkeypatch):
 def test_the_first_variable_that_is_there_counts(monkeypatch, settings, expandable, said):
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    assert AllocatorOptions.from_environment(NAMES) == (AllocatorOptions(expandable_segments=expandable), said)
+    assert AllocatorOptions.from_environment((2, 13)) == (AllocatorOptions(expandable_segments=expandable), said)
+
+
+def test_the_first_version_with_one_name_for_all_is_2_10(monkeypatch):
+    monkeypatch.setenv(NAMES[2], EXPANDABLE)
+    assert AllocatorOptions.from_environment((2, 9)) == (AllocatorOptions(), (
+        f"PYTORCH_ALLOC_CONF={EXPANDABLE}: torch 2.9 reads PYTORCH_CUDA_ALLOC_CONF alone, so the allocator's settings "
+        "are its defaults"))
+    assert AllocatorOptions.from_environment((2, 10))[0].expandable_segments
+    monkeypatch.setenv(NAMES[0], "max_split_size_mb:100")
+    assert AllocatorOptions.from_environment((2, 9))[0] == AllocatorOptions(max_split_size_mb=100)
+
+
+@pytest.mark.parametrize(("key", "value", "since"), [
+    ("per_process_memory_fraction", "0.5", (2, 10)), ("large_segment_size_mb", "32", (2, 11)),
+    ("throw_on_cudamalloc_oom", "True", (2, 12)), ("pinned_max_cached_size_mb", "64", (2, 13))])
+def test_a_key_that_the_version_has_not_yet_is_unknown(monkeypatch, key, value, since):
+    monkeypatch.setenv(NAMES[0], f"{key}:{value}")
+    before = since[0], since[1] - 1
+    with pytest.raises(InputError, match=rf"torch 2\.{before[1]} has no key '{key}' and raises: it came with "
+                                         rf"2\.{since[1]}"):
+        AllocatorOptions.from_environment(before)
+    AllocatorOptions.from_environment(since)
 
 
 def take() -> Profile:
