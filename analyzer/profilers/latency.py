@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -125,20 +125,33 @@ def make_latency_profiler(device: DeviceSpec) -> Callable[[Log], Annotation]:
     """
     def profile_latency(log: Log) -> Annotation:
         try:
-            return _Latency(log, device).run()
+            return Latency(log, device).annotate()
         except UnknownTimeError:
             return Annotation()
 
     return profile_latency
 
 
-class _Latency:
-    def __init__(self, log: Log, device: DeviceSpec) -> None:
-        self.log, self.timer = log, CallTimer(log, device)
+class Latency:
+    """The seconds of a log on a device; it ``tells`` what it assumes of the network, which takes a schedule more."""
+
+    def __init__(self, log: Log, device: DeviceSpec, *, tells: bool = True) -> None:
+        self.log, self.timer, self._tells = log, CallTimer(log, device), tells
         #: where there are several streams: the kernels of the last step, by index of their call
         self._runs: dict[int, KernelRun] | None = None
 
-    def run(self) -> Annotation:
+    @property
+    def runs(self) -> Mapping[int, KernelRun]:
+        """The kernels of the last step by index of their call, where `annotate` put them on several streams."""
+        return self._runs or {}
+
+    def exposed_seconds(self, index: int) -> float:
+        """In which a call of the last step communicates, and nothing is computed."""
+        run = self.runs.get(index)
+        return 0.0 if run is None else run.exposed / PICOSECONDS
+
+    def annotate(self) -> Annotation:
+        """Raises UnknownTimeError where a call's time is not known."""
         log, last = self.log, self.log.steps - 1
         out = Annotation(self._fill_rows, lambda: find_lanes(self.log, self.timer))
         tallies = [(tally, self.timer.time(tally.call)) for tally in log.tallies()]
@@ -179,7 +192,7 @@ class _Latency:
 
         waits = not in_turn and any(group.size > 1 for group in _list_groups(log))
         assumed = None if in_turn else find_assumed_network(log, self.timer.device)
-        if assumed is not None:
+        if assumed is not None and self._tells:
             out.assumptions.append(self._tell_network(assumed, seconds, run_on(0.5)))
 
         def find_step_range() -> tuple[float, float]:
@@ -246,8 +259,8 @@ class _Latency:
             if call.step != log.steps - 1:
                 continue
             work, kernel, *_ = self.timer.time(call)
-            run = None if self._runs is None else self._runs.get(index)
-            waited, exposed = (0, 0.0) if run is None else (run.waited, run.exposed / PICOSECONDS)
+            run, exposed = self.runs.get(index), self.exposed_seconds(index)
+            waited = 0 if run is None else run.waited
             if self._runs is None:
                 before, clock = clock.device, clock.after(work)
                 waited = clock.device - before - work.device

@@ -6,14 +6,18 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 
-from analyzer import ProfileOptions
+from analyzer import ProfileOptions, profile
+from analyzer.distributed.world import world
 from analyzer.hardware import find_cluster
 from analyzer.parallel import RankTable, profile_ranks
 from analyzer.parallel.pipeline_schedule import place_stages
+from analyzer.parallel.profile_ranks import find_compute_spreads, find_exchange, find_spread
+from analyzer.profilers.collective import POINT_TO_POINT
 from analyzer.tools.search.bound import least_bytes, least_seconds, list_bare
 from analyzer.tools.search.compose import ModelSizes, Step, compose, find_actions, list_parts, list_probes
+from analyzer.tools.search.figures import Figures
 from analyzer.tools.search.layout import Layout
-from analyzer.tools.search.probe import Figures, Probe, ProbeJob, Subject, find_template, run_probe
+from analyzer.tools.search.probe import PROBE_OPTIONS, Probe, ProbeJob, Subject, find_template, run_probe
 from analyzer.tools.search.rank import RankJob
 from analyzer.tools.search.search import model_sizes
 from analyzer.tools.search.stage import Part
@@ -120,6 +124,25 @@ def test_a_composed_step_is_the_direct_one(layout: Layout, subject: Subject) -> 
     assert [stage.needed_bytes for stage in step.stages] == pytest.approx(
         [row.peak_allocated_bytes for row in table.rows], rel=0 if layout.tensor == 1 else 5e-4)
     assert step.step_seconds == pytest.approx(table.step_seconds, rel=1e-4)
+
+
+def test_figures_are_what_rows_of_a_profile_add_up_to() -> None:
+    layout = replace(PIPELINE, checkpointing="blocks")
+    probes = list_probes(layout, sizes())
+    middle = replace(probes["middle", 1, 3], with_spreads=True)
+    with world(middle.layout.devices, 2, cluster=SUBJECT.cluster):
+        job = RankJob(find_template(SUBJECT), middle.layout, [middle.part], [1], 64)
+        plain = profile(job.build, job.inputs(), device=SUBJECT.device, step=job.step, options=PROBE_OPTIONS,
+                        optimizer=job.make_optimizer())
+    found, rows = figures(middle), [row for row in plain.comm or () if row.kind in POINT_TO_POINT]
+    backward, waited = plain.phases["backward"], sum(row.exposed_seconds or 0 for row in rows if row.phase == "backward")
+    exchange = sum(row.exposed_seconds or 0 for row in find_exchange(plain.comm or ()))
+    assert waited and exchange
+    assert found["backward_seconds"] == pytest.approx((backward.seconds or 0) - waited - exchange, rel=1e-12)
+    assert found["transfer_spread"] == pytest.approx(find_spread(plain, rows), rel=1e-12)
+    assert (found["above"], found["below"]) == find_compute_spreads(plain)
+    # of one probe for each kind of rank the range is read
+    assert sum("above" in figures(probe) for probe in probes.values()) == 3
 
 
 @pytest.mark.parametrize(("layout", "subject"), [

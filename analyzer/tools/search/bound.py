@@ -8,8 +8,9 @@ from analyzer.hardware.cluster_spec import ClusterSpec
 from analyzer.hardware.kernel_time.collective import collective_time
 
 from .compose import HALF, ModelSizes, list_parts, list_stages, most_in_flight, timed_actions
+from .figures import Figures
 from .layout import Layout
-from .probe import Figures, Probe, bare_probe
+from .probe import Probe, bare_probe
 from .stage import Part
 
 _ADAM = ("adam", "adamw", "adamw_fused")

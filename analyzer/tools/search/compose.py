@@ -14,8 +14,9 @@ from analyzer.parallel.pipeline_schedule import ActionLists, list_actions
 from analyzer.parallel.pipeline_timeline import PipelineTimeline, join_timeline
 from analyzer.parallel.rank_row import StageCost
 
+from .figures import Figures
 from .layout import BACKWARDS, Layout
-from .probe import LONG, SHORT, Figures, Probe
+from .probe import LONG, SHORT, Probe
 from .stage import Part
 
 #: a rank's blocks of which more are added up from these many and one more
@@ -167,8 +168,9 @@ def _kind(part: Part) -> str:
 def list_probes(layout: Layout, sizes: ModelSizes) -> dict[tuple[str, int, int], Probe]:
     """The probes from which a layout's step is composed: by kind of rank, its blocks, and ranks of the pipeline."""
     if layout.pipeline == 1:
-        return {("only", sizes.blocks, n): Probe(replace(layout, micro_batches=n), Part(sizes.blocks))
-                for n in ((1, ) if layout.micro_batches == 1 else (1, 2))}
+        most = min(2, layout.micro_batches)
+        return {("only", sizes.blocks, n): Probe(replace(layout, micro_batches=n), Part(sizes.blocks),
+                                                 with_spreads=n == most) for n in range(1, most + 1)}
     found: dict[tuple[str, int, int], Probe] = {}
     counts = [part.blocks for part in list_parts(layout, sizes.blocks)]
     more = (FEW, ) if set(counts) == {FEW} and layout.virtual == 1 else (FEW, FEW + 1)
@@ -179,7 +181,8 @@ def list_probes(layout: Layout, sizes: ModelSizes) -> dict[tuple[str, int, int],
             # a middle stage has one before it; the last one is that of two
             stages = {"middle": ranks + 1, "first": ranks, "last": 2}[_kind(part)]
             probed = replace(base, pipeline=stages, micro_batches=ranks + 1)
-            found[_kind(part), part.blocks, ranks] = Probe(probed, part, 0 if part.first else 1)
+            found[_kind(part), part.blocks, ranks] = Probe(probed, part, 0 if part.first else 1,
+                                                           with_spreads=(part.blocks, ranks) == (FEW, LONG))
     return found
 
 

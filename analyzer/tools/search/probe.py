@@ -3,11 +3,10 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,14 @@ from analyzer.hardware import DeviceSpec
 from analyzer.hardware.cluster_spec import ClusterSpec
 from analyzer.hardware.unseen import list_unseen
 from analyzer.output import write_output
-from analyzer.parallel.profile_ranks import SUMS, find_compute_spreads, find_exchange, find_spread
-from analyzer.profilers.collective import POINT_TO_POINT
 from analyzer.record.options import ProfileOptions
-from analyzer.results.info import bound_seconds
-from analyzer.results.profile import Profile
 from analyzer.tools.solver import BlockPlan, BlockPlanner
 from analyzer.zoo.target import Target, load_target
 
+from .figures import FigureReader, Figures
 from .layout import Layout
 from .rank import RankJob
 from .stage import Part, Template
-
-Figures = dict[str, float]
 
 #: Ranks of the short pipeline in which each kind of stage runs, its place there, how many of its micro-batches are in
 #: flight at once in 1F1B, and how many there are: one more than that.
@@ -41,17 +35,20 @@ PROBE_OPTIONS = ProfileOptions(keep_events=False, steps=2, unknown_value="placeh
 @dataclass(frozen=True)
 class Probe:
     """A rank to profile: of a ``layout`` whose pipeline and micro-batches are those that run, the one at ``place``,
-    which holds ``part``. ``bare`` ones compute one micro-batch and no update, without any wrapper.
+    which holds ``part``. ``bare`` ones compute one micro-batch and no update, without any wrapper. Only of those
+    ``with_spreads`` it is worked out how far measured seconds may be from those predicted.
     """
 
     layout: Layout
     part: Part
     place: int = 0
     bare: bool = False
+    with_spreads: bool = False
 
     @property
     def key(self) -> str:
-        return json.dumps([asdict(self.layout), list(self.part), self.place, self.bare], sort_keys=True)
+        return json.dumps([asdict(self.layout), list(self.part), self.place, self.bare, self.with_spreads],
+                          sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -99,27 +96,23 @@ def run_probe(job: ProbeJob) -> dict[str, Any]:
 
 def measure(subject: Subject, probe: Probe) -> Figures:
     """What the profile of a probe says, which `analyzer.profile` makes in a `world`."""
-    layout = probe.layout
+    layout, reader = probe.layout, FigureReader(subject.device)
     ranks_a_stage = layout.devices // layout.pipeline
     rank = probe.place * ranks_a_stage
     with world(layout.devices, rank, cluster=subject.cluster):
         job = RankJob(find_template(subject), layout, [probe.part], [probe.place], subject.sequence, probe.bare)
-        settings = dict(device=subject.device, step=job.step, options=PROBE_OPTIONS, optimizer=job.make_optimizer())
-        if probe.bare:
-            settings.update(options=replace(PROBE_OPTIONS, steps=1), optimizer=None)
-        if layout.checkpointing == "planned":
-            found = profile_planned(subject, job, settings)
-        else:
-            found = profile(job.build, job.inputs(), **settings)
-    return read_figures(found, subject.device, layout.devices)
+        build: Any = job.build
+        if layout.checkpointing == "planned":  # blocks keep, run again or send to the host what one micro-batch needs
+            plan = plan_rank(subject, replace(layout, micro_batches=1), probe.part)
+            build = partial(_build_planned, plan, job)
+        found = profile(build, job.inputs(), device=subject.device, step=job.step, profilers=reader.profilers,
+                        options=replace(PROBE_OPTIONS, steps=1) if probe.bare else PROBE_OPTIONS,
+                        optimizer=None if probe.bare else job.make_optimizer())
+    return reader.read(found, layout.devices, probe.with_spreads)
 
 
-def profile_planned(subject: Subject, job: RankJob, settings: dict[str, Any]) -> Profile:
-    """A rank whose blocks keep, run again or send to the host what the plan of one micro-batch says."""
-    plan = plan_rank(subject, replace(job.layout, micro_batches=1), job.parts[0])
-    if job.layout.micro_batches == 1 and plan.profile is not None:
-        return plan.profile
-    return profile(lambda: plan.apply(job.build()), job.inputs(), **settings)
+def _build_planned(plan: BlockPlan, job: RankJob) -> Any:
+    return plan.apply(job.build())
 
 
 @lru_cache(maxsize=1)
@@ -137,58 +130,13 @@ def plan_rank(subject: Subject, layout: Layout, part: Part) -> BlockPlan:
     return planner.plan(room - (planner.profile_ends()[0].param_bytes or 0) * layout.is_sharded)
 
 
-def read_figures(p: Profile, device: DeviceSpec, size: int) -> Figures:
-    """Numbers of a profile that add up to steps: bytes, seconds, and what the seconds are spent on."""
-    steps = (p.phases, p.first_step)
-
-    def peak_in(*names: str) -> int:
-        return max([phases[name].peak_allocated_bytes or 0 for phases in steps for name in names if name in phases],
-                   default=0)
-
-    def seconds_of(name: str) -> float:
-        return (p.phases[name].seconds or 0.0) if name in p.phases else 0.0
-
-    rows = p.comm or ()
-    waits = {phase: sum(row.exposed_seconds or 0.0 for row in rows if row.kind in POINT_TO_POINT
-                        and row.phase == phase) for phase in ("forward", "backward")}
-    exchange = sum(row.exposed_seconds or 0.0 for row in find_exchange(rows))
-    sends = [row.seconds or 0.0 for row in rows if row.kind in POINT_TO_POINT]
-    mfu = p.mfu() if p.step_seconds else None
-    above, below = find_compute_spreads(p)
-    forward = p.phases.get("forward")
-    bounds: Counter[str] = Counter()
-    for name in ("forward", "backward", "optimizer"):
-        if name in p.phases:
-            phase = p.phases[name]
-            bounds.update({**bound_seconds(phase), "exposed": phase.exposed_comm_seconds or 0.0})
-    figures: dict[str, float | None] = {
-        "params": p.params, "param_bytes": p.param_bytes,
-        "pass_peak_bytes": peak_in("forward", "backward"), "update_peak_bytes": peak_in("optimizer", "zero_grad"),
-        "kept_bytes": None if forward is None else forward.allocated_bytes,
-        "forward_seconds": seconds_of("forward") - waits["forward"],
-        "backward_seconds": seconds_of("backward") - waits["backward"] - exchange,
-        "exchange_seconds": exchange,
-        "forward_launch_seconds": None if forward is None else forward.launch_seconds,
-        "optimizer_seconds": seconds_of("optimizer"), "step_seconds": p.step_seconds,
-        "send_seconds": sum(sends) / len(sends) if sends else 0.0,
-        "ideal_seconds": None if mfu is None else mfu * (p.step_seconds or 0.0),
-        "above": above, "below": below,
-        "transfer_spread": find_spread(p, [row for row in rows if row.kind in POINT_TO_POINT]),
-        "group_spread": find_spread(p, [row for row in rows if row.kind in SUMS]),
-        "unseen_bytes": float(sum(unseen.bytes or 0 for unseen in list_unseen(device, size))),
-        **{f"bound_{name}": seconds for name, seconds in bounds.items()}}
-    if p.step_seconds is None or p.peak_allocated_bytes is None or p.out_of_memory is not None:
-        raise ProfileFormatError("the time or the peak of a rank is not known")
-    return {name: value for name, value in figures.items() if value is not None}
-
-
 class Journal:
     """Figures of probes that were made, also kept in a file, so that a search that was stopped goes on."""
 
     def __init__(self, path: Path | None, head: Mapping[str, Any]) -> None:
         self.path, self.known = path, dict[str, dict[str, Any]]()
         self.made = 0
-        first = json.dumps({"format": "analyzer.search", "version": 1, **head}, sort_keys=True)
+        first = json.dumps({"format": "analyzer.search", "version": 2, **head}, sort_keys=True)
         if path is None:
             return
         if path.is_file():

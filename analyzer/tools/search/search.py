@@ -26,8 +26,9 @@ from analyzer.zoo.target import Target
 
 from .bound import least_bytes, least_seconds, list_bare
 from .compose import ModelSizes, Step, compose, list_probes
+from .figures import Figures
 from .layout import Layout, Question, Space, list_layouts
-from .probe import Figures, Journal, Probe, ProbeJob, Subject, find_template, make_template, run_probe
+from .probe import Journal, Probe, ProbeJob, Subject, find_template, make_template, run_probe
 from .result import Change, SearchResult
 from .stage import LINEAR_WAYS, Template, find_way, list_experts
 
