@@ -104,7 +104,9 @@ def shape_quantize(self: Tensor, *args: Any, dtype: torch.dtype | None = None) -
 @device_shape("int_repr")
 def shape_int_repr(self: Tensor) -> Tensor:
     """c10/core/ScalarType.h, toUnderlying."""
-    integer = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}[self.dtype]
+    integer = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}.get(self.dtype)
+    if integer is None:
+        raise NotImplementedError(f"'aten::int_repr' has no kernel for {self.dtype}, which is not quantized")
     return torch.empty(self.shape, dtype=integer, device=self.device)
 
 

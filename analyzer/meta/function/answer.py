@@ -317,5 +317,13 @@ def _dlpack_device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 handles(Tensor.data_ptr)(lambda state, func, args, kwargs: data_ptr(args[0]))
-handles(Tensor.pin_memory, Tensor.share_memory_)(lambda state, func, args, kwargs: args[0])
+handles(Tensor.share_memory_)(lambda state, func, args, kwargs: args[0])
+
+
+@handles(Tensor.pin_memory)
+def _pin(state: MetaState, func: Any, args: Any, kwargs: Any) -> Any:
+    """``aten/src/ATen/native/Memory.cpp``, _pin_memory: refused but for memory of the host."""
+    if device_of(args[0]).type != "cpu":
+        raise RuntimeError(f"cannot pin '{args[0].type()}' only dense CPU tensors can be pinned")
+    return args[0]
 handles(Tensor.is_pinned)(lambda *args: False)

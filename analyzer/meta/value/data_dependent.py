@@ -174,10 +174,10 @@ def _expected_sum(state: MetaState, repeats: Tensor) -> int | None:
     return min(total, policy) if isinstance(policy, int) else total
 
 
-def _new(state: MetaState, like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _new(state: MetaState, like: Tensor, shape: tuple[int, ...], dtype: torch.dtype,
+         stride: tuple[int, ...] | None = None) -> Tensor:
     with without_modes():
-        # nonzero's result is a transposed matrix on CUDA and CPU alike: aten/src/ATen/native/cuda/Nonzero.cu
-        return new_tensor(shape, None, dtype, like.untyped_storage().device, state.space)[0]
+        return new_tensor(shape, stride, dtype, like.untyped_storage().device, state.space)[0]
 
 
 def _rows_of(state: MetaState, mask: Tensor) -> list[Tensor]:
@@ -200,8 +200,8 @@ def _first(state: MetaState, indices: Tensor, shape: tuple[int, ...], in_order: 
     if state.follows_expected or are_all:
         with without_modes():
             found = torch.unravel_index(torch.arange(indices.shape[0]), shape) if shape else ()
-            value = torch.stack(found, 1).reshape(indices.shape).contiguous() if found else torch.zeros(
-                indices.shape, dtype=torch.int64)
+            # as they lie in memory, where nonzero's are transposed
+            value = torch.stack(found).reshape(-1) if found else torch.zeros(indices.numel(), dtype=torch.int64)
             storage: Any = indices.untyped_storage()
             storage.known = Deferred(value, assumed=not are_all)
     return indices
@@ -214,7 +214,8 @@ def _exact(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, An
     single = isinstance(call.results, Tensor)
     outs = []
     for i, value in enumerate([call.results] if single else call.results):
-        out = _new(state, tensors[0], tuple(value.shape), value.dtype)
+        transposed = value.stride() if info.op.overloadpacket is torch.ops.aten.nonzero else None
+        out = _new(state, tensors[0], tuple(value.shape), value.dtype, transposed)
         storage = out.untyped_storage()
         if small_enough(value.numel(), value.dtype) and isinstance(storage, MetaStorage):
             storage.known = Result(call, None if single else i, (tuple(out.shape), out.stride(), 0), value.numel(),
@@ -279,7 +280,9 @@ def _nms(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]
 
 
 def _nonzero(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    found = _new(state, args[0], (_count(state, "nonzero", args[0]), args[0].dim()), torch.int64)
+    # a transposed matrix on CUDA and on the CPU alike: aten/src/ATen/native/cuda/Nonzero.cu, nonzero_cuda_out_impl
+    count = _count(state, "nonzero", args[0])
+    found = _new(state, args[0], (count, args[0].dim()), torch.int64, (1, max(count, 1)))
     return _first(state, found, tuple(args[0].shape), in_order=True)
 
 
