@@ -81,7 +81,7 @@ def test_each_device_has_the_figures_that_it_has_alone(name, monkeypatch):
     found = dict(profile_each(specs, model, inputs, **settings))
     assert len(runs) < len(specs)
     for i, spec in enumerate(specs):
-        assert read(found[i]) == read(analyzer.profile(model, inputs, device=spec, **settings)), spec.name
+        assert read(found[i].profile) == read(analyzer.profile(model, inputs, device=spec, **settings)), spec.name
 
 
 @pytest.mark.parametrize("build", [AsksCapability, AsksMemory])
@@ -92,7 +92,7 @@ def test_code_that_asks_for_the_device_runs_for_each_answer(build, monkeypatch):
     assert runs == (["h100_sxm", "a100_80gb"] if build is AsksCapability else [s.name for s in specs])
     for i, spec in enumerate(specs):
         alone = analyzer.profile(model, ROWS, mode="infer", device=spec)
-        assert read(found[i]) == read(alone)
+        assert read(found[i].profile) == read(alone)
 
 
 def test_a_device_with_too_little_for_the_cache_runs_again_alone(monkeypatch):
@@ -108,8 +108,8 @@ def test_a_device_with_too_little_for_the_cache_runs_again_alone(monkeypatch):
     found = dict(profile_each(specs, model, ROWS, mode="infer"))
     assert runs[0] == "l4" and runs.count("h200") == 0 and runs.count("a30") == 1
     for i, spec in enumerate(specs):
-        assert read(found[i]) == read(analyzer.profile(model, ROWS, mode="infer", device=spec))
-    assert "the allocator may take" in "".join(found[2].assumptions)
+        assert read(found[i].profile) == read(analyzer.profile(model, ROWS, mode="infer", device=spec))
+    assert "the allocator may take" in "".join(found[2].profile.assumptions)
 
 
 def test_devices_are_alike_while_they_answer_alike():
@@ -128,4 +128,4 @@ def test_compiled_code_is_compiled_for_each_device(monkeypatch):
     runs = counted_runs(monkeypatch)
     specs = [find_device(d) for d in ("h100_sxm", "h800")]
     found = dict(profile_each(specs, torch.compile(nn.Linear(256, 256)), ROWS, mode="infer"))
-    assert runs == ["h100_sxm", "h800"] and found[1].device == "h800"
+    assert runs == ["h100_sxm", "h800"] and found[1].profile.device == "h800"

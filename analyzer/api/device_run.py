@@ -11,15 +11,14 @@ from analyzer.distributed.world import current_entered
 from analyzer.hardware import DeviceSpec
 from analyzer.record.options import ProfileOptions
 from analyzer.record.progress import progress_of
-from analyzer.results.profile import Profile
 
 from .argument import build_model
-from .profile import profile, profile_alike
+from .profile import OnDevice, profile, profile_alike
 
 
 def profile_each(devices: Sequence[DeviceSpec], model: torch.nn.Module | Callable[[], torch.nn.Module], args: Any = (),
                  kwargs: dict[str, Any] | None = None, *, options: ProfileOptions | None = None,
-                 **settings: Any) -> Iterator[tuple[int, Profile]]:
+                 **settings: Any) -> Iterator[tuple[int, OnDevice]]:
     """The profile on each of ``devices`` by its place among them, in the order in which they are found. It is what
     `analyzer.profile` gives for the device alone, of a model that is built once. ``settings`` are those of `profile`;
     devices share a run where the model, and the kernels that it runs, ask nothing that they answer differently, and
@@ -34,10 +33,11 @@ def profile_each(devices: Sequence[DeviceSpec], model: torch.nn.Module | Callabl
         chosen = replace(options, limit_to_device=limits)
         with progress_of(len(devices) - len(left), len(devices), first.name):
             if options.limit_to_device or current_entered() is not None:
-                found = [profile(module, args, kwargs, device=first, options=chosen, **settings)]
+                alone = profile(module, args, kwargs, device=first, options=chosen, **settings)
+                found = [OnDevice(alone, alone)]
             else:
                 found = profile_alike([devices[i] for i in left], module, args, kwargs, options=chosen, **settings)
-        by_name = {one.device: one for one in found}
+        by_name = {one.profile.device: one for one in found}
         done = [i for i in left if devices[i].name in by_name]
         yield from ((i, by_name[devices[i].name]) for i in done)
         left = [i for i in left if i not in done]

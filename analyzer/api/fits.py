@@ -11,6 +11,7 @@ from analyzer.errors import InputError
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device, register_device
 from analyzer.record.options import ProfileOptions
+from analyzer.results.profile import Profile
 from analyzer.results.verdict import FitTable, Verdict
 from analyzer.results.view import register_view
 
@@ -33,7 +34,7 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
     >>> [(row.device, row.fits, row.phase) for row in table], table.fitting
     ([('t4', False, 'forward'), ('l4', True, 'forward')], ('l4',))
     """
-    from analyzer.report.verdict import describe_step  # with reports: `import analyzer` needs none
+    from analyzer.report.verdict import Place, describe_step, find_peak  # with reports: `import analyzer` needs none
 
     if "device" in profile_options:
         raise InputError(f"fits(device={profile_options['device']!r}): it tries every device; give devices=[...] to "
@@ -50,9 +51,15 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
     judge, title = register_view.look_up("verdict", "fits"), ""
     specs.sort(key=lambda spec: (spec.memory_bytes is None, spec.memory_bytes or 0))
     rows: list[Verdict | None] = [None] * len(specs)
-    for i, found in profile_each(specs, model, args, kwargs, options=options, **profile_options):
-        rows[i] = judge(found, specs[i], world_size)
-        title = describe_step(found)
+    places: dict[tuple[int, str | None], Place] = {}
+    firsts: list[Profile] = []  # which are held, for places are known by them
+    for i, (found, first) in profile_each(specs, model, args, kwargs, options=options, **profile_options):
+        row = judge(found, specs[i], world_size, is_brief=True)
+        title = title or describe_step(found)
+        firsts.append(first)
+        if (key := (id(first), row.place)) not in places:
+            places[key] = find_peak(first, row.place)
+        rows[i] = replace(row, **places[key]._asdict())
     told = [row for row in rows if row is not None]
     devices_held = tuple([row.device for row in told if row.fits][:3])
     return FitTable(title, tuple([replace(row, devices=devices_held) for row in told]))

@@ -103,7 +103,14 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
         with noting_failures():
             return profile_rank(session, model, args, kwargs, inside, reuse)
     return profile_alike([device], model, args, kwargs, mode=mode, loss_fn=loss_fn, optimizer=optimizer,
-                         autocast=autocast, step=step, options=options, reuse=reuse, profilers=profilers, eval=eval)[0]
+                         autocast=autocast, step=step, options=options, reuse=reuse, profilers=profilers, eval=eval)[0].profile
+
+
+class OnDevice(NamedTuple):
+    """The profile on a device, and the first one of the same run: all but the device and times is the same there."""
+
+    profile: Profile
+    first: Profile
 
 
 def profile_alike(devices: Sequence[str | DeviceSpec], model: torch.nn.Module | Callable[[], torch.nn.Module],
@@ -111,7 +118,7 @@ def profile_alike(devices: Sequence[str | DeviceSpec], model: torch.nn.Module | 
                   mode: str = "train", loss_fn: Callable[[Any], torch.Tensor] | None = None,
                   optimizer: str | OptimizerFactory | None = None, autocast: torch.dtype | None = None,
                   step: Callable[..., Any] | None = None, options: ProfileOptions | None = None, reuse: bool = True,
-                  profilers: Profilers = None, eval: bool = False) -> list[Profile]:
+                  profilers: Profilers = None, eval: bool = False) -> list[OnDevice]:
     """The profile on the first of ``devices``, and by the same run on each of the others for which it would be the
     same; outside of a world. The arguments are those of `profile`, which says what it raises.
     """
@@ -130,11 +137,16 @@ def profile_alike(devices: Sequence[str | DeviceSpec], model: torch.nn.Module | 
                "profilers": profilers, "eval": eval, _WRITTEN: weakref.ref(uncompiled(module))}
     flags: AbstractContextManager[list[torch.nn.Module]] = keep_flags(module) if eval else nullcontext([])
 
-    def run(session: Session, others: list[Session], **how: Any) -> list[Profile]:
+    def run(session: Session, others: list[Session], **how: Any) -> list[OnDevice]:
         session.share_run(others)
-        first = run_model(session, call, reuse, **how).remember(request)
-        return [first, *(other.found.remember({**request, "device": other.spec}) for other in session.others
-                         if other.found is not None)]
+        first = run_model(session, call, reuse, **how)
+        made = []
+        for one, found in [(session, first), *((other, other.found) for other in session.others)]:
+            if found is not None:
+                whole = limit_run(one, found, call, reuse, **how)
+                whole.remember(request if one is session else {**request, "device": one.spec})
+                made.append(OnDevice(whole, first if whole is found else whole))
+        return made
 
     with noting_failures(), flags as modules:
         for inner in modules:  # before alike blocks are looked for; the run calls the model's own eval() too
@@ -213,14 +225,10 @@ def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -
         except Exception as error:  # running all blocks shows whether the model's own code fails then, too
             raise NotRepeated(f"with some of its blocks alone it fails: {first_line(error)}") from error
 
-    found = run_replayed(session, call.module, run_step, replay)
-    for other in session.others:
-        if other.found is not None:
-            other.found = run_limited(other, other.found, call, reuse, **settings)
-    return run_limited(session, found, call, reuse, **settings)
+    return run_replayed(session, call.module, run_step, replay)
 
 
-def run_limited(session: Session, found: Profile, call: ModelCall, reuse: bool, **settings: Any) -> Profile:
+def limit_run(session: Session, found: Profile, call: ModelCall, reuse: bool, **settings: Any) -> Profile:
     """What was ``found``, or the profile of a step that gives cached memory back where its device has too little."""
     limited = session.limit(found.peak_allocated_bytes, found.peak_reserved_bytes)
     if limited is None:

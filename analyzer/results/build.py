@@ -269,6 +269,8 @@ class ProfileBuilder:
 
     def _find_devices(self) -> dict[str, Any]:
         """Rows of several devices, and the copies of a step that was whole."""
+        if not self.log.others:
+            return {"devices": (), "copies": ()}
         is_whole = self.is_unfinished is None
         with self.log.reading():
             rows = list_devices(self.log, self.totals.get("device_seconds") or {} if is_whole else {})
