@@ -102,8 +102,9 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
         check_tensors((args, kwargs))
         with noting_failures():
             return profile_rank(session, model, args, kwargs, inside, reuse)
-    return profile_alike([device], model, args, kwargs, mode=mode, loss_fn=loss_fn, optimizer=optimizer,
-                         autocast=autocast, step=step, options=options, reuse=reuse, profilers=profilers, eval=eval)[0].profile
+    made = profile_alike([device], model, args, kwargs, mode=mode, loss_fn=loss_fn, optimizer=optimizer,
+                         autocast=autocast, step=step, options=options, reuse=reuse, profilers=profilers, eval=eval)
+    return made[0].profile
 
 
 class OnDevice(NamedTuple):
