@@ -63,7 +63,8 @@ _RECIPE = {"recipe": "dtype, quantize, lora, attention, loss-chunks, checkpointi
 
 COMMANDS = {command.name: command for command in (
     Command("profile", "predict what a step of a model costs", "analyzer.show:run_profile",
-            f"{_STEP}, skew, device, device count, alloc-conf, convention, others, show, json, html, export", """\
+            "target, input, batch-size, mode of profile, autocast, skew, device, device count, alloc-conf, convention, "
+            "others, show, json, html, export", """\
 Predicts what one training or inference step of a model costs: FLOPs, memory by phase, communication, time.
 No GPU is needed and no weights are made.
 

@@ -154,6 +154,8 @@ _OF_A_STEP = (
     Option("--batch-size --bs", argparse.SUPPRESS, name="batch-size", type=int),  # many tools have it
     Option("--mode", "train: forward, loss, backward, optimizer (default); infer: forward", choices=("train", "infer"),
            default="train"),
+    Option("--mode", "train: forward, loss, backward, optimizer (default); infer: forward; inference_mode: in it",
+           name="mode of profile", choices=("train", "infer", "inference_mode"), default="train", metavar="MODE"),
     Option("--autocast", "run the forward pass under torch.autocast with this dtype: bf16 or fp16", choices=_AUTOCAST,
            metavar="DTYPE"),
     Option("--device", "whose memory and speed to predict (default h200), e.g. h100_sxm,power=500; "

@@ -244,7 +244,7 @@ def test_what_lacks_is_named_once(capsys):
     (["plan", "resnet18"], "are required: --budget; e.g. analyzer plan vit_b_16 --budget 50%\n"),
     (["compare"], "are required: FILE; e.g. analyzer compare before.json after.json\n"),
     (["profil", "vit_b_16"], "did you mean profile? (choose from "),
-    (["profile", "resnet18", "--mode", "inference"], "did you mean infer? (choose from "),
+    (["profile", "resnet18", "--mode", "inference"], "did you mean inference_mode? (choose from "),
     (["profile", "--compile", "resnet18"], "a target goes before it: analyzer profile resnet18 --compile"),
 ])
 def test_what_the_parser_refuses_ends_with_an_example(capsys, argv, text):

@@ -360,3 +360,23 @@ def test_numbers_that_a_module_reads_in_a_step_are_no_placeholders():
 
     with pytest.raises(DataDependentError, match="needs the contents"):
         profile(Reading(4, 4), torch.rand(2, 4), step=lambda model, _, x: model(x).sum().backward())
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_inference_is_run_under_what_was_asked_for(reuse):
+    """Under autocast no_grad keeps casts of weights that require a gradient; inference_mode not, since torch 2.11."""
+    def blocks():
+        return nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(8)])
+
+    def run(**options):
+        return profile(blocks, (torch.rand(8, 1024),), mode="infer", autocast=torch.bfloat16, reuse=reuse,
+                       options=ProfileOptions(**options))
+
+    usual, found = run(), run(inference_mode=True)
+    kept = 7 * 2 * 1024**2 if torch.__version__ >= "2.11" else 0
+    assert usual.peak_allocated_bytes - found.peak_allocated_bytes == kept and usual.fwd_flops == found.fwd_flops
+    for p, name in (usual, "no_grad"), (found, "inference_mode"):
+        assert p.grad_mode == name
+        assert p.screen().splitlines()[0] == f"Sequential: one infer step on h200 ({name}, autocast bfloat16)"
+    with pytest.raises(InputError, match="no gradient is computed in it"):
+        profile(blocks, (torch.rand(8, 1024),), options=ProfileOptions(inference_mode=True))

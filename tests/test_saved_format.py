@@ -1,6 +1,6 @@
 """Saved records of the last format are read, with what they could not know unknown; others are refused in a sentence.
 
-`saved/` holds what the last formats wrote: profiles of versions 7, 9, 10 and 11, a plan of version 2.
+`saved/` holds what the last formats wrote: profiles of versions 7, 9, 10, 11 and 12, a plan of version 2.
 """
 import json
 import re
@@ -76,7 +76,7 @@ def with_one_device(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_operators(data: dict[str, Any]) -> dict[str, Any]:
-    return {**data, "timeline": [[*point, None] for point in data["timeline"]]}
+    return {**data, "timeline": [[*point, None] for point in data["timeline"]], "grad_mode": None}
 
 
 def test_a_profile_of_version_10() -> None:
@@ -93,6 +93,14 @@ def test_a_profile_of_version_11() -> None:
     profile = Profile.from_json(SAVED / "profile_11.json")
     assert {point.operator for point in profile.timeline} == {None}
     assert json.loads(profile.to_json()) == {**with_operators(fields_of("profile_11.json")),
+                                             "version": Profile.format_version}
+
+
+def test_a_profile_of_version_12() -> None:
+    """It did not tell what an inference step ran under."""
+    profile = Profile.from_json(SAVED / "profile_12.json")
+    assert profile.mode == "infer" and profile.grad_mode is None
+    assert json.loads(profile.to_json()) == {**fields_of("profile_12.json"), "grad_mode": None,
                                              "version": Profile.format_version}
 
 
@@ -149,7 +157,7 @@ def test_a_device_s_file_says_its_format_and_one_by_hand_need_not(tmp_path: Path
 @pytest.mark.parametrize(("read", "text", "message"), [
     (Profile.from_json, '{"format": "analyzer.profile", "version": 6, "analyzer_version": "0.0.9"}',
      "from_json(text): format version 6, written by analyzer 0.0.9, and this analyzer reads version 7 and 8 and 9 and "
-     "10 and 11 and 12 of a saved profile: read it with the analyzer that wrote it, or profile the model again"),
+     "10 and 11 and 12 and 13 of a saved profile: read it with the analyzer that wrote it, or profile the model again"),
     (Profile.from_json, '{"format": "analyzer.profile"}', "format version None, and this analyzer reads version 7"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": 1}',
      "Plan.from_json(text): format version 1, and this analyzer reads version 2 and 3 and 4 and 5 and 6 of a saved "

@@ -112,6 +112,9 @@ def check_arguments(mode: str, autocast: Any, options: Any, evaluates: Any = Fal
         raise InputError(f"options={options!r}: must be a ProfileOptions")
     if not isinstance(evaluates, bool):
         raise InputError(f"eval={evaluates!r}: must be True or False")
+    if options.inference_mode and mode != "infer":
+        raise InputError("inference_mode=True: no gradient is computed in it; leave it out, or profile an inference "
+                         "step with mode='infer'")
     if not is_count(options.steps, 1):
         raise InputError(f"options.steps={options.steps!r}: at least one step is needed, and a whole number of them")
     for name, function in functions.items():

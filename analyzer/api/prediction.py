@@ -83,7 +83,8 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
             args, kwargs = command_option.make_inputs(specs)
             found.append(profile(partial(build, target), args, kwargs, device=arguments.device,
                                  world=read_world(arguments), devices=arguments.devices or 1,
-                                 options=ProfileOptions(skew=arguments.skew),
+                                 options=ProfileOptions(skew=arguments.skew,
+                                                        inference_mode=arguments.mode == "inference_mode"),
                                  profilers={"flops": make_flops_profiler(arguments.convention)},
                                  **step))
             # labels follow from the other inputs, and the dtype of what is not given from the recipe

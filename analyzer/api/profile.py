@@ -157,6 +157,8 @@ def profile_alike(devices: Sequence[str | DeviceSpec], model: torch.nn.Module | 
             try:
                 bare, *further = [Session(device, options, remarks=[*built, NOTHING_TO_TRAIN], **settings)
                                   for device in devices]
+                for one in (bare, *further):
+                    one.facts["grad_mode"] = None
                 return run(bare, further, looks_for_gradient=True)
             except GradientFound:  # of a tensor that is neither
                 pass

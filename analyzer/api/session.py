@@ -96,7 +96,8 @@ class Session:
         self.frames: Any = None  #: what is known of frames of compiled functions: `compiled.frame.Frames`
         self.restarts = False    #: whether a run may begin again, which such knowledge makes right
         self.facts: dict[str, Any] = {
-            "mode": mode, "device": None if self.spec is None else self.spec.name,
+            "mode": mode, "grad_mode": options.grad_mode if mode == "infer" else None,
+            "device": None if self.spec is None else self.spec.name,
             "optimizer": optimizer if isinstance(optimizer, str) or optimizer is None else "custom",
             "autocast": None if autocast is None else str(autocast).removeprefix("torch.")}
 

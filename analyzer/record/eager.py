@@ -157,7 +157,8 @@ class EagerStep:
 
     def _infer(self) -> None:
         self.recorder.begin("forward")
-        grad_mode: AbstractContextManager[object] = nullcontext() if self.looks_for_gradient else torch.no_grad()
+        grad_mode: AbstractContextManager[object] = (
+            nullcontext() if self.looks_for_gradient else self.options.without_gradients())
         with torch._C._EnableTorchFunction(), grad_mode, casting(self.device_type, self.autocast):
             output = self.model(*self.args, **self.kwargs)
             if self.looks_for_gradient:

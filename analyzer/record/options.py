@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +21,9 @@ class ProfileOptions(MetaOptions):
     raises DataDependentError.
     ``unknown_condition`` is ``"false"`` here: a profile says what it took for granted, and goes on.
     ``steps`` training steps are run; the first makes gradients and optimizer states, the last is the steady state.
-    ``set_to_none`` is what ``zero_grad`` gets. ``keep_events`` keeps the memory timeline and the allocator's events.
+    ``set_to_none`` is what ``zero_grad`` gets. An inference step runs under ``torch.no_grad``, with ``inference_mode``
+    under that: from torch 2.11 on autocast keeps no casts of weights in it.
+    ``keep_events`` keeps the memory timeline and the allocator's events.
     With ``capacity_bytes`` the device has that much for the allocator, with ``limit_to_device`` what the profiled
     device has (less what is known to be taken outside the allocator); a step that needs more ends where it runs out and
     `Profile.out_of_memory` tells where.
@@ -37,6 +40,7 @@ class ProfileOptions(MetaOptions):
     keep_events: bool = True
     limit_to_device: bool = False
     compiles: bool = True
+    inference_mode: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,6 +49,16 @@ class ProfileOptions(MetaOptions):
                              "as analyzer.units.parse_bytes('80GB') gives, or None for no limit")
         if self.limit_to_device and self.capacity_bytes is not None:
             raise InputError(f"limit_to_device=True and capacity_bytes={self.capacity_bytes!r}: give one of them")
+        if not isinstance(self.inference_mode, bool):
+            raise InputError(f"inference_mode={self.inference_mode!r}: must be True or False")
+
+    @property
+    def grad_mode(self) -> str:
+        """The name in torch of what an inference step runs under."""
+        return "inference_mode" if self.inference_mode else "no_grad"
+
+    def without_gradients(self) -> AbstractContextManager[object]:
+        return torch.inference_mode() if self.inference_mode else torch.no_grad()
 
 
 def count_listed(arguments: Collection[Any]) -> tuple[int, ...]:

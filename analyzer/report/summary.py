@@ -33,8 +33,8 @@ def name_devices(profile: Profile) -> str:
 def title_run(profile: Profile) -> str:
     """What was run in a line: the model, its mode and device, optimizer and autocast."""
     p = profile
-    facts = ", ".join(f"{what} {value}" for what, value in (("optimizer", p.optimizer), ("autocast", p.autocast))
-                      if value)
+    facts = ", ".join(f"{what} {value}".lstrip() for what, value in (
+        ("", p.grad_mode), ("optimizer", p.optimizer), ("autocast", p.autocast)) if value)
     return (f"{p.name}: one {p.mode} step" + name_devices(p)
             + (f" ({facts})" if facts else ""))
 
@@ -134,7 +134,7 @@ def describe_run(profile: Profile) -> list[str]:
     if profile.world is not None and profile.world.size > 1:
         lines.append(holders.describe_world(profile.world))
     lines += [f"input {name}: {tensor} on {tensor.device}" for name, tensor in profile.inputs.items()]
-    facts = (("optimizer", profile.optimizer), ("autocast", profile.autocast),
+    facts = (("under", profile.grad_mode), ("optimizer", profile.optimizer), ("autocast", profile.autocast),
              ("torch", profile.torch_version), ("analyzer", profile.analyzer_version))
     said = ", ".join(f"{name} {value}" for name, value in facts if value)
     return lines + [said] if said else lines

@@ -46,13 +46,14 @@ class Profile(DeviceRecord):
     'demo: one infer step'
     """
 
-    format_version: ClassVar[int] = 12  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 13  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"
     device: str | None = None
     optimizer: str | None = None
     autocast: str | None = None              #: dtype
+    grad_mode: str | None = None             #: of an inference step: "no_grad" or "inference_mode"; None of others
     inputs: dict[str, TensorInfo] = field(default_factory=dict)
     #: samples in a step of one device, in all its micro-batches: the first size of the first input that has one, unless
     #: several forward passes have a backward pass each

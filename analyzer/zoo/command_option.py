@@ -54,13 +54,14 @@ def find_autocast(arguments: argparse.Namespace) -> torch.dtype | None:
 
 
 def find_step(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    if arguments.mode == "infer":
+    if arguments.mode != "train":
         given = f"--optimizer {recipe.optimizer}" if recipe.optimizer is not None else (
             f"--accumulate {recipe.accumulate}" if recipe.accumulate > 1 else None)
         if given is not None:
-            raise InputError(f"--mode infer {given}: an inference step has no optimizer and no micro-batches; leave "
-                             "one of the two options out")
-    return {"autocast": find_autocast(arguments), **recipe.profile_options(arguments.mode)}
+            raise InputError(f"--mode {arguments.mode} {given}: an inference step has no optimizer and no micro-"
+                             "batches; leave one of the two options out")
+    mode = "train" if arguments.mode == "train" else "infer"
+    return {"autocast": find_autocast(arguments), **recipe.profile_options(mode)}
 
 
 def choose_inputs(target: Target, texts: Sequence[str], train: bool,

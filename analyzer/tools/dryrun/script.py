@@ -184,7 +184,7 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
         trains = any(record.phase == "backward" for record in recorder.log.phases)
         profile = run.build(shape=_join_shapes(recorder), name=path.name, mode="train" if trains else "infer",
                             optimizer=", ".join(recorder.step_counts.of_step(recorder.log.steps - 1)) or None,
-                            host_peak_bytes=mode.space.host.peak_allocated_bytes, **whole)
+                            grad_mode=None, host_peak_bytes=mode.space.host.peak_allocated_bytes, **whole)
     return DryRun(profile, recorder.steps_taken, is_stopped, error)
 
 

@@ -38,7 +38,7 @@ def run_pass(session: Session, recorder: Recorder, decoder: Decoder, tokens: Ten
     """
     recorder.start_step(step, placeholders=step == 0)
     recorder.begin("forward")
-    with torch.no_grad(), session.casting():
+    with session.options.without_gradients(), session.casting():
         logits = decoder.read(tokens)
         chosen = logits[:, -1, :].to(torch.float32, copy=True).argmax(dim=-1, keepdim=True)
     del logits
