@@ -146,6 +146,21 @@ def test_figures_are_what_rows_of_a_profile_add_up_to() -> None:
     assert sum("above" in figures(probe) for probe in probes.values()) == 3
 
 
+@pytest.mark.parametrize("layout", [
+    Layout(shard=4, micro_batches=3), Layout(shard=2, tensor=2, micro_batches=2, sharding="fsdp_kept"),
+    Layout(shard=2, micro_batches=2, checkpointing="blocks"), Layout(replicate=2, sharding="ddp")], ids=str)
+def test_a_model_of_many_blocks_is_composed_of_few(layout: Layout) -> None:
+    many = Subject(Target("many", lambda: Llama(replace(CONFIG, num_hidden_layers=8)), SUBJECT.target.inputs),
+                   SUBJECT.cluster, 64)
+    probes = list_probes(layout, sizes(many))
+    step, table = step_of(layout, many), profile_directly(layout, many)
+    assert {probe.part.blocks for probe in probes.values()} == {3, 5}
+    # blocks of the allocator keep what is left of them, up to 1 MiB each, which goes by what was freed before
+    assert step.peak_bytes == pytest.approx(table.rows[0].peak_allocated_bytes, rel=5e-4, abs=2**19)
+    assert step.step_seconds == pytest.approx(table.step_seconds, rel=5e-3)
+    assert step.step_seconds_range == pytest.approx(table.profiles[0].step_seconds_range, rel=2e-2)
+
+
 @pytest.mark.parametrize(("layout", "subject"), [
     (PIPELINE, SUBJECT), (Layout(shard=4, micro_batches=3), SUBJECT),
     (replace(PIPELINE, tensor=2, micro_batches=4), SUBJECT),

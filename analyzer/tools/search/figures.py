@@ -20,6 +20,8 @@ from analyzer.record.process_group import ProcessGroupSpec
 from analyzer.results.info import bound_seconds
 from analyzer.results.profile import Profile
 
+from .peaks import find_peaks
+
 Figures = dict[str, float]
 
 
@@ -37,11 +39,14 @@ class _Message:
 
 
 class FigureReader:
-    """Profilers of one run that work out what `read` reads, and no rows of nodes, modules and operators."""
+    """Profilers of one run that work out what `read` reads, and no rows of nodes, modules and operators. Where a part
+    stands for one of more ``blocks``, at that path, the peaks of `find_peaks` are among the figures.
+    """
 
-    def __init__(self, device: DeviceSpec) -> None:
-        self.device = device
+    def __init__(self, device: DeviceSpec, blocks: str | None = None) -> None:
+        self.device, self.blocks = device, blocks
         self._messages: list[_Message] = []
+        self._peaks: dict[str, float] = {}
 
     @property
     def profilers(self) -> dict[str, Any]:
@@ -55,6 +60,8 @@ class FigureReader:
         except UnknownTimeError:
             return Annotation()
         self._messages = _list_messages(latency)
+        if self.blocks is not None:
+            self._peaks = find_peaks(log, self.blocks)
         return found
 
     def read(self, p: Profile, size: int, with_spreads: bool) -> Figures:
@@ -63,7 +70,8 @@ class FigureReader:
         """
         if p.step_seconds is None or p.peak_allocated_bytes is None or p.out_of_memory is not None:
             raise ProfileFormatError("the time or the peak of a rank is not known")
-        figures = {**_read_bytes(p), **self._read_seconds(p), **(self._read_spreads(p) if with_spreads else {}),
+        figures = {**_read_bytes(p), **self._peaks, **self._read_seconds(p),
+                   **(self._read_spreads(p) if with_spreads else {}),
                    "unseen_bytes": float(sum(unseen.bytes or 0 for unseen in list_unseen(self.device, size)))}
         return {name: value for name, value in figures.items() if value is not None}
 

@@ -96,17 +96,19 @@ def run_probe(job: ProbeJob) -> dict[str, Any]:
 
 def measure(subject: Subject, probe: Probe) -> Figures:
     """What the profile of a probe says, which `analyzer.profile` makes in a `world`."""
-    layout, reader = probe.layout, FigureReader(subject.device)
+    layout, template = probe.layout, find_template(subject)
+    stands_in = layout.pipeline == 1 and 0 < probe.part.blocks < len(template.blocks) and not probe.bare
+    reader = FigureReader(subject.device, template.path if stands_in else None)
     ranks_a_stage = layout.devices // layout.pipeline
     rank = probe.place * ranks_a_stage
     with world(layout.devices, rank, cluster=subject.cluster):
-        job = RankJob(find_template(subject), layout, [probe.part], [probe.place], subject.sequence, probe.bare)
+        job = RankJob(template, layout, [probe.part], [probe.place], subject.sequence, probe.bare)
         build: Any = job.build
         if layout.checkpointing == "planned":  # blocks keep, run again or send to the host what one micro-batch needs
             plan = plan_rank(subject, replace(layout, micro_batches=1), probe.part)
             build = partial(_build_planned, plan, job)
         found = profile(build, job.inputs(), device=subject.device, step=job.step, profilers=reader.profilers,
-                        options=replace(PROBE_OPTIONS, steps=1) if probe.bare else PROBE_OPTIONS,
+                        reuse=not stands_in, options=replace(PROBE_OPTIONS, steps=1) if probe.bare else PROBE_OPTIONS,
                         optimizer=None if probe.bare else job.make_optimizer())
     return reader.read(found, layout.devices, probe.with_spreads)
 
