@@ -76,7 +76,11 @@ def with_one_device(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_operators(data: dict[str, Any]) -> dict[str, Any]:
-    return {**data, "timeline": [[*point, None] for point in data["timeline"]], "grad_mode": None}
+    return with_requested({**data, "timeline": [[*point, None] for point in data["timeline"]]})
+
+
+def with_requested(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "memory_events": [[*event, None] for event in data["memory_events"]], "grad_mode": None}
 
 
 def test_a_profile_of_version_10() -> None:
@@ -97,10 +101,11 @@ def test_a_profile_of_version_11() -> None:
 
 
 def test_a_profile_of_version_12() -> None:
-    """It did not tell what an inference step ran under."""
+    """It did not tell what an inference step ran under, and what blocks of memory were asked for."""
     profile = Profile.from_json(SAVED / "profile_12.json")
     assert profile.mode == "infer" and profile.grad_mode is None
-    assert json.loads(profile.to_json()) == {**fields_of("profile_12.json"), "grad_mode": None,
+    assert {event.requested_bytes for event in profile.memory_events} == {None}
+    assert json.loads(profile.to_json()) == {**with_requested(fields_of("profile_12.json")),
                                              "version": Profile.format_version}
 
 

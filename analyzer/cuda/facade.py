@@ -189,8 +189,8 @@ def _snapshot() -> list[dict[str, Any]]:
 def _snapshot_all(device: Any = None, **kwargs: Any) -> dict[str, Any]:
     """As ``torch.cuda.memory._snapshot`` without a recorded history: segments and blocks, and no events."""
     count = active_state().device_count
-    return {"segments": _snapshot(), "device_traces": [[] for _ in range(count)], "allocator_settings": {},
-            "external_annotations": []}
+    return {"segments": _snapshot(), "device_traces": [[] for _ in range(count)],
+            "allocator_settings": _allocator().options.snapshot(), "external_annotations": []}
 
 
 def _current_stream(device: Any = None) -> stream.SimulatedStream:

@@ -223,6 +223,14 @@ class AllocatorOptions:
             table[last] = divisions
         return tuple(table)
 
+    def snapshot(self) -> dict[str, Any]:
+        """What of the settings a memory snapshot tells. Source: ``torch/csrc/cuda/memory_snapshot.cpp``."""
+        return {"max_split_size": -1 if self.max_split_bytes is None else self.max_split_bytes,
+                "garbage_collection_threshold": self.garbage_collection_threshold,
+                "expandable_segments": self.expandable_segments,
+                "roundup_power2_divisions": {
+                    str(1 << i): steps for i, steps in enumerate(self.divisions_by_interval or (0,) * _INTERVALS)}}
+
     @property
     def max_split_bytes(self) -> int | None:
         """``max_split_size_mb`` in bytes."""

@@ -228,6 +228,7 @@ class MemoryEvent(NamedTuple):
     label: str = ""     #: who asked: a node name or an operator
     category: str = ""  #: parameter, gradient, optimizer state, activation, ...
     device: int = 0     #: index of the device, of several
+    requested_bytes: int | None = None  #: what a block was asked for, before it was rounded; None where that is unknown
 
 
 @dataclass(frozen=True, slots=True)

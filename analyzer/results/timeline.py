@@ -139,7 +139,7 @@ class _Names:
             name = lifetime.label or (self.log.nodes[lifetime.node].name if lifetime.node >= 0 else
                                       self._find_operator(lifetime.born_call))
             found = self._of_storage[lifetime.number] = name, category_of(lifetime, self.log, self.ends)
-        return MemoryEvent(action, address, nbytes, *found, device)
+        return MemoryEvent(action, address, nbytes, *found, device, lifetime.nbytes)
 
     def _find_operator(self, call: int) -> str:
         return self._operator(self.log.calls[call].signature.op) if call < len(self.log.calls) else ""

@@ -99,6 +99,8 @@ def test_snapshots_have_the_segments(mode, tmp_path):
     torch.cuda.memory._record_memory_history(max_entries=100)
     found = torch.cuda.memory._snapshot()
     assert [s["address"] for s in found["segments"]] == [x.data_ptr()] and found["device_traces"] == [[]]
+    assert found["allocator_settings"]["max_split_size"] == -1
+    assert found["allocator_settings"]["roundup_power2_divisions"] == {str(1 << i): 0 for i in range(16)}
     torch.cuda.memory._dump_snapshot(str(tmp_path / "snapshot.pickle"))
     assert pickle.loads((tmp_path / "snapshot.pickle").read_bytes()) == found
 

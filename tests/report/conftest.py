@@ -180,7 +180,7 @@ def mlp() -> Profile:
     }
     events = (
         MemoryEvent("segment_alloc", BASE, 2 * 2**20),
-        MemoryEvent("alloc", BASE, 2048, "body.0.weight", "parameter"),
+        MemoryEvent("alloc", BASE, 2048, "body.0.weight", "parameter", requested_bytes=1600),
         MemoryEvent("alloc", BASE + 2048, 1024, "fc1", "activation"),
         MemoryEvent("alloc", BASE + 3072, 1024, "act", "activation"),
         MemoryEvent("free", BASE + 2048, 1024, "fc1", "activation"),

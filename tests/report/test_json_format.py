@@ -64,7 +64,8 @@ SIMPLE = {
         st.none() | texts, counts, counts, st.none() | moments), "SpanInfo": st.builds(
             SpanInfo, *[texts] * 3, *[st.none() | texts] * 2, *[texts] * 2, finite, finite,
             st.none()), "ModuleCall": st.builds(ModuleCall, texts, st.none(), st.just((TENSOR, )), st.just(
-            ()), seconds), "MemoryEvent": st.builds(MemoryEvent, texts, integers, integers, texts, texts, integers),
+            ()), seconds), "MemoryEvent": st.builds(
+            MemoryEvent, texts, integers, integers, texts, texts, integers, st.none() | integers),
     "Option": st.booleans() | integers | texts | st.lists(texts, max_size=2).map(tuple),
     "RankRun": st.builds(RankRun, integers, integers, integers).filter(lambda run: find_fault(run) is None),
     "dict[str, tuple[str, ...]]": st.dictionaries(texts, st.lists(texts, max_size=2).map(tuple), max_size=2),

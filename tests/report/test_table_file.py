@@ -55,11 +55,11 @@ def test_markdown_and_latex_are_in_units(mlp):
     assert rows[0][:3] == ["Lane", "Kind", "Name"] and rows[2:] == [
         ["host", "launch", *fc1, "0 s", "2.00 us", "-"], ["compute", "kernel", *fc1, "2.00 us", "2.00 us", "0"]]
     latex = mlp.export("table", what="memory_events", fmt="latex")
-    assert latex.startswith(r"\begin{tabular}{lrrllr}") and latex.endswith(r"\end{tabular}")
+    assert latex.startswith(r"\begin{tabular}{lrrllrr}") and latex.endswith(r"\end{tabular}")
     rows = [line for line in latex.splitlines() if line.endswith(r"\\")]
     assert len(rows) == 1 + len(mlp.memory_events)
     assert [cell.strip() for cell in rows[1].removesuffix(r"\\").split("&")] == [
-        r"segment\_alloc", str(0x7F0000000000), "2.00 MiB", "", "", "0"]
+        r"segment\_alloc", str(0x7F0000000000), "2.00 MiB", "", "", "0", "-"]
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1"])
@@ -192,7 +192,8 @@ def test_spans_and_memory_events(mlp):
         spans.notna(), None).itertuples(index=False)] == list(mlp.spans)
     assert (str(spans["seconds"].dtype), str(spans["launch"].dtype)) == ("Float64", "Int64")
     events = mlp.to_dataframe("memory_events")
-    assert [tuple(row) for row in events.itertuples(index=False)] == list(mlp.memory_events)
+    assert [tuple(row) for row in events.astype(object).where(events.notna(), None).itertuples(index=False)] == list(
+        mlp.memory_events)
 
 
 def test_nothing_in_pandas(bare):

@@ -161,7 +161,33 @@ def test_segment_of_the_mlp(mlp):
     blocks = [(b["address"] - BASE, b["size"], b["state"], [f["name"] for f in b["frames"]]) for b in segment["blocks"]]
     assert blocks == [(0, 2048, "active_allocated", ["body.0.weight"]), (2048, 512, "active_allocated", ["fc2"]),
                       (2560, 2 * MIB - 2560, "inactive", [])]
+    assert (segment["requested_size"], segment["blocks"][0]["requested_size"]) == (1600 + 512, 1600)
     check_blocks(snapshot)
+
+
+# The keys of those that torch 2.8 dumps on a GPU, and of their parts.
+SNAPSHOT_KEYS = {
+    "snapshot": "segments device_traces allocator_settings external_annotations",
+    "segment": "device address total_size allocated_size active_size requested_size stream segment_type "
+               "segment_pool_id is_expandable frames blocks",
+    "block": "address size requested_size state frames",
+    "event": "action addr size stream time_us compile_context user_metadata frames",
+    "annotation": "stage name device time_us"}
+
+
+def test_fields_are_those_of_torch(trained):
+    snapshot = trained.to_memory_snapshot()
+    trace, = snapshot["device_traces"]
+    found = {"snapshot": snapshot, "segment": snapshot["segments"][0], "block": snapshot["segments"][0]["blocks"][0],
+             "event": trace[0], "annotation": snapshot["external_annotations"][0]}
+    assert {kind: set(keys.split()) - found[kind].keys() for kind, keys in SNAPSHOT_KEYS.items()} == dict.fromkeys(
+        SNAPSHOT_KEYS, set())
+    times = [event["time_us"] for event in trace if event["action"] != "snapshot"]
+    assert times == sorted(times) and times[0] == 0 < times[-1] <= trained.step_seconds * 1e6
+    phases = [(a["stage"], a["name"]) for a in snapshot["external_annotations"]]
+    assert phases == [(stage, name) for name in ("forward", "backward", "optimizer", "zero_grad") for stage in (
+        "START", "END")][:len(phases)]
+    assert not any(frame["filename"] == "unknown" for event in trace for frame in event["frames"])
 
 
 def test_trace_of_the_mlp(mlp):
@@ -174,6 +200,7 @@ def test_trace_of_the_mlp(mlp):
     assert trace[2]["frames"] == [{"filename": "net.py", "line": 12, "name": "fc1"}]
     assert trace[1]["frames"] == [{"filename": "parameter", "line": 0, "name": "body.0.weight"}]
     assert trace[1]["category"] == "parameter"
+    assert (trace[0]["frames"], trace[0]["size"], trace[1]["size"], trace[2]["size"]) == ([], 2 * MIB, 1600, 1024)
     # the viewer fails on categories without "unknown"
     assert "unknown" in {event["category"] for event in trace}
 
@@ -196,9 +223,10 @@ def test_each_reader_of_torch_takes_that_of_a_training_step(expandable):
     for html in (_memory_viz.trace_plot(snapshot), _memory_viz.segment_plot(snapshot),
                  _memory_viz.trace_plot(snapshot, plot_segments=True)):
         assert pickle.loads(base64.b64decode(re.search(r'"base64": "([^"]+)"', html)[1])) == snapshot
-    # what is never freed in the trace is what is there at its end
+    # what is never freed in the trace is what is there at its end, as it was asked for
     left = _memory_viz.filter_alloc_free_pairs(snapshot)["device_traces"][0]
-    assert sum(e["size"] for e in left if e["action"] == "alloc") == end.allocated_bytes
+    asked = sum(segment["requested_size"] for segment in snapshot["segments"])
+    assert sum(e["size"] for e in left if e["action"] == "alloc") == asked < end.allocated_bytes
 
 
 def test_file_is_a_pickle_that_the_viewer_can_read(mlp, tmp_path):

@@ -110,7 +110,7 @@ TABLES: Mapping[str, Callable[[Profile, bool], DataTable]] = {
         lambda profile: profile.spans, lane="text", kind="text", name="text", operator="text", node="text",
         module_path="text", phase="text", start_seconds="seconds", seconds="seconds", launch="number"),
     "memory_events": _read_rows(lambda profile: profile.memory_events, action="text", address="number", bytes="bytes",
-                                label="text", category="text", device="number"),
+                                label="text", category="text", device="number", requested_bytes="bytes"),
     "comm": _read_rows(
         lambda profile: profile.comm, kind="text", group="text", ranks="number", bytes="bytes", wire_bytes="bytes",
         phase="text", module_path="text", node="text", operator="text", peer="number", start_seconds="seconds",

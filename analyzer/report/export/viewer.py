@@ -161,16 +161,45 @@ def to_memory_snapshot(profile: Profile, path: str | Path | None = None) -> dict
     by_device: dict[int, list[tuple[int, MemoryEvent]]] = {i: [] for i in range(max(1, len(profile.devices)))}
     for place in enumerate(profile.memory_events):
         by_device.setdefault(place[1].device, []).append(place)
-    found = [_describe_device(device, events, frames) for device, events in by_device.items()]
+    times = _find_times(profile)
+    found = [_describe_device(device, events, frames, times) for device, events in by_device.items()]
     snapshot = {"segments": [segment for segments, _ in found for segment in segments],
-                "device_traces": [traces for _, traces in found]}
+                "device_traces": [traces for _, traces in found], "allocator_settings": {},
+                "external_annotations": [one for device in by_device for one in _list_annotations(profile, device)]}
     if path is not None:
         write_output(path, pickle.dumps(snapshot, protocol=_PICKLE_PROTOCOL))
     return snapshot
 
 
-def _describe_device(device: int, events: Sequence[tuple[int, MemoryEvent]],
-                     frames: dict[str, dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _find_times(profile: Profile) -> list[int]:
+    """Microseconds of each memory event since the first one; none where times are unknown."""
+    known = [(point.event, point.seconds) for point in profile.timeline
+             if point.event is not None and point.seconds is not None]
+    if not known:
+        return []
+    found: list[int] = []
+    reached = start = min(seconds for _, seconds in known)
+    for event, seconds in known:  # what happened by then
+        found += [_microseconds(reached - start)] * (event - len(found))
+        reached = max(reached, seconds)
+    return found + [_microseconds(reached - start)] * (len(profile.memory_events) - len(found))
+
+
+def _microseconds(seconds: float) -> int:
+    return round(seconds * _MICROSECONDS)
+
+
+def _list_annotations(profile: Profile, device: int) -> Iterator[dict[str, Any]]:
+    """Where each phase begins and ends, as torch writes blocks of ``record_function``."""
+    known = [(point.phase, point.seconds) for point in profile.timeline if point.phase and point.seconds is not None]
+    for phase, points in groupby(known, key=lambda point: point[0]):
+        seconds = [moment - known[0][1] for _, moment in points]
+        for stage, moment in (("START", seconds[0]), ("END", seconds[-1])):
+            yield {"stage": stage, "name": phase, "device": device, "time_us": _microseconds(moment)}
+
+
+def _describe_device(device: int, events: Sequence[tuple[int, MemoryEvent]], frames: dict[str, dict[str, Any]],
+                     times: Sequence[int]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The segments of a device as they are at the end, and the trace of its events, which have their places."""
     traces: list[dict[str, Any]] = []
     live: dict[int, MemoryEvent] = {}
@@ -181,8 +210,11 @@ def _describe_device(device: int, events: Sequence[tuple[int, MemoryEvent]],
             pages = change_pages(pages, event.action, event.address, event.bytes)
         else:
             _apply(event, index, live, segments)
-        entry = {"addr": event.address, "size": event.bytes, "stream": 0, "pool_id": _POOL,
-                 "frames": _frames(event, frames), "category": event.category or "unknown"}
+        entry = {"addr": event.address, "size": _requested(event), "stream": 0, "pool_id": _POOL,
+                 "frames": _frames(event, frames), "compile_context": "N/A", "user_metadata": "",
+                 "category": event.category or "unknown"}
+        if times:
+            entry["time_us"] = times[index]
         actions = ("free_requested", "free_completed") if event.action == "free" else (event.action,)
         traces += [{"action": action, **entry} for action in actions]
     segments.update(_span_segments([event for _, event in events]))
@@ -191,7 +223,7 @@ def _describe_device(device: int, events: Sequence[tuple[int, MemoryEvent]],
     # Closes every real trace. The viewer adds a missing category "unknown" to a list it misspells, so it must be here.
     traces.append({"action": "snapshot", "addr": 0, "size": sum(segments.values()), "stream": 0, "pool_id": _POOL,
                    "frames": [], "category": "unknown"})
-    blocks = [{"address": event.address, "size": event.bytes, "requested_size": event.bytes,
+    blocks = [{"address": event.address, "size": event.bytes, "requested_size": _requested(event),
                "state": "active_allocated", "frames": _frames(event, frames)}
               for event in sorted(live.values(), key=lambda event: event.address)]
     return [_segment(device, address, size, blocks, address in expandable)
@@ -233,11 +265,17 @@ def _frame(source: str | None, name: str, category: str = "") -> dict[str, Any]:
     filename, _, line = (source or "").rpartition(":")
     if filename and line.isdigit():
         return {"filename": filename, "line": int(line), "name": name}
-    return {"filename": source or category or "unknown", "line": 0, "name": name}
+    return {"filename": source or category or "??", "line": 0, "name": name}  # as torch names a file that is unknown
 
 
 def _frames(event: MemoryEvent, known: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [known.get(event.label) or _frame(None, event.label or event.action, event.category)]
+    """What asked for a block; none of a segment, and where that is unknown."""
+    return [known.get(event.label) or _frame(None, event.label, event.category)] if event.label else []
+
+
+def _requested(event: MemoryEvent) -> int:
+    """What the trace and the blocks of torch's snapshot tell; the block's own size where that is unknown."""
+    return event.bytes if event.requested_bytes is None else event.requested_bytes
 
 
 def _segment(device: int, address: int, size: int, live_blocks: list[dict[str, Any]],
@@ -253,7 +291,7 @@ def _segment(device: int, address: int, size: int, live_blocks: list[dict[str, A
         if block is not None:
             blocks.append(block)
             cursor = block["address"] + block["size"]
-    used = sum(block["size"] for block in inside)
+    used, requested = (sum(block[size] for block in inside) for size in ("size", "requested_size"))
     return {"device": device, "address": address, "total_size": size, "stream": 0, "segment_pool_id": _POOL,
             "is_expandable": is_expandable, "segment_type": "small" if size <= _SMALL_SEGMENT_BYTES else "large",
-            "allocated_size": used, "active_size": used, "requested_size": used, "blocks": blocks, "frames": []}
+            "allocated_size": used, "active_size": used, "requested_size": requested, "blocks": blocks, "frames": []}
