@@ -63,10 +63,9 @@ _RECIPE = {"recipe": "dtype, quantize, lora, attention, loss-chunks, checkpointi
 
 COMMANDS = {command.name: command for command in (
     Command("profile", "predict what a step of a model costs", "analyzer.show:run_profile",
-            "target, input, batch-size, mode of profile, autocast, skew, device, device count, alloc-conf, convention, "
-            "others, show, json, html, export", """\
-Predicts what one training or inference step of a model costs: FLOPs, memory by phase, communication, time.
-No GPU is needed and no weights are made.
+            "target, input, batch-size, mode of profile, autocast, skew, device, device count, alloc-conf, headroom, "
+            "convention, others, show, json, html, export", """\
+Predicts what a training or inference step of a model costs: FLOPs, memory, communication, time. It needs no GPU.
 
 TARGET is one of
   vit_b_16 resnet18 resnet50 gpt2 llama_1b llama_405b   models that ship with analyzer
@@ -77,8 +76,7 @@ TARGET is one of
   package.module:factory                                a callable of no arguments that returns an nn.Module
   FILE.py:factory                                       such a callable in a file, e.g. a class: mynet.py:Net
 
-Several targets make one table with a row each. With --world, a factory wraps the model as a script would (DDP,
-fully_shard, parallelize_module), and the profile is that of one rank.
+Several targets make one table. With --world, a factory wraps the model as a script would: the profile of one rank.
 """,
             {**_RECIPE, "ranks of a job": "world, rank, devices-per-host, cluster, deepspeed"}, """\
 analyzer profile vit_b_16 --input 8x3x224x224
@@ -204,10 +202,11 @@ analyzer generate hf:T5Config:T5ForConditionalGeneration --json t5.json && analy
     Command("fit", "find the devices that a step fits on, or the largest batch or sequence on one",
             "analyzer.tools.solver.fit:run_fit",
             f"{_STEP}, devices, device count, alloc-conf, of batch, of sequence, memory, world size, start, "
-            "multiple-of, at-most, format", """\
-Says of every device in the catalogue (`analyzer devices`) how much memory a training or inference step needs there, and
-whether it fits. With one --device, or an option of a search (--batch, --sequence, --memory, --start, --multiple-of,
---at-most; then h200): the largest batch, or with --sequence the longest sequence, that fits.
+            "multiple-of, at-most, headroom, prices, sort of devices, format", """\
+Says of every device in the catalogue (`analyzer devices`) how much memory a training or inference step needs there,
+whether it fits, how long it takes and with --price what it costs. With one --device, or an option of a search (--batch,
+--sequence, --memory, --start, --multiple-of, --at-most; then h200): the largest batch, or with --sequence the longest
+sequence, that fits.
 
 TARGET and the options of a step are those of `analyzer profile`; in an --input, {batch} or {sequence} may stand for the
 size that is sought. Without it the batch is the first dimension of every input, the sequence the second of inputs of
@@ -215,10 +214,12 @@ token indices.
 """, _RECIPE, """\
 analyzer fit vit_b_16 --input 64x3x224x224 --optimizer adamw
 analyzer fit hf:BertConfig --input input_ids=int64:8x512 --mode infer --device t4 --device l4
+analyzer fit resnet50 --optimizer adamw --headroom 10% --price h100=2.5,l40s=0.9,l4=0.7 --sort price
 analyzer fit resnet50 --device a100_80gb --optimizer adamw
 analyzer fit gpt2 --sequence --at-most 1024 --multiple-of 64 --device t4 --optimizer adamw
 analyzer fit mypackage.models:build --input 'x={batch}x64' --memory 20GiB
-""", {0: "it fits on a device, or a size was found", 1: _MODEL, 2: _INPUT, 3: "not even the smallest fits, on none"}),
+""", {0: "it fits on a device, or a size was found", 1: _MODEL, 2: _INPUT,
+        3: "not even the smallest fits, on none, with the --headroom asked for"}),
 
     Command("advise", "find what to change so that a step fits", "analyzer.tools.advice.search:run_advise",
             f"{_STEP}, device, device count, alloc-conf, format", """\

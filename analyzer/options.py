@@ -156,7 +156,7 @@ _OF_A_STEP = (
            default="train"),
     Option("--mode", "train: forward, loss, backward, optimizer (default); infer: forward; inference_mode: in it",
            name="mode of profile", choices=("train", "infer", "inference_mode"), default="train", metavar="MODE"),
-    Option("--autocast", "run the forward pass under torch.autocast with this dtype: bf16 or fp16", choices=_AUTOCAST,
+    Option("--autocast", "run forward under torch.autocast, in bf16 or fp16", choices=_AUTOCAST,
            metavar="DTYPE"),
     Option("--device", "whose memory and speed to predict (default h200), e.g. h100_sxm,power=500; "
            "`analyzer devices`", default="h200"),
@@ -283,7 +283,7 @@ _OF_GENERATION = (
            choices="analyzer.tools.serving.deployment:WEIGHT_FORMATS", metavar="FORMAT"),
     Option("--experts", "format of the weights of experts (default as --weights)",
            choices="analyzer.tools.serving.deployment:WEIGHT_FORMATS", metavar="FORMAT"),
-    Option("--skew", "how unevenly experts are chosen: exponent of Zipf's law (default 0, evenly)", type=float,
+    Option("--skew", "Zipf exponent of how experts are chosen (default 0)", type=float,
            default=0.0, metavar="S"),
     *(_number(f"--{name}", text, 1) for name, text in (
         ("tp", "ranks that split each layer"), ("pp", "stages of layers"), ("dp", "copies of attention and its cache"),
@@ -295,8 +295,8 @@ _OF_GENERATION = (
     Option("--tpot", "time of each token after it, e.g. 15ms", type=read_seconds, metavar="TIME"),
     Option("--percentile", "of the requests that keep --ttft and --tpot (default 90)", type=float, default=90.0,
            metavar="P"),
-    Option("--price", "dollars of a GPU and hour, e.g. 2.5 or h100=2.5,h200=3.6", name="prices", dest="prices",
-           metavar="DOLLARS"),
+    Option("--price", "dollars of a GPU and hour: 2.5, h100=2.5,h200=3.6, or a FILE of such words", name="prices",
+           dest="prices", metavar="DOLLARS"),
     Option("--carbon", "grams of carbon dioxide of a kWh", type=float, metavar="GRAMS"),
     *(_number(f"--{name}", f"{text} (default: the pipeline's own)") for name, text in (
         ("height", "pixels of an image"), ("width", "pixels of an image"), ("frames", "of a video"))),
@@ -317,6 +317,9 @@ _OF_SEARCHES = (
     _number("--at-most", "largest size to try, e.g. the model's longest sequence"),
     Option("--device", "seek the largest size on this one; of several, repeated, a row each (default: a row for each "
            "of the catalogue)", name="devices", action="append", metavar="DEVICE"),
+    Option("--headroom", "memory that must be left: 10% or 4GiB (else code 3)", metavar="ROOM"),
+    Option("--sort", "devices that fit by their memory (default), time or price", name="sort of devices",
+           choices=("memory", "time", "price"), metavar="KEY"),
     Option("--budget", "memory of the whole step, e.g. 24GiB, or a share of the activations', e.g. 50%", required=True,
            metavar="SIZE"),
     Option("--device", "whose time to save and whose kernels to expect (default: none; then FLOPs are saved)",

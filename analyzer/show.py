@@ -23,6 +23,7 @@ from analyzer.report.text_width import escape_controls
 from analyzer.report.verdict import format_cheapest, judge
 from analyzer.results.comparison import ProfileChange
 from analyzer.results.profile import Profile
+from analyzer.results.verdict import Headroom
 from analyzer.results.view import register_report
 from analyzer.tools.advice.search import find_advice
 from analyzer.tools.generation.generation_profile import FORMAT, GenerationProfile
@@ -37,6 +38,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
     check_page(arguments.html)
     exports = read_exports(arguments.export)
     check_world_options(arguments)
+    headroom = None if arguments.headroom is None else Headroom.parse(arguments.headroom)
     if arguments.others:
         return _run_models(arguments)
     found, = predict(arguments)
@@ -44,8 +46,8 @@ def run_profile(arguments: argparse.Namespace) -> int:
     write_exports(found, exports)
     print(choice.make_text(found, shown))
     is_told = "screen" in shown
-    code = choice.end_with_verdict(found.verdict, is_told)
-    if code:
+    code = choice.end_with_verdict(found.verdict, is_told, headroom)
+    if code and not found.verdict:
         advice = find_advice(arguments, quick=True)
         print(format_cheapest(advice) if is_told else advice.summary())
     return code

@@ -85,7 +85,7 @@ def test_largest_batch(run, large):
     words = ["fit", large[0], "--input", "{batch}x32768", "--multiple-of", "1024", "--mode", "infer"]
     code, out, _ = run(*words, "--device", "t4")
     size = out.split("batch size that fits is ")[1].split()[0]
-    assert code == 0 and out.splitlines()[-1].startswith(f"batch size {size} fits on t4: ")
+    assert code == 0 and out.splitlines()[-1].startswith(f"batch size {size} fits, but barely, on t4: ")
     code, out, _ = run(*words, "--memory", "1GiB")
     assert code == 3 and out.splitlines()[-1].startswith("batch size 1,024 does NOT fit on h200: at least 8.00 GiB")
 
@@ -94,6 +94,6 @@ def test_all_devices(run, large):
     code, out, err = run("fit", *large, "--device", "t4", "--device", "h200")
     assert (code, err) == (0, "") and out.splitlines()[-1] == "fits on h200"
     rows = [line.split() for line in out.splitlines() if line.startswith(("t4", "h200"))]
-    assert [(row[0], row[7], row[8]) for row in rows] == [("t4", "no", "backward"), ("h200", "yes", "backward")]
+    assert [(row[0], row[8]) for row in rows] == [("h200", "yes"), ("t4", "no")]
     assert run("fit", *large, "--device", "t4", "--device", "rtx_3060_laptop")[0] == 3
     assert run("fit", *large, "--device", "h2000")[0] == 2

@@ -1,8 +1,8 @@
 """`fits`: on which devices a step fits."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -10,9 +10,10 @@ import torch
 from analyzer.errors import InputError
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device, register_device
+from analyzer.hardware.price import read_prices
 from analyzer.record.options import ProfileOptions
 from analyzer.results.profile import Profile
-from analyzer.results.verdict import FitTable, Verdict
+from analyzer.results.verdict import FitRow, FitTable, Headroom, Verdict
 from analyzer.results.view import register_view
 
 from .device_run import profile_each
@@ -21,11 +22,15 @@ from .device_run import profile_each
 @leaves_no_tensor
 def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...] | Any = (),
          kwargs: dict[str, Any] | None = None, *, devices: Iterable[str | DeviceSpec] | None = None,
-         world_size: int | None = None, options: ProfileOptions | None = None, **profile_options: Any) -> FitTable:
+         world_size: int | None = None, options: ProfileOptions | None = None,
+         prices: float | str | Mapping[str, float] | None = None, headroom: str | None = None,
+         **profile_options: Any) -> FitTable:
     """Whether a step of ``model`` fits on each of ``devices``, by default the host and all whose memory is known. It
     is run once for all devices on which the same kernels take the same memory; each verdict is that of a profile on the
     device. ``args``, ``kwargs``, ``options`` and ``profile_options`` are those of `analyzer.profile`. ``world_size``
-    above 1 counts communication buffers where their size is known. Raises InputError for ``device``,
+    above 1 counts communication buffers where their size is known. ``prices`` are dollars for an hour of a device: one
+    number, or by name as a mapping, a text ``h100=2.5,l40s=0.9`` or the path of a file of such words; ``headroom`` is
+    what must be left on a device, as ``"10%"`` or ``"4GiB"``. Raises InputError for ``device``,
     UnknownDeviceError, and what `profile` raises.
 
     >>> import torch
@@ -50,16 +55,20 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
     options = options or ProfileOptions()
     judge, title = register_view.look_up("verdict", "fits"), ""
     specs.sort(key=lambda spec: (spec.memory_bytes is None, spec.memory_bytes or 0))
-    rows: list[Verdict | None] = [None] * len(specs)
+    priced = read_prices(prices, "fits(prices=)")
+    rows: list[FitRow | None] = [None] * len(specs)
     places: dict[tuple[int, str | None], Place] = {}
     firsts: list[Profile] = []  # which are held, for places are known by them
     for i, (found, first) in profile_each(specs, model, args, kwargs, options=options, **profile_options):
-        row = judge(found, specs[i], world_size, is_brief=True)
+        verdict: Verdict = judge(found, specs[i], world_size, is_brief=True)
         title = title or describe_step(found)
         firsts.append(first)
-        if (key := (id(first), row.place)) not in places:
-            places[key] = find_peak(first, row.place)
-        rows[i] = replace(row, **places[key]._asdict())
+        if (key := (id(first), verdict.place)) not in places:
+            places[key] = find_peak(first, verdict.place)
+        known = {f.name: getattr(verdict, f.name) for f in fields(verdict)} | places[key]._asdict()
+        rows[i] = FitRow(**known, step_seconds=found.step_seconds, step_seconds_range=found.step_seconds_range,
+                         tokens_per_second=found.tokens_per_second, samples_per_second=found.samples_per_second,
+                         dollars_per_hour=priced.find(specs[i]))
     told = [row for row in rows if row is not None]
-    devices_held = tuple([row.device for row in told if row.fits][:3])
-    return FitTable(title, tuple([replace(row, devices=devices_held) for row in told]))
+    table = FitTable(title, tuple(told), Headroom() if headroom is None else Headroom.parse(headroom))
+    return replace(table, rows=tuple([replace(row, devices=table.fitting[:3]) for row in told]))

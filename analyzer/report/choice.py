@@ -10,8 +10,9 @@ from typing import Any
 from analyzer.errors import InputError
 from analyzer.output import write_output
 from analyzer.results.profile import Profile
-from analyzer.results.verdict import Verdict
+from analyzer.results.verdict import Headroom, Verdict
 from analyzer.results.view import register_report
+from analyzer.units import format_bytes
 
 from .screen.layout import find_width, takes_color
 
@@ -58,8 +59,13 @@ def emit(text: str, output: Path | None) -> None:
         write_output(output, text + "\n")
 
 
-def end_with_verdict(verdict: Verdict | None, is_told: bool = False) -> int:
-    """Print the verdict last, unless it was told, and give the command's exit code: 3 where a step does not fit."""
+def end_with_verdict(verdict: Verdict | None, is_told: bool = False, headroom: Headroom | None = None) -> int:
+    """Print the verdict last, unless it was told, and give the command's exit code: 3 where a step does not fit, or
+    leaves less than the ``headroom`` asked for.
+    """
     if verdict is not None and not is_told:
         print(f"\n{verdict}")
+    if verdict is not None and verdict.fits and headroom is not None and not headroom.is_left(verdict):
+        print(f"less than the headroom of {headroom} is left: {format_bytes(verdict.free_bytes)}")
+        return 3
     return 3 if verdict is not None and verdict.fits is False else 0

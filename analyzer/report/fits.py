@@ -9,12 +9,11 @@ from analyzer.errors import InputError, is_count
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.unseen import list_unseen
 from analyzer.results.profile import Profile
-from analyzer.results.verdict import FitInfo, FitLine, FitTable
+from analyzer.results.verdict import FitInfo, FitLine
 from analyzer.results.view import register_view
 from analyzer.units import format_bytes, format_ends
 
-from .text_table import check_layout, format_quantity, print_rows
-from .text_width import escape_controls
+from .text_table import format_quantity, print_rows
 
 _TOLD = 0.01  #: a range is told where it is wider than this share of the peak
 
@@ -47,26 +46,6 @@ def list_peaks(profile: Profile) -> Iterator[tuple[str, str]]:
                                 ("reserved", p.peak_reserved_bytes, p.peak_reserved_bytes_range)):
         if nbytes is not None:
             yield what, format_peak(nbytes, known)
-
-
-_HEADERS = ("Device", "Memory", "Needed", "Free", "Fits", "Peak in")
-_ANSWERS = {True: "yes", False: "no", None: "not known"}
-
-
-@register_view.shipped("fit_rows")
-def print_fits(table: FitTable, fmt: str = "text") -> str:
-    """A row for each device."""
-    check_layout(None, 0, fmt, "FitTable.table()")
-    cells = [(row.device, format_quantity(row.capacity_bytes, "bytes"),
-              (">= " if row.is_out_of_memory else "") + format_quantity(row.needed_bytes, "bytes"),
-              format_quantity(row.free_bytes, "bytes"), _ANSWERS[row.fits], row.phase or "") for row in table]
-    return print_rows(_HEADERS, cells, left=(0, 4, 5), fmt=fmt)
-
-
-@register_view.shipped("fit_table")
-def describe_fits(table: FitTable) -> str:
-    """What was profiled, the table, and the devices that it fits on in a line."""
-    return escape_controls(f"{table.title}\n\n{print_fits(table)}\n\n{table.said}")
 
 
 @register_view.shipped("fit")

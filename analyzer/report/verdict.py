@@ -96,6 +96,8 @@ def format_verdict(verdict: Verdict) -> str:
     if v.phase is not None:
         place = ("memory ran out in " if v.is_out_of_memory else "peak in ") + describe_place(v)
         lines += [place] if len(place) <= _WIDTH else _break_place(place)
+    air = describe_air(v)
+    lines += textwrap.wrap(air, _WIDTH, subsequent_indent="  ") if air is not None else []
     where = describe_devices(v)
     return escape_controls("\n".join(lines if where is None else [*lines, where]))
 
@@ -107,10 +109,15 @@ def _break_place(place: str) -> list[str]:
                                       break_on_hyphens=False)]
 
 
+#: what takes memory and is in no figure
+NOT_COUNTED = "a desktop, the driver, NCCL, and what fragments or grows over a long run"
+
+
 def describe_fit(verdict: Verdict) -> str:
     """Whether it fits, with the sizes."""
     v, least = verdict, "at least " if verdict.is_least else ""
-    said = {True: "fits", False: "does NOT fit", None: "cannot be told whether it fits"}[v.fits]
+    said = {True: "fits, but barely," if v.is_tight else "fits",
+            False: "does NOT fit", None: "cannot be told whether it fits"}[v.fits]
     sizes = ["what it needs is not known" if v.needed_bytes is None else
              f"{least}{format_quantity(v.needed_bytes, 'bytes')} needed" + (f" on {v.place}" if v.place else ""),
              "the device's memory is not known" if v.capacity_bytes is None else
@@ -119,6 +126,16 @@ def describe_fit(verdict: Verdict) -> str:
         word = "left" if v.free_bytes >= 0 else "short"
         sizes.append(f"{least if word == 'short' else ''}{format_quantity(abs(v.free_bytes), 'bytes')} {word}")
     return f"{said} on {f'{v.count} x ' if v.count > 1 else ''}{v.device}: {', '.join(sizes)}"
+
+
+def describe_air(verdict: Verdict) -> str | None:
+    """What would leave more of the memory, where a step barely fits."""
+    if not verdict.is_tight or verdict.phase is None:
+        return None
+    ways = {"optimizer": "an optimizer of smaller states, such as adamw8bit, or a smaller batch",
+            "backward": "--checkpointing or a smaller batch"}
+    way = ways.get(verdict.phase, "a smaller batch")
+    return f"what is left is for {NOT_COUNTED}; more room: {way}"
 
 
 def describe_devices(verdict: Verdict) -> str | None:

@@ -5,10 +5,13 @@ import html
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from analyzer.errors import UnknownDeviceError
+from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.hardware import find_device
+from analyzer.units import format_bytes, parse_bytes
 
 from .view import register_view
+
+_NAMED = 6  # devices that a line names
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,16 @@ class Verdict:
     place: str | None = None  #: "cuda:1", which of several devices the bytes are of: the one that decides
     count: int = 1  #: how many devices of the kind there are
 
+    @property
+    def headroom(self) -> float | None:
+        """The share of the memory that is left, negative where it is short; None where `free_bytes` is."""
+        return None if self.free_bytes is None or not self.capacity_bytes else self.free_bytes / self.capacity_bytes
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it fits with less room than is usual (`USUAL_HEADROOM`)."""
+        return self.fits is True and not USUAL_HEADROOM.is_left(self)
+
     def __bool__(self) -> bool:
         return self.fits is True
 
@@ -97,20 +110,81 @@ class Verdict:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """What must be left of a device's memory: a share, bytes, or both."""
+
+    share: float = 0.0
+    bytes: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Headroom:
+        """The headroom of ``--headroom``. Raises InputError.
+
+        >>> Headroom.parse("10%"), Headroom.parse("4GiB")
+        (Headroom(share=0.1, bytes=0), Headroom(share=0.0, bytes=4294967296))
+        """
+        try:
+            if text.strip().endswith("%"):
+                found = cls(share=round(float(text.strip()[:-1]) / 100, 9))
+                if not 0 <= found.share < 1:
+                    raise ValueError
+                return found
+            return cls(bytes=parse_bytes(text))
+        except (InputError, ValueError):
+            raise InputError(f"--headroom {text}: give a share of the memory, as 10%, or a size, as 4GiB") from None
+
+    def is_left(self, verdict: Verdict) -> bool:
+        """Whether a step fits and so much is left on a device; where that is not known, it is not."""
+        if self == Headroom():
+            return verdict.fits is True
+        free, capacity = verdict.free_bytes, verdict.capacity_bytes
+        return free is not None and capacity is not None and free >= max(self.share * capacity, self.bytes)
+
+    def __str__(self) -> str:
+        parts = ([f"{100 * self.share:g} %"] if self.share else []) + ([format_bytes(self.bytes)] if self.bytes else [])
+        return " or ".join(parts) or "nothing"
+
+
+#: What is left where a step is said to fit without a caution. That a desktop, a driver's own buffers, NCCL's channels
+#: and growth over days take it is a rule of thumb of this project's: no source gives these figures for all of them.
+USUAL_HEADROOM = Headroom(share=0.05, bytes=2 << 30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class FitRow(Verdict):
+    """The verdict on one of several devices, and how fast the step is there."""
+
+    step_seconds: float | None = None
+    step_seconds_range: tuple[float, float] | None = None  #: as `Profile.step_seconds_range`
+    tokens_per_second: float | None = None   #: of the process; None for a model that is given none
+    samples_per_second: float | None = None
+    dollars_per_hour: float | None = None    #: of one device, where a price was told
+
+    @property
+    def dollars_per_million(self) -> float | None:
+        """Dollars for a million tokens, of a model that is given none for a million samples; None where unknown."""
+        rate = self.tokens_per_second or self.samples_per_second
+        if self.dollars_per_hour is None or not rate:
+            return None
+        return 1e6 / rate * self.count * self.dollars_per_hour / 3600  # an hour in seconds
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class FitTable:
     """What `analyzer.fits` finds: the verdict on each device, the smallest memory first, unknown ones last."""
 
     title: str                    #: what was profiled
-    rows: tuple[Verdict, ...]
+    rows: tuple[FitRow, ...]
+    headroom: Headroom = Headroom()  #: what must be left for a device to count as one that it fits on
 
-    def __iter__(self) -> Iterator[Verdict]:
+    def __iter__(self) -> Iterator[FitRow]:
         return iter(self.rows)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, device: str) -> Verdict:
+    def __getitem__(self, device: str) -> FitRow:
         """The verdict on the device of that name, or alias. Raises UnknownDeviceError for one that was not tried."""
         names = {row.device: row for row in self.rows}
         found = names.get(device) or names.get(find_device(device).name)
@@ -120,17 +194,24 @@ class FitTable:
 
     @property
     def fitting(self) -> tuple[str, ...]:
-        """The devices on which the step is known to fit, the smallest first."""
-        return tuple([row.device for row in self.rows if row.fits])
+        """The devices on which the step is known to fit and `headroom` is left, the smallest first."""
+        return tuple([row.device for row in self.rows if self.headroom.is_left(row)])
 
     @property
     def said(self) -> str:
         """The devices that it fits on, in words."""
-        return f"fits on {', '.join(self.fitting)}" if self.fitting else "no device of these is known to hold it"
+        fitting, room = self.fitting, f" with {self.headroom} left" if self.headroom != Headroom() else ""
+        if not fitting:
+            return f"no device of these is known to hold it{room}"
+        many = f"{len(fitting)} of {len(self.rows)} devices{room}, the smallest " if len(fitting) > _NAMED else ""
+        return f"fits on {many}{', '.join(fitting[:_NAMED])}" + ("" if many else room)
 
-    def table(self, fmt: str = "text") -> str:
-        """A row for each device; ``fmt`` is "text", "markdown", "csv", "latex", "html" or a format of tabulate."""
-        return str(register_view.look_up("fit_rows", "table")(self, fmt))
+    def table(self, fmt: str = "text", sort: str = "memory") -> str:
+        """A row for each device, in "text" for those that differ in no more than their name; ``fmt`` is "text",
+        "markdown", "csv", "latex", "html" or a format of tabulate. ``sort`` is "memory", "time" or "price"; those that
+        it fits on come first.
+        """
+        return str(register_view.look_up("fit_rows", "table")(self, fmt, sort))
 
     def _repr_html_(self) -> str:
         return f"<div><b>{html.escape(self.title)}</b>{self.table('html')}{html.escape(self.said)}</div>"

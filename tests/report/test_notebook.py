@@ -3,7 +3,7 @@ import base64
 import io
 import re
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy
 import pytest
@@ -18,7 +18,7 @@ from analyzer.parallel import RankTable
 from analyzer.parallel.rank_row import RankRow
 from analyzer.report.page.picture import draw_memory, read_colors
 from analyzer.results.info import MemoryEvent, ModuleInfo, TimelinePoint
-from analyzer.results.verdict import Option
+from analyzer.results.verdict import FitRow, Option
 from analyzer.results.world import RankRun
 from analyzer.tools.solver import Plan, PlanRegion, StepInfo, StepMemory
 from analyzer.units import format_bytes
@@ -27,7 +27,9 @@ from .conftest import Read
 
 VERDICT = Verdict(device="t4", fits=False, needed_bytes=20 * 2**30, capacity_bytes=15 * 2**30, free_bytes=-5 * 2**30,
                   phase="backward", operator="aten.mm.default", devices=("l4",))
-FITS = FitTable("Net <b>: one train step", (VERDICT, Verdict(device="l4", fits=True, needed_bytes=20 * 2**30)))
+FITS = FitTable("Net <b>: one train step", (
+    FitRow(**{field.name: getattr(VERDICT, field.name) for field in fields(VERDICT)}),
+    FitRow(device="l4", fits=True, needed_bytes=20 * 2**30)))
 
 
 def shown(html: str) -> str:

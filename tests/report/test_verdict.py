@@ -46,7 +46,7 @@ def test_where_the_peak_is(mlp):
 @pytest.mark.parametrize(("reserved", "text"), [
     (3 * GIB, "fits on card: at least 3.00 GiB needed, 8.00 GiB there, 5.00 GiB left\n"
               "smallest devices with enough memory: rtx_3060_laptop, p4, rtx_4060"),
-    (8 * GIB - 2**20, "fits on card: at least 8.00 GiB needed, 8.00 GiB there, 1.00 MiB left\n"
+    (8 * GIB - 2**20, "fits, but barely, on card: at least 8.00 GiB needed, 8.00 GiB there, 1.00 MiB left\n"
                       "smallest devices with enough memory: card, rtx_3080, rtx_5070"),
     (20 * GIB, "does NOT fit on card: at least 20.00 GiB needed, 8.00 GiB there, at least 12.00 GiB short\n"
                "smallest devices with enough memory: l4, a10g, a10"),
@@ -136,7 +136,7 @@ def test_fits_only_where_it_fits(card):
     assert table.fitting == ("t4",) == table["card"].devices
     text = str(table).splitlines()
     assert text[0].startswith("Sequential: one train step") and text[-1] == "fits on t4"
-    assert table.table("csv").splitlines()[0] == "Device,Memory,Needed,Free,Fits,Peak in"
+    assert table.table("csv").splitlines()[0] == "Device,Memory,Needed,Free,Headroom,Fits,Step,Samples/s"
 
 
 @pytest.mark.parametrize(("more", "error", "text"), [

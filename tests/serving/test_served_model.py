@@ -329,9 +329,9 @@ def test_what_has_no_room_is_told(llama):
 
 
 def test_prices():
-    assert price_of("2.5", ["a", "b"]) == [2.5, 2.5] and price_of("a=1,b=2", ["b", "c"]) == [2.0, None]
+    assert price_of("2.5", ["t4", "l4"]) == [2.5, 2.5] and price_of("h100=1,l40s=2", ["l40s", "t4"]) == [2.0, None]
     with pytest.raises(InputError, match="--price x"):
-        price_of("x", ["a"])
+        price_of("x", ["t4"])
 
 
 def test_engines_and_clusters_are_known():

@@ -17,7 +17,7 @@ from analyzer.report.speed import describe_bound, describe_speed, find_longest
 from analyzer.report.summary import describe_out_of_memory, title_run
 from analyzer.report.text_table import sort_by
 from analyzer.report.text_width import clean, cut_end, cut_middle, measure_width
-from analyzer.report.verdict import describe_devices, describe_fit, find_peak, judge
+from analyzer.report.verdict import describe_air, describe_devices, describe_fit, find_peak, judge
 from analyzer.results.info import CostInfo, ModuleInfo, PhaseInfo, bound_seconds, longest_bound
 from analyzer.results.profile import Profile
 from analyzer.results.view import register_report
@@ -66,8 +66,9 @@ def _describe_verdict(p: Profile, paint: Paint, width: int) -> list[str]:
         room = width - measure_width(said) - len("  ") - len(percent)
         if room >= _LEAST_BAR:
             line += f"  {paint(draw_bar(share, min(room, _LONG_BAR), '░'), style)}{percent}"
-    where = describe_devices(verdict)
-    return [line] if where is None else [line, cut_end(where, width)]
+    air, where = describe_air(verdict), describe_devices(verdict)
+    lines = [line, *(wrap(air, width) if air is not None else ())]
+    return lines if where is None else [*lines, cut_end(where, width)]
 
 
 def describe_several(p: Profile, paint: Paint, width: int) -> list[str]:

@@ -10,6 +10,7 @@ from shlex import quote
 from textwrap import fill
 
 from analyzer.errors import InputError, UnknownSpeedError
+from analyzer.hardware.price import read_prices
 from analyzer.report.export.json_format import write_record
 from analyzer.report.text_table import print_rows
 from analyzer.report.text_width import escape_controls
@@ -264,14 +265,6 @@ def _formats(deployment: Deployment, byte_cache: str) -> Iterator[str]:
 
 
 def price_of(text: str | None, devices: Sequence[str]) -> list[float | None]:
-    """Prices of ``--price``: one for all, or NAME=DOLLARS with commas between. Raises InputError."""
-    if text is None:
-        return [None] * len(devices)
-    given: dict[str, float] = {}
-    for word in text.split(","):
-        name, _, value = word.rpartition("=")
-        try:
-            given[name.strip()] = float(value)
-        except ValueError:
-            raise InputError(f"--price {text}: give dollars of a GPU and hour, as 2.5 or h100=2.5,l40s=0.9") from None
-    return [given.get(device, given.get("")) for device in devices]
+    """Prices of ``--price`` for each of ``devices``. Raises InputError."""
+    prices = read_prices(text, "--price ")
+    return [prices.find(device) for device in devices]

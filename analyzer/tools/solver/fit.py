@@ -21,13 +21,16 @@ from analyzer.api.fits import fits
 from analyzer.api.profile import Profile, ProfileOptions, profile
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware.price import read_prices
 from analyzer.hardware.unseen import UnseenMemory, list_unseen
 from analyzer.record.progress import progress_part
+from analyzer.report.fit_table import describe_fits
 from analyzer.report.page.document import Headline
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
 from analyzer.report.text_table import format_quantity, print_rows
 from analyzer.report.verdict import judge
 from analyzer.results.info import OutOfMemoryInfo
+from analyzer.results.verdict import Headroom
 from analyzer.tools.sweep.configuration import Configuration, resolve_inputs
 from analyzer.units import parse_bytes
 from analyzer.zoo.command_option import choose_inputs, find_step, make_inputs, model_errors, read_recipe
@@ -282,15 +285,22 @@ def run_fit(arguments: argparse.Namespace) -> int:
     devices = arguments.device or []
     for device in devices:
         find_device(device)  # before any work: a wrong name costs no waiting
+    headroom = None if arguments.headroom is None else Headroom.parse(arguments.headroom)
     given = next((name for name in _SOUGHT if getattr(arguments, name) not in (None, False)), None)
     if len(devices) == 1 or given is not None and not devices:
-        if arguments.format != "text":
-            raise InputError(f"--format {arguments.format}: is of the table of devices; leave it out, or --device")
+        for name, usual in (("format", "text"), ("prices", None), ("sort", None)):
+            if (value := getattr(arguments, name)) != usual:
+                raise InputError(f"--{name.removesuffix('s')} {value}: is of the table of devices; leave it out, or "
+                                 "--device")
         if arguments.batch and arguments.sequence:
             raise InputError("--batch --sequence: seek one of them")
-        return _find_largest(arguments, *devices)
+        return _find_largest(arguments, headroom, *devices)
     if given is not None:
         raise InputError(f"--{given.replace('_', '-')}: is of one device, and here are {len(devices)}; give one")
+    sort = "memory" if arguments.sort is None else arguments.sort
+    read_prices(arguments.prices, "--price ")
+    if sort == "price" and arguments.prices is None:
+        raise InputError("--sort price: no price is known; give --price, as h100=2.5,l40s=0.9")
     target = load_target(arguments.target)
     recipe = read_recipe(arguments)
     inputs = choose_inputs(target, arguments.input, arguments.mode == "train", recipe.dtype)
@@ -299,12 +309,14 @@ def run_fit(arguments: argparse.Namespace) -> int:
         model = build_model(partial(recipe.build, target.build), devices=several).train(arguments.mode == "train")
         args, kwargs = make_inputs(inputs)
         found = fits(model, args, kwargs, devices=arguments.device, world_size=arguments.world_size,
-                     options=ProfileOptions(devices=several), **find_step(arguments, recipe))
-    print(found if arguments.format == "text" else found.table(arguments.format))
-    return 3 if all(row.fits is False for row in found if row.capacity_bytes is not None) else 0
+                     options=ProfileOptions(devices=several), prices=arguments.prices, headroom=arguments.headroom,
+                     **find_step(arguments, recipe))
+    print(describe_fits(found, sort) if arguments.format == "text" else found.table(arguments.format, sort))
+    known = [row for row in found if row.capacity_bytes is not None]
+    return 3 if all(row.fits is False or row.fits and not found.headroom.is_left(row) for row in known) else 0
 
 
-def _find_largest(arguments: argparse.Namespace, device: str = "h200") -> int:
+def _find_largest(arguments: argparse.Namespace, headroom: Headroom | None, device: str = "h200") -> int:
     what, start = "sequence" if arguments.sequence else "batch", 1 if arguments.start is None else arguments.start
     recipe = read_recipe(arguments)
     configuration = Configuration(mode=arguments.mode, autocast=arguments.autocast, dtype=arguments.dtype,
@@ -317,8 +329,10 @@ def _find_largest(arguments: argparse.Namespace, device: str = "h200") -> int:
 
     make(max(1, start))  # before any work: an input without a place for the size costs no waiting
     several = arguments.devices or 1
-    options = ProfileOptions(capacity_bytes=None if arguments.memory is None else parse_bytes(arguments.memory),
-                             devices=several)
+    capacity = None if arguments.memory is None else parse_bytes(arguments.memory)
+    if headroom is not None:
+        capacity = _leave(headroom, configuration.device_spec, capacity, arguments.world_size)
+    options = ProfileOptions(capacity_bytes=capacity, devices=several)
     search = max_batch_size if what == "batch" else max_sequence_length
     with model_errors(arguments.target):
         model = build_model(partial(recipe.build, target.build), None, configuration.device_spec, several).train(
@@ -330,6 +344,15 @@ def _find_largest(arguments: argparse.Namespace, device: str = "h200") -> int:
     print(found)
     print(f"\n{_judge(found, arguments)}")
     return 0 if found.size else 3
+
+
+def _leave(headroom: Headroom, spec: DeviceSpec, capacity: int | None, world_size: int) -> int | None:
+    """What the allocator may take where so much is to be left; None where the device's memory is not known."""
+    whole = spec.memory_bytes if capacity is None else capacity
+    if whole is None:
+        return None
+    taken = sum(u.bytes or 0 for u in list_unseen(spec, world_size)) if capacity is None else 0
+    return max(1, int(whole - taken - max(headroom.share * whole, headroom.bytes)))
 
 
 def _judge(found: FitResult, arguments: argparse.Namespace) -> str:
