@@ -81,22 +81,33 @@ def _count_flops(function: Callable[..., Any], *args: Any, verbose: bool = False
     return found.fwd_flops, found.bwd_flops
 
 
+class _Record:
+    """A record of a node with attributes more."""
+
+    def __init__(self, info: Any, **more: Any) -> None:
+        self._info = info
+        vars(self).update(more)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._info, name)
+
+
 def _put_colossalai() -> None:
     def profile(graph: Any, *args: Any, **options: Any) -> Any:
         """With what all nodes save together on each, which here is told by node."""
         analyzer.symbolic_profile(graph, *args, **options)
         infos = [node.meta["info"] for node in graph.graph.nodes]
         saved = {tensor.storage: tensor for info in infos for tensor in info.saved_tensors}
-        for info in infos:
-            object.__setattr__(info, "global_ctx", saved)
+        for node, info in zip(graph.graph.nodes, infos):
+            node.meta["info"] = _Record(info, global_ctx=saved)
         return graph
 
     def trace(*args: Any, **options: Any) -> Any:
         graph = analyzer.symbolic_trace(*args, **options)
         for node in graph.graph.nodes:
-            info = node.meta.get("info") or node.meta.setdefault("info", SimpleNamespace())
+            info = node.meta.get("info") or SimpleNamespace()
             path = node.meta.get("module_path", getattr(info, "module_path", ""))
-            object.__setattr__(info, "mod_dir", f"self.{path}" if path else "self")
+            node.meta["info"] = _Record(info, mod_dir=f"self.{path}" if path else "self")
         return graph
 
     def propagate(graph: Any, *args: Any) -> Any:
@@ -105,9 +116,9 @@ def _put_colossalai() -> None:
 
     _put("colossalai._analyzer._subclasses", MetaTensor=analyzer.MetaTensor, MetaTensorMode=analyzer.MetaTensorMode,
          flop_count=_count_flops)
-    _put("colossalai._analyzer.fx", symbolic_trace=trace, symbolic_profile=profile)
     _put("colossalai._analyzer.fx.passes.shape_prop", shape_prop_pass=propagate)
     _put("colossalai._analyzer.fx.symbolic_profile", register_shape_impl=analyzer.register_shape_impl)
+    _put("colossalai._analyzer.fx", symbolic_trace=trace, symbolic_profile=profile)
     testing = {"parameterize": pytest.mark.parametrize, "clear_cache_before_run": lambda: lambda function: function}
     _put("colossalai.testing", **testing)
     _put("colossalai.testing.utils", **testing)

@@ -222,3 +222,16 @@ def test_options_of_exporters_and_reports_from_outside():
         assert "report('silent'): returned None: a report returns text" in refused(lambda: NET.report("silent"))
         assert "missing a required argument: 'must'" in refused(lambda: NET.report("strict"))
         assert NET.report("strict", must="text") == "text"
+
+
+def test_a_function_with_a_registered_shape_runs_in_models_with_data_and_in_blocks_that_are_repeated():
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(8)))
+    plain = profile(blocks, X.new_empty(4, 8), device="h100")
+    with register_shape_impl.scope(), register_flop_impl.scope():
+        register_shape_impl(nn.functional.linear)(nn.functional.linear)
+        register_flop_impl(nn.functional.linear)(
+            lambda x, weight, bias, out=None: FlopCount(2 * x.numel * weight.shape[0], 0))
+        with analyzer.MetaTensorMode():
+            assert blocks(torch.empty(4, 8)).shape == (4, 8)
+        found = profile(blocks, X.new_empty(4, 8), device="h100")
+    assert found.fwd_flops == plain.fwd_flops and found.params == plain.params

@@ -136,6 +136,8 @@ def library_needs(signature: Signature) -> tuple[str, ...]:
     """The libraries of which the kernel of ``signature`` asks for a workspace that stays, in order: of "cublaslt",
     "cublas" and "cudnn dropout".
     """
+    if not isinstance(signature.op, torch._ops.OpOverload):  # a function with a registered shape
+        return ()
     found = signature.memo.get("library_needs")
     if found is None and signature.op.overloadpacket is _aten._cudnn_rnn:
         named = signature.named_arguments()

@@ -13,7 +13,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_map_only
 
 from analyzer.meta.address_space import MetaStorage
-from analyzer.meta.argument import own
+from analyzer.meta.argument import adopt_arguments, own
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.operator_info import hold_before, hold_blocks, kernel_memory, register_shape_impl, registered_need
 from analyzer.meta.spec import Signature, TensorSpec, spec_of, to_specs
@@ -150,12 +150,8 @@ def _run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) -
     state = active_state()
     impl = register_shape_impl.find(func) or register_shape_impl.find(getattr(func, "overloadpacket", None))
     assert impl is not None
-    storages: list[MetaStorage] = []
-    for t in tensors:
-        storage = t.untyped_storage()
-        if not isinstance(storage, MetaStorage):
-            raise TypeError(f"{func}: a tensor argument has data; make it under MetaTensorMode")
-        storages.append(storage)
+    args, kwargs, tensors = (adopt_arguments(state, tree) for tree in (args, kwargs, tensors))  # those with data
+    storages: list[Any] = [t.untyped_storage() for t in tensors]
     device = next((s.device for s in storages if s.device.type != "cpu"), torch.device("cpu"))
     with kernel, without_modes():
         result = impl(*args, **kwargs)
