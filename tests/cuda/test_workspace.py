@@ -62,6 +62,26 @@ def test_size_follows_the_generation(device: str, expected: int) -> None:
         assert cublas_workspace_bytes() == expected
 
 
+@pytest.mark.parametrize(("device", "hipblas"), [("mi300x", 128), ("mi355x", 128), ("mi250x", 32)])
+def test_rocm_has_workspaces_of_its_own(monkeypatch: pytest.MonkeyPatch, device: str, hipblas: int) -> None:
+    """Matrices of up to 32 bits go through hipBLASLt alone, vectors and doubles through hipBLAS alone."""
+    def linear() -> torch.Tensor:
+        return torch.nn.functional.linear(rand(4, 8), rand(16, 8), rand(16))
+
+    def double() -> torch.Tensor:
+        return rand(8, 8).double() @ rand(8, 8).double()
+
+    with simulating(find_device(device)):
+        assert bytes_kept(linear) == bytes_kept(lambda: [rand(4, 4) @ rand(4, 4), linear()]) == 76 * MIB
+        assert bytes_kept(lambda: rand(8, 8) @ rand(8)) == bytes_kept(double) == hipblas * MIB
+        monkeypatch.setattr(library, "TORCH", torch.torch_version.TorchVersion("2.15.0"))
+        monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
+        assert bytes_kept(linear) == 80 * MIB
+        monkeypatch.setenv("HIPBLASLT_WORKSPACE_SIZE", "1024")
+        monkeypatch.setenv("HIPBLAS_WORKSPACE_CONFIG", ":1024:2")
+        assert bytes_kept(linear) == MIB and bytes_kept(double) == 2 * MIB
+
+
 def test_environment_is_read_as_pytorch_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8")
     monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "2048")

@@ -2,7 +2,8 @@
 library, handle and stream; each thread has a handle, so the backward pass takes another. Rules of PyTorch 2.8 to 2.11,
 ``aten/src/ATen/cuda/CublasHandlePool.cpp``. So are the states of cuDNN's random generators, from the first recurrent
 layer in training with dropout on: get_dropout_state in ``aten/src/ATen/native/cudnn/RNN.cpp``. From 2.15 on
-each product takes a workspace and gives it back when it is done.
+each product takes a workspace and gives it back when it is done. AMD's devices have hipBLAS and hipBLASLt, by the parts
+of the same file under ``USE_ROCM``.
 """
 from __future__ import annotations
 
@@ -80,7 +81,54 @@ def dropout_state_bytes() -> int:
     return (simulated_spec().multiprocessors or 0) * 4 * 256 * 48
 
 
-_SIZES = {"cublas": cublas_workspace_bytes, "cublaslt": cublaslt_workspace_bytes, "cudnn dropout": dropout_state_bytes}
+@asked
+def is_rocm() -> bool:
+    return simulated_spec().vendor == "AMD"
+
+
+def _read_settings(*names: str) -> str:
+    return next((os.environ[name] for name in names if name in os.environ), "")
+
+
+@asked
+def hipblas_workspace_bytes() -> int:
+    """Bytes of one hipBLAS workspace (parseChosenWorkspaceSize): as a variable says, else 128 MiB on the MI300 and
+    MI350 series (gfx94, gfx95), 32 MiB on others.
+    """
+    pairs = re.findall(r":(\d+):(\d+)", _read_settings(
+        "CUBLAS_WORKSPACE_CONFIG", "HIPBLAS_WORKSPACE_CONFIG", "ROCBLAS_WORKSPACE_CONFIG"))
+    if pairs:
+        return sum(int(kib) * int(count) for kib, count in pairs) << 10
+    return (128 if simulated_spec().compute_capability in ((9, 4), (9, 5)) else 32) * _MIB
+
+
+def hipblaslt_workspace_bytes() -> int:
+    """Bytes of one hipBLASLt workspace (parseCUDABlasLtWorkspaceSize): as a variable says, in KiB, else 76 MiB, from
+    2.15 on 80 MiB (pytorch/pytorch#197201).
+    """
+    given = _read_settings("CUBLASLT_WORKSPACE_SIZE", "HIPBLASLT_WORKSPACE_SIZE")
+    return int(given) << 10 if given.isdigit() else (80 if TORCH >= "2.15.0.dev0" else 76) * _MIB
+
+
+_SIZES = {"cublas": cublas_workspace_bytes, "cublaslt": cublaslt_workspace_bytes, "cudnn dropout": dropout_state_bytes,
+          "hipblas": hipblas_workspace_bytes, "hipblaslt": hipblaslt_workspace_bytes}
+
+#: gfx90a, gfx942, gfx950, gfx1200: getHipblasltPreferredArchs, by blasPreferredBackend in ``aten/src/ATen/Context.cpp``
+_PREFERS_HIPBLASLT = ((9, 0), (9, 4), (9, 5), (12, 0))
+
+
+@asked
+def _prefers_hipblaslt() -> bool:
+    return simulated_spec().compute_capability in _PREFERS_HIPBLASLT
+
+
+def _choose_rocm_library(signature: Signature) -> str:
+    """What a product runs through: gemm_internal and bgemm_internal in ``aten/src/ATen/cuda/CUDABlas.cpp`` give
+    matrices of doubles and of complex numbers to hipBLAS, and others to hipBLASLt where that is preferred.
+    """
+    packet, dtype = signature.op.overloadpacket, signature.inputs[-1].dtype
+    is_matrix = packet in _GEMMS and dtype in _FLOATING[1:] and _prefers_hipblaslt()
+    return "hipblaslt" if is_matrix or packet in _ALWAYS_LT else "hipblas"
 
 
 def runs_through_cublaslt(signature: Signature) -> bool:
@@ -102,6 +150,8 @@ def _not_empty(signature: Signature) -> bool:
 
 
 _ALWAYS_LT = (_aten._scaled_mm, _aten._int_mm)
+_GEMMS = (_aten.mm, _aten.addmm, _aten._addmm_activation, _aten.bmm, _aten.baddbmm, _aten.addbmm, _aten.addmm_,
+          _aten.baddbmm_, _aten.addbmm_)
 # Operators whose CUDA kernels ask for a cuBLAS handle, and where they do not always, when.
 _PRODUCTS: dict[Any, Callable[[Signature], bool]] = {
     **dict.fromkeys((_aten.mm, _aten.addmm, _aten._addmm_activation, _aten.bmm, _aten.baddbmm, _aten.addmv, _aten.mv,
@@ -123,6 +173,8 @@ def passing_workspace_bytes(signature: Signature) -> int:
     """
     if keeps_workspaces() or not asks_for_workspace(signature):
         return 0
+    if is_rocm():
+        return _SIZES[_choose_rocm_library(signature)]()
     return cublaslt_workspace_bytes() if runs_through_cublaslt(signature) else cublas_workspace_bytes()
 
 
@@ -134,10 +186,13 @@ def _hold_while_it_runs(signature: Signature) -> tuple[Stage, ...]:
 
 def library_needs(signature: Signature) -> tuple[str, ...]:
     """The libraries of which the kernel of ``signature`` asks for a workspace that stays, in order: of "cublaslt",
-    "cublas" and "cudnn dropout".
+    "cublas" and "cudnn dropout"; on AMD's devices one of "hipblaslt" and "hipblas".
     """
     if not isinstance(signature.op, torch._ops.OpOverload):  # a function with a registered shape
         return ()
+    if is_rocm():
+        needs = asks_for_workspace(signature) and keeps_workspaces()
+        return (_choose_rocm_library(signature),) if needs else ()
     found = signature.memo.get("library_needs")
     if found is None and signature.op.overloadpacket is _aten._cudnn_rnn:
         named = signature.named_arguments()
