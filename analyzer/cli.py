@@ -49,6 +49,8 @@ def make_parser(called: str | None = None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="analyzer", description="What a PyTorch model will cost, before anyone owns the machine that runs it.")
     parser.add_argument("--version", action="version", version=f"analyzer {__version__}")
+    parser.add_argument("--quiet", action="store_true", help="of any command, anywhere in it: do not show on stderr "
+                        "how far it is; else there is a bar on a terminal, and in a log a line every ten seconds")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS.values():
         command.add_to(commands, with_options=called in (None, command.name))
@@ -59,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the result is the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     called = next((word for word in words if not word.startswith("-")), "")
+    is_quiet = "--quiet" in words[:words.index("--") if "--" in words else None]
+    if is_quiet:
+        words.remove("--quiet")
     own = words.index("--") if called == "dryrun" and "--" in words else len(words)  # what follows is the script's
     try:
         with drawing_plainly():
@@ -74,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             device = device[0] if isinstance(device, list) else device
             if getattr(arguments, "batch_size", None) is not None:
                 load("analyzer.zoo.command_option:refuse_batch_size")(arguments)
-            with _showing_progress(called), knowing(device), _allocating(getattr(arguments, "alloc_conf", None)):
+            settings = getattr(arguments, "alloc_conf", None)
+            with _showing_progress(called, is_quiet), knowing(device), _allocating(settings):
                 code: int = load(COMMANDS[called].run)(arguments)
                 return code
     except AnalyzerError as error:
@@ -131,16 +137,17 @@ def _allocating(settings: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def _showing_progress(command: str) -> Iterator[None]:
-    """Show on a terminal how far the block has come; what runs in many processes does so itself."""
-    if command in ("sweep", "search"):
-        yield
-        return
-    # a thread that draws would take time of what is measured
-    ticks = command not in ("measure", "calibrate")
-    with load("analyzer.report.progress_bar:ProgressBar")(among_output=command == "dryrun", ticks=ticks) as bar, \
-            watch_progress(bar):
-        yield
+def _showing_progress(command: str, is_quiet: bool) -> Iterator[None]:
+    """Show how far the block has come, if it is not quiet; what runs in many processes does so itself."""
+    with load("analyzer.report.progress_bar:working_for")(command, is_quiet=is_quiet):
+        if command in ("sweep", "search"):
+            yield
+            return
+        # a thread that draws would take time of what is measured
+        ticks = command not in ("measure", "calibrate")
+        with load("analyzer.report.progress_bar:ProgressBar")(among_output=command == "dryrun", ticks=ticks) as bar, \
+                watch_progress(bar):
+            yield
 
 
 if __name__ == "__main__":

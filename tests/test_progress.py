@@ -89,9 +89,24 @@ def test_every_command_shows_how_far_it_is(command: str, tmp_path: Path, monkeyp
     shown, drawn = run(words, monkeypatch, Terminal())
     assert TIMES.sub("", shown) == TIMES.sub("", plain) and not BAR.search(quiet)
     shares = [int(share) for _, share, _ in BAR.findall(drawn) if share]
-    assert shares == sorted(shares) and all(0 <= share <= 100 for share in shares)
+    assert shares == sorted(shares) and all(0 <= share < 100 for share in shares)
     assert shares, "something was drawn, with how far it is"
     assert drawn.endswith("\r\x1b[K"), "and nothing is left of it"
+
+
+@pytest.mark.parametrize("command", ["profile", "devices of fit", "sweep", "dryrun"])
+def test_a_log_has_a_line_now_and_then(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_bar, "_LINE_SECONDS", 0.0)
+    (net := tmp_path / "net.py").write_text(NET)
+    words = [word.format(net=net) for word in COMMANDS[command]]
+    _, told = run(words, monkeypatch, io.StringIO())
+    lines = [line for line in told.splitlines() if line.startswith("analyzer: ")]
+    assert lines and all(re.fullmatch(rf"analyzer: {words[0]}(, \d+%)?(, .+)?, \d+ s", line) for line in lines)
+    assert not any(", 100%" in line for line in lines)
+    assert main(["profile", f"{net}:Net", "--input", "4x8"]) == 0  # the name is of its command alone
+    for stream in (io.StringIO(), Terminal()):
+        _, told = run(["--quiet", *words] if command == "sweep" else [*words, "--quiet"], monkeypatch, stream)
+        assert "analyzer: " not in told and not BAR.search(told)
 
 
 def test_silent_work_shows_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,20 +1,47 @@
-"""A progress bar on a terminal, for work that takes over a second."""
+"""How far work is that takes a while: a bar on a terminal; elsewhere, as in a log, a line now and then."""
 from __future__ import annotations
 
 import shutil
 import sys
 import threading
 import time
-from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 _WIDTH = 30
 _PATIENCE_SECONDS = 1.0  # shorter work needs no bar
 _REDRAW_SECONDS = 0.1
+_LINE_SECONDS = 10.0
+_MOST = 0.99  # what is done entirely is shown no more
+
+
+@dataclass
+class _Command:
+    """Whose bars are drawn: the name that lines in a log begin with, and whether nothing is to be shown."""
+
+    name: str = ""
+    is_quiet: bool = False
+
+
+_command = _Command()
+
+
+@contextmanager
+def working_for(command: str, *, is_quiet: bool) -> Iterator[None]:
+    """A block whose bars are of a ``command`` of the command line; where it ``is_quiet`` there are none."""
+    before = _command.name, _command.is_quiet
+    _command.name, _command.is_quiet = command, is_quiet
+    try:
+        yield
+    finally:
+        _command.name, _command.is_quiet = before
 
 
 class ProgressBar:
-    """Draws what `analyzer.record.options` reports; nothing where the stream is no terminal.
+    """Draws what `analyzer.record.progress` reports. Where the stream is no terminal it writes a line every ten
+    seconds.
 
     Called, it notes how far the work is. In a ``with`` block it is drawn on while nothing is reported, and makes room
     for what the block prints: it goes away at the first line of it, or with ``among_output``, comes back below.
@@ -29,7 +56,9 @@ class ProgressBar:
         self._shown = False
         self._is_over = False      # the result is being printed
         self._is_mid_line = False  # of output of the model's own
-        self._start = self._last = time.monotonic()
+        self._start = self._last = self._told = time.monotonic()
+        self._is_quiet = _command.is_quiet
+        self._is_drawn = self.stream.isatty() and not self._is_quiet
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._ticker: threading.Thread | None = None
@@ -42,18 +71,34 @@ class ProgressBar:
 
     def _draw(self) -> None:
         now = time.monotonic()
-        if self._is_over or self._is_mid_line or not self.stream.isatty(
-        ) or now - self._start < _PATIENCE_SECONDS or now - self._last < _REDRAW_SECONDS:
+        if not self._is_drawn:
+            self._tell(now)
+            return
+        if self._is_over or self._is_mid_line or (
+                now - self._start < _PATIENCE_SECONDS or now - self._last < _REDRAW_SECONDS):
             return
         with self._lock:
             if self._is_over or self._is_mid_line:
                 return
             self._last, self._shown = now, True
-            filled = round((self._share or 0) * _WIDTH)
-            what = self._what if self._what.isprintable() else repr(self._what)
-            share = "    " if self._share is None else f"{self._share:4.0%}"
-            line = f"[{'#' * filled}{'.' * (_WIDTH - filled)}] {share} {now - self._start:3.0f} s {what}"
+            filled = int(min(_MOST, self._share or 0) * _WIDTH)
+            share = "    " if self._share is None else f"{min(_MOST, self._share):4.0%}"
+            line = f"[{'#' * filled}{'.' * (_WIDTH - filled)}] {share} {now - self._start:3.0f} s {self._describe()}"
             self.stream.write(f"\r\x1b[K{line[:shutil.get_terminal_size().columns - 1]}")
+            self.stream.flush()
+
+    def _describe(self) -> str:
+        return self._what if self._what.isprintable() else repr(self._what)
+
+    def _tell(self, now: float) -> None:
+        """Write a line of how far the work is, where one is due."""
+        with self._lock:
+            if self._is_quiet or self._is_over or now - self._told < _LINE_SECONDS:
+                return
+            self._told = now
+            share = "" if self._share is None else f"{min(_MOST, self._share):.0%}"
+            parts = (_command.name, share, self._describe(), f"{now - self._start:.0f} s")
+            self.stream.write(f"analyzer: {', '.join(filter(None, parts))}\n")
             self.stream.flush()
 
     def clear(self) -> None:
@@ -73,13 +118,14 @@ class ProgressBar:
             self._is_over = self._is_over or is_result and not self._among_output
 
     def __enter__(self) -> ProgressBar:
-        if self.stream.isatty():
+        if self._is_drawn:
             for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
                 if stream.isatty():
                     self._redirects.enter_context(redirect(_Noted(stream, self)))
-            if self._ticks:
-                self._ticker = threading.Thread(target=self._tick, name="analyzer progress", daemon=True)
-                self._ticker.start()
+        # among what a script prints, which may start processes of its own, no thread writes into a log
+        if self._ticks and (self._is_drawn or not (self._is_quiet or self._among_output)):
+            self._ticker = threading.Thread(target=self._tick, name="analyzer progress", daemon=True)
+            self._ticker.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
