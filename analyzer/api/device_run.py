@@ -31,8 +31,8 @@ def profile_each(devices: Sequence[DeviceSpec], model: torch.nn.Module | Callabl
         first = devices[left[0]]
         limits = options.limit_to_device and first.memory_bytes is not None
         chosen = replace(options, limit_to_device=limits)
-        done = len(devices) - len(left)
-        with progress_of(done, len(devices), f"{done} of {len(devices)} devices"):
+        before = len(devices) - len(left)
+        with progress_of(before, len(devices), f"{before} of {len(devices)} devices"):
             if options.limit_to_device or current_entered() is not None:
                 alone = profile(module, args, kwargs, device=first, options=chosen, **settings)
                 found = [OnDevice(alone, alone)]
