@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from analyzer.cli import main
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.parallel import search
 from analyzer.tools.search.export import export
@@ -51,6 +52,40 @@ def test_an_interrupted_search_goes_on_to_the_same_answer(found: SearchResult, t
     assert again.steps == found.steps
     assert again.counts == found.counts
     assert len(journal.read_text().splitlines()) == 2 + found.profiles  # a head, each rank once, and half a line
+
+
+def test_an_interrupted_search_answers_with_what_it_knows(
+        found: SearchResult, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shares: list[float] = []
+
+    def stop(share: float, text: str) -> None:
+        shares.append(share)
+        if text.startswith("best so far: "):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("analyzer.tools.search.search._SOON", 0)
+    with pytest.raises(Interrupted, match="; best so far: ") as stopped:
+        search(small, "4xh100", progress=stop, **OPTIONS)
+    assert shares == sorted(shares) and shares[-1] < 0.3  # one step is composed before all bounds are known
+    known = stopped.value.result
+    assert known is not None and known.fits and known.best in found.composed
+    assert f"best: {known.best.layout}" in str(known).splitlines()
+
+    def interrupt(*_args: Any, **_options: Any) -> SearchResult:
+        raise stopped.value
+
+    monkeypatch.setattr("analyzer.tools.search.command.search", interrupt)
+    assert main(["search", "small", "--cluster", "4xh100"]) == 130
+    output = capsys.readouterr()
+    assert str(known) in output.out and "analyzer: interrupted: " in output.err
+    assert "--resume FILE would have kept them" in output.err
+
+
+def test_a_search_tells_how_far_it_is() -> None:
+    told: list[tuple[float, str]] = []
+    search(small, "4xh100", progress=lambda share, text: told.append((share, text)), **{**OPTIONS, "pipeline": 1})
+    shares = [share for share, _ in told]
+    assert shares == sorted(shares) and len(set(shares)) == len(shares) and shares[-1] == 1.0
 
 
 def test_a_journal_of_another_search_is_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def run_search(arguments: argparse.Namespace) -> int:
     for path in (arguments.json, *(path for _, path in exports)):
         if path is not None:
             check_output(path)
-    bar = ProgressBar(among_output=True)
+    bar, interruption = ProgressBar(among_output=True), ""
     try:
         with bar, connect(arguments.dask) as executor, model_errors(arguments.target):
             found = search(arguments.target, arguments.cluster, tokens=arguments.tokens, price=arguments.price,
@@ -39,9 +39,12 @@ def run_search(arguments: argparse.Namespace) -> int:
                            resume=arguments.resume, progress=bar, **choices)
     except Interrupted as stop:
         bar.clear()
-        lost = "" if arguments.resume is not None else "; --resume FILE would have kept them"
-        print_error(f"interrupted: {stop}{lost}")
-        return 130
+        interruption = f"interrupted: {stop}" + (
+            "" if arguments.resume is not None else "; --resume FILE would have kept them")
+        if stop.result is None:
+            print_error(interruption)
+            return 130
+        found = stop.result
     finally:
         bar.clear()
     print(found)
@@ -51,6 +54,9 @@ def run_search(arguments: argparse.Namespace) -> int:
         found.to_html(arguments.html)
     for program, path in exports:
         export(found, program, path)
+    if interruption:
+        print_error(interruption)
+        return 130
     return 0 if found.fits else 3
 
 

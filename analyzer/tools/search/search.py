@@ -34,6 +34,7 @@ from .stage import LINEAR_WAYS, Template, find_way, list_experts
 
 GLOBAL_BATCH = 1024       #: samples of a step where nothing says how many
 LONGEST = 8192            #: tokens of a sample where nothing says how many, if the model takes so many
+_SOON = 24                #: bare ranks, of which more take a while: some step is composed before
 _ROUND = 4                #: layouts whose steps are composed before bounds are looked at again, whatever the workers
 _Key = TypeVar("_Key")
 Progress = Callable[[float, str], None]
@@ -78,12 +79,19 @@ def model_sizes(template: Template, sequence: int) -> ModelSizes:
                       int(before[0].weight.shape[-1]), True, sequence, experts)
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a search; `best` is the best step until then."""
+def _usual(layout: Layout) -> tuple[Any, ...]:
+    """Orders layouts by how usual they are: data alone is divided; blocks are run again, so that most models fit."""
+    return (layout.pipeline, layout.tensor, layout.context, layout.sharding != "fsdp", layout.replicate,
+            layout.checkpointing != "blocks", layout.micro_batch, layout)
 
-    def __init__(self, best: Step | None, made: int) -> None:
-        super().__init__(f"{made} ranks were profiled" + ("" if best is None else f"; best so far: {best.layout}"))
-        self.best = best
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a search; `result` is what was found until then, None where no step was known that fits."""
+
+    def __init__(self, result: SearchResult | None, made: int) -> None:
+        super().__init__(f"{made} ranks were profiled" + (
+            "" if result is None else f"; best so far: {result.best.layout}"))
+        self.result = result
 
 
 class Searcher:
@@ -100,7 +108,7 @@ class Searcher:
         self.counts: Counter[str] = Counter()
         self.failed: dict[Layout, str] = {}
         self.bounds: dict[Layout, float] = {}  #: of the steps of layouts that may fit, the fastest first
-        self._wanted = self._done = 0
+        self.span = 0.0, 1.0  #: of all work, the part that is being done
 
     @property
     def best(self) -> Step | None:
@@ -118,16 +126,13 @@ class Searcher:
     def measure(self, probes: Sequence[Probe]) -> None:
         """Profile those that are not known yet; each is written down as it comes."""
         new = list({probe.key: probe for probe in probes if probe.key not in self.journal.known}.values())
-        self._wanted += len(new)
-        for job, figures in self._run([ProbeJob(self.subject, probe) for probe in new]):
+        start, stop = self.span
+        for i, (job, figures) in enumerate(self._run([ProbeJob(self.subject, probe) for probe in new]), 1):
             self.journal.add(job.probe, figures)
-            self._done += 1
             if self._progress is not None:
                 best = self.best
-                # before a step is composed, most ranks are still to be asked for
-                self._progress((1.0 if self.steps else 0.5) * self._done / self._wanted,
-                               "ranks profiled" if best is None else f"best so far: {best.step_seconds:.4g} s, "
-                               f"{best.layout}")
+                self._progress(start + (stop - start) * i / len(new), "ranks profiled" if best is None else
+                               f"best so far: {best.step_seconds:.4g} s, {best.layout}")
 
     def _measure_each(self, probes: Mapping[Layout, Mapping[_Key, Probe]]) -> Iterator[
             tuple[Layout, dict[_Key, Figures]]]:
@@ -151,8 +156,13 @@ class Searcher:
         if not left and layouts:  # the least short ones, to say by how much
             left = sorted(layouts, key=lambda one: (least_bytes(one, self.sizes, None), one))[:_ROUND]
             room = float("inf")
-        kept = [(least_bytes(layout, self.sizes, bare), layout, bare) for layout, bare in self._measure_each({
-            layout: list_bare(layout, self.sizes) for layout in left})]
+        probes = {layout: list_bare(layout, self.sizes) for layout in left}
+        if len({probe.key for found in probes.values() for probe in found.values()}) > _SOON:
+            start, stop = self.span
+            self.span = start, start + (stop - start) / 10
+            self.evaluate([min(left, key=_usual)])  # there is an answer before all bounds are known
+            self.span = self.span[1], stop
+        kept = [(least_bytes(layout, self.sizes, bare), layout, bare) for layout, bare in self._measure_each(probes)]
         inside = [one for one in kept if one[0] <= room]
         self.counts["activations do not fit"] = len(kept) - len(inside)
         if not inside:
@@ -167,16 +177,21 @@ class Searcher:
 
     def rank(self, wanted: int) -> None:
         """Compose steps in the order of their bounds until no other can be among the ``wanted`` best."""
-        left = list(self.bounds)
+        left = [layout for layout in self.bounds if layout not in self.steps]
+        start, stop = self.span
         while left:
             ranked = self.ranked
             limit = ranked[wanted - 1].step_seconds if len(ranked) >= wanted else float("inf")
             left = [layout for layout in left if self.bounds[layout] <= limit]
             here, left = left[:_ROUND], left[_ROUND:]
+            self.span = start, start + (stop - start) * len(here) / max(1, len(here) + len(left))
             self.evaluate(here)
-        self.counts["composed"] = len(self.steps)
-        self.counts["bounds are too slow"] = sum(
-            layout not in self.steps and layout not in self.failed for layout in self.bounds)
+            start = self.span[1]
+        self.counts["bounds are too slow"] = self.count_left()
+
+    def count_left(self) -> int:
+        """How many layouts whose bounds are known were not looked at."""
+        return sum(layout not in self.steps and layout not in self.failed for layout in self.bounds)
 
 
 def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float | None = None,
@@ -223,28 +238,43 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
         "torch": str(torch.__version__), "analyzer": package_version()})
     with _running(workers, executor) as run:
         searcher = Searcher(subject, question, journal, run, progress)
+        found: SearchResult | None = None
         try:
+            searcher.span = 0.0, 0.3
             searcher.bound()
             if not searcher.counts["layouts"]:
                 raise InputError(
                     f"search: no layout of {searcher.template.name} on {devices} devices makes a step of "
                     f"{question.global_batch} samples: give --global-batch a number that the ranks divide, or other "
                     f"choices; choices were {asdict(question.space)}")
+            searcher.span = 0.3, 0.7 if advice else 1.0
             searcher.rank(count)
             if not searcher.steps:
                 raise InputError(f"search: no layout of {searcher.template.name} can be run: "
                                  + "; ".join(dict.fromkeys(searcher.failed.values())))
-            failed = dict(Counter(searcher.failed.values()))  # advice is of other layouts
-            changes, neighbors = (_list_changes(searcher), _list_neighbors(searcher)) if advice else ((), ())
+            found = _conclude(searcher, count, tokens, price)
+            if advice:  # which is of other layouts: what fails there is not told
+                searcher.span = 0.7, 0.8
+                changes, neighbors = _list_changes(searcher), _list_neighbors(searcher)
+                found = replace(found, changes=changes, neighbors=neighbors, profiles=len(journal.known))
         except KeyboardInterrupt:
-            raise Interrupted(searcher.best, journal.made) from None
-    ranked = searcher.ranked
+            if found is None and searcher.best is not None:
+                searcher.counts["not looked at"] = searcher.count_left()
+                found = _conclude(searcher, count, tokens, price)
+            raise Interrupted(found, journal.made) from None
+    return found
+
+
+def _conclude(searcher: Searcher, count: int, tokens: float | None, price: float | None) -> SearchResult:
+    """The best steps that are known."""
+    question, subject, steps = searcher.question, searcher.subject, tuple(searcher.steps.values())
+    ranked = searcher.ranked[:count]
+    chosen = ranked or sorted(steps, key=lambda step: (step.needed_bytes, step.layout))[:count]
     return SearchResult(
-        searcher.template.name, devices, spec.devices_per_host, spec.name, spec.device.name, spec.device.memory_bytes,
-        question.global_batch, sequence, None if tokens is None else int(tokens), price, tuple(ranked[:count] or sorted(
-            searcher.steps.values(), key=lambda step: (step.needed_bytes, step.layout))[:count]),
-        tuple(searcher.steps.values()), bool(ranked), changes, neighbors,
-        dict(searcher.counts), failed, len(journal.known), _list_assumptions(searcher, ranked[:count]))
+        searcher.template.name, question.devices, question.devices_per_host, subject.cluster.name, subject.device.name,
+        subject.device.memory_bytes, question.global_batch, question.sequence, None if tokens is None else int(tokens),
+        price, tuple(chosen), steps, bool(ranked), (), (), {**searcher.counts, "composed": len(steps)},
+        dict(Counter(searcher.failed.values())), len(searcher.journal.known), _list_assumptions(searcher, ranked))
 
 
 def _find_length(template: Template) -> int:
@@ -320,12 +350,19 @@ def _list_changes(searcher: Searcher) -> tuple[Change, ...]:
 
 def _list_neighbors(searcher: Searcher) -> tuple[tuple[int, Step | None], ...]:
     """The best step of half and of twice as many devices, for as many samples; None where none fits."""
-    found = []
-    for devices in (searcher.question.devices // 2, 2 * searcher.question.devices):
+    found, progress = [], searcher._progress
+
+    def tell(share: float, text: str) -> None:
+        if progress is not None:
+            progress(share, f"on {devices:,} devices: {text}")
+
+    for i, devices in enumerate((searcher.question.devices // 2, 2 * searcher.question.devices)):
         if devices:
             other = Searcher(searcher.subject, replace(searcher.question, devices=devices), searcher.journal,
-                             searcher._run, searcher._progress)
+                             searcher._run, tell)
+            other.span = 0.8 + 0.1 * i, 0.83 + 0.1 * i
             other.bound()
+            other.span = 0.83 + 0.1 * i, 0.9 + 0.1 * i
             other.rank(1)
             found.append((devices, other.best))
     return tuple(found)
