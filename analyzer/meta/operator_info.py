@@ -13,6 +13,7 @@ from analyzer.hardware.catalogue import asked, simulated_spec
 from analyzer.registry import Call, Registry, adding_to
 
 from .address_space import MetaStorage, new_storage
+from .refusal.overlap import looks_in_place
 from .refusal.value import value_rules
 from .spec import Signature, check_operator, compositions
 from .state import MetaState
@@ -114,6 +115,8 @@ class OperatorInfo:
         self.refuses_overlaps = (op.namespace == "aten" and is_inplace and torch.Tag.inplace_view not in tags
                                  and self.name not in _UNCACHED
                                  and self.text.removeprefix("aten.").removesuffix(".default") not in _WRITES_OVERLAPS)
+        #: whether it looks for memory that what it writes to shares with what it reads
+        self.looks_in_place = bool(self.mutated) and not self.has_out and looks_in_place(op, self.name)
         self.is_estimated = self.name in ESTIMATED  # something is expected of contents that are not known
         self.bounds_nonzero = self.name in BOUNDING  # elements that were zero stay so, but for as many as are written
         self.is_followed = bool(self.mutated or self.filler or self.tests_finiteness or self.is_estimated)

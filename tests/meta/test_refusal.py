@@ -174,3 +174,48 @@ def test_samples_of_operators_with_rules_are_not_refused(device: str) -> None:
                     except Exception as error:
                         wrong.append((op.formatted_name, dtype, str(error)))
     assert wrong == []
+
+
+def in_place_operators() -> list[torch._ops.OpOverload]:
+    """Those of tensors and numbers that write to their first argument and read another tensor."""
+    packets = [getattr(torch.ops.aten, name) for name in sorted(dir(torch.ops.aten)) if name.endswith("_")
+               and not name.startswith("_")]
+    found = [getattr(packet, name) for packet in packets for name in packet.overloads()]
+    return [op for op in found if len([a for a in op._schema.arguments if str(a.type) == "Tensor"]) > 1
+            and (first := op._schema.arguments[0]).alias_info is not None and first.alias_info.is_write]
+
+
+def overlaps(op: torch._ops.OpOverload, written: torch.Tensor, read: torch.Tensor) -> bool | None:
+    """Whether an operator refuses these for what they share; None where it cannot be called so."""
+    usual = {"number": 1, "float": 1.0, "int": 0}
+    args: list[Any] = [written]
+    for argument in op._schema.arguments[1:]:
+        if argument.kwarg_only or argument.has_default_value():
+            break
+        args.append(read if str(argument.type) == "Tensor" else usual.get(str(argument.type)))
+    try:
+        op(*args)
+    except Exception as error:  # whatever else it refuses
+        return True if "single memory location" in str(error) else None
+    return False
+
+
+def all_overlaps(device: str) -> dict[Any, bool | None]:
+    found = {}
+    for op in in_place_operators():
+        for dtype in (torch.float32, torch.bool, torch.int64):
+            x, y = torch.ones(6, device=device).to(dtype), torch.ones(4, 4, device=device).to(dtype)
+            pairs = {"beside": (x[1:], x[:-1]), "itself": (x, x), "all of it": (x, x[:]), "apart": (x[:3], x[3:]),
+                     "turned": (y, y.t()), "columns": (y[:, 1:], y[:, :-1])}
+            for name, pair in pairs.items():
+                found[str(op), dtype, name] = overlaps(op, *pair)
+    return found
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_an_operator_reads_may_lie_over_what_it_writes_to_where_pytorch_lets_it(device: str) -> None:
+    real = {call: refused for call, refused in all_overlaps("cpu").items() if refused is not None}
+    with MetaTensorMode():
+        found = all_overlaps(device)
+    assert {call: refused for call, refused in real.items() if bool(found[call]) != refused} == {}
+    assert sum(real.values()) > 100 and real["aten.add_.Tensor", torch.float32, "beside"]

@@ -27,7 +27,7 @@ from analyzer.meta.operator_info import (
     is_described,
     kernel_memory,
 )
-from analyzer.meta.refusal.overlap import check_outputs, is_dense
+from analyzer.meta.refusal.overlap import check_in_place, check_outputs, is_dense
 from analyzer.meta.simulated_device import devices, reopened
 from analyzer.meta.spec import Signature, name_arguments, spec_of, to_specs
 from analyzer.meta.state import MetaState, mode_in_force, set_state
@@ -219,6 +219,10 @@ def _check_places(state: MetaState, call: OperatorCall) -> None:
 
 
 def _execute(state: MetaState, call: OperatorCall) -> None:
+    if call.info.looks_in_place and len(call.storages) > 1:
+        number = call.storages[0].number
+        if any(s.number == number for s in call.storages[1:]):
+            check_in_place(call.info.name, call.tensors[0], call.tensors[1:])
     key, entry = find_entry(call)
     if entry is None:
         run_kernel(state, call, key)

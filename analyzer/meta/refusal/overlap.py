@@ -1,6 +1,7 @@
 """What an operator refuses to write to: a tensor whose elements lie one over another, or over what it reads."""
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,6 +12,31 @@ Tensor = torch.Tensor
 # Kernels besides pointwise ones that look at ``out``: assert_no_internal_overlap and assert_no_overlap in
 # TensorAdvancedIndexing.cpp, TensorShape.cpp, Sorting.cpp, ReduceOps.cpp and Distributions.cpp (aten/src/ATen/native).
 _LOOKING = {"index_select", "take", "cat", "kthvalue", "masked_select", "bernoulli", "gather", "median", "nanmedian"}
+# The same of operators that write to their first argument. Those of the second set may not read the whole of it either.
+_LOOKING_IN_PLACE = {"copy_", "bernoulli_", "eq_", "ne_", "lt_", "le_", "gt_", "ge_", "copysign_", "floor_divide_",
+                     "gcd_", "lcm_", "heaviside_", "masked_fill_"}
+_WRITING_APART = {"index_add_", "index_copy_", "index_fill_", "index_put_", "_index_put_impl_", "index_reduce_",
+                  "scatter_", "scatter_add_", "scatter_reduce_"}
+
+
+def looks_in_place(op: torch._ops.OpOverload, name: str) -> bool:
+    """Whether the kernel of an operator looks for what its other arguments share with the tensor that it writes to.
+
+    >>> [looks_in_place(op, op.overloadpacket.__name__) for op in (
+    ...     torch.ops.aten.add_.Tensor, torch.ops.aten.scatter_add_.default, torch.ops.aten.ldexp_.default)]
+    [True, True, False]
+    """
+    if op.namespace != "aten" or name == "ldexp_":  # which is no kernel of its own
+        return False
+    is_known = name in _LOOKING_IN_PLACE or name in _WRITING_APART
+    return is_known or name.endswith("_") and not name.startswith("_") and torch.Tag.pointwise in op.tags
+
+
+def check_in_place(name: str, written: Tensor, given: Iterable[Tensor]) -> None:
+    """Raise RuntimeError where what an operator reads lies over what it writes to, as `check_outputs`."""
+    may_be_whole = name not in _WRITING_APART
+    if any(_overlap(written, t, may_be_whole) for t in given if not (may_be_whole and t is written)):
+        raise RuntimeError(_message("some elements of the input tensor and the written-to tensor refer"))
 
 
 def check_outputs(op: torch._ops.OpOverload, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
