@@ -64,7 +64,7 @@ _RECIPE = {"recipe": "dtype, quantize, lora, attention, loss-chunks, checkpointi
 COMMANDS = {command.name: command for command in (
     Command("profile", "predict what a step of a model costs", "analyzer.show:run_profile",
             "target, input, batch-size, mode of profile, autocast, skew, device, device count, alloc-conf, headroom, "
-            "convention, others, show, json, html, export", """\
+            "no-advice, convention, others, show, json, html, export", """\
 Predicts what a training or inference step of a model costs: FLOPs, memory, communication, time. It needs no GPU.
 
 TARGET is one of

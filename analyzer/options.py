@@ -318,6 +318,7 @@ _OF_SEARCHES = (
     Option("--device", "seek the largest size on this one; of several, repeated, a row each (default: a row for each "
            "of the catalogue)", name="devices", action="append", metavar="DEVICE"),
     Option("--headroom", "memory that must be left: 10% or 4GiB (else code 3)", metavar="ROOM"),
+    _switch("--no-advice", "do not seek what to change where it does not fit"),
     Option("--sort", "devices that fit by their memory (default), time or price", name="sort of devices",
            choices=("memory", "time", "price"), metavar="KEY"),
     Option("--budget", "memory of the whole step, e.g. 24GiB, or a share of the activations', e.g. 50%", required=True,

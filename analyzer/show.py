@@ -45,12 +45,17 @@ def run_profile(arguments: argparse.Namespace) -> int:
     choice.save_profile(found, arguments.json, arguments.html)  # before anything is printed, for a reader that goes
     write_exports(found, exports)
     print(choice.make_text(found, shown))
-    is_told = "screen" in shown
-    code = choice.end_with_verdict(found.verdict, is_told, headroom)
-    if code and not found.verdict:
-        advice = find_advice(arguments, quick=True)
-        print(format_cheapest(advice) if is_told else advice.summary())
+    code = choice.end_with_verdict(found.verdict, "screen" in shown, headroom)
+    sys.stdout.flush()  # the answer is there before what would mend it is sought
+    if code and not found.verdict and not arguments.no_advice:
+        print(format_cheapest(find_advice(arguments, quick=True, baseline=_as_plain(arguments, found))))
     return code
+
+
+def _as_plain(arguments: argparse.Namespace, found: Profile) -> Profile | None:
+    """The profile, where it is of the step that changes are made to: of one process on one device."""
+    plain = arguments.world is None and arguments.devices in (None, 1) and not arguments.skew
+    return found if plain and found.out_of_memory is None else None
 
 
 def _run_models(arguments: argparse.Namespace) -> int:

@@ -228,7 +228,7 @@ def test_inference_excludes_what_training_alone_has(run, command, option):
 
 def test_a_saved_profile_holds_each_option_of_its_step():
     of_the_output = {"command", "target", "others", "batch_size", "show", "json", "html", "export",
-                     "headroom", "quiet"}
+                     "headroom", "no_advice", "quiet"}
     assert vars(make_parser("profile").parse_args(["profile", "gpt2"])).keys() - of_the_output == set(SAVED_OPTIONS)
 
 

@@ -193,12 +193,11 @@ def format_summary(advice: Advice) -> str:
 
 @register_view.shipped("advice_cheapest")
 def format_cheapest(advice: Advice) -> str:
-    """The cheapest option that fits, in two lines or three."""
+    """The first option that fits, in two lines or three."""
     found = advice.cheapest
     if advice.baseline.fits or not found:
         return format_summary(advice)
-    others = "" if len(found) == 1 else f"\n   {len(found) - 1} more: `analyzer advise` with the same options"
-    return f"to fit on {advice.device}: {_describe(found[0])}{others}"
+    return f"to fit on {advice.device}: {_describe(found[0])}\n   others: `analyzer advise` with the same options"
 
 
 @register_view.shipped("advice")

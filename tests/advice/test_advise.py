@@ -11,10 +11,12 @@ from analyzer import Advice, Profile, advise, profile
 from analyzer.cli import main
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware.unseen import list_unseen
 from analyzer.recipe import LoraSpec, Recipe
 from analyzer.results.node_info import TensorInfo
 from analyzer.results.verdict import Option
-from analyzer.tools.advice.variant import _write_inputs
+from analyzer.tools.advice import search
+from analyzer.tools.advice.variant import Trial, _write_inputs, list_changes
 
 WIDTH, DEPTH = 512, 6
 
@@ -242,7 +244,66 @@ def test_a_profile_that_does_not_fit_ends_with_changes(capsys):
     assert main(["profile", "gpt2", "--input", "input_ids=int64:16x1024", "--optimizer", "adamw", "--device", "t4",
                  "--show", "summary"]) == 3
     out, err = capsys.readouterr()
-    assert "does NOT fit on t4" in out and "with which it fits on t4:\n1. " in out.split("\n\n")[-1]
+    assert "does NOT fit on t4" in out and "\nto fit on t4: checkpointing: " in out.split("\n\n")[-1]
+    assert out.endswith("others: `analyzer advise` with the same options\n")
+
+
+def test_without_advice_a_profile_ends_with_its_verdict(capsys, monkeypatch):
+    monkeypatch.setattr(search, "advise", None)  # which would fail
+    assert main(["profile", "gpt2", "--input", "input_ids=int64:16x1024", "--optimizer", "adamw", "--device", "t4",
+                 "--no-advice"]) == 3
+    assert "to fit on" not in capsys.readouterr().out
+
+
+def counted(monkeypatch):
+    runs, run = [], Trial.run
+    monkeypatch.setattr(Trial, "run", lambda trial, variant, **how: (
+        runs.append(" + ".join(change.name for change in variant.changes)), run(trial, variant, **how))[1])
+    return runs
+
+
+def test_a_quick_search_ends_at_the_first_change_that_fits(monkeypatch):
+    base = profile(make, X, optimizer="adamw", device="t4")
+    runs = counted(monkeypatch)
+    found = advise(make, X, optimizer="adamw", device=device(0.7 * base.verdict.needed_bytes / 2**20), quick=True,
+                   baseline=base)
+    assert runs[-1] == found.cheapest[0].name == "checkpointing" and found.cheapest[0].keeps_result
+    assert "" not in runs and len(runs) <= 3  # the step as it is was profiled before
+
+
+def test_a_quick_search_leaves_out_what_cannot_do(monkeypatch):
+    # weights and Adam's two states alone are more: what saves activations is tried with what makes them smaller
+    base = profile(make, X[:256], optimizer="adamw", device="t4")
+    outside = sum(unseen.bytes or 0 for unseen in list_unseen(device(1)))
+    less = (base.param_bytes + base.optimizer_bytes + outside) / 2**20 - 1
+    runs = counted(monkeypatch)
+    found = advise(make, X[:256], optimizer="adamw", device=device(less), quick=True, baseline=base)
+    assert "checkpointing" not in runs and found.cheapest and runs[-1] == found.cheapest[0].name
+
+
+def test_a_quick_search_adds_changes_up(monkeypatch):
+    model = partial(Recipe(lora=LoraSpec(16)).build, make)
+    base = profile(model, X, optimizer="adamw", device="t4")
+    less = base.param_bytes / 2**20  # of all needed, activations are most
+    runs = counted(monkeypatch)
+    found = advise(make, X, optimizer="adamw", device=device(1.6 * less), quick=True, recipe=Recipe(
+        lora=LoraSpec(16)), baseline=base)
+    if found.cheapest:
+        assert runs[-1] == found.cheapest[0].name
+    assert len(runs) <= 9 and any("nf4 weights" in run for run in runs)
+
+
+def test_the_largest_parts_that_fit_are_found_by_the_smallest_first(monkeypatch):
+    base = profile(make, X, optimizer="sgd", device="t4")
+    monkeypatch.setattr(search, "list_changes", lambda *given: [
+        change for change in list_changes(*given) if change.axis == "batch"])
+    runs = counted(monkeypatch)
+    found = advise(make, X, optimizer="sgd", device=device(0.7 * base.verdict.needed_bytes / 2**20), quick=True,
+                   baseline=base)
+    assert runs[0] == "8192 micro-batches of 1" and runs[-1] == found.cheapest[0].name
+    assert list(dict.fromkeys(runs)) == ["8192 micro-batches of 1", "2 micro-batches of 4096",
+                                         "4 micro-batches of 2048"]
+    assert runs.count("2 micro-batches of 4096") == 1  # a step that does not fit is not timed
 
 
 class Detector(nn.Module):

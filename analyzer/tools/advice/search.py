@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -23,11 +23,13 @@ from analyzer.results.verdict import Advice, Option
 from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, model_errors, read_recipe
 from analyzer.zoo.target import load_target
 
-from .variant import Change, Trial, Variant, change_variant, list_changes
+from .variant import SMALLEST_STATES, Change, Trial, Variant, change_variant, list_changes
 
 WANTED = 3          #: combinations that fit
 MOST_MISSES = 4     #: combinations that are profiled in vain before the search ends
 LONGEST = 4         #: changes of a combination
+#: axes in the order in which a quick search adds their changes up, what keeps the result first
+ADDED_UP = "checkpointing", "loss", "attention", "optimizer", "quantize", "lora", "batch"
 PLANNED = "planned checkpointing"
 PLANNED_SHARES = 0.95, 0.85  #: of the memory, as a step also takes what is cached in pieces of wrong sizes
 
@@ -36,14 +38,16 @@ PLANNED_SHARES = 0.95, 0.85  #: of the memory, as a step also takes what is cach
 def advise(model: nn.Module | Callable[[], nn.Module], args: tuple[Any, ...] | Any = (),
            kwargs: dict[str, Any] | None = None, *, device: str | DeviceSpec = "h200",
            mode: Literal["train", "infer"] = "train", recipe: Recipe | None = None,
-           autocast: torch.dtype | None = None, quick: bool = False, **profile_options: Any) -> Advice:
+           autocast: torch.dtype | None = None, quick: bool = False, baseline: Profile | None = None,
+           **profile_options: Any) -> Advice:
     """What to change so that a step of ``model`` fits on ``device``, or takes less time or memory there.
 
     Checkpointing, parts of the loss, the optimizer, precision, adapters, the attention kernel and micro-batches are
     each profiled alone and, as long as fewer than three fit, in combinations; what each takes is a profile of its own,
-    not an estimate. A plan of checkpoints is solved too where those of all blocks would do; not with ``quick``.
-    ``recipe`` is what is done to the model as it is now. Other arguments are those of
-    `analyzer.profile`. ``model`` stays as it is: changes are made to copies without data.
+    not an estimate. A plan of checkpoints is solved too where those of all blocks would do. With ``quick`` the search
+    ends at the first change with which the step fits, those first that keep the result, without plans. ``recipe`` is
+    what is done to the model as it is now, ``baseline`` the profile of that step, where there is one. Other arguments
+    are those of `analyzer.profile`. ``model`` stays as it is: changes are made to copies without data.
 
     Raises what `profile` raises for the step as it is; a change that a model cannot take is in `Advice.skipped`.
 
@@ -62,10 +66,14 @@ def advise(model: nn.Module | Callable[[], nn.Module], args: tuple[Any, ...] | A
         recipe, optimizer = replace(recipe, optimizer=optimizer), None
     trial = Trial(model, args, kwargs, find_device(device), mode, optimizer, profile_options)
     base = Variant(recipe, autocast)
-    found = trial.run(base)
+    found = trial.run(base) if baseline is None else baseline
     trial.batch = found.batch_size
     search = _Search(trial, base, found)
-    search.run(quick)
+    trial.times_all = not quick
+    if quick:
+        search.run_quickly()
+    else:
+        search.run()
     return Advice(describe_step(found), trial.spec.name, trial.spec.memory_bytes, search.baseline,
                   tuple(search.options), tuple(search.skipped), found.assumptions)
 
@@ -88,7 +96,7 @@ class _Search:
             found.append(min(self.combined.values(), key=lambda option: option.needed_bytes or 0))
         return sorted(found, key=_rank)
 
-    def run(self, quick: bool) -> None:
+    def run(self) -> None:
         total = len(self.changes) + (0 if self.baseline.fits else 2 * WANTED)
         for i, change in enumerate(self.changes):
             if change.axis == "batch" and any(c.axis == "batch" and o.fits for c, o in self.alone.items()):
@@ -98,12 +106,50 @@ class _Search:
                     self.alone[change] = option
         if self.baseline.fits is not False:
             return
-        if not quick:
-            self._try_plan()
+        self._try_plan()
         with progress_part(len(self.changes) / total, 1.0, "combinations"):
-            self._combine(1 if quick else WANTED)
+            self._combine(WANTED)
             if not any(option.fits for option in self.options):
                 self._combine_all()
+
+    def run_quickly(self) -> None:
+        """End at the first change that fits, those first that keep the result; else add changes up until they do."""
+        parts = [change for change in self.changes if change.axis == "batch"]
+        alone = sorted([change for change in self.changes if change not in parts[:-1]
+                        and not self._is_too_little([change])], key=lambda change: not change.keeps_result)
+        for i, change in enumerate(alone):
+            with progress_part(i / (len(alone) + 1), (i + 1) / (len(alone) + 1), change.name):
+                # the smallest parts tell whether any would do, of which then the largest are sought
+                if self._fits_alone(change) and (change.axis != "batch" or any(map(self._fits_alone, parts))):
+                    return
+        chosen: list[Change] = []
+        for axis in ADDED_UP:
+            last = [change for change in self.changes if change.axis == axis and (
+                axis != "optimizer" or change.name == SMALLEST_STATES)][-1:]
+            changes = frozenset([*chosen, *last])
+            if last and chosen and not self._is_too_little(changes):
+                if self._fits(changes):
+                    return
+                if changes not in self.combined:
+                    continue  # the model cannot take the last one
+            chosen += last
+
+    def _fits_alone(self, change: Change) -> bool:
+        if change not in self.alone and (option := self._try((change,))) is not None:
+            self.alone[change] = option
+        return change in self.alone and bool(self.alone[change].fits)
+
+    def _is_too_little(self, changes: Iterable[Change]) -> bool:
+        """Whether what changes leave as it is, weights or also the optimizer's states, needs more than the device has:
+        they are not worth a profile.
+        """
+        found, before, now = self.found, self.base.recipe, self.base.make(changes).recipe
+        if (before.quantize, before.dtype) != (now.quantize, now.dtype):
+            return False
+        held = [found.param_bytes, found.buffer_bytes]
+        if (before.optimizer, before.lora) == (now.optimizer, now.lora):
+            held.append(found.optimizer_bytes)
+        return sum(nbytes or 0 for nbytes in held) > self.trial.capacity_bytes
 
     def _try_plan(self) -> None:
         """Checkpoints of some blocks only, where those of all are enough; of what suits where no block repeats."""
@@ -223,10 +269,11 @@ def run_advise(arguments: argparse.Namespace) -> int:
     return 0 if found.baseline.fits or found.cheapest else 3
 
 
-def find_advice(arguments: argparse.Namespace, quick: bool = False) -> Advice:
+def find_advice(arguments: argparse.Namespace, quick: bool = False, baseline: Profile | None = None) -> Advice:
     target, train = load_target(arguments.target), arguments.mode == "train"
     recipe = read_recipe(arguments)
     args, kwargs = make_inputs(choose_inputs(target, arguments.input, train, recipe.dtype))
     with model_errors(arguments.target):
         return advise(lambda: target.build().train(train), args, kwargs, device=arguments.device, mode=arguments.mode,
-                      recipe=recipe, autocast=find_autocast(arguments), quick=quick)
+                      recipe=recipe, autocast=find_autocast(arguments), quick=quick,
+                      baseline=baseline)

@@ -66,9 +66,10 @@ def change_recipe(name: str, axis: str, flag: str, keeps_result: bool = True, **
 
 
 _ADAM = ("adam", "adamw", "adamw_fused")
+SMALLEST_STATES = "8-bit AdamW"
 #: in their place: name, option, and whether the result stays
 _OPTIMIZERS = (("fused AdamW", "adamw_fused", True), ("AdamW on the host", "adamw_offloaded", True),
-               ("8-bit AdamW", "adamw8bit", False), ("SGD", "sgd", False))
+               (SMALLEST_STATES, "adamw8bit", False), ("SGD", "sgd", False))
 _LOSS_CHUNKS = 8
 _RANK = 16
 _BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm
@@ -94,6 +95,8 @@ def list_changes(base: Profile, variant: Variant, model: torch.nn.Module, spec: 
         if recipe.quantize is None:
             yield change_recipe(f"QLoRA r={_RANK}", "lora", f"--quantize nf4 --lora r={_RANK}", False,
                                 lora=LoraSpec(_RANK), quantize="nf4")
+    if training and recipe.lora is not None and recipe.quantize is None:
+        yield change_recipe("nf4 weights", "quantize", "--quantize nf4", False, quantize="nf4")
     if not training and recipe.quantize is None:
         for name in ("fp8", "int8", "int4"):
             yield change_recipe(f"{name} weights", "quantize", f"--quantize {name}", False, quantize=name)
@@ -186,6 +189,7 @@ class Trial:
         self.args, self.kwargs, self.spec, self.mode = args, kwargs, spec, mode
         self.optimizer, self.options = optimizer, options
         self.batch: int | None = None
+        self.times_all = True  #: whether steps in parts that do not fit are timed too, which takes a run
 
     def build(self, recipe: Recipe) -> nn.Module:
         return build_model(partial(recipe.build, partial(copy_without_data, self.model)), spec=self.spec)
@@ -231,7 +235,8 @@ class Trial:
         assert verdict is not None  # the profile has a device
         flags = [change.flag for change in variant.changes]
         return Option(tuple([change.name for change in variant.changes]), verdict.fits, verdict.needed_bytes,
-                      found.peak_allocated_bytes, self._count_seconds(variant, found),
+                      found.peak_allocated_bytes,
+                      self._count_seconds(variant, found) if verdict.fits or self.times_all else None,
                       all(change.keeps_result for change in variant.changes),
                       " ".join(flags) if all(flags) else "")
 
