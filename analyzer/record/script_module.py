@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
@@ -195,7 +195,7 @@ class StepCounts:
     """How often each optimizer of a script has stepped, by name: its class and its place among those that are there.
 
     An optimizer takes over the name and the steps of one of its class that is gone; one that is gone holds no other
-    back. A step of the script is whole when every optimizer has stepped.
+    back. A step of the script is whole when every optimizer has stepped; those that have not yet are ``expected``.
     """
 
     def __init__(self) -> None:
@@ -204,6 +204,29 @@ class StepCounts:
         self._known: dict[int, _Counted] = {}
         self._gone: dict[str, list[str]] = {}  # names by class
         self._floor = 0
+        self._expected: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._stepped: set[int] = set()  # ids of parameters
+
+    def expect(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """These were there when the first of all stepped."""
+        self._expected = [weakref.ref(optimizer) for optimizer in optimizers]
+
+    def list_expected(self) -> list[torch.optim.Optimizer]:
+        """Of those that are expected the ones with parameters to train that no optimizer has stepped."""
+        alive = [optimizer for ref in self._expected if (optimizer := ref()) is not None]
+        found = [one for one in alive if any([p.requires_grad and id(p) not in self._stepped
+                                              for group in one.param_groups for p in group["params"]])]
+        self._expected = [weakref.ref(optimizer) for optimizer in found]
+        return found
+
+    def meet(self, optimizer: torch.optim.Optimizer) -> bool:
+        """An optimizer steps; the result is whether it was expected."""
+        if not self._expected:
+            return False
+        is_expected = any(ref() is optimizer for ref in self._expected)
+        self._stepped.update([id(p) for group in optimizer.param_groups for p in group["params"]])
+        self.list_expected()
+        return is_expected
 
     @property
     def whole(self) -> int:

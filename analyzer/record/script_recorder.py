@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from analyzer.distributed.world_state import current_world
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta.address_space import MetaStorage
+from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.intercept.compiled_function import written_forward
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.spec import Signature
@@ -22,17 +22,18 @@ from analyzer.output import print_error
 
 from .evaluation import EVALUATION, OuterRun, describe_batches, find_evaluation, leave_out
 from .hooks import FAILED
-from .log import LogModuleCall
+from .joined_step import StepDescription, join_steps
 from .memory_recorder import ROOT
-from .optimizer_step import observed_steps
+from .optimizer_step import list_optimizers, observed_steps
 from .preparation import EARLIER_PREPARATION, PREPARATION, describe_preparation, find_preparation
 from .recorder import Recorder
 from .script_module import ObjectNumbers, ScriptRoot, ScriptRoots, StepCounts
 from .storage_lifetime import OUTSIDE, StorageLifetime
-from .tensor_walk import tensors_in
+from .tensor_walk import local_part, tensors_in
 
 SETUP = "setup"  #: the phase before the first model is called
 HELD = "held by the script"
+_PATIENCE = 10  # steps that wait for an optimizer to step: a critic steps five times before its generator (WGAN-GP)
 _TOLD_AT = (50, 500, 5_000, 50_000)  # forward passes without a step of an optimizer
 
 
@@ -54,13 +55,6 @@ class _Outer:
     is_model: bool = False
     has_grad: bool = False
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-
-
-class _StepDescription(NamedTuple):
-    """What is written down of one step alone."""
-
-    calls: list[LogModuleCall | None]
-    modules: list[tuple[int, tuple[object, ...], tuple[object, ...]]]  #: calls, inputs and outputs of each
 
 
 class ScriptRecorder(Recorder):
@@ -92,7 +86,7 @@ class ScriptRecorder(Recorder):
         self._gathered: list[ScriptRoot] = []
         self._outer_runs: list[OuterRun] = []
         self._leaves: dict[int, Callable[[], torch.Tensor | None]] = {}  # that get gradients, of no module, by id
-        self._described_before = _StepDescription([], [])  # the step before the one that is under way
+        self._described = [StepDescription([], [])]  # of steps before the one that is under way, as far as needed
         self.phase = SETUP
 
     @property
@@ -114,20 +108,16 @@ class ScriptRecorder(Recorder):
     def start_step(self, step: int, placeholders: bool = True) -> None:
         """As in the base class; calls of modules are written down of this step, which may be the last whole one."""
         super().start_step(step, placeholders)
-        modules = self.log.modules
-        self._described_before = _StepDescription(
-            self.log.module_call_slots[:], [(m.calls, m.inputs, m.outputs) for m in modules])
+        if step <= 1 or not self.step_counts.list_expected():
+            self._described.clear()
+        self._described.append(StepDescription.of(self.log))
         self.describe_step(step)
         self._open_calls = [None] * len(self._open_calls)
 
     def _describe_last_whole_step(self) -> None:
-        log, before = self.log, self._described_before
-        if log.steps <= self.described_step:  # which was not finished
-            self.described_step = log.steps - 1
-            log.module_call_slots = before.calls
-            for index, module in enumerate(log.modules):
-                module.calls, module.inputs, module.outputs = (
-                    before.modules[index] if index < len(before.modules) else (0, (), ()))
+        if self.log.steps <= self.described_step:  # which was not finished
+            self.described_step = self.log.steps - 1
+            self._described[-1].put_into(self.log)
 
     def finish(self) -> None:
         """The script has ended: what runs and is freed from now on, as where a trainer is interrupted and takes all to
@@ -191,6 +181,9 @@ class ScriptRecorder(Recorder):
                                    "the whole run")
         if prepared:
             self.mode.state.assume(describe_preparation(self.log, prepared))
+        if never := [type(optimizer).__name__ for optimizer in self.step_counts.list_expected()]:
+            self.mode.state.assume(f"optimizers that are there and did not step while others did ({', '.join(never)}): "
+                                   "what their steps take, and what comes before them, is in no figure")
 
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
         """A module's call begins; one from outside of any module begins a forward pass."""
@@ -348,8 +341,21 @@ class ScriptRecorder(Recorder):
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """All of a script runs under the mode: its parameters are those of the run."""
 
+    def _join_steps(self) -> None:
+        """An optimizer that was there from the first step on stepped: what were taken for steps are parts of it."""
+        self.end()
+        self._outer_runs = join_steps(self.log, self._outer_runs, [*self._described, StepDescription.of(self.log)])
+        for root in self._roots.roots:
+            root.died_in = None if root.died_in is None else 0
+        self.step_counts.stepped_in = dict.fromkeys(self.step_counts.stepped_in, 0)
+        self.step = self.described_step = 0
+
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.hears():
+            if not self.step_counts.counts:
+                self.step_counts.expect([one for one in list_optimizers() if any(
+                    getattr(find_storage(local_part(p)), "space", None) is self.space
+                    for group in one.param_groups for p in group["params"])])  # others are of another run
             self.step_counts.name(optimizer)
             self._adopt_leaves(optimizer)
             self.mark([p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None],
@@ -374,9 +380,13 @@ class ScriptRecorder(Recorder):
             self._steps_at.append((self.count_calls(), weakref.ref(optimizer), name))
         before = self.steps_taken
         self.step_counts.add(name, self.step)
-        if self.steps_taken >= self.steps:
+        joins = optimizer is not None and self.step_counts.meet(optimizer) and self.step > 0
+        if joins:
+            self._join_steps()
+        if self.steps_taken >= (max(self.steps, _PATIENCE) if self.step_counts.list_expected() else self.steps):
             self.finish()
             raise EnoughSteps
-        if self.steps_taken > before:
-            self._describe_all()
+        if joins or self.steps_taken > before:
+            if not joins:  # else modules were described when the step began that is none
+                self._describe_all()
             self.start_step(self.steps_taken, placeholders=False)

@@ -15,7 +15,6 @@ def state():
     return torch.randn(32, 64, device="cuda")
 model, value, reference = build(), build(1), build()
 optimizer = torch.optim.Adam([*model.parameters()])
-critic = torch.optim.Adam([*value.parameters()])
 def train(loss, *optimizers):
     loss.backward()
     for one in optimizers or [optimizer]:
@@ -25,6 +24,7 @@ def train(loss, *optimizers):
 PASS, VALUE = 32 * (64 * 128 + 128 * 8), 32 * (64 * 128 + 128)
 
 PPO = """
+critic = torch.optim.Adam([*value.parameters()])
 for update in range(3):
     states, chosen, values, x = [], [], [], state()
     with torch.no_grad():
@@ -102,6 +102,7 @@ def test_how_often_it_comes_is_told(run):
 OF_EACH_STEP = {
     "a rollout for one step": (GRPO.format(times=1), 7 * PASS),
     "a generator and a critic that steps more often": ("""
+        critic = torch.optim.Adam([*value.parameters()])
         for step in range(20):
             with torch.no_grad():
                 fake = model(state())

@@ -46,6 +46,41 @@ def test_passes_before_the_loop_take_no_time_in_it(run):
         assert p.module_calls == plain.module_calls and len(p.module_calls) == 7
 
 
+ALTERNATE = """
+def build(out):
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, out)).cuda()
+critic, generator = build(1), build(64)
+optimizers = {{name: torch.optim.Adam(net.parameters()) for name, net in (("c", critic), ("g", generator))}}
+for name in {order!r} * 20:
+    made = generator(torch.rand(16, 64, device="cuda"))
+    critic(made if name == "g" else made.detach()).mean().backward()
+    optimizers[name].step()
+    optimizers[name].zero_grad()
+"""
+BOTH = 16 * 64 * 32 * 2 + 16 * 32 * (64 + 1)  # multiply-adds of a pass of generator and critic
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("order", ["cg", "gc", "cccccg"])
+def test_a_step_is_whole_once_each_optimizer_that_is_there_has_stepped(run, order, steps):
+    p = run(ALTERNATE.format(order=order), steps=steps)
+    assert p.optimizer == "Adam, Adam 2" and p.fwd_macs == len(order) * BOTH
+    assert p.first_step["forward"].macs == len(order) * BOTH
+    assert sum(m.fwd_macs for m in p.modules.walk() if m.type == "Linear") == p.fwd_macs
+    assert [(m.path, m.calls) for m in p.modules.children] == [("Sequential", len(order)), ("Sequential_2", len(order))]
+    assert len(p.module_calls) == 2 * 4 * len(order) and p.module_calls[-1].parent == len(p.module_calls) - 4
+    assert not any("did not step" in a for a in p.assumptions)
+
+
+def test_an_optimizer_that_does_not_step_is_waited_for_a_while(run):
+    p = run(ALTERNATE.format(order="c"))
+    said, = [a for a in p.assumptions if "did not step" in a]
+    assert said.startswith("optimizers that are there and did not step while others did (Adam): what their steps take")
+    assert p.optimizer == "Adam" and p.fwd_macs == p.first_step["forward"].macs == BOTH
+    ended = run(ALTERNATE.format(order="c").replace("* 20", "* 4"))  # before that
+    assert said in ended.assumptions and ended.fwd_macs == BOTH
+
+
 def test_a_step_that_was_not_finished_is_in_no_record_of_modules(run):
     """The script ends by itself after three steps and a pass over twice as much."""
     p = run(PASSES.format(passes=1, steps=3), steps=9)
