@@ -8,6 +8,9 @@ from copy import deepcopy
 from operator import itemgetter
 from typing import Any, TypeVar, overload
 
+import numpy as np
+import numpy.typing as npt
+
 from analyzer.meta.address_space import STREAMS_A_DEVICE
 from analyzer.meta.state import StreamAction, StreamMark
 
@@ -85,6 +88,12 @@ class AllocatorEventTable(Sequence[AllocatorEvent]):
         for column, values in zip(self._columns, columns):
             column.extend(values.tolist())
         self._length += len(columns[0])
+
+    def read_changes(self, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """By how many bytes each of the first events changes what is allocated, and in which call."""
+        actions, _, sizes, calls = (np.array(column[:stop]) for column in self._columns)
+        signs = np.array([{"alloc": 1, "free": -1}.get(name, 0) for name in self._numbering.keys_at], np.int64)
+        return signs[actions] * sizes.astype(np.int64), calls.astype(np.int64)
 
     def leave(self, count: int) -> None:
         self._length += count

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from analyzer.errors import UnknownDeviceError
 from analyzer.hardware import DeviceSpec, register_device
+from analyzer.results.node_info import PeakNode
 from analyzer.results.profile import Profile
 from analyzer.results.verdict import Advice, Option, Verdict
 from analyzer.results.view import register_view
@@ -73,19 +74,27 @@ def find_peak(profile: Profile, device: str | None = None) -> Place:
         return Place(next(row.peak_phase for row in profile.devices if row.name == device))
     if oom is not None:
         return Place(oom.phase, oom.operator, oom.node, oom.module_path)
-    peak = profile.peak_allocated_bytes
-    point = max(profile.timeline, key=lambda point: point.allocated_bytes, default=None)
-    if point is None or point.allocated_bytes != peak:  # the phase alone, a later step's before the first one's
+    peak, found = profile.peak_allocated_bytes, profile.find_peak_node() or _read_peak(profile)
+    if found is None or found.allocated_bytes != peak:  # the phase alone, a later step's before the first one's
         return Place(next((name for name, phase in (*profile.phases.items(), *profile.first_step.items())
                            if peak is not None and phase.peak_allocated_bytes == peak), None))
+    if found.op is None:
+        return Place(found.phase, found.operator or str(found.name))
+    forward = None if found.op == "call_module" else found.target
+    operator, path = found.operator, found.module_path or None
+    if found.phase == "forward":
+        return Place(found.phase, operator or forward, found.name, path)
+    return Place(found.phase, operator, found.name, path, forward if forward != operator else None)  # it runs again
+
+
+def _read_peak(profile: Profile) -> PeakNode | None:
+    """The peak in the rows of a profile."""
+    point = max(profile.timeline, key=lambda point: point.allocated_bytes, default=None)
+    if point is None:
+        return None
+    found = PeakNode(point.allocated_bytes, str(point.phase), point.operator or "", name=str(point.label))
     node = next((node for node in profile.nodes if node.name == point.label), None)
-    if node is None:
-        return Place(point.phase, point.operator or str(point.label))
-    forward = None if node.op == "call_module" else node.target
-    operator, path = point.operator, node.module_path or None
-    if point.phase == "forward":
-        return Place(point.phase, operator or forward, node.name, path)
-    return Place(point.phase, operator, node.name, path, forward if forward != operator else None)  # it runs again
+    return found if node is None else found._replace(op=node.op, target=node.target, module_path=node.module_path)
 
 
 @register_view.shipped("verdict_text")

@@ -36,10 +36,10 @@ from .info import (
     UncountedInfo,
 )
 from .lane import describe_spans
-from .node_info import NodeInfo, TensorInfo, describe_saved, describe_spec
+from .node_info import NodeInfo, PeakNode, TensorInfo, describe_saved, describe_spec
 from .profile import Profile
 from .run_cost import CommInfo
-from .timeline import describe_shortage, find_unfinished, list_finished_phases, read_memory
+from .timeline import describe_shortage, find_peak_call, find_unfinished, list_finished_phases, read_memory
 from .tree import ModulePaths, ModuleShape, ModuleTree, describe_all, list_module_calls
 from .view import Groups
 
@@ -129,7 +129,9 @@ class ProfileBuilder:
                   self._find_memory: ("timeline", "memory_events", "holders", "peak_by_category"),
                   self._find_devices: ("devices", "copies")}
         if is_final:
-            return Profile.deferred(sums, groups)
+            found = Profile.deferred(sums, groups)
+            found.complete(_peak=self._find_peak)
+            return found
         return Profile(**sums, **{name: value for find in groups for name, value in find().items()})
 
     def _find_sums(self) -> dict[str, Any]:
@@ -266,6 +268,19 @@ class ProfileBuilder:
             timeline, events = read_memory(self.log, {} if lanes is None else lanes.host_starts)
             return {"timeline": timeline, "memory_events": events, "holders": self._list_holders(timeline),
                     "peak_by_category": peak_by_category(self.log)}
+
+    def _find_peak(self) -> PeakNode | None:
+        log, found = self.log, find_peak_call(self.log)
+        if found is None:
+            return None
+        call = log.calls[found[0]]
+        said = PeakNode(found[1], call.phase, str(call.signature.op))
+        name = log.nodes[call.node].name if call.node >= 0 else None
+        node = next((node for node in log.nodes if node.step == log.steps - 1 and node.name == name), None)
+        if name is None or node is None:
+            return said._replace(name=name)
+        return said._replace(name=name, op=node.op, module_path=self.paths.find(log.modules[node.module].path),
+                             target=self.paths.find(node.target) if node.op == "call_module" else node.target)
 
     def _find_devices(self) -> dict[str, Any]:
         """Rows of several devices, and the copies of a step that was whole."""

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from analyzer.profilers.memory import SavedRow
 from analyzer.record.log import Log
@@ -16,6 +16,20 @@ Scalar = str | int | float | bool | None
 
 #: A fact about a region, for instance ``{"kind": "checkpoint", "id": 2}``; flat, so that it is saved as it is.
 Region = str | dict[str, Scalar]
+
+
+class PeakNode(NamedTuple):
+    """Where most is allocated: the operator that runs, and what is known of the node and module that it is a part of,
+    of an operator outside of all nodes nothing.
+    """
+
+    allocated_bytes: int
+    phase: str
+    operator: str
+    op: str | None = None
+    name: str | None = None
+    target: str | None = None
+    module_path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

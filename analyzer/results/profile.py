@@ -1,7 +1,7 @@
 """`Profile`: what a step of a model costs, as plain data, with views that `analyzer.report` registers."""
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,7 +27,7 @@ from .info import (
     UncountedInfo,
 )
 from .lane import SpanInfo
-from .node_info import NodeInfo, TensorInfo
+from .node_info import NodeInfo, PeakNode, TensorInfo
 from .run_cost import CommInfo, Roofline, RunCost, StepEnergy
 from .verdict import Advice, FitInfo, Verdict
 from .view import register_exporter, register_report, register_view
@@ -134,6 +134,11 @@ class Profile(DeviceRecord):
     assumptions: tuple[str, ...] = ()
     #: blocks, steps and optimizer of a predicted step: replayed or run, and why; see docs/internals/replay.md
     replay: ReplayReport | None = None
+
+    def find_peak_node(self) -> PeakNode | None:
+        """Where most is allocated, without rows of nodes and of time; None where that is known from these alone."""
+        find: Callable[[], PeakNode | None] | None = getattr(self, "_peak", None)
+        return None if find is None else find()
 
     @property
     def how_timed(self) -> str:

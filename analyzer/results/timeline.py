@@ -5,6 +5,8 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+import numpy as np
+
 from analyzer.meta.address_space import find_device_index
 from analyzer.profilers.memory import category_of, forward_ends
 from analyzer.profilers.schedule import PICOSECONDS
@@ -87,6 +89,27 @@ def read_memory(log: Log, host_starts: Mapping[int, int]) -> tuple[tuple[Timelin
     points = tuple(_points(log, _leave_out_others(log, changes), start, first_call, len(events) - start, host_starts))
     events += [names.describe(change, owners.get(i)) for i, change in enumerate(changes[start:], start)]
     return points, tuple(events)
+
+
+def find_peak_call(log: Log) -> tuple[int, int] | None:
+    """The call in which most is allocated, of the steps that `read_memory` shows, and how much; None of several devices
+    and of the host, and where a log keeps no events or ended for want of memory.
+    """
+    log.write_out()
+    events = log.allocator_event_slots
+    if not log.phases or log.others or log.device == "cpu" or log.shortage is not None or not len(events):
+        return None
+    changes, calls = events.read_changes(log.phases[-1].end_allocator_event)
+    reaching = [record.step for record in log.phases if record.peak_allocated_bytes == log.peak_bytes]
+    first_call = next((record.first_call for record in log.phases if reaching and record.step == max(reaching)), 0)
+    later = np.nonzero(calls >= first_call)[0]
+    start = int(later[0]) if len(later) else len(calls)
+    while start < len(calls) and calls[start] == first_call and changes[start] < 0:
+        start += 1  # freed by what ran before that step
+    totals = np.cumsum(np.concatenate([[changes[:start].sum()], changes[start:]]))
+    place = int(np.argmax(totals))
+    call = first_call if place == 0 else max(first_call, int(calls[start:start + place].max()))
+    return (call, int(totals[place])) if call < len(log.calls) else None
 
 
 def _leave_out_others(log: Log, changes: list[AllocatorEvent]) -> list[AllocatorEvent]:

@@ -19,7 +19,8 @@ _Record = TypeVar("_Record", bound="DeferredFields")
 class DeferredFields:
     """A dataclass with slots, some of whose fields are worked out when first read; copies and pickles have all."""
 
-    __slots__ = ("_groups", "_lock", "_request")  # each has its own lock: a forked child finds those of others' free
+    # each has its own lock: a forked child finds those of others' free; `_peak` is `Profile.find_peak_node`
+    __slots__ = ("_groups", "_lock", "_peak", "_request")
     _groups: Groups
 
     @classmethod

@@ -10,6 +10,7 @@ from analyzer import Profile, ProfileOptions, profile
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.hardware import DeviceSpec, find_device, register_device
 from analyzer.report.holder_group import group_holders
+from analyzer.report.verdict import find_peak
 from analyzer.results.info import TimelinePoint
 
 GIB, MIB = 2**30, 2**20
@@ -176,3 +177,18 @@ def test_a_peak_in_backward_is_at_the_operator_that_runs():
     assert (v.phase, v.operator, v.forward_operator, v.module_path) == (
         "backward", "aten._scaled_dot_product_efficient_attention_backward.default", None, "0")
     assert Profile.from_json(p.to_json()).verdict == p.verdict
+
+
+@pytest.mark.parametrize(("build", "settings"), [
+    (lambda: nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)), dict(optimizer="adamw")),
+    (lambda: nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)), dict(mode="infer")),
+    (lambda: nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU()) for _ in range(6))),
+     dict(optimizer="sgd", device="l4")),
+    (lambda: nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 8)), dict(device="cpu"))])
+def test_the_place_of_the_peak_is_that_of_the_rows(build, settings, monkeypatch):
+    found = analyzer.profile(build, torch.empty(512, 64), **settings)
+    quick = find_peak(found)
+    assert (found.find_peak_node() is None) == (settings.get("device") == "cpu")
+    monkeypatch.setattr(type(found), "find_peak_node", lambda self: None)
+    assert find_peak(found) == quick and quick.operator is not None
+    assert find_peak(type(found).from_json(found.to_json())) == quick  # which has rows alone
