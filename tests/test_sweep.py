@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from analyzer import profile
+from analyzer.api import profile as api_profile
 from analyzer.cli import main
 from analyzer.errors import InputError, TargetError, UnknownDeviceError
 from analyzer.hardware import DeviceSpec
@@ -406,3 +407,27 @@ def test_it_exits_with_1_where_everything_failed(capsys, importable):
     code, out, _ = run(capsys, here("Fragile"), "--input", "3x16", "--device", "h200,t4", "--workers", "0")
     assert code == 1
     assert out.count("three is too many") == 2
+
+
+def test_devices_share_a_run_and_have_the_rows_that_they_have_alone(monkeypatch):
+    devices = ["h100_sxm", "h800", "a100_80gb", "t4", "cpu"]
+    runs, run = [], api_profile.run_replayed
+    monkeypatch.setattr(api_profile, "run_replayed", lambda session, *rest: (runs.append(session.spec.name),
+                                                                             run(session, *rest))[1])
+    found = sweep(build_tiny, {"batch": [2, 5], "device": devices}, inputs=INPUTS, workers=0)
+    assert len(runs) < 2 * len(devices)
+    alone = [sweep(build_tiny, {"batch": batch, "device": device}, inputs=INPUTS, workers=0)
+             for batch in (2, 5) for device in devices]
+    assert figures(found) == [row for one in alone for row in figures(one)]
+
+
+class OnlyLarge(nn.Linear):
+    def forward(self, x):
+        if torch.cuda.get_device_properties(0).total_memory < 32 << 30:
+            raise ValueError("too small")
+        return super().forward(x)
+
+
+def test_what_fails_on_one_device_fails_there_alone():
+    found = sweep(lambda: OnlyLarge(16, 16), {"device": ["h100_sxm", "t4", "h200"]}, inputs=["4x16"], workers=0)
+    assert [row["error"] for row in found.rows] == [None, "ValueError: too small", None]

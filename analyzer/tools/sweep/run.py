@@ -22,7 +22,8 @@ import torch
 from torch import nn
 
 from analyzer.api.argument import build_model
-from analyzer.api.profile import ProfileOptions, profile
+from analyzer.api.device_run import profile_each
+from analyzer.api.profile import ProfileOptions
 from analyzer.errors import InputError, MissingExtraError, how_to_install
 from analyzer.hardware.catalogue import split_devices
 from analyzer.output import print_error
@@ -45,12 +46,17 @@ TargetLike = str | Callable[[], nn.Module]
 
 @dataclass(frozen=True)
 class Job:
-    """A configuration of a target, and what the model is called with."""
+    """A configuration of a target, and what the model is called with; with the ``others`` that differ in the device."""
 
     target: TargetLike
     name: str
     configuration: Configuration
     inputs: tuple[InputSpec, ...]
+    others: tuple[Job, ...] = ()
+
+    def split(self) -> tuple[Job, ...]:
+        """Each of them alone."""
+        return replace(self, others=()), *self.others
 
     def make_row(self, **figures: Any) -> Row:
         known = {**figures, "target": self.name, **self.configuration.describe(),
@@ -67,26 +73,31 @@ class Job:
 _turn = threading.Lock()
 
 
-def run_job(job: Job) -> Row:
-    """Profile one configuration; what the model or the profiler raises becomes the row's error."""
+def run_job(job: Job) -> list[Row]:
+    """Profile a configuration on each of its devices; what the model or the profiler raises becomes the row's error."""
     with _turn:
         start = time.perf_counter()
+        jobs = job.split()
         try:
-            row = job.make_row(**read_figures(profile_job(job)))
+            rows = [one.make_row(**read_figures(found)) for one, found in zip(jobs, profile_job(job), strict=True)]
         except Exception as error:  # whatever a user's model raises; the sweep goes on
             find_model.cache_clear()
-            row = job.make_row(error=f"{type(error).__name__}: {error}")
-        return row | {"profile_seconds": time.perf_counter() - start}
+            rows = [job.make_row(error=f"{type(error).__name__}: {error}")]
+        seconds = time.perf_counter() - start
+    if len(rows) < len(jobs):  # it may be for one of the devices alone
+        return [row for one in jobs for row in run_job(one)]
+    return [row | {"profile_seconds": seconds / len(jobs)} for row in rows]
 
 
-def profile_job(job: Job) -> Profile:
+def profile_job(job: Job) -> list[Profile]:
     configuration = job.configuration
     model = find_model(*job.model_key).train(configuration.mode == "train")
     args, kwargs = make_inputs(job.inputs)
-    return profile(model, args, kwargs, device=configuration.device_spec,
-                   autocast=None if configuration.autocast is None else DTYPES[configuration.autocast],
-                   options=ProfileOptions(keep_events=False),
-                   **configuration.recipe.profile_options(configuration.mode))
+    found = dict(profile_each([one.configuration.device_spec for one in job.split()], model, args, kwargs,
+                              autocast=None if configuration.autocast is None else DTYPES[configuration.autocast],
+                              options=ProfileOptions(keep_events=False),
+                              **configuration.recipe.profile_options(configuration.mode)))
+    return [found[i].profile for i in range(len(found))]
 
 
 @lru_cache(maxsize=2)  # jobs come sorted by model; the second serves two neighbours that alternate
@@ -117,17 +128,17 @@ def run_in_executor(jobs: Sequence[Job], executor: Executor) -> Generator[Done, 
     futures = {executor.submit(run_job, job): job for job in jobs}
     try:
         for future in as_completed(futures):
-            yield futures[future], _take(future, futures[future])
+            yield from _take(future, futures[future])
     finally:
         for future in futures:
             future.cancel()
 
 
-def _take(future: Future[Row], job: Job) -> Row:
+def _take(future: Future[list[Row]], job: Job) -> Iterator[Done]:
     try:
-        return future.result()
+        yield from zip(job.split(), future.result(), strict=True)
     except (Exception, CancelledError) as error:
-        return job.make_row(error=f"{type(error).__name__}: {error}")
+        yield from ((one, one.make_row(error=f"{type(error).__name__}: {error}")) for one in job.split())
 
 
 def run_in_processes(jobs: Sequence[Job], workers: int) -> Generator[Done, None, None]:
@@ -140,7 +151,8 @@ def run_in_processes(jobs: Sequence[Job], workers: int) -> Generator[Done, None,
             f"the top level of a module, or pass an executor, or workers=0 to stay in this process") from error
     queue = deque(jobs)
     while queue:
-        suspects = yield from _run_until_death(queue, workers)
+        ended = yield from _run_until_death(queue, workers)
+        suspects = [one for job in ended for one in job.split()]
         if len(suspects) == 1:
             yield suspects[0], suspects[0].make_row(error=_DIED)
         elif suspects:
@@ -151,7 +163,7 @@ def _run_until_death(queue: deque[Job], workers: int) -> Generator[Done, None, l
     """Work ``queue`` off, one job a process; the result is the jobs that ran when a process died."""
     # spawn: a fork would copy the threads' locks of torch and of the caller
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=start_worker)
-    running: dict[Future[Row], Job] = {}
+    running: dict[Future[list[Row]], Job] = {}
     suspects: list[Job] = []
     try:
         while (queue and not suspects) or running:
@@ -166,7 +178,7 @@ def _run_until_death(queue: deque[Job], workers: int) -> Generator[Done, None, l
                 if isinstance(future.exception(), BrokenProcessPool):
                     suspects.append(job)
                 else:
-                    yield job, _take(future, job)
+                    yield from _take(future, job)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     return suspects
@@ -214,13 +226,13 @@ def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] 
         raise InputError(f"sweep(workers={workers!r}): must be 0 (this process) or a number of processes")
     jobs = list_jobs(target, grid, inputs)
     rows: dict[Job, Row] = {}
-    by_model = sorted(jobs, key=lambda job: str(job.model_key[1:]))
+    by_model = sorted(join_devices(jobs), key=lambda job: str(job.model_key[1:]))
     if executor is not None:
         ran = run_in_executor(by_model, executor)
     elif workers == 0:
-        ran = ((job, run_job(job)) for job in by_model)
+        ran = (done for job in by_model for done in zip(job.split(), run_job(job), strict=True))
     else:
-        ran = run_in_processes(by_model, min(workers or os.cpu_count() or 1, len(jobs)))
+        ran = run_in_processes(by_model, min(workers or os.cpu_count() or 1, len(by_model)))
     with closing(ran) as done:
         try:
             for job, row in done:
@@ -243,6 +255,15 @@ def list_jobs(target: TargetLike, grid: Mapping[str, Any], inputs: Sequence[str]
             f"sweep(target={target!r}): must be a TARGET text, or a callable of no arguments that builds a model")
     return [Job(target, found.name, configuration, resolve_inputs(found, inputs, configuration))
             for configuration in expand_grid(grid)]
+
+
+def join_devices(jobs: Sequence[Job]) -> list[Job]:
+    """Those that differ in nothing but the device as one, for they may share a run."""
+    groups: dict[Any, list[Job]] = {}
+    for job in jobs:
+        key = job.inputs, *(getattr(job.configuration, axis) for axis in AXES if axis != "device")
+        groups.setdefault(key, []).append(job)
+    return [replace(first, others=tuple(others)) for first, *others in groups.values()]
 
 
 _SIZES = ("batch", "sequence", "accumulate")
