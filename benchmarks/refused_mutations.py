@@ -28,6 +28,7 @@ Tensor = torch.Tensor
 DTYPES = (torch.int32, torch.int64, torch.float16, torch.float64, torch.bool, torch.bfloat16, torch.complex64)
 BOTH_RUN, SAME_KIND, OTHER_KIND, PRICED = "both run", "same kind of error", "another kind of error", "priced"
 FALSELY, NOT_FOLLOWED = "refused falsely", "not followed without data"
+EMPTY = "priced, with no element to compute"  #: kernels of CUDA return before they look at a dtype
 
 #: Operators of which PyTorch itself reads or writes out of bounds for such calls.
 CRASHES = ("segment_reduce",)
@@ -88,7 +89,8 @@ def compare(operator: Any, sample: Any, change: Callable[[list[Any]], None]) -> 
     if right is None:
         return BOTH_RUN if found is None else FALSELY, told
     if found is None:
-        return PRICED, told
+        is_empty = any(isinstance(x, Tensor) and not x.numel() for x in flat)
+        return EMPTY if is_empty else PRICED, told
     return SAME_KIND if isinstance(found, type(right)) else OTHER_KIND, told
 
 
@@ -120,7 +122,7 @@ def main() -> None:
         counts[verdict] += 1
         if verdict in (PRICED, FALSELY, OTHER_KIND):
             print(f"{name}: {verdict}: {told}", flush=True)
-    refused = counts[SAME_KIND] + counts[OTHER_KIND] + counts[PRICED]
+    refused = counts[SAME_KIND] + counts[OTHER_KIND] + counts[PRICED] + counts[EMPTY]
     print(f"{sum(counts.values())} calls, {refused} that the CPU refuses; "
           + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
 

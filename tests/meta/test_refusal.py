@@ -65,6 +65,25 @@ CALLS: dict[str, Call] = {
     "take": lambda: torch.rand(5, 2).take(torch.tensor([10])),
     "masked_scatter of fewer values": lambda: torch.zeros(3).masked_scatter(torch.tensor([True] * 3), torch.rand(2)),
     "multinomial of negative weights": lambda: torch.multinomial(torch.tensor([1.0, -1.0]), 1),
+    "running statistics of another dtype": lambda: F.batch_norm(
+        torch.rand(2, 3), torch.rand(3).double(), torch.rand(3).double(), training=True),
+    "running statistics of two dimensions": lambda: F.batch_norm(
+        torch.rand(2, 3), torch.rand(1, 3), torch.rand(1, 3), training=True),
+    "a source that is no slice": lambda: torch.rand(3, 4).select_scatter(torch.rand(3), 0, 1),
+    "a source that is no diagonal": lambda: torch.rand(3, 4).diagonal_scatter(torch.rand(4)),
+    "a view beyond the storage": lambda: torch.rand(4).as_strided((3, 2), (2, 1)),
+    "a draw with whole probabilities": lambda: torch.bernoulli(torch.ones(3, dtype=torch.int64)),
+    "a draw from nothing": lambda: torch.randint(5, 5, (3,)),
+    "a loss of whole numbers": lambda: F.soft_margin_loss(torch.ones(3, dtype=torch.int64), torch.rand(3)),
+    "a loss of fewer inputs": lambda: F.soft_margin_loss(torch.rand(()), torch.rand(3)),
+    "searchsorted in a number": lambda: torch.searchsorted(torch.rand(()), torch.rand(3)),
+    "hardshrink of integers": lambda: F.hardshrink(torch.ones(3, dtype=torch.int64)),
+    "kthvalue of complex numbers": lambda: torch.rand(3, dtype=torch.complex64).kthvalue(1),
+    "a dilated convolution of integers": lambda: F.conv1d(
+        torch.ones(1, 2, 9, dtype=torch.int32), torch.ones(2, 2, 3, dtype=torch.int32), dilation=2),
+    "unfolded integers": lambda: F.unfold(torch.ones(1, 2, 4, 4, dtype=torch.int64), 2),
+    "an extreme of complex numbers": lambda: torch.zeros(3, dtype=torch.complex64).scatter_reduce(
+        0, torch.tensor([0]), torch.ones(1, dtype=torch.complex64), "amax"),
     "states of another dtype": lambda: torch.nn.GRU(4, 4)(torch.rand(2, 1, 4, dtype=torch.float64)),
 }
 VALID: dict[str, Call] = {
@@ -81,6 +100,11 @@ VALID: dict[str, Call] = {
     "a pointwise result in its place": lambda: torch.add((x := torch.rand(2, 3)), 1, out=x),
     "normalization of a low dtype by float32": lambda: F.group_norm(
         torch.rand(2, 4).bfloat16(), 2, torch.rand(4), torch.rand(4)),
+    "a view of the whole storage": lambda: torch.rand(6).as_strided((3, 2), (2, 1)),
+    "running statistics of float32 in a low dtype": lambda: F.batch_norm(
+        torch.rand(2, 3).bfloat16(), torch.rand(3), torch.rand(3), training=True),
+    "kthvalue of a complex number": lambda: torch.rand((), dtype=torch.complex64).kthvalue(1),
+    "a number lifts integers": lambda: torch.ones(3, dtype=torch.int64).pow(0.5),
     "a reduction of a number": lambda: torch.rand(()).amax(0),
 }
 
@@ -91,6 +115,14 @@ def test_what_the_cpu_runs_is_not_refused(name: str, device: str) -> None:
     VALID[name]()
     with MetaTensorMode(), torch.device(device):
         VALID[name]()
+
+
+def test_functions_that_compare_devices_take_tensors_with_data() -> None:
+    x, q = torch.rand(4, 4), torch.tensor([0.1, 0.9])
+    with MetaTensorMode():
+        assert torch.quantile(torch.rand(4, 4), q, dim=1).shape == torch.quantile(x, q, dim=1).shape == (2, 4)
+        assert torch.linalg.matrix_rank(x).shape == ()
+        assert torch.linalg.multi_dot([torch.rand(2, 4), x, x]).shape == (2, 4)
 
 
 def test_arrays_of_tensors_with_a_gradient_or_on_a_gpu_are_refused_as_by_pytorch() -> None:

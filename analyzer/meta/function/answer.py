@@ -9,7 +9,7 @@ from torch.nn.parameter import Parameter, is_lazy
 from torch.utils.dlpack import DLDeviceType
 
 from analyzer.meta.address_space import MetaStorage, find_storage
-from analyzer.meta.argument import own
+from analyzer.meta.argument import adopt_arguments, own
 from analyzer.meta.copied_tensor import deepcopy_tensor
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import CPU, MetaState, active_state, current, indexed_device
@@ -317,6 +317,13 @@ def _dlpack_device(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 handles(Tensor.data_ptr)(lambda state, func, args, kwargs: data_ptr(args[0]))
+@handles(torch.quantile, torch.nanquantile, Tensor.quantile, Tensor.nanquantile, torch.linalg.matrix_rank,
+         torch.linalg.multi_dot)
+def _with_fake_arguments(state: MetaState, func: Any, args: Any, kwargs: Any) -> Any:
+    """Functions of which C++ compares the devices of all arguments before it calls an operator: none may have data."""
+    return func(*adopt_arguments(state, args), **adopt_arguments(state, kwargs))
+
+
 handles(Tensor.share_memory_)(lambda state, func, args, kwargs: args[0])
 
 

@@ -25,22 +25,24 @@ _TABLE = {
     ("FD", "FD"):
         "_batch_norm_with_update amax amin aminmax atan2 bernoulli_ binary_cross_entropy_with_logits clamp clamp_ "
         "clamp_max clamp_min clamp_min_ copysign digamma elu erf erfc erfinv fmax fmin ge gt hardtanh heaviside "
-        "i0 le leaky_relu lgamma logit lt max maximum min minimum native_group_norm polygamma randint_like sign "
-        "signbit softshrink sort special_entr special_i0e special_i1 special_i1e special_xlog1py xlogy",
+        "cummax cummin hash_tensor i0 le leaky_relu lgamma logit lt max maximum min minimum mode native_group_norm "
+        "polygamma randint_like sign signbit softshrink sort special_entr special_i0e special_i1 special_i1e "
+        "special_xlog1py xlogy",
     ("b", ""):
         "_trilinear abs abs_ reflection_pad1d trace",
     ("b", "b"):
         "addbmm addcdiv addcmul addmm addmv baddbmm bmm dot linalg_cross mm mv rsub soft_margin_loss "
-        "sub_ vdot",
+        "pow sub_ vdot",
     ("bFD", "bFD"):
-        "argmax argmin ceil ceil_ floor fmod max_pool2d_with_indices max_pool3d_with_indices "
-        "median mvlgamma nanmedian relu remainder round threshold topk trunc",
+        "argmax argmin bucketize ceil ceil_ floor fmod kthvalue max_pool2d_with_indices "
+        "max_pool3d_with_indices median mvlgamma nanmedian relu remainder round searchsorted threshold topk trunc",
     ("bcsiFD", "bcsiFD"):
         "avg_pool2d",
     ("bcsihgFD", "bcsiFD"):
         "avg_pool3d",
     ("bcsilFD", "bcsilFD"):
-        "_upsample_nearest_exact1d upsample_bicubic2d upsample_bilinear2d upsample_nearest1d upsample_nearest2d",
+        "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_bicubic2d "
+        "upsample_bilinear2d upsample_nearest1d upsample_nearest2d upsample_nearest3d",
     ("bcsilhgFD", "bcsilFD"):
         "_upsample_bilinear2d_aa",
     ("bhgfdFD", "bhgfdFD"):
@@ -57,11 +59,14 @@ _TABLE = {
         "_adaptive_avg_pool2d _adaptive_avg_pool3d _prelu_kernel adaptive_max_pool2d adaptive_max_pool3d "
         "binary_cross_entropy celu fractional_max_pool2d fractional_max_pool3d gelu glu grid_sampler_2d "
         "grid_sampler_3d hardshrink hardsigmoid hardswish hypot igamma igammac log_sigmoid_forward "
-        "max_pool2d_with_indices_backward max_unpool2d max_unpool3d mish mse_loss nextafter rrelu_with_noise "
+        "max_pool2d_with_indices_backward max_unpool2d max_unpool3d mish mse_loss nextafter "
         "segment_reduce smooth_l1_loss",
     ("bucsilhg", "bucsilhg"):
-        "_linalg_eigh cholesky linalg_householder_product linalg_lu linalg_lu_factor_ex linalg_solve_triangular "
+        "_cholesky_solve_helper _linalg_eigh cholesky cholesky_inverse linalg_householder_product linalg_lu "
+        "linalg_lu_factor_ex linalg_solve_triangular "
         "ormqr triangular_solve",
+    ("bucsilhFD", "bucsilFD"):
+        "rrelu_with_noise",
     ("bucsilhgFD", "bucsilFD"):
         "multi_margin_loss multilabel_margin_loss_forward",
     ("h", "h"):
@@ -84,11 +89,15 @@ _TABLE = {
     ("hgfdFD", "hgfdFD"):
         "bitwise_and bitwise_not bitwise_or bitwise_xor lcm",
     ("ucsil", "ucsil"):
-        "logaddexp logaddexp2",
+        "im2col logaddexp logaddexp2",
     ("ucsilFD", "ucsilFD"):
         "_native_batch_norm_legit frac huber_loss native_batch_norm softplus",
 }
 _REFUSED = {name: {"cpu": cpu, "cuda": cuda} for (cpu, cuda), names in _TABLE.items() for name in names.split()}
+#: whose numbers are settings of the kernel, in which the result's dtype has no part
+_WITH_SETTINGS = frozenset("hardshrink softshrink softplus lerp lerp_ threshold celu elu rrelu_with_noise".split())
+#: which copy a tensor of no dimension before they look at its dtype
+_ALONG_A_DIMENSION = frozenset(("cummax", "cummin", "kthvalue"))
 _PYTHON_NAMES = {"__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor",
                  "__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift"}
 
@@ -107,7 +116,7 @@ def check_dtype(name: str, device_type: str, args: Iterable[Any], kwargs: dict[s
     if not refused:
         return
     given = [a for a in args if isinstance(a, Tensor)]
-    if not given or not all(t.numel() for t in given):
+    if not given or not all(t.numel() for t in given) or not given[0].dim() and name in _ALONG_A_DIMENSION:
         return
     # c10/core/ScalarType.h, promoteTypes: a scalar of another kind may lift what it is computed in
     dtypes = {kwargs.get("dtype") or functools.reduce(torch.promote_types, (t.dtype for t in given))}
@@ -117,6 +126,8 @@ def check_dtype(name: str, device_type: str, args: Iterable[Any], kwargs: dict[s
         dimensioned = [t.dtype for t in given if t.dim()]
         if dimensioned:
             dtypes.add(functools.reduce(torch.promote_types, dimensioned))
-        dtypes |= {torch.result_type(given[0], a) for a in args if isinstance(a, (bool, int, float, complex))}
+        if name not in _WITH_SETTINGS:
+            numbers = [a for a in args if isinstance(a, (bool, int, float, complex))]
+            dtypes |= {torch.result_type(given[0], a) for a in numbers}
     if all(_LETTERS.get(d, " ") in refused for d in dtypes):
         raise NotImplementedError(f'"{name}" not implemented for \'{name_dtype(given[0].dtype)}\'')

@@ -36,6 +36,44 @@ def bucketize(_: str, self: Any, boundaries: Tensor, **_kwargs: Any) -> None:
         raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})")
 
 
+@refuses("_pdist_forward")
+def pdist(device_type: str, self: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/DistanceOpsKernel.cpp and cuda/DistanceKernel.cu: of at least two rows."""
+    if self.shape[0] > 1 and self.shape[1] and self.dtype not in (torch.float32, torch.float64):
+        raise NotImplementedError(f'"pdist" not implemented for \'{name_dtype(self.dtype)}\'')
+
+
+@refuses("searchsorted")
+def searchsorted(_: str, sorted_sequence: Tensor, self: Any, *_args: Any, sorter: Tensor | None = None,
+                 **_kwargs: Any) -> None:
+    """aten/src/ATen/native/BucketizationUtils.h, searchsorted_pre_check."""
+    if sorter is not None and sorter.dtype != torch.int64:
+        raise RuntimeError("torch.searchsorted(): sorter must be a tensor of long dtype but got dtype "
+                           f"{name_dtype(sorter.dtype)}")
+    if isinstance(self, Tensor) and self.dtype.is_complex and self.numel():
+        raise NotImplementedError(f'"searchsorted" not implemented for \'{name_dtype(self.dtype)}\'')
+    if not sorted_sequence.dim():
+        raise RuntimeError("torch.searchsorted(): boundaries tensor should have positive dimension, but got 0 "
+                           "dimension")
+
+
+@refuses("bernoulli")
+def bernoulli(device_type: str, self: Tensor, p: float | None = None, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/DistributionTemplates.h, bernoulli_kernel, where the tensor has the probabilities."""
+    if p is None and not self.dtype.is_floating_point and self.numel():
+        raise NotImplementedError(f'"bernoulli_tensor_{device_type}_p_" not implemented for '
+                                  f"'{name_dtype(self.dtype)}'")
+
+
+@refuses("randint", "randint_like")
+def random_between(_: str, *args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/DistributionTemplates.h, check_from_to_in_range."""
+    numbers = [a for a in args if isinstance(a, int)]
+    least, end = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
+    if least >= end:
+        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={least} >= to={end}")
+
+
 @refuses("uniform_")
 def uniform(_: str, self: Tensor, start: float = 0.0, end: float = 1.0, *, generator: Any = None,
             **named: float) -> None:

@@ -19,11 +19,16 @@ def index_add(_: str, self: Tensor, dim: int, index: Tensor, source: Tensor, **_
 
 
 @refuses("index_reduce", "index_reduce_")
-def index_reduce(_: str, self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, **_kwargs: Any) -> None:
+def index_reduce(device_type: str, self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str,
+                 **_kwargs: Any) -> None:
     """The same; aten/src/ATen/native/TensorAdvancedIndexing.cpp, index_reduce."""
     if reduce not in ("prod", "mean", "amax", "amin"):
         raise RuntimeError(f"index_reduce(): Expected reduce to be one of prod, mean, amax or amin but got {reduce}.")
     _check_indexed("index_reduce_", self, wrap_dim(dim, self.dim()), index, source)
+    is_refused = reduce in ("amax", "amin") if self.dtype.is_complex else self.dtype == torch.bool and (
+        reduce in ("amax", "mean") or device_type == "cuda")
+    if source.numel() and is_refused:
+        raise NotImplementedError(f'"index_reduce_{reduce}" not implemented for \'{name_dtype(self.dtype)}\'')
 
 
 def _check_indexed(name: str, self: Tensor, dim: int, index: Tensor, source: Tensor) -> None:
@@ -42,12 +47,26 @@ def _check_indexed(name: str, self: Tensor, dim: int, index: Tensor, source: Ten
     if index.numel() != size:
         raise RuntimeError(f"{name}(): Number of indices ({index.numel()}) should be equal to source.size(dim): "
                            f"({size}), for dim: {dim}")
-    if source.dim() and self.dim():
-        def others(t: Tensor) -> list[int]:
-            return [n for d, n in enumerate(t.shape) if d != dim]
-        if others(self) != others(source):
-            raise RuntimeError("source tensor shape must match self tensor shape, excluding the specified dimension. "
-                               f"Got self.shape = {list(self.shape)} source.shape = {list(source.shape)}")
+    is_along = bool(source.dim() and self.dim())
+
+    def others(t: Tensor) -> list[int]:
+        return [n for d, n in enumerate(t.shape) if d != dim or not is_along]
+    if others(self) != others(source):
+        raise RuntimeError("source tensor shape must match self tensor shape, excluding the specified dimension. "
+                           f"Got self.shape = {list(self.shape)} source.shape = {list(source.shape)}")
+
+
+@refuses("scatter_reduce", "scatter_reduce_")
+def scatter_reduce(device_type: str, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str,
+                   **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/ScatterGatherKernel.cpp and cuda/ScatterGatherKernel.cu: extremes are of ordered types,
+    and means of numbers.
+    """
+    is_refused = self.dtype.is_complex and reduce in ("amax", "amin") or self.dtype == torch.bool and (
+        reduce == "mean" or reduce != "sum" and device_type == "cuda")
+    if index.numel() and is_refused:
+        raise NotImplementedError(f'"scatter_gather_tensor_{device_type}_reduce_{reduce}" not implemented for '
+                                  f"'{name_dtype(self.dtype)}'")
 
 
 @refuses("index_select")
@@ -131,6 +150,53 @@ def as_strided_scatter(_: str, self: Tensor, src: Tensor, size: Sequence[int], s
                            f"{offset}, and itemsize {self.itemsize} requiring a storage size of "
                            f"{extent * self.itemsize} are out of bounds for storage of size "
                            f"{held_bytes}")
+
+
+@refuses("select_scatter")
+def select_scatter(_: str, self: Tensor, src: Tensor, dim: int, index: int) -> None:
+    """aten/src/ATen/native/TensorShape.cpp, select_scatter_symint."""
+    dim = wrap_dim(dim, self.dim())
+    _check_source(src, [n for d, n in enumerate(self.shape) if d != dim])
+
+
+@refuses("diagonal_scatter")
+def diagonal_scatter(_: str, self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> None:
+    """The same, diagonal_scatter; the diagonal's size by diagonal."""
+    first, second = wrap_dim(dim1, self.dim()), wrap_dim(dim2, self.dim())
+    if first == second:
+        raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
+    rows, columns = self.shape[first] + min(offset, 0), self.shape[second] - max(offset, 0)
+    _check_source(src, [*(n for d, n in enumerate(self.shape) if d not in (first, second)), max(min(rows, columns), 0)])
+
+
+def _check_source(src: Tensor, shape: Sequence[int]) -> None:
+    if list(src.shape) != list(shape):
+        raise RuntimeError("expected src to have a size equal to the slice of self. src size = "
+                           f"{list(src.shape)}, slice size = {list(shape)}")
+
+
+@refuses("as_strided")
+def as_strided(_: str, self: Tensor, size: Sequence[int], stride: Sequence[int],
+               storage_offset: int | None = None) -> None:
+    """aten/src/ATen/native/Resize.h, checkInBoundsForStorage."""
+    if any(n == 0 for n in size) or self.layout is not torch.strided:
+        return
+    offset = self.storage_offset() if storage_offset is None else storage_offset
+    itemsize, held_bytes = self.dtype.itemsize, self.untyped_storage().nbytes()
+    needed_bytes = (offset + sum((n - 1) * step for n, step in zip(size, stride)) + 1) * itemsize
+    if needed_bytes > held_bytes:
+        raise RuntimeError(f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and "
+                           f"itemsize {itemsize} requiring a storage size of {needed_bytes} are out of bounds for "
+                           f"storage of size {held_bytes}")
+
+
+@refuses("_unsafe_masked_index_put_accumulate")
+def masked_index_put(_: str, self: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, _unsafe_masked_index_put_accumulate: as index_put."""
+    if values.dtype != self.dtype and self.numel():
+        raise RuntimeError("Index put requires the source and destination dtypes match, got "
+                           f"{name_dtype(self.dtype)} for the destination and {name_dtype(values.dtype)} for the "
+                           "source.")
 
 
 @refuses("slice_scatter")

@@ -16,7 +16,8 @@ def convolution(device_type: str, input: Tensor, weight: Tensor, bias: Tensor | 
                 padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int],
                 groups: int, *_args: Any, **_kwargs: Any) -> None:
     """aten/src/ATen/native/Convolution.cpp, check_shape_forward and _convolution."""
-    _check_dtypes(device_type, input, weight, bias, transposed or any(d > 1 for d in dilation))
+    is_3d = transposed and weight.dim() == 5  # NaiveConvolutionTranspose3d.cpp reads its bias in the input's dtype
+    _check_dtypes(device_type, input, weight, bias, (transposed or any(d > 1 for d in dilation)) and not is_3d)
     shape = list(weight.shape)
     if groups <= 0:
         raise RuntimeError("non-positive groups is not supported")
@@ -48,8 +49,11 @@ def convolution(device_type: str, input: Tensor, weight: Tensor, bias: Tensor | 
     if bias is not None and tuple(bias.shape) != (outputs,):
         raise RuntimeError(f"Given {'transposed=1, ' if transposed else ''}weight of size {shape}, expected bias to be "
                            f"1-dimensional with {outputs} elements, but got bias of size {list(bias.shape)} instead")
-    if device_type == "cuda" and is_integral(input):  # cuDNN has none, cuda/ConvolutionMM2d.cu is for floats
-        raise NotImplementedError(f'"slow_conv2d_cuda" not implemented for \'{name_dtype(input.dtype)}\'')
+    # cuDNN has none, cuda/ConvolutionMM2d.cu is for floats; the CPU's kernels are for int64, too, and the plain one for
+    # all integers
+    is_plain = not transposed and all(d == 1 for d in dilation) and input.dtype != torch.bool
+    if is_integral(input) and not (device_type == "cpu" and (is_plain or input.dtype == torch.int64)):
+        raise NotImplementedError(f'"slow_conv2d_{device_type}" not implemented for \'{name_dtype(input.dtype)}\'')
     if transposed:
         _check_output_padding(stride, dilation, output_padding, weight.dim() - 2)
 
@@ -168,16 +172,48 @@ def fused_cell(_: str, input_gates: Tensor, hidden_gates: Tensor, *_args: Any, *
 
 @refuses("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm",
          "native_group_norm")
-def norm(device_type: str, input: Tensor, weight: Tensor | None, bias: Tensor | None, *_args: Any,
+def norm(device_type: str, input: Tensor, weight: Tensor | None, bias: Tensor | None, *args: Any,
          **_kwargs: Any) -> None:
-    """aten/src/ATen/native/mixed_data_type.h; cuda/Normalization.cu, batch_norm_cuda_out, and group_norm_kernel.cu."""
-    given = [t for t in (weight, bias) if t is not None]
+    """aten/src/ATen/native/mixed_data_type.h; cuda/Normalization.cu, batch_norm_cuda_out, and group_norm_kernel.cu.
+    Running statistics stand after the bias.
+    """
+    given = [t for t in (weight, bias, *args[:2]) if isinstance(t, Tensor)]
+    flat = next((t for t in args[:2] if isinstance(t, Tensor) and t.dim() != 1), None)
+    if flat is not None:
+        raise RuntimeError(f"TensorAccessor expected 1 dims but tensor has {flat.dim()}")
     if not input.numel() or all(t.dtype == input.dtype for t in given):
         return
     is_low = input.dtype in (torch.float16, torch.bfloat16)
     if not is_low or any(t.dtype != torch.float32 for t in given):
         other = next(t.dtype for t in given if t.dtype != input.dtype)
         raise RuntimeError(f"expected scalar type {name_dtype(input.dtype)} but found {name_dtype(other)}")
+
+
+@refuses("_softmax_backward_data", "_log_softmax_backward_data")
+def softmax_backward(_: str, grad_output: Tensor, output: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/SoftMax.cpp, the meta function of softmax_backward_data: checkSameSize."""
+    if grad_output.shape != output.shape:
+        raise RuntimeError("Expected tensor for argument #1 'grad' to have same size as tensor for argument #2 "
+                           f"'output'; but {list(grad_output.shape)} does not equal {list(output.shape)}")
+
+
+@refuses("soft_margin_loss")
+def soft_margin_loss(_: str, self: Tensor, target: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/Loss.cpp, soft_margin_loss_out, which works in a tensor of the input's shape."""
+    loss_in_the_dtype_of_its_input(_, self, target)
+    shape = torch.broadcast_shapes(self.shape, target.shape)
+    if shape != self.shape:
+        raise RuntimeError(f"output with shape {list(self.shape)} doesn't match the broadcast shape {list(shape)}")
+
+
+@refuses("huber_loss")
+def loss_in_the_dtype_of_its_input(_: str, self: Tensor, target: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/Loss.cpp, soft_margin_loss_out and huber_loss_out: the result has the dtype of the input."""
+    result = torch.promote_types(torch.promote_types(self.dtype, target.dtype), torch.float32) if (
+        is_integral(self) and is_integral(target)) else torch.promote_types(self.dtype, target.dtype)
+    if not torch.can_cast(result, self.dtype):
+        raise RuntimeError(f"result type {name_dtype(result)} can't be cast to the desired output type "
+                           f"{name_dtype(self.dtype)}")
 
 
 @refuses("native_layer_norm")
