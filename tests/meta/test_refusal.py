@@ -117,6 +117,14 @@ def test_what_the_cpu_runs_is_not_refused(name: str, device: str) -> None:
         VALID[name]()
 
 
+def test_what_lies_over_the_written_tensor_is_looked_for_after_a_call_that_was_fine() -> None:
+    with MetaTensorMode():
+        x, y = torch.ones(5, dtype=torch.int64), torch.ones(5, dtype=torch.int64)
+        torch.zeros(5, dtype=torch.int64).put_(x, y)
+        with pytest.raises(RuntimeError, match="single memory location"):
+            x.put_(x, y)
+
+
 def test_functions_that_compare_devices_take_tensors_with_data() -> None:
     x, q = torch.rand(4, 4), torch.tensor([0.1, 0.9])
     with MetaTensorMode():

@@ -16,7 +16,7 @@ _LOOKING = {"index_select", "take", "cat", "kthvalue", "masked_select", "bernoul
 _LOOKING_IN_PLACE = {"copy_", "bernoulli_", "eq_", "ne_", "lt_", "le_", "gt_", "ge_", "copysign_", "floor_divide_",
                      "gcd_", "lcm_", "heaviside_", "masked_fill_"}
 _WRITING_APART = {"index_add_", "index_copy_", "index_fill_", "index_put_", "_index_put_impl_", "index_reduce_",
-                  "scatter_", "scatter_add_", "scatter_reduce_"}
+                  "put_", "scatter_", "scatter_add_", "scatter_reduce_"}
 
 
 def looks_in_place(op: torch._ops.OpOverload, name: str) -> bool:
