@@ -112,6 +112,8 @@ def count_tokens(inputs: Iterable[tuple[str, Any]]) -> int | None:
     for name, tensor in inputs:
         is_index = str(tensor.dtype).endswith(("int64", "int32")) and not any(word in name for word in _NOT_TOKENS)
         if len(tensor.shape) == 2 and is_index:
+            if getattr(tensor, "is_nested", False):  # rows of different lengths, one after another in its values
+                return int(tensor._values.shape[0])
             return int(tensor.shape[0] * tensor.shape[1])
         if name == _EMBEDDED and len(tensor.shape) == 3:
             embedded = int(tensor.shape[0] * tensor.shape[1])
