@@ -231,7 +231,8 @@ class Run:
                  surroundings: Surroundings | None = None, *, is_replica: bool = False) -> None:
         self.session, self.recorder, self.root, self.surroundings = session, recorder, root, surroundings
         self._borrowed, self._is_replica = borrowed, is_replica
-        self._annotations: dict[Profiler, Annotation] = {}  #: in which the device plays no part
+        #: in which the device plays no part, each of a profiler and of what was in the log
+        self._annotations: dict[tuple[Profiler, str, int, int], Annotation] = {}
 
     @property
     def borrowed(self) -> Borrowed:
@@ -287,14 +288,16 @@ class Run:
                                    else profiler) for profiler in self.session.profilers.values()]
 
     def _annotate(self, profiler: Profiler) -> Annotation:
-        if profiler not in self._annotations:
+        log = self.recorder.log
+        key = profiler, log.device, log.steps, len(log.call_slots)  # a run may be annotated, and then go on
+        if key not in self._annotations:
             spec = self.session.spec or simulated_spec()
             with simulating(spec, alike := Alike([spec])):
-                found = profiler(self.recorder.log)
+                found = profiler(log)
             if not alike.specs:  # it asked for the device
                 return found
-            self._annotations[profiler] = found
-        return self._annotations[profiler]
+            self._annotations[key] = found
+        return self._annotations[key]
 
     def build_for(self, other: Session, **settings: Any) -> Profile:
         """The profile on the device of a session for which the run is the same; ``settings`` are those of `build`."""
