@@ -1,6 +1,8 @@
 """What a forward does besides computing its result: the graph does it too, or says or refuses what it does not."""
+import collections
 import copy
 import random
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -457,3 +459,34 @@ def test_forward_mode_is_traced_as_jvp_and_refused_as_a_block() -> None:
     torch.testing.assert_close(symbolic_trace(jvp, meta_args={"x": X})(X / 2), torch.cos(X / 2))
     with pytest.raises(InputError, match=r"by dual_level at .*Call torch.func.jvp"):
         symbolic_trace(block, meta_args={"x": X})
+
+
+class Key:
+    """What weak containers refer to."""
+
+
+KEY = Key()
+
+
+class Holding(nn.Module):
+    """A module that counts its calls in a container which is none of Python's own."""
+
+    def __init__(self, held, count):
+        super().__init__()
+        self.held, self.count, self.keys = held, count, [Key() for _ in range(5)]
+
+    def forward(self, x):
+        return x * self.count(self.held, self.keys)
+
+
+@pytest.mark.parametrize("held, count", [
+    (weakref.WeakKeyDictionary({KEY: 1}), lambda held, keys: held.update({KEY: held[KEY] + 1}) or held[KEY]),
+    (weakref.WeakSet(), lambda held, keys: held.add(keys[len(held)]) or len(held)),
+    (weakref.WeakValueDictionary(), lambda held, keys: held.update({len(held): keys[len(held)]}) or len(held)),
+    (collections.UserDict(n=1), lambda held, keys: held.update(n=held["n"] + 1) or held["n"]),
+    (deque(), lambda held, keys: held.append(1) or len(held)),
+], ids=["keys", "set", "values", "UserDict", "deque"])
+def test_what_forward_puts_into_weak_and_other_containers_is_told(held, count):
+    gm = symbolic_trace(Holding(held, count), meta_args={"x": torch.rand(2)})
+    assert [text for text in gm.meta["assumptions"]
+            if text.startswith(f"forward changes a {type(held).__name__} that ")]

@@ -10,7 +10,7 @@ import dis
 import functools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, MutableSet, Sequence
 from contextvars import ContextVar
 from itertools import chain, repeat
 from types import CodeType, FunctionType
@@ -28,7 +28,7 @@ from analyzer.meta.state import MetaState
 from analyzer.meta.structure import holds_tensor, is_plain_object
 from analyzer.replay.reachable_code import CodeSearch
 from analyzer.replay.state_fingerprint import CodeRecord, StateRecord
-from analyzer.replay.state_value import MISSING, PLAIN, are_alike, find_added, look_up, set_value
+from analyzer.replay.state_value import MISSING, PLAIN, are_alike, find_added, is_equal, look_up, set_value
 
 from .outline import Site, code_of
 
@@ -134,6 +134,11 @@ def _list_changed(record: StateRecord) -> Iterator[tuple[Any, Any, Any, Any]]:
                 yield holder, name, before, now
 
 
+_LISTED = (dict, list, set)  #: of which `module_state` tells what they hold where a module has them
+#: kinds of what holds values and is none of Python's own containers: weak ones, views on others
+_CONTENTS = (MutableMapping, MutableSequence, MutableSet, bytearray)
+
+
 class _Leak(NamedTuple):
     """A place, with what stands in it for what ``values`` of runs, of which the first is the trace's, left there."""
 
@@ -183,13 +188,19 @@ class Leaks:
 
     def tell(self, record: StateRecord, borrowed: Borrowed, state: MetaState) -> None:
         """Note what traced code left otherwise than ``record`` has it, but for what modules themselves hold."""
-        of_modules = {id(value) for module in borrowed.every for value in vars(module).values()}
+        held = {id(value): type(value) for module in borrowed.every for value in vars(module).values()}
         for holder, key, before, now in _list_changed(record):
             file = holder.get("__file__") if type(holder) is dict else None  # of a module of Python
             is_ours = isinstance(now, FunctionType) or file is not None and not is_user_code(str(file))
-            if not is_ours and id(holder) not in of_modules and not self._is_left(holder, key, before, now):
-                state.assume(f"forward changes {_name_place(holder, key)} in what it reaches outside of modules: the "
-                             "graph does not")
+            if is_ours or issubclass(held.get(id(holder), object), _LISTED) or self._is_left(holder, key, before, now):
+                continue
+            where = "that a module holds" if id(holder) in held else "in what it reaches outside of modules"
+            state.assume(f"forward changes {_name_place(holder, key)} {where}: the graph does not")
+
+        for holder, read, _, before in record.objects:
+            if isinstance(holder, _CONTENTS) or hasattr(holder, "tobytes"):
+                if not is_equal(read(), before):
+                    state.assume(f"forward changes a {type(holder).__name__} that it reaches: the graph does not")
 
     def _is_left(self, holder: Any, key: Any, before: Any, now: Any) -> bool:
         return are_alike((now,), (self.left.get((id(holder), key), (None, before))[1],))
