@@ -51,12 +51,6 @@ def replaying_torch():
         pytest.skip(reason)
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Replay of blocks of a few modules, too, which would not pay."""
-    monkeypatch.setattr("analyzer.replay.block_replay.LEAST_LEAVES_SAVED", 0)
-
-
 def pytest_collection_finish():
     """No collection of garbage needs to look at what was imported for the tests."""
     _set_aside()

@@ -5,7 +5,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
@@ -13,28 +12,24 @@ import torch
 
 from analyzer.distributed.world import World, current_entered
 from analyzer.errors import InputError
-from analyzer.fx.module_borrow import borrow_module, uncompiled
+from analyzer.fx.module_borrow import uncompiled
 from analyzer.fx.surroundings import leaves_no_tensor
-from analyzer.fx.trace.tracer_impl import is_leaf
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.argument import check_tensors
 from analyzer.meta.intercept.replacement import InterruptsDeferred
-from analyzer.meta.state import NewBreaks, Restart
+from analyzer.meta.state import Restart
 from analyzer.meta.structure import tensors_of
 from analyzer.on_use import rare_collections
 from analyzer.record.eager import RUNS_MODEL, EagerStep, GradientFound, OptimizerFactory
 from analyzer.record.failure import first_line, noting_failures
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
-from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import walk_modules
-from analyzer.replay.block_replay import BlockReplay
-from analyzer.replay.chain import Chain
+from analyzer.replay.chain import FEWEST, Chain
 from analyzer.replay.match import why_unsupported
 from analyzer.replay.repeated_step import RepeatedStep, chains_of
 from analyzer.replay.short_run import NotRepeated
-from analyzer.replay.step_replay import ReplayedStep
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.profile import Profile
 from analyzer.results.tree import list_wrappers
@@ -167,6 +162,7 @@ def profile_alike(devices: Sequence[str | DeviceSpec], model: torch.nn.Module | 
 
 #: why blocks at the ends of a chain are run
 RUN_FOR_OTHERS = "it is one of the first or last of alike blocks, which are run for the others too"
+NO_CHAIN = f"no {FEWEST} neighbours in one of its lists of modules are alike"
 _WRITTEN = "written"  # in a request: the module behind torch.compile(module)
 
 
@@ -203,32 +199,30 @@ class ModelCall(NamedTuple):
 def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -> Profile:
     """The profile of a model's steps; ``settings`` are further ones of `EagerStep`."""
     mode, step = session.mode, session.step
-    why_none = why_nothing(call.module, reuse, session.options.devices)
-    replay = Replay(why_none or why_no_part(step, session.options), why_none)
+    repeats = Repeats(why_nothing(call.module, reuse, session.options.devices), why_no_step(step, session.options))
 
     def run_step(run: Run, options: ProfileOptions) -> None:
         run_args, run_kwargs = run.take_inputs(call.args, call.kwargs, call.names)
-        replay.chains = replay.find_chains(run.recorder, run.root) if replay.prefers_chains else []
-        run.recorder.replay_block = None if replay.blocks is None else replay.blocks.run
-        make: type[EagerStep] = RepeatedStep if replay.chains else (
-            EagerStep if replay.refusal is not None else ReplayedStep)
-        replay.step = make(run.recorder, run.root, run_args, run_kwargs, mode=mode, loss_fn=session.loss_fn,
-                           optimizer=session.optimizer if mode == "train" else None, autocast=session.autocast,
-                           step=step, device_type=session.device.type, options=options, **settings)
-        replay.step.answers_numbers = session.options.unknown_value != "error"
-        if replay.step.takes_closure and replay.refusal != RUNS_MODEL and (replay.chains or replay.refusal is None):
-            replay.refusal = replay.chain_refusal = RUNS_MODEL
+        repeats.step = repeats.step_class(run.root)(
+            run.recorder, run.root, run_args, run_kwargs, mode=mode, loss_fn=session.loss_fn,
+            optimizer=session.optimizer if mode == "train" else None, autocast=session.autocast, step=step,
+            device_type=session.device.type, options=options, **settings)
+        repeats.step.answers_numbers = session.options.unknown_value != "error"
+        if repeats.step.takes_closure and repeats.refusal is None:
+            repeats.refusal = RUNS_MODEL
             raise Restart(RUNS_MODEL)
-        if not isinstance(replay.step, RepeatedStep):
-            replay.step.run()
+        if not isinstance(repeats.step, RepeatedStep):
+            repeats.step.run()
             return
-        replay.step.chains = replay.chains
+        repeats.step.chains = repeats.chains
         try:
-            replay.step.run()
+            repeats.step.run()
         except Exception as error:  # running all blocks shows whether the model's own code fails then, too
+            if not repeats.chains:
+                raise
             raise NotRepeated(f"with some of its blocks alone it fails: {first_line(error)}") from error
 
-    return run_replayed(session, call.module, run_step, replay)
+    return run_repeating(session, call.module, run_step, repeats)
 
 
 def limit_run(session: Session, found: Profile, call: ModelCall, reuse: bool, **settings: Any) -> Profile:
@@ -252,125 +246,88 @@ def why_nothing(module: torch.nn.Module, reuse: bool, devices: int) -> str | Non
     return why_unsupported()
 
 
-def why_no_part(step: Callable[..., Any] | None, options: ProfileOptions) -> str | None:
-    """Why no block is replayed by itself; None where some may be."""
+def why_no_step(step: Callable[..., Any] | None, options: ProfileOptions) -> str | None:
+    """Why the model of later steps is run; None where they may be written from the first."""
     if step is not None:
         return "the steps are the caller's own"
-    if options.capacity_bytes is not None:
-        return "memory may run out in the middle of a part"
     if not options.set_to_none:
         return "gradients are added to those of the step before"
-    return None
+    return None if options.steps > 1 else "there is one step"
 
 
-class Replay:
-    """What a run may replay, and the blocks of the run that is under way."""
+class Repeats:
+    """What need not run: blocks of chains, later steps. ``refusal`` is why nothing is repeated, ``step_refusal`` why no
+    step is.
+    """
 
-    def __init__(self, refusal: str | None, chain_refusal: str | None) -> None:
-        self.refusal = refusal           #: why nothing is replayed
-        self.chain_refusal = chain_refusal  #: why a few blocks do not stand for all
-        self.prefers_chains = refusal is not None  #: whether blocks could not be replayed one by one
-        self.chains: list[Chain] = []  #: of the run that is under way
+    def __init__(self, refusal: str | None, step_refusal: str | None) -> None:
+        self.refusal, self.step_refusal = refusal, step_refusal
+        self.chain_refusal: str | None = None  #: why a few blocks do not stand for all
+        self.chains: list[Chain] = []  #: of the run that is under way, or was last
         self._found: list[Chain] | None = None
-        self.excluded: dict[type[torch.nn.Module], str] = {}  #: classes of which no block is replayed, and why
-        self.block_refusal: str | None = None                 #: why no block at all is replayed
-        self.blocks: BlockReplay | None = None
         self.step: EagerStep | None = None
 
-    def find_chains(self, recorder: Recorder, root: torch.nn.Module) -> list[Chain]:
-        """The chains of a model of which a few blocks may stand for all; none where that was refused."""
-        if self.chain_refusal is not None:
-            return []
-        if self._found is None:
-            self._found = chains_of(root, recorder)
-        return self._found
-
-    def end_run(self) -> None:
-        """Let go of what holds the run."""
-        self.blocks = self.step = None
+    def step_class(self, root: torch.nn.Module) -> type[EagerStep]:
+        """What runs the steps, now that it is known what was refused before; `chains` are those that it repeats."""
         self.chains = []
+        if self.refusal is None and self.chain_refusal is None:
+            if self._found is None:
+                self._found = chains_of(root)
+            self.chains = self._found
+        is_repeated = self.chains or (self.refusal is None and self.step_refusal is None)
+        return RepeatedStep if is_repeated else EagerStep
 
-    def is_in_chain(self, recorder: Recorder, root: torch.nn.Module, module: torch.nn.Module) -> bool:
-        return any(module is block for chain in self.find_chains(recorder, root) for block in chain.blocks)
+    def refuse(self, reason: str) -> None:
+        """The last run found why it tells nothing: fewer things are repeated in the next."""
+        if self.chains:
+            self.chain_refusal = reason
+        else:
+            self.refusal = reason
 
     def report(self, root: torch.nn.Module) -> ReplayReport:
-        name = type(root).__name__
-        step = self.step
-        if isinstance(step, RepeatedStep):
-            return self._report_chains(name, step)
-        refused = [] if self.chain_refusal in (None, self.refusal) else [
-            ReplayInfo("", "block", name, False, self.chain_refusal)]
-        if not isinstance(step, ReplayedStep):
-            return ReplayReport((*refused, ReplayInfo("", "step", name, False, self.refusal)))
-        rows = refused if self.blocks is None else [
-            ReplayInfo(path, "block", kind, reason is None, reason)
-            for path, (kind, reason) in self.blocks.explain().items()]
-        if self.block_refusal is not None:
-            rows.append(ReplayInfo("", "block", name, False, self.block_refusal))
-        rows += [ReplayInfo(path, "block", type(module).__name__, False, reason)
-                 for path, module in (walk_modules(root) if self.excluded else ())
-                 if (reason := self.excluded.get(type(module))) is not None]
-        if step.options.steps > 1:
-            rows.append(ReplayInfo("", "step", name, step.replay is not None, step.step_reason))
-        return ReplayReport(tuple(rows))
-
-
-    def _report_chains(self, name: str, step: RepeatedStep) -> ReplayReport:
+        name, step = type(root).__name__, self.step
         rows = [ReplayInfo(path, "block", type(block).__name__, place in chain.skipped,
                            None if place in chain.skipped else RUN_FOR_OTHERS)
                 for chain in self.chains for place, (path, block) in enumerate(zip(chain.paths, chain.blocks))]
-        if step.options.steps > 1:
-            rows.append(ReplayInfo("", "step", name, not step.runs_model, step.step_reason))
+        if not rows:
+            rows.append(ReplayInfo("", "block", name, False, self.refusal or self.chain_refusal or NO_CHAIN))
+        if step is not None and step.options.steps > 1:
+            reason = step.step_reason if isinstance(step, RepeatedStep) else self.refusal or self.step_refusal
+            rows.append(ReplayInfo("", "step", name, not step.runs_model, reason))
         return ReplayReport(tuple(rows))
 
 
-def run_replayed(session: Session, module: torch.nn.Module, run_step: Callable[[Run, ProfileOptions], None],
-                 replay: Replay) -> Profile:
-    """The profile of ``module``, run again with less replayed for as long as a run finds that it replayed too much."""
+def run_repeating(session: Session, module: torch.nn.Module, run_step: Callable[[Run, ProfileOptions], None],
+                  repeats: Repeats) -> Profile:
+    """The profile of ``module``, run again with less repeated for as long as a run finds that it repeated too much."""
 
     def run_once(options: ProfileOptions) -> Profile:
         wrappers = list_wrappers(module)
         with session.open(module, options) as run:
-            with torch._C.DisableTorchFunction():
-                replay.blocks = None if replay.prefers_chains or replay.block_refusal is not None else BlockReplay(
-                    run.recorder, run.root, borrow_module, is_leaf, replay.excluded,
-                    partial(replay.is_in_chain, run.recorder, run.root))
             try:
                 with run.recording():
                     run_step(run, options)
-                if isinstance(replay.step, RepeatedStep):
-                    run.recorder.log = replay.step.write_log()
-                if replay.step is not None and replay.step.mode == "infer" and not replay.step.looks_for_gradient:
+                if isinstance(repeats.step, RepeatedStep):
+                    run.recorder.log = repeats.step.write_log()
+                if repeats.step is not None and repeats.step.mode == "infer" and not repeats.step.looks_for_gradient:
                     run.describe_training()
                 alike = session.list_alike()
-                settings: dict[str, Any] = dict(is_final=True, wrappers=wrappers, replay=replay.report(run.root))
+                settings: dict[str, Any] = dict(is_final=True, wrappers=wrappers, replay=repeats.report(run.root))
                 found = run.build(**settings)
                 for other in alike:
                     other.found = run.build_for(other, **settings)
                 return found
-            except Restart as restart:
-                restart.wants_chains = replay.blocks is not None and bool(replay.find_chains(run.recorder, run.root))
-                raise
             finally:
-                replay.end_run()
+                repeats.step = None
 
     session.restarts = True
     with InterruptsDeferred(), rare_collections():  # also while what a run leaves behind is freed
         while True:
             try:
                 return expect_values(run_once, session.options)
-            except NewBreaks as restart:
-                restart.__traceback__ = None
-            except NotRepeated as restart:
-                replay.chain_refusal, replay.prefers_chains = restart.reason, replay.refusal is not None
-                restart.__traceback__ = None
             except Restart as restart:
-                if restart.wants_chains:
-                    replay.prefers_chains = True
-                elif restart.module is None:
-                    replay.block_refusal = restart.reason
-                else:
-                    replay.excluded[type(restart.module)] = restart.reason
+                if isinstance(restart, NotRepeated):
+                    repeats.refuse(restart.reason)
                 restart.__traceback__ = None  # whose frames hold the run
             except DeviceOutOfMemoryError as error:
                 return session.build_unplaced(module, error)

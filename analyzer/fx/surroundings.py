@@ -150,7 +150,7 @@ class Surroundings(Holders, CodeRecord):
     def __init__(self, modules: list[nn.Module], functions: Iterable[Any], values: Any) -> None:
         self._given, self._is_over = Holders(), False
         plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
-        super().__init__(classes=set(map(type, plain)), functions=(), inside=set(map(id, modules)), own=True)
+        super().__init__(classes=set(map(type, plain)), functions=(), inside=set(map(id, modules)))
         self.search.constructs = True
         for module in plain:
             self.capture_module(module, own=False)

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +78,12 @@ class HostMemory:
         self.allocated_bytes -= region.bytes
         if self.observer is not None and region.bytes:
             self.observer("free", region.address, region.bytes)
+
+    def copy(self) -> HostMemory:
+        """Memory in the same state, which nobody observes."""
+        made = copy(self)
+        made.observer = None
+        return made
 
     def rounded_bytes(self, nbytes: int) -> int:
         return nbytes
@@ -351,16 +358,6 @@ class MetaStorage(torch.UntypedStorage):
                 self.known = Deferred(torch.empty(0, dtype=dtype).set_(real))
         if not hasattr(real, "_torch_load_uninitialized"):  # else it is read later, at once
             self.origin = None
-
-    def give_back_early(self) -> None:
-        """Free its memory in the books now, where the device would; the tensor itself lives on for a moment."""
-        space = self.__dict__.pop("space", None)
-        if space is not None:
-            space.release(self)
-
-    def give_away(self) -> Region:
-        del self.space
-        return self.region
 
     def __del__(self) -> None:
         space = self.__dict__.get("space")

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
-from torch import nn
 
 from analyzer.errors import InputError, is_count
 from analyzer.memory.allocator import AllocatorOptions
@@ -69,13 +68,11 @@ class MetaOptions:
 
 
 class Restart(BaseException):
-    """The run begins again, no module of the class of ``module`` replayed, or none at all. No handler takes it."""
+    """The run begins again, for a ``reason``. No handler of the user's code takes it."""
 
-    wants_chains = False  #: whether a few of alike blocks are to be run for all then
-
-    def __init__(self, reason: str, module: nn.Module | None = None) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.reason, self.module = reason, module
+        self.reason = reason
 
 
 class NewBreaks(Restart):

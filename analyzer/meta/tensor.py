@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.intercept.mode_stack import without_modes
 
-from .address_space import AddressSpace, MetaStorage, Region, bytes_on_meta, find_storage
+from .address_space import AddressSpace, MetaStorage, find_storage
 from .spec import SPARSE_LAYOUTS, strided_of
 from .state import active, current
 
@@ -280,31 +280,7 @@ def sparse_like(tensor: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor
                          tensor.layout is not torch.sparse_coo or tensor.is_coalesced())
 
 
-def template(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same specs on a storage of its own that no books know of."""
-    with without_modes():
-        return _like(tensor)
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    nbytes = tensor.untyped_storage().nbytes()
-    if tensor.is_contiguous() and tensor.numel() * tensor.itemsize == nbytes:
-        return _empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
-    out = torch.empty(0, dtype=tensor.dtype, device=META)
-    storage = bytes_on_meta(nbytes).untyped_storage()
-    return out.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
-
-
 def alias(tensor: torch.Tensor) -> torch.Tensor:
     """Another tensor on the storage of ``tensor``, which keeps the storage alive and counts as a reference."""
     with without_modes():
         return tensor.detach()
-
-
-def revive(like: torch.Tensor, device: torch.device, number: int, region: Region, space: AddressSpace) -> torch.Tensor:
-    """A tensor like ``like`` on a storage that has its number and its place already. To be called without modes."""
-    out = _like(like)
-    storage = out.untyped_storage()
-    storage.__class__ = MetaStorage
-    storage.__dict__ = {"device": device, "number": number, "region": region, "space": space}
-    return take_class(out)

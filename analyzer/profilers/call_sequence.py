@@ -208,7 +208,7 @@ class CallSequence:
     def _replayed(self, part: PlacedPart) -> CallRun:
         key = id(part.segment), part.start, part.stop
         if key not in self._alike:
-            table, places = part.segment.places(part.start, part.stop, self.log)
+            table, places = part.segment.places(part.start, part.stop)
             results = self._results_in(table) if self._waits else set()
             self._alike[key] = self.timer.numbers(table, places), [
                 not results.isdisjoint(table[place].inputs) for place in places] if results else repeat(False)

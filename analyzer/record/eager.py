@@ -130,7 +130,6 @@ class EagerStep:
                 if self.is_last(index):
                     break
             self.recorder.end()
-            self.recorder.check()
 
     def is_last(self, index: int) -> bool:
         """Whether no step follows that of an index: of more than one, as many as LBFGS takes to have its history."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch.autograd import Variable
-from torch.utils.checkpoint import CheckpointFunction
 
 from analyzer.meta.intercept.compiled_function import compiling_forward, module_behind, outside_of_graph
 from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
@@ -41,12 +40,11 @@ def listen(recorder: Any, *, is_simulated: bool = False) -> Iterator[None]:
 def _replacements(hearing: Callable[[], Any]) -> Iterator[Undo]:
     """What is replaced for recorders: ``hearing()`` is the one that hears what this thread runs now, or None."""
     yield replace(torch.nn.Module, "__call__", _reporting_calls(hearing))
-    yield replace(torch.autograd, "backward", _while_heard(hearing, _backward(create_graph_at=3, inputs_at=5)))
-    yield replace(torch.autograd, "grad", _while_heard(hearing, _backward(create_graph_at=4, inputs_at=1)))
+    yield replace(torch.autograd, "backward", _while_heard(hearing, _backward(create_graph_at=3)))
+    yield replace(torch.autograd, "grad", _while_heard(hearing, _backward(create_graph_at=4)))
     yield replace(Variable, "_execution_engine", partial(_Engine, hearing))
     yield replace(torch.enable_grad, "__enter__", _while_heard(hearing, _counting_recomputation(+1)))
     yield replace(torch.enable_grad, "__exit__", _while_heard(hearing, _counting_recomputation(-1)))
-    yield replace(CheckpointFunction, "forward", _while_heard(hearing, _checkpoint))
     yield replace(torch.optim.Optimizer, "zero_grad", _while_heard(hearing, _during("zero_grad")))
 
 
@@ -68,28 +66,16 @@ def _during(phase: str) -> Any:
     return run
 
 
-def _checkpoint(recorder: Any, original: Any, *args: Any) -> Any:
-    recorder.reentrant_checkpoints += 1
-    try:
-        return original(*args)
-    finally:
-        recorder.reentrant_checkpoints -= 1
-
-
-def _backward(create_graph_at: int, inputs_at: int) -> Any:
+def _backward(create_graph_at: int) -> Any:
     """A backward pass: what it computes is no recomputation, even where it runs inside one's block."""
     def run(recorder: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        def argument(name: str, at: int) -> Any:
-            return kwargs.get(name, args[at] if len(args) > at else None)
-
         state = current()
         if state is not None and state.tracing is not None and state.tracing.is_transforming():
             return original(*args, **kwargs)  # a part of the graph
         before = recorder.recomputing, recorder.creates_graph
         recorder.recomputing = 0
-        recorder.creates_graph = bool(argument("create_graph", create_graph_at))
-        recorder.begins_backward(not recorder.creates_graph and argument("inputs", inputs_at) is None
-                                 and not argument("retain_graph", create_graph_at - 1))
+        recorder.creates_graph = bool(kwargs.get("create_graph", args[create_graph_at] if len(args) > create_graph_at
+                                                 else None))
         try:
             with outside_of_graph("a backward pass runs inside"), recorder.during("backward"):
                 result = original(*args, **kwargs)
@@ -124,8 +110,7 @@ class _Engine:
         def engine(**_: Any) -> Any:
             return private._engine_run_backward(tensors, grad_tensors, keep_graph, create_graph, inputs, **settings)
 
-        return _backward(3, 5)(recorder, engine, create_graph=create_graph, retain_graph=keep_graph,
-                               inputs=inputs or None)
+        return _backward(3)(recorder, engine, create_graph=create_graph)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -150,7 +135,7 @@ def _backward_of_stages(hearing: Callable[[], Any]) -> Iterator[Undo]:
 
 
 def _reporting_calls(hearing: Callable[[], Any]) -> Any:
-    """What takes the place of ``Module.__call__``: it reports each call, and replays a block where that may be done."""
+    """What takes the place of ``Module.__call__``: it reports each call, and skips a block that need not run."""
     def module_call(original: Any) -> Any:
         def __call__(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             recorder = hearing()
@@ -175,9 +160,9 @@ def _reporting_calls(hearing: Callable[[], Any]) -> Any:
                           compiling_forward(state, module, tracing.config)):
                         result = original(module, *args, **kwargs)
                     return result
-                if impl is None and recorder.replay_block is not None:
+                if impl is None and recorder.skip_block is not None:
                     with torch._C.DisableTorchFunction():
-                        result = recorder.replay_block(module, args, kwargs)
+                        result = recorder.skip_block(module, args, kwargs)
                     if result is not NotImplemented:
                         return result
                 result = original(module, *args, **kwargs) if impl is None else impl(module, *args, **kwargs)

@@ -87,9 +87,6 @@ class CompiledCall(NamedTuple):
     position: int = -1                      #: index of the last operator call that is a part of it
 
 
-CALLER = ""  #: The source line of a node that is the line which called the recorded model, or the captured block.
-
-
 @dataclass(slots=True)
 class LogNode:
     """One row of the node table: an fx node, or in eager runs a leaf module's call or an operator outside leaves."""
@@ -99,7 +96,7 @@ class LogNode:
     target: str
     module: int
     base: str = ""                                                   #: its name before it was made unique
-    source: str | None = None                                        #: "file.py:123", or `CALLER`
+    source: str | None = None                                        #: "file.py:123"
     outputs: tuple[tuple[int, object], ...] = ()  #: (storage number, TensorSpec) of each output tensor
     inputs: tuple[int, ...] = ()                                     #: nodes it reads
     reads: tuple[int, ...] = ()                                      #: storage numbers of its distinct tensor inputs
@@ -212,7 +209,6 @@ class Log(DeviceLog):
     #: placements over a mesh of tensors that are parts of sharded ones, by number of the storage and shape of the part
     layouts: dict[tuple[int, tuple[int, ...]], tuple[str, ...]] = field(default_factory=dict)
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
-    number_of_label: dict[str, int] = field(default_factory=dict)  #: of the storages of parameters and buffers
     pending: deque[Pending] = field(default_factory=deque)
     #: bytes of storages that are not written out yet, by category; of optimizer states those on the watched device
     unwritten: Counter[str] = field(default_factory=Counter)
@@ -333,7 +329,7 @@ class Log(DeviceLog):
                 copies.first.tolist(), copies.counts.tolist())
             tallies = [*(Tally(step, call, storages, number * count)
                          for (step, part, start, stop), number in parts.items()
-                         for call, storages, count in part.tally(start, stop, self)),
+                         for call, storages, count in part.tally(start, stop)),
                        *(Tally(call.step, call, table, count) for call, count in written)]
             self._tallies = state, tallies, dict.fromkeys([tally.call.signature for tally in tallies])
         return self._tallies[1:]

@@ -24,7 +24,7 @@ from .tensor_walk import describe, tensors_in
 
 BUILT = "held by the model"  #: category of what is there before the first step and no parameter, buffer or input
 _FIRST_WORKSPACE = -2
-ROOT = 0  #: the root's index in `Log.modules`
+ROOT = 0  #: the root's index in `Log.modules`; of what runs outside of all modules, too
 
 
 class MemoryRecorder:
@@ -44,11 +44,9 @@ class MemoryRecorder:
         self.step = 0
         self.phase = "forward"
         self.node = OUTSIDE
-        self.outermost = ROOT  #: the module of what runs outside of all modules
         self._stack: list[int] = []  #: the modules that run, the innermost last
         self.events: list[Event] | None = None  #: collected while a step is to be replayed
         self.notes: Any = None  #: of a run in which blocks are skipped: what is told of more than events
-        self.restart: BaseException | None = None  #: why the run cannot go on, raised when the next phase begins
 
     def _list_others(self, claim: torch.device) -> list[tuple[CachingAllocator, DeviceLog]]:
         indices = range(self.space.devices) if self.space.devices > 1 and claim.type != "cpu" else ()
@@ -61,7 +59,6 @@ class MemoryRecorder:
     def begin(self, phase: str) -> None:
         """A stretch of ``phase`` begins; what ran before has ended."""
         self.end()
-        self.check()
         if self.events is not None:
             self.events.append((BEGAN, phase))
         self.phase = phase
@@ -69,10 +66,6 @@ class MemoryRecorder:
         for memory, _ in self.others:
             memory.begin_lap()
         self.log.phases.append(PhaseRecord(self.step, phase, len(self.log.call_slots), last_call=-1))
-
-    def check(self) -> None:
-        if self.restart is not None:
-            raise self.restart
 
     def end(self) -> None:
         if not self.log.phases or self.log.phases[-1].last_call >= 0:
@@ -116,7 +109,7 @@ class MemoryRecorder:
         log.storage_table[storage.number] = StorageLifetime(
             log.lifetime_table, storage.number, storage.nbytes() if region.bytes else 0,  # none of a zero tensor
             region.bytes, region.address, str(storage.device), log.events, len(log.call_slots), self.phase, self.step,
-            self.node, self._stack[-1] if self._stack else self.outermost)
+            self.node, self._stack[-1] if self._stack else ROOT)
         self.watch_peak(0)
 
     def died(self, storage: MetaStorage) -> None:

@@ -13,7 +13,7 @@ from analyzer.meta.source_line import user_line
 from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
 from analyzer.meta.tensor import PLAIN_TENSORS
 
-from .log import CALLER, LogModule, LogModuleCall, LogNode, OuterCall, identifier
+from .log import LogModule, LogModuleCall, LogNode, OuterCall, identifier
 from .memory_recorder import ROOT, MemoryRecorder
 from .options import count_samples, count_tokens, name_tensors
 from .progress import report_progress
@@ -23,19 +23,18 @@ from .tensor_walk import describe, describe_tensors, local_part, parts_of_parame
 
 class ModuleRecorder(MemoryRecorder):
     """The part of a `Recorder` that knows the modules of ``root``, ``walked`` where they were listed, and writes the
-    node table. ``is_leaf`` tells which modules become one node (eager runs), ``around`` is the path of a module around
-    ``root``, the last of the log. A driver that knows its nodes (the graph interpreter) sets `node` itself.
+    node table. ``is_leaf`` tells which modules become one node (eager runs). A driver that knows its nodes (the graph
+    interpreter) sets `node` itself.
     """
 
     def __init__(self, mode: MetaTensorMode, root: torch.nn.Module, claim: torch.device,
                  is_leaf: Callable[[torch.nn.Module], bool] | None,
-                 walked: Sequence[tuple[str, torch.nn.Module]] | None, around: str) -> None:
+                 walked: Sequence[tuple[str, torch.nn.Module]] | None) -> None:
         super().__init__(mode, claim)
         self.is_leaf = is_leaf
         self.first_node = 0  #: of the present step
         self.described_step = 0  #: the step whose calls of modules are written down
-        #: the line that called what is recorded: it is no part of the model, and each replay of a block has its own
-        self.called_from: str | None = None
+        self.called_from: str | None = None  #: the line that called what is recorded, which is no part of the model
         self.planned_calls = 0  #: module calls that the driver expects, to tell how far the run has come
         self._entered = 0
         self._modules: list[torch.nn.Module] = []
@@ -45,16 +44,12 @@ class ModuleRecorder(MemoryRecorder):
         self._parameter_owner: dict[int, int] = {}
         self.producers: dict[int, int] = {}  #: by number of a storage the node that wrote it last
         self._collect_modules(walk_modules(root) if walked is None else walked)
-        if around:
-            self.outermost = len(self.log.modules)
-            self.log.modules.append(LogModule(around, "", None))
 
     # ---- steps
 
     def start_step(self, step: int, placeholders: bool = True) -> None:
         """Another step begins: its first nodes are the inputs, unless the driver has its own."""
         self.end()
-        self.check()
         if self.notes is not None:
             self.notes.step_begins(step)
         self.step, self.log.steps = step, step + 1
@@ -104,9 +99,9 @@ class ModuleRecorder(MemoryRecorder):
         return len(nodes) - 1
 
     def source_line(self) -> str | None:
-        """The model's line that runs; `CALLER` where that one called what is recorded; None where no module runs."""
+        """The model's line that runs; None where no module runs, or none of its own code."""
         line = user_line() if self._stack else None
-        return CALLER if line is not None and line == self.called_from else line
+        return None if line == self.called_from else line
 
     def node_at(self, index: int) -> LogNode:
         """A row that was not replayed."""
@@ -154,15 +149,13 @@ class ModuleRecorder(MemoryRecorder):
         return self.log.modules[self._module_index[id(module)]].path
 
     def _running(self) -> int:
-        return self._stack[-1] if self._stack else self.outermost
+        return self._stack[-1] if self._stack else ROOT
 
     def runs_module(self) -> bool:
         return bool(self._stack)
 
     def where(self) -> str:
-        below = self.log.modules[self._stack[-1]].path if self._stack else ""
-        around = self.log.modules[self.outermost].path
-        return f"{around}.{below}" if around and below else around or below
+        return self.log.modules[self._stack[-1]].path if self._stack else ""
 
     def running_call(self) -> int | None:
         return self._open_calls[-1]
@@ -277,5 +270,4 @@ class ModuleRecorder(MemoryRecorder):
         if lifetime is not None:
             if lifetime.category in self.undecided:
                 lifetime.category, lifetime.label, lifetime.module = category, label, index
-            self.log.number_of_label[label] = lifetime.number
             lifetime.requires_grad = tensor.requires_grad

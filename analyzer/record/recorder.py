@@ -20,6 +20,7 @@ from analyzer.meta.tensor import is_around_tensors
 
 from .hooks import listen
 from .log import Shortage
+from .memory_recorder import ROOT
 from .module_recorder import ModuleRecorder
 from .process_group import communicates, find_group, read_world, takes_group
 from .reference_count import current_backward_node, next_sequence_number
@@ -53,16 +54,13 @@ class Recorder(ModuleRecorder):
     def __init__(self, mode: MetaTensorMode, root: torch.nn.Module, claim: torch.device,
                  is_leaf: Callable[[torch.nn.Module], bool] | None = None,
                  find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None] = lambda module: None,
-                 walked: Sequence[tuple[str, torch.nn.Module]] | None = None, around: str = "") -> None:
-        super().__init__(mode, root, claim, is_leaf, walked, around)
+                 walked: Sequence[tuple[str, torch.nn.Module]] | None = None) -> None:
+        super().__init__(mode, root, claim, is_leaf, walked)
         self.find_leaf_impl = find_leaf_impl
         self.call_of_sequence: dict[int, int] = {}  #: the call that made an autograd node
-        self._hooked: set[int] = set()  # nodes of several calls, before which nothing may run
-        self._place_of_call: dict[int, tuple[int, int]] = {}  # module and node of calls that stand for a replayed block
         self._collective_of_sequence: dict[int, int] = {}
         self._gathered_at: dict[int, int] = {}  # nodes of collectives of wrappers in forward, by the module's index
         self._last_sequence = -1
-        self.reentrant_checkpoints = 0  #: how many forward passes in one are under way
         self.outer_steps = 0  #: how many steps of a library, with an optimizer's inside, are under way
         self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
         self.compiled: dict[int, dict[str, Any] | None] = {}  #: modules under torch.compile: `Borrowed.compiled`
@@ -74,22 +72,18 @@ class Recorder(ModuleRecorder):
         self.history: str | None = None  #: what an optimizer will hold and does not yet
         self.shortage: Shortage | None = None  #: the last time that memory ran out
         self._shortage_cause: Callable[[], DeviceOutOfMemoryError | None] = lambda: None
-        #: replays a block's record instead of running it, where it can
-        self.replay_block: Callable[[torch.nn.Module, Any, Any], Any] | None = None
-        self.watched: set[int] = set()  #: storages; `touched` is told of a forward call that reads one
-        self.touched: Callable[[int, Signature], None] = lambda number, signature: None
-        #: told whether one pass computes all gradients, once
-        self.before_backward: Callable[[bool], None] = lambda is_plain: None
+        #: what a module gives that need not run, NotImplemented of one that runs
+        self.skip_block: Callable[[torch.nn.Module, Any, Any], Any] | None = None
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
         """A block in which modules are called for the sake of the graph that is made of them: none is a node."""
-        before = self.is_leaf, self.replay_block
-        self.is_leaf, self.replay_block = None if self.is_leaf is None else _no_leaf, None
+        before = self.is_leaf, self.skip_block
+        self.is_leaf, self.skip_block = None if self.is_leaf is None else _no_leaf, None
         try:
             yield
         finally:
-            self.is_leaf, self.replay_block = before
+            self.is_leaf, self.skip_block = before
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise InputError where an optimizer that is about to step holds parameters of before the run."""
@@ -126,8 +120,7 @@ class Recorder(ModuleRecorder):
             state.recorder = self.space.listener = None
             self.let_go()
             self.watch_fullest()
-            self.replay_block, self._modules = None, []  # a recorder that outlives the run keeps no model
-            self.touched, self.before_backward = lambda number, signature: None, lambda is_plain: None
+            self.skip_block, self._modules = None, []  # a recorder that outlives the run keeps no model
             self.log.assumptions = [*state.assumptions, *([] if self.history is None else [self.history])]
             self.log.world = read_world() or self.log.world
 
@@ -168,9 +161,6 @@ class Recorder(ModuleRecorder):
                 node = self._node_run_again(index)
         self._note_group(signature, module if owner is not None and phase == "forward" else None, node)
         in_numbers = tuple([s.number for s in inputs])
-        if phase == "forward" and not self.watched.isdisjoint(in_numbers) and torch.is_grad_enabled():
-            for number in self.watched.intersection(in_numbers):
-                self.touched(number, signature)
         out_numbers = tuple([s.number for s in outputs])
         if self.events is not None:
             self.events.append((CALLED, index))
@@ -244,10 +234,6 @@ class Recorder(ModuleRecorder):
 
     # ---- calls in backward
 
-    def begins_backward(self, is_plain: bool) -> None:
-        """A backward pass begins; ``is_plain`` is one that frees its graph and leaves a gradient in every parameter."""
-        self.before_backward(is_plain and not self._stack)
-
     def _recomputes(self) -> bool:
         """Whether the operator that runs in backward is of a forward pass that runs again, for which gradients are
         turned on. In it they can be off once more (a checkpoint in another, a custom function); in a gradient that is
@@ -268,8 +254,6 @@ class Recorder(ModuleRecorder):
         if backward is None:
             return None, module, OUTSIDE
         sequence, variable = backward
-        if sequence in self._hooked:
-            self.before_backward(False)
         if variable is not None:
             return None, self.owner_of(variable), OUTSIDE
         # A custom function's operators share its number: its backward belongs to the first, a collective to the
@@ -283,11 +267,10 @@ class Recorder(ModuleRecorder):
 
     def owner_of(self, variable: torch.Tensor) -> int:
         """The module that holds a leaf whose gradient is accumulated."""
-        return self._parameter_owner.get(id(variable), self.outermost)
+        return self._parameter_owner.get(id(variable), ROOT)
 
     def place_of_call(self, index: int) -> tuple[int, int]:
-        place = self._place_of_call.get(index)
-        return self.log.call_slots.place(index) if place is None else place
+        return self.log.call_slots.place(index)
 
     def places_of(self, results: Iterable[Any]) -> list[tuple[int, int] | None]:
         """The module and the node of each result of a graph, None for what is no tensor in the books."""
@@ -313,32 +296,11 @@ class Recorder(ModuleRecorder):
         storage = self.storage_of(local_part(tensor)) if isinstance(tensor, torch.Tensor) else None
         return None if storage is None else self.log.storage_table.get(storage.number)
 
-    # ---- autograd nodes of blocks that were not run
-
     def start_step(self, step: int, placeholders: bool = True) -> None:
         """As in the base class; autograd nodes that a backward pass made before belong to no call of the step."""
         super().start_step(step, placeholders)
         self._gathered_at.clear()
-        self.skip_sequence()
-
-    def skip_sequence(self) -> int:
-        """Autograd nodes were made that no call of the log made; the result is the number of the last."""
         self._last_sequence = next_sequence_number()
-        return self._last_sequence - 1
-
-    def has_unnamed_nodes(self) -> bool:
-        """Whether autograd nodes were made since the last call: they count to the next one."""
-        return next_sequence_number() != self._last_sequence
-
-    def let_stand(self, sequence: int, stands_for: tuple[int, int, int] | None) -> None:
-        """An autograd node stands for a call (its index, module and node) from now on; None: for none that is known."""
-        if stands_for is None:
-            self._hooked.add(sequence)
-            return
-        self._hooked.discard(sequence)
-        self.call_of_sequence.pop(sequence, None)
-        if stands_for[0] >= 0:
-            self.call_of_sequence[sequence], self._place_of_call[stands_for[0]] = stands_for[0], stands_for[1:]
 
     def ran_out(self, operator: str, error: DeviceOutOfMemoryError) -> None:
         """An operator could not get its memory. The run need not end here: the user's code may catch the error."""

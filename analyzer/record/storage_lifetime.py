@@ -14,12 +14,12 @@ import numpy.typing as npt
 from analyzer.meta.address_space import STREAMS_A_DEVICE
 from analyzer.meta.state import StreamAction, StreamMark
 
-# What a recorder notes of a run that is to be captured and replayed.
+# What a recorder notes of a run that is to be repeated.
 
-BORN, DIED, CALLED, HELD, BEGAN, ENDED, TAKEN = range(7)
+BORN, DIED, CALLED, HELD, BEGAN, ENDED = range(6)
 Event = tuple[int, Any]
 """BORN or DIED with the storage's number, CALLED with the call's index, HELD with (simulated device, block sizes),
-BEGAN with the phase, ENDED, or TAKEN with the part of a captured trace that was replayed.
+BEGAN with the phase, or ENDED.
 """
 OUTSIDE = -1  #: no node: what runs outside the model (loss, optimizer)
 

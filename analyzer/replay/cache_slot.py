@@ -1,13 +1,14 @@
 """Blocks that fill one slot of a key-value cache of the library transformers.
 
-The cache, which changes, and the index, in which blocks differ, do not keep a block from being replayed that only fills
-its own, empty slot: a capture gets a cache of one slot, and an index that tells if it was used otherwise.
+The index of the slot, in which blocks differ, does not keep one from standing for another that only fills its own,
+empty slot: where a block is watched it is an `Index`, which tells if it is used otherwise.
 """
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -25,10 +26,12 @@ class CacheLike(NamedTuple):
 
 
 class Index:
-    """An integer that may be the index of a block's slot; ``used`` once anything but a cache asked for its value."""
+    """An integer that may be the index of a block's slot; ``tell`` is called where anything but a cache asks for its
+    value, and ``used`` is set.
+    """
 
-    def __init__(self, value: int) -> None:
-        self.value, self.used = value, False
+    def __init__(self, value: int, tell: Callable[[], object] = lambda: None) -> None:
+        self.value, self.used, self._tell = value, False, tell
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -38,6 +41,7 @@ class Index:
 def _asking(name: str) -> Any:
     def method(self: Index, *args: Any) -> Any:
         self.used = True
+        self._tell()
         return getattr(self.value, name)(*[a.value if type(a) is Index else a for a in args])
 
     return method
@@ -49,43 +53,6 @@ for _name in (
         "rshift rrshift round trunc floor ceil str repr format complex").split():
     if hasattr(int, f"__{_name}__"):
         setattr(Index, f"__{_name}__", _asking(f"__{_name}__"))
-
-
-class CaptureCache:
-    """What a block's capture gets for a cache: it takes the keys and values of one slot, and does nothing else."""
-
-    def __init__(self, like: CacheLike) -> None:
-        self._like = like
-        self._layer: Any = None
-        self._index: Index | None = None
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return object.__getattribute__(self, "_like").kind  # type: ignore[no-any-return]
-
-    def update(self, key_states: Any, value_states: Any, layer_idx: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `DynamicCache.update`, for one index only."""
-        if type(layer_idx) is not Index or self._index not in (None, layer_idx) and self._index is not layer_idx:
-            raise Mismatch("the index of its cache slot is worked out")
-        if self._layer is None:
-            self._index, self._layer = layer_idx, self._like.layer()
-        return self._layer.update(key_states, value_states, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # who looks for a protocol, as the recorder does
-            raise AttributeError(name)
-        raise Mismatch(f"it reads {name} of a cache")
-
-
-class Slot(NamedTuple):
-    """What a block does to a cache: which argument it is, the index (module, attribute), what the slot then has."""
-
-    argument: int
-    module: int
-    attribute: str
-    layer: type
-    plain: dict[str, Any]
-    tensors: list[str]
 
 
 def like_cache(value: Any) -> CacheLike | None:
@@ -110,13 +77,6 @@ def fill(cache: Any, index: int, layer: type, contents: dict[str, Any]) -> None:
     vars(cache.layers[index]).update(contents)
 
 
-def index_candidates(module: nn.Module, other: nn.Module) -> list[tuple[str, str]]:
-    """(path, attribute) of the integers in which two alike modules differ."""
-    return [(path, name) for (path, mine), theirs in zip(module.named_modules(), other.modules())
-            for name, value in vars(mine).items()
-            if type(value) is int and type(its := vars(theirs).get(name)) is int and its != value]
-
-
 def list_counting(blocks: Sequence[nn.Module], places: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Of attributes of alike blocks, the integers in which each block has one more than the block before it."""
     found = []
@@ -128,10 +88,11 @@ def list_counting(blocks: Sequence[nn.Module], places: Iterable[tuple[str, str]]
 
 
 @contextmanager
-def indexed(module: nn.Module, candidates: list[tuple[str, str]]) -> Iterator[dict[tuple[str, str], Index]]:
-    """Put an `Index` into each of the attributes meanwhile; the same one where the values are the same."""
+def indexed(module: nn.Module, candidates: list[tuple[str, str]],
+            tell: Callable[[str, str], object]) -> Iterator[dict[tuple[str, str], Index]]:
+    """Put an `Index` into each of the attributes meanwhile."""
     modules = dict(module.named_modules())
-    made = {(path, name): Index(modules[path].__dict__[name]) for path, name in candidates}
+    made = {(path, name): Index(modules[path].__dict__[name], partial(tell, path, name)) for path, name in candidates}
     try:
         for (path, name), index in made.items():
             modules[path].__dict__[name] = index
@@ -142,8 +103,9 @@ def indexed(module: nn.Module, candidates: list[tuple[str, str]]) -> Iterator[di
 
 
 @contextmanager
-def noting_slots(module: nn.Module, candidates: list[tuple[str, str]]) -> Iterator[tuple[dict[tuple[str, str], Index],
-                                                                                         list[tuple[Any, int]]]]:
+def noting_slots(module: nn.Module, candidates: list[tuple[str, str]],
+                 tell: Callable[[str, str], object] = lambda path, name: None
+                 ) -> Iterator[tuple[dict[tuple[str, str], Index], list[tuple[Any, int]]]]:
     """As `indexed`, where a cache takes such an index for its value; then (cache, value) is in the list."""
     library: Any = sys.modules.get("transformers.cache_utils")
     filled: list[tuple[Any, int]] = []
@@ -157,7 +119,7 @@ def noting_slots(module: nn.Module, candidates: list[tuple[str, str]]) -> Iterat
         return update
 
     with ExitStack() as stack:
-        indices = stack.enter_context(indexed(module, candidates if library is not None else []))
+        indices = stack.enter_context(indexed(module, candidates if library is not None else [], tell))
         if indices:
             stack.callback(replace(library.Cache, "update", noting))
         yield indices, filled

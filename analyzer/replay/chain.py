@@ -23,6 +23,7 @@ from .state_value import look_up
 HEAD = TAIL = 3  # blocks of a chain that are run before and behind those that are not
 REFERENCE = HEAD - 1  #: the last block before them: its part of the log is theirs too
 FEWEST = HEAD + TAIL + 2  # of fewer, running all takes no longer than looking at what some do
+_CONTAINERS = frozenset((dict, OrderedDict, list, set))
 _DEEPEST = 8  # containers and objects in each other that are compared
 #: attributes that are compared otherwise, or that no step reads
 _LEFT_OUT = COMPILER_ATTRIBUTES | {"_parameters", "_buffers", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks",
@@ -34,6 +35,10 @@ Place = tuple[str, str]
 """An attribute of a module in a block: the module's path in the block, and the attribute's name."""
 
 
+Outline = list[tuple[str, nn.Module, Any]]
+"""The modules of a block with their paths in it, and what each registers."""
+
+
 class Chain(NamedTuple):
     """Neighbours of one list of modules that are alike, with their paths in the model. ``differing`` are attributes in
     which they are not: blocks are alike to a step that reads none of these.
@@ -42,6 +47,7 @@ class Chain(NamedTuple):
     blocks: list[nn.Module]
     paths: list[str]
     differing: set[Place]
+    modules: list[list[nn.Module]]  #: of each block, itself first
 
     @property
     def skipped(self) -> range:
@@ -63,37 +69,38 @@ def find_chains(root: nn.Module) -> list[Chain]:
     walked = walk_modules(root)
     path_of = {id(module): path for path, module in walked}
     chains: list[Chain] = []
-    inside: list[str] = []
-    for path, module in walked:
-        if not isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)) or any(
-                path.startswith(f"{block}.") or path == block for block in inside):
-            continue
-        for chain in _split([child for child in module._modules.values() if child is not None], path_of):
-            chains.append(chain)
-            inside += chain.paths
+    inside: set[int] = set()
+    for _, module in walked:
+        if len(module._modules) >= FEWEST and isinstance(
+                module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)) and id(module) not in inside:
+            for chain in _split([child for child in module._modules.values() if child is not None], path_of):
+                chains.append(chain)
+                inside.update(id(module) for modules in chain.modules for module in modules)
     return [chain for chain in chains if not _is_shared(chain, walked)]
 
 
 def _split(blocks: list[nn.Module], path_of: dict[int, str]) -> list[Chain]:
     """The longest runs of alike neighbours in a list of modules."""
     found: list[Chain] = []
+    outlines = [outline(block) for block in blocks]
     first = 0
     while len(blocks) - first >= FEWEST:
-        below, differing = walk_modules(blocks[first]), set[Place]()
+        differing = set[Place]()
         stop = first + 1
-        while stop < len(blocks) and _is_alike(below, blocks[stop], differing):
+        while stop < len(blocks) and _is_alike(outlines[first], outlines[stop], differing):
             stop += 1
         if stop - first >= FEWEST:
             mine = blocks[first:stop]
-            found.append(Chain(mine, [path_of[id(block)] for block in mine], differing))
+            found.append(Chain(mine, [path_of[id(block)] for block in mine], differing,
+                               [[module for _, module, _ in outlines[place]] for place in range(first, stop)]))
         first = stop
     return found
 
 
-def _is_alike(below: Sequence[tuple[str, nn.Module]], block: nn.Module, differing: set[Place]) -> bool:
+def _is_alike(mine: Outline, other: Outline, differing: set[Place]) -> bool:
     found = set(differing)
     try:
-        compare_blocks(below, block, found)
+        compare_blocks(mine, other, found)
     except Mismatch:
         return False
     differing |= found
@@ -104,8 +111,8 @@ def _is_shared(chain: Chain, walked: Sequence[tuple[str, nn.Module]]) -> bool:
     """Whether a module or a parameter of one of the blocks is somewhere else in the model too."""
     block_of: dict[int, int] = {}
     modules: set[int] = set()
-    for place, block in enumerate(chain.blocks):
-        for _, module in walk_modules(block):
+    for place, below in enumerate(chain.modules):
+        for module in below:
             if id(module) in modules:
                 return True
             modules.add(id(module))
@@ -116,30 +123,38 @@ def _is_shared(chain: Chain, walked: Sequence[tuple[str, nn.Module]]) -> bool:
                for parameter in module._parameters.values())
 
 
-def compare_blocks(below: Sequence[tuple[str, nn.Module]], block: nn.Module, differing: set[Place]) -> None:
-    """Compare ``block`` with the modules ``below`` another, and add to ``differing`` in what they differ. Raises
-    Mismatch where no step could take one for the other.
+def outline(block: nn.Module) -> Outline:
+    """What `compare_blocks` looks at."""
+    return [(path, module, _registered(module)) for path, module in walk_modules(block)]
+
+
+def compare_blocks(mine: Outline, other: Outline, differing: set[Place]) -> None:
+    """Compare two blocks, and add to ``differing`` in what they differ. Raises Mismatch where no step could take one
+    for the other.
     """
-    others = walk_modules(block)
-    if [path for path, _ in below] != [path for path, _ in others]:
+    if [path for path, _, _ in mine] != [path for path, _, _ in other]:
         raise Mismatch("its blocks have other modules")
-    for (path, mine), (_, other) in zip(below, others):
-        if type(mine) is not type(other) and type(mine).__mro__[1:] != type(other).__mro__[1:]:
+    for (path, module, registered), (_, its, theirs) in zip(mine, other):
+        if type(module) is not type(its) and type(module).__mro__[1:] != type(its).__mro__[1:]:
             raise Mismatch(f"its blocks have other modules at {path!r}")
-        held, theirs = vars(mine), vars(other)
-        if held.keys() != theirs.keys():
+        held, others = vars(module), vars(its)
+        if held.keys() != others.keys():
             raise Mismatch(f"its blocks have other attributes at {path!r}")
-        if _registered(mine) != _registered(other):
+        if registered != theirs:
             raise Mismatch(f"its blocks have other parameters or buffers at {path!r}")
         for name, value in held.items():
-            if name not in _LEFT_OUT and (path, name) not in differing and not _same(value, theirs[name]):
+            found = others[name]
+            if value is found or type(value) is type(found) and type(value) in _CONTAINERS and not value and not found:
+                continue  # most are, and this is faster than the question below
+            if name not in _LEFT_OUT and (path, name) not in differing and not _same(value, found):
                 if name in _ALWAYS_READ:
                     raise Mismatch(f"its blocks differ in {path + '.' if path else ''}{name}")
                 differing.add((path, name))
 
 
 def _registered(module: nn.Module) -> list[Any]:
-    return [{name: _specs(tensor) for name, tensor in held.items()} for held in (module._parameters, module._buffers)]
+    return [{name: _specs(tensor) for name, tensor in held.items()} if held else None
+            for held in (module._parameters, module._buffers)]
 
 
 def _specs(tensor: Any) -> Any:

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from analyzer.output import hold_over_forks
-from analyzer.record.reference_count import learn_holdings
 
 _OLDEST = (2, 13)  # with 2.9.1 a random program aborted the process, and no step of a sharded model was replayed
 CAPTURES = "it captures CUDA graphs, and a step that replays them is another than the one before"
@@ -24,7 +23,7 @@ def why_unsupported() -> str | None:
     """Why nothing is replayed with this torch; None where replay is right."""
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
         return f"replay is tested from torch {_OLDEST[0]}.{_OLDEST[1]} on, and this is {torch.__version__}"
-    return None if learn_holdings() else "who holds a gradient cannot be told with this torch"
+    return None
 
 
 class Mismatch(Exception):

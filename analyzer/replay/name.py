@@ -11,7 +11,6 @@ import torch
 from analyzer.meta.spec import TensorSpec
 from analyzer.record.log import Log, LogModuleCall, LogNode
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD
-from analyzer.record.tensor_walk import walk_modules
 
 from .chain import HEAD, REFERENCE
 from .part import APART, FAR, Cutter, Part, laps_of
@@ -92,8 +91,8 @@ class RunNames:
         """What is born before a block that is run, behind those that are not, is what the block before it left."""
         for gap in self.cutter.gaps:
             births = gap.before.numbers(BORN)
-            for mine, theirs in zip(gap.alive, births[len(births) - len(gap.alive):]):
-                i, j = self.where[mine], self.where[theirs]
+            for number, from_end in gap.alive.items():
+                i, j = self.where[number], self.where[births[len(births) - from_end]]
                 for column in (self.storages.kind, self.storages.short, self.storages.place):
                     column[i] = column[j]
                 self.storages.block[i] = self.chains[gap.chain].skipped[-1]
@@ -105,7 +104,7 @@ class RunNames:
         self.block_sizes: list[int] = []
         for number, chain in enumerate(self.chains):
             first = np.array([log.index_of_path[path] for path in chain.paths], np.int64)
-            size = len(walk_modules(chain.blocks[0]))
+            size = len(chain.modules[0])
             self.first_modules.append(first)
             self.block_sizes.append(size)
             short = {place: number * APART + i for i, place in enumerate(chain.run)}

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE
 
-from .short_run import AGAIN, CUT, KEPT, STEP, Cut, NotRepeated, ShortRun
+from .chain import REFERENCE
+from .short_run import AGAIN, CUT, KEPT, LEFT, STEP, Cut, NotRepeated, ShortRun
 
 APART = 1 << 30  #: more than any distance between blocks of a chain
 FAR = -APART     #: the short place of what is of no block
@@ -57,18 +58,18 @@ class Gap(NamedTuple):
 
     before: Part  #: what ran last
     chain: int
-    alive: list[int]
+    alive: dict[int, int]  #: and how many were born there up to the end, itself counted
 
 
 class Cutter:
-    """Cuts the events of a short run into `parts`. ``again`` is how many came before a repetition of the step."""
+    """Cuts the events of a short run into `parts`. ``again`` has how many came before each repetition of the step."""
 
     def __init__(self, short_run: ShortRun, log: Log) -> None:
         self.log, self.chains = log, short_run.chains
         self.parts: list[Part] = []
         self.gaps: list[Gap] = []
         self.left_out: set[int] = set()  #: storages that were born between blocks that are skipped
-        self.again: int | None = None
+        self.again: list[int] = []
         self.kinds: dict[tuple[Any, ...], int] = {}
         self._laps = [{place: Lap(number, number * APART + i, place) for i, place in enumerate(chain.run)}
                       for number, chain in enumerate(self.chains)]
@@ -80,7 +81,9 @@ class Cutter:
         self._outside = 0
         self._owner = self._current = self._open(("outside", 0), None)  # of nodes, which are made in forward passes
         self._gap: list[tuple[int, Any]] | None = None  # events since a block was not run
-        self._gap_nodes = 0
+        self._last: Cut | None = None                   # the block that was called last
+        self._behind: list[int] = []                    # calls since it was left
+        self._surroundings: dict[int, list[Any]] = {}   # of each chain: signatures of calls behind its reference block
         for event in short_run.events:
             self._take(*event)
         self._close(len(log.node_slots), len(log.module_call_slots))
@@ -113,16 +116,31 @@ class Cutter:
             self._current = self._owner = self._open_outside(what.nodes, what.module_calls)
             self._current.events.append((kind, what.step))
         elif kind == AGAIN:
-            self.again = len(self.parts)
+            self.again.append(len(self.parts))
             self._current = self._open_outside()
         elif kind == CUT:
+            self._end_surroundings()
             self._cut(what)
+        elif kind == LEFT:
+            self._behind = []
         elif self._gap is not None:
+            self._behind += [what] if kind == CALLED else []
             self._gap.append((kind, what))
         else:
+            self._behind += [what] if kind == CALLED else []
             self._add(kind, what)
 
+    def _end_surroundings(self) -> None:
+        """Another block is called: what ran behind the one before it is what ran behind the reference block."""
+        last = self._last
+        if last is None or last.block is None or not REFERENCE <= last.block < self.chains[last.chain].skipped.stop:
+            return
+        found = [self.log.call_slots[index].signature for index in self._behind]
+        if self._surroundings.setdefault(last.chain, found) != found:
+            raise NotRepeated("something else runs between blocks that are skipped")
+
     def _cut(self, cut: Cut) -> None:
+        self._last = cut
         if cut.block is None:
             self._close(cut.nodes, cut.module_calls)
             self._current = self._owner = self._open_outside(cut.nodes, cut.module_calls)
@@ -136,27 +154,29 @@ class Cutter:
         self._expected[number] += 1
         if self._gap is None:
             self._close(cut.nodes, cut.module_calls)
-            self._gap_nodes = cut.nodes
+        else:
+            born = [what for kind, what in self._gap if kind == BORN]
+            if any(self.log.storage_table[number].requires_grad for number in born):
+                raise NotRepeated("something with a gradient is made between blocks that are skipped")
+            self.left_out.update(born)
         lap = self._laps[number].get(place)
         if lap is None:
             self._gap = []
             return
         if self._gap is not None:
-            self._end_gap(number, cut.nodes)
+            self._end_gap(number)
         self._current = self._owner = self._open(("forward", number, self._step, self._passes[number]), lap, cut.nodes,
                                                  cut.module_calls)
 
-    def _end_gap(self, chain: int, nodes: int) -> None:
+    def _end_gap(self, chain: int) -> None:
         """The block behind those that were not run is called. What surrounds blocks ran before it as before each; the
         reference block's lap has that already.
         """
         assert self._gap is not None
-        if nodes > self._gap_nodes or any(kind == CALLED for kind, _ in self._gap):
-            raise NotRepeated("something runs between blocks that are skipped")
+        born = [what for kind, what in self._gap if kind == BORN]
         dead = {what for kind, what in self._gap if kind == DIED}
-        self.gaps.append(Gap(self._current, chain, [
-            what for kind, what in self._gap if kind == BORN and what not in dead]))
-        self.left_out.update(what for kind, what in self._gap if kind == BORN)
+        self.gaps.append(Gap(self._current, chain, {
+            number: len(born) - i for i, number in enumerate(born) if number not in dead}))
         self._gap = None
 
     def _add(self, kind: int, what: Any) -> None:
@@ -193,18 +213,20 @@ class Cutter:
             part.events = [(kind, what) for kind, what in part.events if kind != DIED or what not in twice]
 
     def _cut_releases(self, short_run: ShortRun) -> None:
-        """What something around the blocks held of each, as autocast holds copies of weights, dies block after block
-        where that ends: these deaths are laps too.
+        """What something around the blocks held of each, as autocast holds copies of weights and caches what each block
+        put into its slot, dies block after block where that ends: these deaths are laps too.
         """
-        others = {stand_in.like for stand_in in short_run.stand_ins.values()}
-        others |= short_run.stand_ins.keys() | short_run.owners.keys()
+        others = short_run.stand_ins.keys() | short_run.owners.keys()
+        others |= {stand_in.like for stand_in in short_run.stand_ins.values() if stand_in.repetition}
         lap_of = {number: part.lap for part in self.parts if part.lap is not None for number in part.numbers(BORN)
                   if number not in others}
+        slots = {number for number, stand_in in short_run.stand_ins.items() if stand_in.like in lap_of}
+        for part in self.parts if slots else ():  # the laps of other blocks bring them
+            part.events = [(kind, what) for kind, what in part.events if kind != DIED or what not in slots]
         parts: list[Part] = []
-        again = self.again
+        again: list[int] = []
         for at, part in enumerate(self.parts):
-            if at == self.again:
-                again = len(parts)
+            again += [len(parts)] * self.again.count(at)
             parts.append(part)
             if part.lap is None:
                 parts += self._split_releases(part, lap_of)
@@ -245,13 +267,13 @@ class Cutter:
     def split_update(self, part: Part) -> Part | None:
         """Cut off of a part what begins with an optimizer; None where there is none."""
         stop = next((i for i, event in enumerate(part.events) if event == (BEGAN, "optimizer")), None)
-        if stop is None or self.again is None:
+        if stop is None:
             return None
         key = "outside", "optimizer", part.kind
         rest = Part(self.kinds.setdefault(key, len(self.kinds)), key, None)
         rest.events, part.events = part.events[stop:], part.events[:stop]
         self.parts.insert(self.parts.index(part) + 1, rest)
-        self.again += 1
+        self.again = [at + 1 for at in self.again]
         return rest
 
 

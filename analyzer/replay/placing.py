@@ -5,15 +5,16 @@ does; where memory runs out it raises DeviceOutOfMemoryError.
 """
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from analyzer.memory.allocator import Block, CachingAllocator
+from analyzer.memory.allocator import CachingAllocator
 from analyzer.memory.allocator_segment import Opcode, Placements, hold
-from analyzer.meta.address_space import HostMemory
+from analyzer.meta.address_space import HostMemory, HostRegion
 from analyzer.record.device_log import PhaseRecord
 from analyzer.record.log import Log
 from analyzer.record.recorder import Recorder
@@ -28,8 +29,9 @@ _NO_REQUEST, _HELD = 9, 4  # beside births (0) and deaths (1), which are 2 more 
 class Before(NamedTuple):
     """The memory and the log before the first step."""
 
-    memory: CachingAllocator
-    blocks: dict[int, Block]  #: address -> block, of what is in the memory
+    memory: CachingAllocator | HostMemory  #: that is watched
+    host: HostMemory
+    blocks: Mapping[int, Any]  #: address -> block, of what is in the memory
     events: int
     peak_bytes: int
     peak_event: int
@@ -38,10 +40,11 @@ class Before(NamedTuple):
     @classmethod
     def of(cls, recorder: Recorder) -> Before:
         log, memory = recorder.log, recorder.memory
-        assert isinstance(memory, CachingAllocator)
-        copied, blocks = memory.copy(is_limited=True)
+        host = recorder.space.host.copy()
+        copied, blocks = memory.copy(is_limited=True) if isinstance(memory, CachingAllocator) else (host, {
+            life.address: HostRegion(life.address, life.block_bytes) for life in log.storage_table.values()})
         copied.begin_lap()
-        return cls(copied, blocks, log.events, log.peak_bytes, log.peak_event, len(log.allocator_event_slots))
+        return cls(copied, host, blocks, log.events, log.peak_bytes, log.peak_event, len(log.allocator_event_slots))
 
 
 class Events(NamedTuple):
@@ -76,7 +79,6 @@ class _Placing:
     def __init__(self, events: Events, lives: Numbers, first: int, before: Before, source: Log, log: Log) -> None:
         self.events, self.lives, self.before, self.source, self.log = events, lives, before, source, log
         self.memory = before.memory
-        self.elsewhere = {"cpu": HostMemory(), "meta": HostMemory()}
         self.watched = source.lifetime_table.code_of[source.device]
         self.is_here = (lives[:, DEVICE] == self.watched) & (lives[:, NBYTES] > 0)
         sizes, inverse = np.unique(lives[:, NBYTES], return_inverse=True)
@@ -156,7 +158,7 @@ class _Placing:
         return hold(blocks, tuple(map(self.memory.rounded_bytes, blocks)))
 
     def _place_elsewhere(self, opcode: Opcode, slot: int, claim: torch.device, nbytes: Any) -> None:
-        memory: Any = self.elsewhere.get(claim.type, self.memory)
+        memory: Any = self.before.host if claim.type in ("cpu", "meta") else self.memory
         if opcode is Opcode.FREE_ELSEWHERE:
             if self.slots[slot] is not None:
                 memory.free(self.slots[slot])

@@ -29,7 +29,6 @@ _REVEALING = frozenset((
     "saved_tensors_hooks save_on_cpu").split())
 _PACKAGES = f"-packages{os.sep}"  #: in the paths of installed libraries
 _ENVIRONMENT = frozenset(("environ", "getenv", "putenv", "environb"))
-_LEAF = "is_leaf"  #: which tensors answer alike in each step; a block is captured with copies, which are leaves
 _LOAD_GLOBAL, _LOAD_NAME = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_NAME"]
 _STORE_GLOBAL, _STORE_ATTR = dis.opmap["STORE_GLOBAL"], dis.opmap["STORE_ATTR"]
 _GLOBAL_SHIFT = 1 if sys.version_info >= (3, 11) else 0  # the lowest bit is then for a call that follows
@@ -44,7 +43,6 @@ class Reachable:
     places: list[tuple[Any, str]] = field(default_factory=list)
     classes: list[type] = field(default_factory=list)
     reads_environment: bool = False
-    asked_of_copies: set[str] = field(default_factory=set)  #: what copies and others of a kind answer otherwise
     unreadable: str | None = None
 
 
@@ -151,9 +149,6 @@ class CodeSearch:
             told = revealing & _REVEALING - {function.__name__}  # a class's own way to look up attributes
             if told:
                 found.unreadable = f"its code asks for {min(told)}"
-            if "id" in named_globals and "id" not in function.__globals__:
-                found.asked_of_copies.add("id")
-            found.asked_of_copies |= revealing & {_LEAF}
             found.reads_environment |= not revealing.isdisjoint(_ENVIRONMENT)
         for name, in_library in itertools.product(names - self.names, (False, True)):
             self.pending += self.methods.pop((name, in_library), ())
@@ -230,7 +225,7 @@ def _names_in(code: CodeType) -> _Names:
             names = names.union([c for c in code.co_consts if type(c) is str and c.isidentifier()])
         stored = stored.union(*(n.stored for n in inner))
         found = _Names(code, named_globals, names, stored,
-                       names & (_REVEALING | _ENVIRONMENT | {_LEAF}) | named_globals & {"id"},
+                       names & (_REVEALING | _ENVIRONMENT),
                        frozenset(_find_patterns(code)))
         if len(_names) >= _MOST_NAMES:
             _names.clear()

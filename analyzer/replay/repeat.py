@@ -9,7 +9,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -49,12 +49,13 @@ class Repeat:
 
     def __init__(self, names: RunNames, before: Before) -> None:
         self.names, self.before, self.source = names, before, names.log
-        again = names.cutter.again
-        repeated = [] if again is None else self._list_repeated()
-        again = names.cutter.again  # one more where a part was cut in two
-        parts = names.parts
-        self.written = [(part, 0) for part in parts[:again]] + [(part, 1) for part in repeated]
-        self.written += [(part, 0) for part in (() if again is None else parts[again:])]
+        repeated = self._list_repeated() if names.cutter.again else []
+        parts, ends = names.parts, [0, *names.cutter.again, None]
+        self.written: list[tuple[Part, int]] = []  #: parts in order, with the repetition of the step that each is of
+        for repetition, (start, stop) in enumerate(pairwise(ends)):
+            self.written += [(part, repetition) for part in (repeated if repetition else ())]
+            self.written += [(part, 0) for part in parts[start:stop]]
+        self.repetitions = len(ends) - 1
         self.is_repeated = np.zeros(len(names.cutter.kinds), bool)
         self.is_repeated[[part.kind for part in repeated]] = True
         self._count()
@@ -70,7 +71,7 @@ class Repeat:
         names = self.names
         first = next(i for i, part in enumerate(names.parts) if (STEP, 0) in part.events)
         found: list[Part] = []
-        for part in names.parts[first:names.cutter.again]:
+        for part in names.parts[first:names.cutter.again[0]]:
             found.append(part)
             rest = names.cutter.split_update(part)
             if rest is not None:
@@ -81,7 +82,7 @@ class Repeat:
     def _count(self) -> None:
         """Give each part of the run of all blocks its numbers."""
         names = self.names
-        shape = 2, len(names.cutter.kinds), max([len(chain.blocks) for chain in names.chains], default=1)
+        shape = self.repetitions, len(names.cutter.kinds), max([len(chain.blocks) for chain in names.chains], default=1)
         self.base = {name: np.full(shape, _UNKNOWN, np.int64) for name in _KINDS}
         self.first_number = int(names.numbers[-1]) + 1 if len(names.numbers) else 0
         self.count = dict.fromkeys(_KINDS, 0) | {"storage": self.first_number}
@@ -184,7 +185,7 @@ class Repeat:
         new = np.empty((copies, len(calls), _FIELDS), np.int64)
         new[:, :, 0] = self._operands + starts[-1] * np.arange(copies)[:, None] + starts[:-1]
         new[:, :, 1:3] = old[:, 1:3]
-        new[:, :, 3] = table.kinds_in_step(1)[old[:, 3]] if repetition else old[:, 3]
+        new[:, :, 3] = table.kinds_in_step(repetition)[old[:, 3]] if repetition else old[:, 3]
         new[:, :, 4] = self._modules(old[:, 4], part)
         new[:, :, 5] = self._optional("node", names.nodes, old[:, 5], part, repetition)
         new[:, :, 6] = self._optional("call", names.calls, old[:, 6], part, repetition)
@@ -192,7 +193,8 @@ class Repeat:
         self.columns["fields"].append(new.ravel())
         self.columns["operands"].append(
             self._numbers("storage", names.storages, names.rows(operands.tolist()), part, repetition).ravel())
-        self.columns["first"].append(np.tile(np.array(calls, np.int64) * 2 + repetition, copies))
+        self.columns["first"].append(np.tile(
+            np.array(calls, np.int64) * self.repetitions + repetition, copies))
 
     def _write_births(self, births: list[int], part: Part, repetition: int) -> None:
         table, copies = self.source.storage_table, len(part.copies)
@@ -296,8 +298,8 @@ class Repeat:
     def _finish_calls(self, log: Log) -> None:
         first = self._join("first")
         _, at, alike, counts = np.unique(first, return_index=True, return_inverse=True, return_counts=True)
-        log.call_slots = self.source.call_slots.gather(first >> 1, self._join("fields"), self._join("operands"),
-                                                       Copies(at, alike, counts))
+        log.call_slots = self.source.call_slots.gather(
+            first // self.repetitions, self._join("fields"), self._join("operands"), Copies(at, alike, counts))
 
     def _repeat_assumptions(self) -> list[str]:
         """What is assumed of a reference block is assumed of those that were not run, behind it."""
@@ -316,20 +318,23 @@ class Repeat:
         names, source = self.names, self.source
         log.assumptions = self._repeat_assumptions()
         for name in ("saved_inputs", "groups", "steps", "listed_samples", "world", "modules",
-                     "index_of_path", "number_of_label", "layouts", "events_at_start", "memory_at_start"):
+                     "index_of_path", "layouts", "events_at_start", "memory_at_start"):
             setattr(log, name, getattr(source, name))
-        for call in source.outer_calls:
-            at = call.position
-            if at < len(names.calls.kind):
-                at = int(self.base["call"][0, names.calls.kind[at], names.calls.block[at]] + names.calls.place[at])
-            else:
-                at = self.count["call"]
-            log.outer_calls.append(call._replace(position=at))
+        log.outer_calls = [call._replace(position=self._call(call.position)) for call in source.outer_calls]
+        log.compiled_calls = [call._replace(position=self._call(call.position)) for call in source.compiled_calls]
         for chain, first, size in zip(names.chains, names.first_modules, names.block_sizes):
             for place in chain.skipped:
                 for i in range(size):
                     mine, theirs = log.modules[int(first[place]) + i], log.modules[int(first[REFERENCE]) + i]
                     mine.calls, mine.inputs, mine.outputs = theirs.calls, theirs.inputs, theirs.outputs
+
+
+    def _call(self, index: int) -> int:
+        """Where a call of the short run is; of an index that none has, how many there are."""
+        calls = self.names.calls
+        if not 0 <= index < len(calls.kind):
+            return min(index, self.count["call"])
+        return int(self.base["call"][0, calls.kind[index], calls.block[index]] + calls.place[index])
 
 
 def _mentions(path: re.Pattern[str], text: str) -> bool:

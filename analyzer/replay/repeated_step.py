@@ -3,22 +3,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from analyzer.memory.allocator import CachingAllocator
+from analyzer.meta.spec import ARGUMENTS
 from analyzer.meta.structure import tensors_of
 from analyzer.record.eager import EagerStep, default_loss
 from analyzer.record.log import Log
-from analyzer.record.recorder import Recorder
-from analyzer.record.storage_lifetime import BEGAN, ENDED
+from analyzer.record.storage_lifetime import BEGAN, BORN, DIED, ENDED
 
-from .block_key import LEAF_TYPES
 from .chain import Chain, find_chains
-from .match import CAPTURES
+from .match import CAPTURES, USES_STREAMS
 from .name import RunNames
 from .placing import Before
 from .repeat import Repeat
@@ -27,7 +24,9 @@ from .state_fingerprint import StateFingerprint
 
 
 class RepeatedStep(EagerStep):
-    """A step of a model with ``chains``; after `run`, `write_log` gives the log of a run of all blocks."""
+    """A step whose model runs once where a later run would do the same, and of each of its ``chains`` a few blocks.
+    After `run`, `write_log` gives the log of a run of all blocks and steps.
+    """
 
     chains: Sequence[Chain] = ()
     step_reason: str | None = "the steps are the caller's own"  #: why steps after the first are run
@@ -41,12 +40,14 @@ class RepeatedStep(EagerStep):
         recorder = self.recorder
         functions = [f for f in (self.loss_fn, self.step) if f is not None and f is not default_loss]
         self._memory, self.short_run = Before.of(recorder), ShortRun(recorder, self.chains)
-        take = partial(StateFingerprint, recorder.modules(), functions, values=(self.args, self.kwargs))
-        self._before = self._state = take()
+        skipped = {id(module) for chain in self.chains for place in chain.skipped
+                   for module in chain.modules[place]}
+        self._state = StateFingerprint([m for m in recorder.modules() if id(m) not in skipped], functions,
+                                       values=(self.args, self.kwargs))
+        if self.chains and self._state.unreadable is not None:  # which could not be put back
+            raise NotRepeated(self._state.unreadable)
         recorder.mode.state.asks_memory = False
         with self._undone_where_refused(), self.short_run.running():
-            if any(chain.differing for chain in self.chains):  # which is watched now: no change that a step makes
-                self._state = take()
             super().run()
 
     @contextmanager
@@ -55,7 +56,7 @@ class RepeatedStep(EagerStep):
         try:
             yield
         except BaseException:
-            self._before.put_back()
+            self._state.put_back()
             raise
 
     def run_step(self, index: int) -> None:
@@ -63,21 +64,31 @@ class RepeatedStep(EagerStep):
             self.short_run.events.append((AGAIN, index))
             with self.short_run.unheard(), torch.no_grad():
                 for parameter, spec in self._left:
-                    parameter.grad = self.short_run.make_again(spec)
-        elif index or self.options.steps != 2 or self.step is not None or not self.options.set_to_none:
-            super().run_step(index)
+                    parameter.grad = self.short_run.make_again(spec, index)
+        elif index or self.options.steps == 1 or self.step is not None or not self.options.set_to_none:
+            with self.short_run.watching():
+                super().run_step(index)
         else:
             self._run_watched()
 
     def _run_watched(self) -> None:
-        self.run_model()
+        with self.short_run.watching():
+            self.run_model()
         self.recorder.end()
-        self.step_reason = self._why_run_again()
+        reason = self._why_not_written()
+        if reason is not None and self.chains:
+            raise NotRepeated(reason)
+        self.step_reason = reason or self._why_run_again()
         if self.step_reason is None:
-            self._left = [(p, self.short_run.describe(p.grad)) for p in self.parameters if p.grad is not None]
+            self._left = [(p, spec) for p in self.parameters
+                          if p.grad is not None and (spec := self.short_run.describe(p.grad)) is not None]
+        elif not self.chains:
+            self.recorder.events = self.recorder.notes = None  # the log is that of what runs
 
     def _why_run_again(self) -> str | None:
-        if not all(isinstance(leaf, LEAF_TYPES) for leaf in pytree.tree_leaves((self.args, self.kwargs))):
+        """Why the model of a later step is run; None where it does what the first did."""
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        if not all(isinstance(leaf, (torch.Tensor, *ARGUMENTS)) for leaf in leaves):
             return "an argument is an object that its forward pass could change"
         if self._state.unreadable:
             return self._state.unreadable
@@ -88,40 +99,62 @@ class RepeatedStep(EagerStep):
         if any(t.grad is not None and id(t) not in updated for t in (*self.parameters, *tensors_of(self.args))
                if t.is_leaf):  # as where a forward pass runs a backward pass of its own: the next one adds to it
             return "a gradient stays that the optimizer does not know"
+        if not self._leaves_gradients_alone():
+            return "something that it makes outlives it, or something older dies in it"
         return None
+
+    def _leaves_gradients_alone(self) -> bool:
+        """Whether all that outlives the model's run are gradients, each by itself, and nothing older dies in it."""
+        specs = [self.short_run.describe(p.grad) for p in self.parameters if p.grad is not None]
+        gradients, alive = {spec.number for spec in specs if spec is not None}, set[int]()
+        if len(gradients) < len(specs):
+            return False
+        for kind, what in self.short_run.events:
+            if kind in (BORN, DIED) and what not in self.short_run.stand_ins:
+                if (kind == BORN) == (what in alive):  # it was resized, or is older
+                    return False
+                alive ^= {what}
+        return alive == gradients - self.short_run.stand_ins.keys()
 
     def write_log(self) -> Log:
         """The log of the run as if all blocks had run. Raises NotRepeated where it cannot be told."""
+        log = self.recorder.log
+        if self._left is None and not self.chains:
+            return log
         with self._undone_where_refused():
-            return self._write_log()
+            reason = self._why_not_written()
+            if reason is not None:
+                raise NotRepeated(reason)
+            try:
+                return Repeat(RunNames(self.short_run, log), self._memory).write()
+            except torch.OutOfMemoryError as error:
+                raise NotRepeated("memory runs out") from error
 
-    def _write_log(self) -> Log:
-        recorder = self.recorder
-        log = recorder.log
+    def _why_not_written(self) -> str | None:
+        """Why the log of this run tells nothing of one of all blocks and steps."""
+        log = self.recorder.log
         if log.shortage is not None:
-            raise NotRepeated("memory runs out")
+            return "memory runs out"
         if next((kind for kind, _ in self.short_run.events if kind in (BEGAN, ENDED)), BEGAN) == ENDED:
-            raise NotRepeated("its optimizer allocates memory before the first step")
+            return "its optimizer allocates memory before the first step"
+        if self.short_run.is_ordered or log.streams:
+            return USES_STREAMS
         if log.journal is not None:
-            raise NotRepeated("its tensors are used on other streams when they die (record_stream)")
+            return "its tensors are used on other streams when they die (record_stream)"
         if any(call.cuda_graphs for call in log.compiled_calls):
-            raise NotRepeated(CAPTURES)
-        if log.compiled_calls:
-            raise NotRepeated("it is compiled")
+            return CAPTURES
+        if log.compiled_calls and self.chains:
+            return "it is compiled"
         if any(name.startswith("cuda:") and name != log.device for name in log.lifetime_table.code_of):
-            raise NotRepeated("it uses several devices")
-        if recorder.mode.state.asks_memory:
-            raise NotRepeated("a step asks how much memory is in use, or gives it back")
-        try:
-            return Repeat(RunNames(self.short_run, log), self._memory).write()
-        except torch.OutOfMemoryError as error:
-            raise NotRepeated("memory runs out") from error
+            return "it uses several devices"
+        if self.recorder.mode.state.asks_memory:
+            return "a step asks how much memory is in use, or gives it back"
+        return None
 
 
-def chains_of(root: nn.Module, recorder: Recorder) -> list[Chain]:
-    """The chains of a model of which a few blocks may stand for all; none on the host."""
-    if not isinstance(recorder.memory, CachingAllocator) or any(
-            isinstance(module, (nn.parallel.DistributedDataParallel, torch.distributed.fsdp.FullyShardedDataParallel))
-            for module in root.modules()):  # which hold the blocks' parameters in buffers of their own
+def chains_of(root: nn.Module) -> list[Chain]:
+    """The chains of a model of which a few blocks may stand for all."""
+    wrappers = nn.parallel.DistributedDataParallel, torch.distributed.fsdp.FullyShardedDataParallel
+    if any(isinstance(module, wrappers) for module in root.modules()):  # in whose buffers the blocks' parameters are
         return []
     return find_chains(root)

@@ -16,16 +16,19 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import Restart
 from analyzer.meta.tensor import META, take_class
 from analyzer.record.recorder import Recorder
-from analyzer.record.storage_lifetime import TAKEN
+from analyzer.record.storage_lifetime import ENDED
 from analyzer.record.tensor_walk import tensors_in, walk_modules
 
 from .cache_slot import Index, fill, is_free, like_cache, list_counting, noting_slots
-from .chain import REFERENCE, Chain, Place
+from .chain import REFERENCE, Chain
+from .match import USES_STREAMS
+from .state_fingerprint import StateRecord
 from .state_value import MISSING
 
-CUT, STEP, AGAIN, KEPT = range(TAKEN + 1, TAKEN + 5)
-"""Events beside those of `analyzer.record.storage_lifetime`: CUT with a `Cut`, STEP with a `StepMark`, AGAIN where the
-first step's model runs a second time, KEPT with the number of a workspace that a library keeps.
+CUT, LEFT, STEP, AGAIN, KEPT = range(ENDED + 1, ENDED + 6)
+"""Events beside those of `analyzer.record.storage_lifetime`: CUT with a `Cut`, LEFT where a block was left, STEP with a
+`StepMark`, AGAIN where the first step's model runs a second time, KEPT with the number of a workspace that a library
+keeps.
 """
 
 
@@ -88,10 +91,11 @@ class ShortRun:
         self.events: list[tuple[int, Any]] = []
         self.stand_ins: dict[int, StandIn] = {}
         self.owners: dict[int, tuple[int, int]] = {}
+        self.is_ordered = False  #: whether it uses streams, waits for the device or gives workspaces back
         self._place = {id(block): (number, place) for number, chain in enumerate(chains)
                        for place, block in enumerate(chain.blocks)}
-        self._parameters = [[[p for _, module in walk_modules(block) for p in module._parameters.values()
-                              if p is not None] for block in chain.blocks] for chain in chains]
+        self._parameters = [[[p for module in modules for p in module._parameters.values() if p is not None]
+                             for modules in chain.modules] for chain in chains]
         self._filled: list[list[tuple[Any, int]]] = [[] for _ in chains]
         self._output: _Output | None = None
 
@@ -99,21 +103,32 @@ class ShortRun:
     def running(self) -> Iterator[None]:
         """Note what the recorder hears in a block, in which blocks are skipped."""
         recorder = self.recorder
-        indices: list[tuple[Place, Index]] = []
+        recorder.events, recorder.notes = self.events, self
+        recorder.skip_block = self._enter if self.chains else None
+        try:
+            yield
+        finally:
+            recorder.events = recorder.notes = recorder.skip_block = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """A block in which the model runs; NotRepeated is raised where its blocks read what they differ in, or change
+        what they hold.
+        """
+        held = [StateRecord() for _ in self.chains]
+        for chain, record in zip(self.chains, held):
+            for module in chain.modules[REFERENCE]:
+                record.capture_module(module, own=True)
         with ExitStack() as stack:
             for number, chain in enumerate(self.chains):
                 counting = list_counting(chain.blocks, chain.differing)
-                found, self._filled[number] = stack.enter_context(noting_slots(chain.blocks[REFERENCE], counting))
-                indices += found.items()
+                _, self._filled[number] = stack.enter_context(noting_slots(
+                    chain.blocks[REFERENCE], counting, refuse_read))
                 stack.enter_context(refusing_reads(chain))
-            recorder.events, recorder.notes, recorder.replay_block = self.events, self, self._enter
-            try:
-                yield
-            finally:
-                recorder.events = recorder.notes = recorder.replay_block = None
-        for (path, name), index in indices:
-            if index.used:
-                raise NotRepeated(f"its blocks read {_join(path, name)}, in which they differ")
+            yield
+        for record in held:
+            for what, _, _ in record.list_changes():
+                raise NotRepeated(f"its blocks change {what}")
 
     # ---- what the recorder tells
 
@@ -121,7 +136,9 @@ class ShortRun:
         self.events.append((KEPT, number))
 
     def ordered(self) -> None:
-        raise NotRepeated("it uses streams or events, waits for the device, or gives workspaces back")
+        self.is_ordered = True
+        if self.chains:
+            raise NotRepeated(USES_STREAMS)
 
     def step_begins(self, step: int) -> None:
         log = self.recorder.log
@@ -137,6 +154,7 @@ class ShortRun:
             x is None or isinstance(x, torch.Tensor) for x in result)
         self._output = None if not tensors or not is_plain else _Output(
             [weakref.ref(t) for t in tensors], None if is_tensor else [x is None for x in result])
+        self.events.append((LEFT, None))
         if place == len(self.chains[chain].blocks) - 1:
             log = self.recorder.log
             self.events.append((CUT, Cut(chain, None, len(log.node_slots), len(log.module_call_slots))))
@@ -146,12 +164,12 @@ class ShortRun:
         with torch._C.DisableTorchFunction(), torch.no_grad(), self.unheard():
             for number, (chain, parameters) in enumerate(zip(self.chains, self._parameters)):
                 for place in chain.run:
-                    self.owners.update((self.describe(p.grad).number, (number, place)) for p in parameters[place]
+                    self.owners.update((self._describe(p.grad).number, (number, place)) for p in parameters[place]
                                        if p.grad is not None)
                 for place in chain.skipped:
                     for mine, theirs in zip(parameters[place], parameters[REFERENCE]):
                         if mine.grad is None and theirs.grad is not None:
-                            mine.grad = self._make(self.describe(theirs.grad), number, place)
+                            mine.grad = self._make(self._describe(theirs.grad), number, place)
 
     # ---- blocks
 
@@ -188,7 +206,7 @@ class ShortRun:
         if like is None or not is_free(cache, index, like.layer):
             raise NotRepeated("a cache holds something of blocks that are not run")
         with torch._C.DisableTorchFunction(), self.unheard():
-            made = {name: self._make(self.describe(value), chain, place) if isinstance(value, torch.Tensor) else value
+            made = {name: self._make(self._describe(value), chain, place) if isinstance(value, torch.Tensor) else value
                     for name, value in vars(cache.layers[slot]).items()}
         fill(cache, index, like.layer, made)
 
@@ -205,15 +223,22 @@ class ShortRun:
         finally:
             state.recorder = space.listener = self.recorder
 
-    def describe(self, tensor: torch.Tensor) -> Spec:
-        storage = self.recorder.storage_of(tensor)
+    def describe(self, tensor: torch.Tensor) -> Spec | None:
+        """What a stand-in for a tensor is made of; None where it has no storage of its own."""
+        storage = self.recorder.storage_of(tensor) if tensor.layout is torch.strided else None
         if storage is None or storage.nbytes() != tensor.numel() * tensor.itemsize:
-            raise NotRepeated("a gradient, or what is in a cache, has no storage of its own")
+            return None
         return Spec(storage.number, tensor.shape, tensor.stride(), tensor.dtype, storage.device)
 
-    def make_again(self, spec: Spec) -> torch.Tensor:
-        """A stand-in for what a repetition of the step makes in the place of what it is like."""
-        return self._make(spec, -1, None, repetition=1)
+    def _describe(self, tensor: torch.Tensor) -> Spec:
+        spec = self.describe(tensor)
+        if spec is None:
+            raise NotRepeated("a gradient, or what is in a cache, has no storage of its own")
+        return spec
+
+    def make_again(self, spec: Spec, step: int) -> torch.Tensor:
+        """A stand-in for what a later step makes in the place of what it is like."""
+        return self._make(spec, -1, None, repetition=step)
 
     def _make(self, spec: Spec, chain: int, block: int | None, repetition: int = 0) -> torch.Tensor:
         made: Any = torch._C._VariableFunctions.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=META)
@@ -227,8 +252,8 @@ class ShortRun:
         return made  # type: ignore[no-any-return]
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+def refuse_read(path: str, name: str) -> None:
+    raise NotRepeated(f"its blocks read {path}{'.' if path else ''}{name}, in which they differ")
 
 
 @contextmanager
@@ -240,7 +265,7 @@ def refusing_reads(chain: Chain) -> Iterator[None]:
     below = dict(walk_modules(chain.blocks[REFERENCE]))
     watched: dict[tuple[type, str], dict[int, str]] = {}
     for path, name in chain.differing:
-        watched.setdefault((type(below[path]), name), {})[id(below[path])] = _join(path, name)
+        watched.setdefault((type(below[path]), name), {})[id(below[path])] = path
     undo: list[Callable[[], None]] = []
     try:
         for (cls, name), paths in watched.items():
@@ -263,7 +288,7 @@ def _refusing(name: str, paths: dict[int, str], default: Any) -> property:
                 raise AttributeError(f"{type(module).__name__!r} object has no attribute {name!r}")
             return default.__get__(module, type(module)) if hasattr(default, "__get__") else default
         if id(module) in paths and type(held[name]) is not Index:
-            raise NotRepeated(f"its blocks read {paths[id(module)]}, in which they differ")
+            refuse_read(paths[id(module)], name)
         return held[name]
 
     def write(module: Any, value: Any) -> None:

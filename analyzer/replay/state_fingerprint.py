@@ -32,7 +32,6 @@ from .state_value import (
     describe_tensor_state,
     find_added,
     is_equal,
-    list_reached,
     look_up,
     read_generators,
     refill_environment,
@@ -273,13 +272,13 @@ _NOT_CAPTURED = PLAIN.union(_METHODS)
 
 class CodeRecord(StateRecord):
     """What the code of modules of some classes, and functions, reach outside of the modules; ``inside`` are the modules
-    by id. Where it is not their ``own`` state that is asked for, code that leads to others cannot be known.
+    by id.
     """
 
-    def __init__(self, classes: Iterable[type], functions: Iterable[Any], inside: set[int], own: bool,
+    def __init__(self, classes: Iterable[type], functions: Iterable[Any], inside: set[int],
                  seen: set[int] | None = None, keeps: bool = False) -> None:
         super().__init__(keeps, seen)
-        self._inside, self._own = inside, own
+        self._inside = inside
         self.search = CodeSearch()
         self.follow(classes, functions)
 
@@ -287,8 +286,6 @@ class CodeRecord(StateRecord):
         """Capture what the code of modules of ``classes``, and ``functions``, reach that was not captured yet."""
         reachable = self.search.find(classes, functions)
         self.give_up(reachable.unreadable)
-        if reachable.asked_of_copies and not self._own:
-            self.give_up(f"its code asks for {min(reachable.asked_of_copies)}")
         if reachable.reads_environment:
             self.add_object(os.environ, os.environ.copy, refill_environment)
         self.classes += [(cls, vars(cls), frozenset(vars(cls))) for cls in reachable.classes]
@@ -297,9 +294,9 @@ class CodeRecord(StateRecord):
             names = [name for name in contents if name[:2] != "__"]
             found = [contents[name] for name in names]
             self.rows.append((cls, contents, names, self.let_die(found)))
-            for name, value in zip(names, found):
+            for value in found:
                 if type(value) not in _NOT_CAPTURED and not isinstance(value, _METHODS):
-                    self._capture_reached(name, value)
+                    self._capture_reached(value)
         self._capture_places(reachable.places)
 
     def _capture_places(self, places: Sequence[tuple[Any, str]]) -> None:
@@ -313,13 +310,11 @@ class CodeRecord(StateRecord):
             else:
                 self.add_places(holder, (name, ), (value, ))
             if type(value) not in PLAIN:
-                self._capture_reached(name, value)
+                self._capture_reached(value)
         self.rows += rows.values()
 
-    def _capture_reached(self, name: str, value: Any) -> None:
+    def _capture_reached(self, value: Any) -> None:
         """What reachable code finds under a name."""
-        if not self._own and not all(list_reached(value, self._inside)):
-            self.give_up(f"its code names {name or 'a variable'}, which leads to modules or tensors outside of it")
         if isinstance(value, nn.Module):
             for module in value.modules():
                 self.capture_module(module, id(module) not in self._inside)
@@ -327,33 +322,27 @@ class CodeRecord(StateRecord):
 
 
 class StateFingerprint(StateRecord):
-    """The state of ``modules`` and of what their code and ``functions`` reach, to be compared and put back later.
-    ``unreadable`` says what can be neither. The modules' attributes and tensors and the generators of random numbers
-    are part of it where it is their ``own``; then known contents that are read and written are, too. Tensors are kept
-    alive only where it ``keeps`` them. ``code`` is another fingerprint's of the same modules, taken just now.
+    """The state of ``modules``, of the ``values`` that they are given, of what their code and ``functions`` reach, and
+    of the generators of random numbers, to be compared and put back later. ``unreadable`` says what can be neither.
+    Known contents that are read and written are part of it. Tensors die as if there were none.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], functions: Iterable[Any] = (), own: bool = True,
-                 values: Any = (), keeps: bool = False, code: CodeRecord | None = None) -> None:
-        super().__init__(keeps)
+    def __init__(self, modules: Iterable[nn.Module], functions: Iterable[Any] = (), values: Any = ()) -> None:
+        super().__init__()
         modules = list(modules)
         self.functions += functions
         for module in modules:
             if isinstance(module, torch.jit.ScriptModule):
                 self.give_up("it holds a module of TorchScript, which is compiled anew as it runs")
             else:
-                self.capture_module(module, own)
-        # what is not the modules' own can be part of another fingerprint, and is whole by itself
-        self.code = code = code or CodeRecord(
-            {type(m) for m in modules if not isinstance(m, torch.jit.ScriptModule)}, self.functions,
-            set(map(id, modules)), own, self.seen if own else None)
-        self.add(code)
+                self.capture_module(module, own=True)
+        self.add(CodeRecord({type(m) for m in modules if not isinstance(m, torch.jit.ScriptModule)}, self.functions,
+                            set(map(id, modules)), self.seen))
         for value in self.functions:
             self.capture(value)
         self.capture(values)
-        self._kept = [tensor() for tensor, _ in self.tensors] if keeps else []
-        self._contents = watch_contents([tensor for tensor, _ in self.tensors]) if own else []
-        self._random = read_generators() if own else None
+        self._contents = watch_contents([tensor for tensor, _ in self.tensors])
+        self._random = read_generators()
         self.seen.clear()
 
     def change(self) -> str | None:
@@ -365,9 +354,4 @@ class StateFingerprint(StateRecord):
         if any([watched.was_read and ((storage := storage_of(tensor())) is None or storage.known is not watched)
                 for tensor, watched in self._contents]):
             return "contents of a tensor, which it reads"
-        is_random = self._random is not None and read_generators() != self._random
-        return "the host's generators of random numbers" if is_random else None
-
-    def is_same(self) -> bool:
-        """Whether all of it can be read and is what it was."""
-        return self.unreadable is None and self.change() is None
+        return None if read_generators() == self._random else "the host's generators of random numbers"

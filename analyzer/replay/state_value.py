@@ -2,19 +2,16 @@
 from __future__ import annotations
 
 import enum
-import functools
 import operator
 import os
 import random
 import sys
 import weakref
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, MutableMapping, MutableSequence, MutableSet
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, WrapperDescriptorType
+from collections.abc import Callable, Iterable
+from types import BuiltinFunctionType, CellType, ModuleType, WrapperDescriptorType
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from analyzer.meta.address_space import MetaStorage, find_storage
@@ -22,8 +19,6 @@ from analyzer.meta.intercept.compiled_function import written_function
 from analyzer.meta.spec import VALUES
 from analyzer.meta.structure import read_slot
 from analyzer.meta.value.known_value import Watched
-
-from .reachable_code import is_standard, is_stateless
 
 PLAIN = frozenset(VALUES)
 # what an abstract class keeps of the classes that it was asked about shows in nothing
@@ -58,47 +53,6 @@ def describe_tensor_state(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (storage, tensor.requires_grad, tensor.is_leaf, tensor.shape, tuple(tensor._backward_hooks or ()),
             tuple(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()),
             tuple((k, v if type(v) in PLAIN else id(v)) for k, v in attributes.items()) if attributes else ())
-
-
-def tensor_attributes(tensor: torch.Tensor) -> tuple[tuple[str, Any, Any], ...] | None:
-    """What a tensor's own attributes are called and hold; None where that is more than plain values."""
-    attributes = tensor.__dict__
-    if not attributes:
-        return ()
-    found = tuple([(k, type(v), v) for k, v in attributes.items() if k != "_is_param"])
-    return found if all([kind in PLAIN for _, kind, _ in found]) else None
-
-
-def list_reached(value: Any, inside: Container[int]) -> Iterator[bool]:
-    """For each thing ``inside`` (by id), module or tensor that ``value`` leads to: is it inside? The opaque is not."""
-    seen: dict[int, Any] = {}  # and held: no other object gets the id of one that was made for this search
-    waiting = [value]
-    while waiting:
-        found = waiting.pop()
-        kind = type(found)
-        if kind in PLAIN or isinstance(found, IMMUTABLE) or id(found) in seen:
-            continue
-        seen[id(found)] = found
-        if id(found) in inside:
-            yield True
-        elif isinstance(found, (nn.Module, torch.Tensor, weakref.ref, *UNREADABLE)):
-            yield False
-        elif len(seen) > MOST_OBJECTS:
-            yield False
-            return
-        elif isinstance(found, (dict, MutableMapping)):
-            waiting += found.values()
-        elif isinstance(found, (MutableSet, MutableSequence, tuple, deque)):
-            waiting += found
-        elif isinstance(found, FunctionType):
-            waiting += [look_up(cell, "") for cell in found.__closure__ or ()]
-            waiting += (*(found.__defaults__ or ()), *(found.__kwdefaults__ or {}).values())
-        elif isinstance(found, MethodType):
-            waiting += found.__self__, found.__func__
-        elif isinstance(found, functools.partial):
-            waiting += found.func, found.args, found.keywords
-        elif not is_stateless(kind) or is_standard(kind):
-            waiting += getattr(found, "__dict__", {}).values()
 
 
 def are_alike(now: Iterable[Any], before: Iterable[Any]) -> bool:

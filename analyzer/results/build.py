@@ -314,7 +314,7 @@ class ProfileBuilder:
         # where a later operator took its first output as a part of a sharded tensor
         sharding = log.layouts.get((number, tuple(spec)))  # type: ignore[arg-type]
         return NodeInfo(op=node.op, name=node.name, target=target,
-                        module_path=self.paths.find(log.modules[node.module].path), source=node.source or None,
+                        module_path=self.paths.find(log.modules[node.module].path), source=node.source,
                         inputs=tuple(log.nodes[i].name for i in node.inputs),
                         outputs=describe_all([spec for _, spec in node.outputs]),
                         aliases=_list_aliases(log, index, node, held),

@@ -121,6 +121,39 @@ class Between(Stack):
         return x
 
 
+class Drawing(Stack):
+    """Draws a number before each block, as models with LayerDrop do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            drawn = torch.rand([])
+            if drawn >= 0.0:
+                x = block(x)
+        return x
+
+
+class Noting(Stack):
+    """Looks at what some of the blocks give."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, block in enumerate(self.blocks):
+            x = block(x)
+            if i == 4:
+                x.detach().mean()
+        return x
+
+
+class Penalized(Stack):
+    """Collects a loss of each block."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor | float = 0.0
+        for block in self.blocks:
+            x = block(x)
+            loss = loss + x.square().mean()
+        return x.sum() + loss
+
+
 class Backwards(Stack):
     def forward(self, x: Tensor) -> Tensor:
         for block in reversed(self.blocks):
@@ -144,12 +177,20 @@ class Skipping(Stack):
     (lambda: Backwards(Block() for _ in range(COUNT)), "its blocks are not called in order"),
     (lambda: PostNorm(Block() for _ in range(COUNT)), "a block is not given what the one before it gave"),
     (lambda: nn.Sequential(nn.Linear(16, 16), Checkpointed(True)), "a block is not given what the one before it gave"),
-    (lambda: Skipping(Block() for _ in range(COUNT)), "something runs between blocks that are skipped"),
+    (lambda: Skipping(Block() for _ in range(COUNT)), "something else runs between blocks that are skipped"),
+    (lambda: Noting(Block() for _ in range(COUNT)), "something else runs between blocks that are skipped"),
+    (lambda: Penalized(Block() for _ in range(COUNT)), "something with a gradient is made between blocks that are "
+                                                       "skipped"),
 ])
 def test_blocks_that_do_not_tell_the_others_are_run_aloud(build, reason):
     found, run = profile_both(build)
     assert not list_replayed(found) and found == run
     assert reason in [row.reason for row in found.replay], found.replay.explain()
+
+
+def test_what_is_drawn_between_blocks_is_drawn_for_each():
+    found, run = profile_both(lambda: Drawing(Block() for _ in range(COUNT)))
+    assert found == run and len(list_replayed(found)) == COUNT - 6
 
 
 def test_memory_that_runs_out_is_found_where_it_runs_out():

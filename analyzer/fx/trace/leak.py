@@ -69,7 +69,7 @@ class _State(Holders, CodeRecord):
         self.modules: list[nn.Module] = []
         self.attributes: set[int] = set()  #: ids of what holds the attributes of objects
         with without_modes(), torch._C.DisableTorchFunction():
-            super().__init__(classes=(), functions=(), inside=set(), own=True)
+            super().__init__(classes=(), functions=(), inside=set())
             self.capture(values)
             self.capture(function)
             while code := self.code:

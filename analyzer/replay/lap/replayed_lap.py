@@ -18,8 +18,8 @@ from analyzer.record.memory_recorder import MemoryRecorder
 from analyzer.record.storage_lifetime import BORN, CALLED, DIED, HELD, OUTSIDE, Event
 from analyzer.replay.match import Mismatch
 
-from ..segment import START, EventWriter, Mark, Names, Place, Segment, placed_part, play
 from .layout import LOOK, Away, Layout
+from .segment import START, EventWriter, Mark, Names, Place, Segment, placed_part, play
 from .tape import ORDERED, REFERENCE
 from .update import LapKind, Origin, Stretch
 
@@ -175,8 +175,8 @@ class LapSegment(Segment):
         table = source.storage_table
         elsewhere = {slot: torch.device(table[n].device) for slot, n in enumerate(older)
                      if table[n].device != source.device or not table[n].nbytes}
-        super().__init__(source, events, {n: slot for slot, n in enumerate(older)}, len(older), set(older), elsewhere,
-                         memory, takes_workspaces=False)
+        super().__init__(source, events, {n: slot for slot, n in enumerate(older)}, len(older), elsewhere,
+                         memory)
         self.naming, self.stretch, self.older = naming, stretch, older
         dead = set(died)
         #: places among what is born, slots and devices of what outlives the lap

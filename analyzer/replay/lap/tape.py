@@ -14,12 +14,12 @@ from analyzer.meta.address_space import MetaStorage, Region
 from analyzer.meta.intercept.replacement import replace
 from analyzer.meta.state import StreamAction
 from analyzer.record.recorder import Recorder
-from analyzer.record.storage_lifetime import BORN, TAKEN
+from analyzer.record.storage_lifetime import BORN, ENDED
 from analyzer.record.tensor_walk import tensors_in, walk_modules
 from analyzer.replay.match import Mismatch
 
 from ..cache_slot import fill_as
-from ..chain import compare_blocks
+from ..chain import compare_blocks, outline
 
 HEAD, TAIL = 4, 3  # blocks that are run before and behind those that are not
 REFERENCE = HEAD - 1  #: the last block before them, whose laps are played for each of them
@@ -53,15 +53,15 @@ def find_chain(root: nn.Module) -> Chain:
     path_of = {id(module): path for path, module in walked}
     if len({id(block) for block in longest}) < len(longest):
         raise Mismatch("its blocks are one module")
-    unread, below = set[tuple[str, str]](), walk_modules(longest[REFERENCE])
+    unread, reference = set[tuple[str, str]](), outline(longest[REFERENCE])
     for block in longest[1:-1]:
-        compare_blocks(below, block, unread)
+        compare_blocks(reference, outline(block), unread)
     paths = [path_of[id(block)] for block in longest]
     around = [module for path, module in walked if not path or paths[0].startswith(f"{path}.")]
     return Chain(longest, paths, unread, around)
 
 
-STEP, LAP, ORDERED, KEPT = range(TAKEN + 1, TAKEN + 5)
+STEP, LAP, ORDERED, KEPT = range(ENDED + 1, ENDED + 5)
 """Events beside those of a step that is captured: STEP with its number, LAP with a `Cut`, ORDERED with what was asked
 of a stream, KEPT with the number of a library's workspace. Here BORN is with a number and bytes: a storage that is
 resized is born once more.
@@ -102,7 +102,7 @@ class Tape:
         recorder: Any = self.recorder
         events, originals = self.events, {name: getattr(recorder, name) for name in (
             "ordered", "kept_workspace", "start_step", "leave_module", "born", "mark_states")}
-        recorder.events, recorder.replay_block = events, self._enter
+        recorder.events, recorder.skip_block = events, self._enter
 
         def note_birth(storage: MetaStorage) -> None:
             originals["born"](storage)

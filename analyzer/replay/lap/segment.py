@@ -2,30 +2,25 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from analyzer.cuda.workspaces.library import library_needs, take_library_workspaces
 from analyzer.memory.allocator_segment import Instruction, Opcode, Placements, hold
 from analyzer.record.call_table import CallTable, OpCall
-from analyzer.record.log import Log, Pending, PlacedPart
+from analyzer.record.log import Log, PlacedPart
 from analyzer.record.memory_recorder import MemoryRecorder
-from analyzer.record.recorder import Recorder
-from analyzer.record.storage_lifetime import BORN, CALLED, DIED, HELD, TAKEN, Event, StorageLifetime
+from analyzer.record.storage_lifetime import BORN, CALLED, DIED, HELD, Event, StorageLifetime
 
 
 class Mark(NamedTuple):
-    """A place in a segment: what comes before it, and why replaying may have to stop there."""
+    """A place in a segment: what comes before it."""
 
     event: int
     instruction: int
     call: int
     birth: int
-    slot: int = -1         #: the storage that dies there, which others may hold
-    signature: Any = None  #: of a call that takes workspaces of these libraries if it is the first
-    needs: tuple[str, ...] = ()
 
 
 START = Mark(0, 0, 0, 0)
@@ -33,61 +28,31 @@ START = Mark(0, 0, 0, 0)
 
 class Segment:
     """The events of a log, compiled for an allocator. ``slot_of`` gives a place to each storage by its number, those
-    born in the events from ``first_slot`` on. ``own`` are others that die here and are held nowhere else; deaths of all
-    others are stops. ``elsewhere`` are slots of other devices and empty storages.
+    born in the events from ``first_slot`` on. ``elsewhere`` are slots of other devices and empty storages.
     """
 
-    def __init__(self, log: Log, events: Sequence[Event], slot_of: dict[int, int], first_slot: int, own: set[int],
-                 elsewhere: dict[int, torch.device], memory: Any, takes_workspaces: bool = True) -> None:
-        #: None for that into which it is replayed: it holds the segment already, and a cycle would live on
-        self.log: Log | None = log
+    def __init__(self, log: Log, events: Sequence[Event], slot_of: dict[int, int], first_slot: int,
+                 elsewhere: dict[int, torch.device], memory: Any) -> None:
+        self.log, self.events = log, events
         self.slot_of, self.first_slot, self.elsewhere = slot_of, first_slot, elsewhere
-        #: where the memory may have changed meanwhile: phases that began or ended, segments that were replayed
-        self.breaks: list[Mark] = []
-        born = {what for kind, what in events if kind == BORN}
-        self.events = [e for e in events if e[0] != DIED or e[1] in slot_of or e[1] in born]  # others are no part of it
+        self.breaks: list[Mark] = []  #: where the memory may have changed meanwhile: phases that began or ended
         self.instructions: list[Instruction] = []
-        self.stops: list[Mark] = []
         self.allocator_event_counts = array("q", [0])  # of the watched allocator's events, before each instruction
         self.sizes: list[int] = []  # of the storages born, as the allocator rounds
-        self.library_keys: set[tuple[str, int]] = set()  # and the index of the device
         self._device = log.device
         self._tallies: dict[tuple[int, int], list[tuple[OpCall, int]]] = {}
         storages, calls = log.storage_table, 0
-        # where that begins which a kernel holds when its results are there: libraries take their workspaces first
-        before_held: Mark | None = None
         for index, (kind, what) in enumerate(self.events):
-            here = Mark(index, len(self.instructions), calls, len(self.sizes))
             if kind > HELD:
-                self.breaks.append(here)
+                self.breaks.append(Mark(index, len(self.instructions), calls, len(self.sizes)))
             elif kind == CALLED:
-                if takes_workspaces:
-                    self._stop_for_library(log.call_slots[what].signature, before_held or here)
                 calls += 1
-                before_held = None
             else:
-                if kind == HELD:
-                    before_held = before_held or here
-                elif kind == BORN or what not in storages or storages[what].category != "workspace":
-                    before_held = None
-                if kind == DIED and what not in own:
-                    self.stops.append(here._replace(slot=slot_of[what]))
-                    continue
-                if kind == BORN:
-                    own.add(what)
-                    recorded = self._bear(what, storages[what], memory)
-                else:
-                    recorded = self._free(slot_of[what]) if kind == DIED else self._hold(what, memory)
+                recorded = self._bear(what, storages[what], memory) if kind == BORN else (
+                    self._free(slot_of[what]) if kind == DIED else self._hold(what, memory))
                 self.allocator_event_counts.append(self.allocator_event_counts[-1] + recorded)
         self.end = Mark(len(self.events), len(self.instructions), calls, len(self.sizes))
-        self.always_stops = [s for s in self.stops if s.slot >= 0]
         self.births = len(self.sizes)
-
-    def _stop_for_library(self, signature: Any, at: Mark) -> None:
-        if needs := library_needs(signature):
-            self.stops.append(at._replace(signature=signature, needs=needs))
-            index = torch.device(signature.inputs[-1].device).index or 0
-            self.library_keys.update((library, index) for library in needs)
 
     def _bear(self, number: int, lifetime: StorageLifetime, memory: Any) -> int:
         slot = self.slot_of[number] = self.first_slot + len(self.sizes)
@@ -114,26 +79,15 @@ class Segment:
         self.instructions.append(hold(blocks, tuple(map(memory.rounded_bytes, blocks))))
         return 2 * sum(1 for b in blocks if b)
 
-    def tally(self, start: int, stop: int, into: Log) -> list[tuple[OpCall, Mapping[int, StorageLifetime], int]]:
+    def tally(self, start: int, stop: int) -> list[tuple[OpCall, Mapping[int, StorageLifetime], int]]:
         """One call of each kind among the events from ``start`` to ``stop``, its storages, and how many there are."""
-        log = self.log or into
         if (start, stop) not in self._tallies:
-            self._tallies[start, stop] = log.count_alike(self.places(start, stop, into)[1])
-        return [(call, log.storage_table, count) for call, count in self._tallies[start, stop]]
+            self._tallies[start, stop] = self.log.count_alike(self.places(start, stop)[1])
+        return [(call, self.log.storage_table, count) for call, count in self._tallies[start, stop]]
 
-    def places(self, start: int, stop: int, into: Log) -> tuple[CallTable, list[int]]:
+    def places(self, start: int, stop: int) -> tuple[CallTable, list[int]]:
         """The table with the calls among the events from ``start`` to ``stop``, and where they are in it."""
-        return (self.log or into).call_slots, [what for kind, what in self.events[start:stop] if kind == CALLED]
-
-    def claim_of(self, slot: int) -> torch.device:
-        return self.elsewhere.get(slot) or torch.device(self._device)
-
-    def stops_now(self, space: Any) -> Sequence[Mark]:
-        """Where replaying has to stop, now that some libraries may have their workspaces."""
-        in_backward = torch._C._current_autograd_node() is not None
-        has_all = all((library, index, in_backward, space.stream) in space.library_workspaces
-                      for library, index in self.library_keys)
-        return self.always_stops if has_all else self.stops
+        return self.log.call_slots, [what for kind, what in self.events[start:stop] if kind == CALLED]
 
 
 class Place(NamedTuple):
@@ -228,68 +182,9 @@ class Names(dict[int, Any]):
         return found
 
 
-class Instance(Pending):
-    """One stretch of a segment that was replayed between two stops, at a ``site`` that knows its numbers, modules and
-    rows. ``survivors`` are slots and numbers of what is born in it and outlives the replay, by lots; ``freed`` those of
-    older ones that die in it.
-    """
-
-    __slots__ = ("segment", "site", "start", "stop", "place", "placements", "survivors", "freed")
-
-    def __init__(self, segment: Segment, site: Any, start: Mark, stop: Mark, place: Place,
-                 placements: Placements) -> None:
-        self.segment, self.site, self.start, self.stop, self.place = segment, site, start, stop, place
-        self.placements = placements
-        self.survivors: list[tuple[Sequence[int], Sequence[int]]] = []
-        self.freed: list[tuple[int, int]] = []
-
-    def placed_parts(self) -> list[PlacedPart]:
-        return [placed_part(self.place.call, self.place.step, self.segment, self.start, self.stop)]
-
-    def events(self) -> Iterator[Event]:
-        """What happened, in terms of the log that it is written into."""
-        numbers, slot_of, call = self.site.numbers, self.segment.slot_of, self.place.call
-        for kind, what in self.segment.events[self.start.event:self.stop.event]:
-            if kind == CALLED:
-                yield CALLED, call
-                call += 1
-            else:
-                yield kind, numbers[slot_of[what]] if kind in (BORN, DIED) else what
-
-    def expand(self, log: Log) -> None:
-        site, segment, start, stop = self.site, self.segment, self.start, self.stop
-        numbers, slot_of = site.numbers, segment.slot_of
-        assert segment.log is not None
-        writer = EventWriter(log, segment.log, self.place, Names(lambda number: numbers[slot_of[number]]), site.modules,
-                             site.rows, site.call_offset.__add__)
-        writer.write(segment.events[start.event:stop.event], segment.sizes[start.birth:stop.birth], self.placements)
-
-
 def placed_part(first_call: int, step: int, segment: Segment, start: Mark, stop: Mark,
                 find_call: Callable[[int], OpCall] | None = None) -> PlacedPart:
     return PlacedPart(first_call, stop.call - start.call, step, segment, start.event, stop.event, find_call)
-
-
-def replay(recorder: Recorder, segment: Segment, site: Any, slots: list[Any],
-           outside: Callable[[int], None]) -> list[Instance]:
-    """Replay into a recorder's memory and log; ``outside`` lets go of a storage that others may hold."""
-    instances: list[Instance] = []
-    start = START
-    for stop in (*segment.stops_now(recorder.space), segment.end):
-        if start.event < stop.event:
-            place = Place.at_end(recorder.log, recorder.step)
-            instance = Instance(segment, site, start, stop, place, play(recorder, segment, start, stop, slots))
-            recorder.log.pending.append(instance)
-            instances.append(instance)
-            if recorder.events is not None:
-                recorder.events.append((TAKEN, instance))
-        start = stop
-        if stop.slot >= 0:
-            outside(stop.slot)
-            start = stop._replace(event=stop.event + 1)
-        elif stop.needs:
-            take_library_workspaces(recorder.mode.state, stop.signature, stop.needs)
-    return instances
 
 
 def play(recorder: MemoryRecorder, segment: Segment, start: Mark, stop: Mark, slots: list[Any]) -> Placements:
