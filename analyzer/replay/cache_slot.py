@@ -26,12 +26,14 @@ class CacheLike(NamedTuple):
 
 
 class Index:
-    """An integer that may be the index of a block's slot; ``tell`` is called where anything but a cache asks for its
-    value, and ``used`` is set.
+    """An integer that may be the index of a block's slot. A cache of which it fills one is in ``filled``, with the
+    slot; ``tell`` is called where anything else asks for its value, and ``used`` is set.
     """
 
-    def __init__(self, value: int, tell: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, value: int, tell: Callable[[], object] = lambda: None,
+                 filled: list[tuple[Any, int]] | None = None) -> None:
         self.value, self.used, self._tell = value, False, tell
+        self.filled = [] if filled is None else filled
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -53,6 +55,21 @@ for _name in (
         "rshift rrshift round trunc floor ceil str repr format complex").split():
     if hasattr(int, f"__{_name}__"):
         setattr(Index, f"__{_name}__", _asking(f"__{_name}__"))
+
+
+class SlotFlags(dict[int, Any]):
+    """What an `EncoderDecoderCache` has in ``is_updated``: slot -> whether it is filled."""
+
+    def __getitem__(self, slot: Any) -> Any:
+        return super().__getitem__(slot.value if type(slot) is Index else slot)
+
+    def get(self, slot: Any, default: Any = None) -> Any:
+        return super().get(slot.value if type(slot) is Index else slot, default)
+
+    def __setitem__(self, slot: Any, value: Any) -> None:
+        if type(slot) is Index:
+            slot.filled.append((self, slot.value))
+        super().__setitem__(slot.value if type(slot) is Index else slot, value)
 
 
 def like_cache(value: Any) -> CacheLike | None:
@@ -88,45 +105,58 @@ def list_counting(blocks: Sequence[nn.Module], places: Iterable[tuple[str, str]]
 
 
 @contextmanager
-def indexed(module: nn.Module, candidates: list[tuple[str, str]],
-            tell: Callable[[str, str], object]) -> Iterator[dict[tuple[str, str], Index]]:
-    """Put an `Index` into each of the attributes meanwhile."""
-    modules = dict(module.named_modules())
-    made = {(path, name): Index(modules[path].__dict__[name], partial(tell, path, name)) for path, name in candidates}
-    try:
-        for (path, name), index in made.items():
-            modules[path].__dict__[name] = index
-        yield made
-    finally:
-        for (path, name), index in made.items():
-            modules[path].__dict__[name] = index.value
-
-
-@contextmanager
 def noting_slots(module: nn.Module, candidates: list[tuple[str, str]],
                  tell: Callable[[str, str], object] = lambda path, name: None
                  ) -> Iterator[tuple[dict[tuple[str, str], Index], list[tuple[Any, int]]]]:
-    """As `indexed`, where a cache takes such an index for its value; then (cache, value) is in the list."""
+    """Put an `Index` into each of the attributes meanwhile. Where a cache takes one for its value, the cache and the
+    value are in the list.
+    """
     library: Any = sys.modules.get("transformers.cache_utils")
-    filled: list[tuple[Any, int]] = []
-
-    def noting(original: Any) -> Any:
-        def update(self: Any, key_states: Any, value_states: Any, layer_idx: Any, *args: Any, **kwargs: Any) -> Any:
-            if type(layer_idx) is Index and like_cache(self) is not None:
-                layer_idx = layer_idx.value
-                filled.append((self, layer_idx))
-            return original(self, key_states, value_states, layer_idx, *args, **kwargs)
-        return update
-
+    modules, filled = dict(module.named_modules()), list[tuple[Any, int]]()
+    indices = {(path, name): Index(modules[path].__dict__[name], partial(tell, path, name), filled)
+               for path, name in (candidates if library is not None else ())}
     with ExitStack() as stack:
-        indices = stack.enter_context(indexed(module, candidates if library is not None else [], tell))
         if indices:
-            stack.callback(replace(library.Cache, "update", noting))
+            stack.callback(replace(library.Cache, "update", _taking_index))
+            stack.callback(replace(library.Cache, "get_seq_length", _measuring))
+            stack.callback(replace(library.EncoderDecoderCache, "__init__", _flagging))
+        for (path, name), index in indices.items():
+            stack.callback(modules[path].__dict__.__setitem__, name, index.value)
+            modules[path].__dict__[name] = index
         yield indices, filled
+
+
+def _taking_index(original: Any) -> Any:
+    def update(self: Any, key_states: Any, value_states: Any, layer_idx: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(layer_idx) is Index and like_cache(self) is not None:
+            layer_idx.filled.append((self, layer_idx.value))
+            layer_idx = layer_idx.value
+        return original(self, key_states, value_states, layer_idx, *args, **kwargs)
+    return update
+
+
+def _measuring(original: Any) -> Any:
+    """How much is in a slot, where that is the same for every block: in one that is free, or that the block filled."""
+    def get_seq_length(self: Any, layer_idx: Any = 0) -> Any:
+        like = like_cache(self) if type(layer_idx) is Index else None
+        is_known = like is not None and (is_free(self, layer_idx.value, like.layer) or any(
+            cache is self for cache, _ in layer_idx.filled))
+        return original(self, layer_idx.value if is_known else layer_idx)
+    return get_seq_length
+
+
+def _flagging(original: Any) -> Any:
+    def __init__(self: Any, *caches: Any) -> None:
+        original(self, *caches)
+        self.is_updated = SlotFlags(self.is_updated)
+    return __init__
 
 
 def fill_as(cache: Any, slot: int, index: int) -> None:
     """Fill another slot with what a slot holds. Raises Mismatch where it is not free."""
+    if isinstance(cache, SlotFlags) and not cache.get(index):
+        cache[index] = cache[slot]
+        return
     like = like_cache(cache)
     if like is None or not is_free(cache, index, like.layer):
         raise Mismatch("a cache holds something of blocks that are not run")

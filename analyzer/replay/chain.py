@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from analyzer.distributed.fsdp import is_sharding_state, names_prefetched, sharding_settings
 from analyzer.meta.intercept.compiled_function import COMPILER_ATTRIBUTES, compiled_from
 from analyzer.meta.spec import LEAVES
+from analyzer.meta.structure import is_plain_object
 from analyzer.record.tensor_walk import walk_modules
 
 from .match import Mismatch
@@ -219,4 +220,10 @@ def _same_owner(mine: Any, other: Any, depth: int) -> bool:
     if getattr(type(mine), "__eq__", None) is not getattr(object, "__eq__", None):
         return _equal(mine, other)
     is_torchs = type(mine).__module__.startswith(("torch.distributed", "torch.utils"))
-    return is_torchs and hasattr(mine, "__dict__") and _same(vars(mine), vars(other), depth + 1)
+    is_plain = is_plain_object(mine) and type(mine).__basicsize__ == _Plain.__basicsize__ and not any(
+        "__slots__" in vars(base) for base in type(mine).__mro__[:-1])
+    return (is_plain or is_torchs and hasattr(mine, "__dict__")) and _same(vars(mine), vars(other), depth + 1)
+
+
+class _Plain:
+    """An object whose whole state is its ``__dict__``: one with state in C is larger."""

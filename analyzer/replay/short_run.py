@@ -19,7 +19,7 @@ from analyzer.record.recorder import Recorder
 from analyzer.record.storage_lifetime import ENDED
 from analyzer.record.tensor_walk import tensors_in, walk_modules
 
-from .cache_slot import Index, fill, is_free, like_cache, list_counting, noting_slots
+from .cache_slot import Index, SlotFlags, fill, is_free, like_cache, list_counting, noting_slots
 from .chain import REFERENCE, Chain
 from .match import USES_STREAMS
 from .state_fingerprint import StateRecord
@@ -75,10 +75,10 @@ class Spec(NamedTuple):
 
 
 class _Output(NamedTuple):
-    """What a block gave: its tensors, and of a tuple which of its items are None."""
+    """What a block gave: a tensor, or a tuple of tensors and None."""
 
-    tensors: list[weakref.ref[torch.Tensor]]
-    is_none: list[bool] | None
+    items: list[weakref.ref[torch.Tensor] | None]
+    is_tuple: bool
 
 
 class ShortRun:
@@ -149,11 +149,10 @@ class ShortRun:
         if found is None or self.recorder.phase != "forward":
             return
         chain, place = found
-        tensors, is_tensor = tensors_in(result), isinstance(result, torch.Tensor)
-        is_plain = is_tensor or isinstance(result, tuple) and all(
-            x is None or isinstance(x, torch.Tensor) for x in result)
-        self._output = None if not tensors or not is_plain else _Output(
-            [weakref.ref(t) for t in tensors], None if is_tensor else [x is None for x in result])
+        items = result if isinstance(result, tuple) else (result,)
+        self._output = None
+        if all(x is None or isinstance(x, torch.Tensor) for x in items):
+            self._output = _Output([None if x is None else weakref.ref(x) for x in items], isinstance(result, tuple))
         self.events.append((LEFT, None))
         if place == len(self.chains[chain].blocks) - 1:
             log = self.recorder.log
@@ -195,14 +194,20 @@ class ShortRun:
             self._fill(cache, slot, number, place)
         given = self._output
         mine = tensors_in((args, kwargs))
-        output = None if given is None else next((t for t in mine for ref in given.tensors if ref() is t), None)
+        before = [] if given is None else [None if item is None else item() for item in given.items]
+        output = next((t for t in before if t is not None and any(t is other for other in mine)), None)
         if given is None or output is None:
             raise NotRepeated("a block is not given what the one before it gave")
-        return output if given.is_none is None else tuple([None if is_none else output for is_none in given.is_none])
+        items = [None if item is None else output if t is None else t for item, t in zip(given.items, before)]
+        return tuple(items) if given.is_tuple else output  # what is gone was of no use to what surrounds the blocks
 
     def _fill(self, cache: Any, slot: int, chain: int, place: int) -> None:
         """Fill the slot of a block that is not run with stand-ins for what the reference block put into its own."""
-        like, index = like_cache(cache), slot + place - REFERENCE
+        index = slot + place - REFERENCE
+        if isinstance(cache, SlotFlags) and not cache.get(index):
+            cache[index] = cache[slot]
+            return
+        like = like_cache(cache)
         if like is None or not is_free(cache, index, like.layer):
             raise NotRepeated("a cache holds something of blocks that are not run")
         with torch._C.DisableTorchFunction(), self.unheard():
