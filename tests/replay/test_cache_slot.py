@@ -46,6 +46,18 @@ def test_defaults_of_the_library_fill_a_cache(make, blocks, mode):
     assert (count_blocks(run), count_blocks(found)) == (0, blocks)
 
 
+def test_encoders_with_decoders():
+    """The first block of each has the relative positions, which it hands on; of the eight others two are not run."""
+    model = build("T5ForConditionalGeneration", transformers.T5Config(
+        num_layers=9, num_decoder_layers=9, d_model=32, d_ff=64, num_heads=4, d_kv=8, vocab_size=64, pad_token_id=0,
+        decoder_start_token_id=0))
+    run, found = (profile(model, kwargs={"input_ids": IDS, "labels": IDS}, optimizer="sgd", reuse=reuse)
+                  for reuse in (False, True))
+    assert found == run
+    assert [row.path for row in list_replayed(found)] == [
+        f"{half}.block.{i}" for half in ("encoder", "decoder") for i in (4, 5)]
+
+
 class WithCache(torch.nn.Module):
     """Calls a model with a cache of which some slots are filled, and reads what is in it afterwards: all is run."""
 

@@ -1,4 +1,5 @@
 """Which neighbouring modules are alike, and in what they differ."""
+import random
 from collections.abc import Callable
 
 import pytest
@@ -40,6 +41,29 @@ def _share(layers: list[nn.Module]) -> None:
 ])
 def test_chains_are_runs_of_alike_neighbours(root: nn.Module, lengths: list[int]) -> None:
     assert [len(chain.blocks) for chain in find_chains(root)] == lengths
+
+
+class Plain:
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize("make, is_alike", [
+    (lambda i: Plain([1, "a"]), True), (lambda i: Plain(i), False), (lambda i: Slotted(1), False),
+    (lambda i: random.Random(0), False), (lambda i: {"scale": Plain(None)}, True)])
+def test_objects_are_alike_where_their_whole_state_is(make: Callable[[int], object], is_alike: bool) -> None:
+    layers = [Layer() for _ in range(9)]
+    for i, layer in enumerate(layers):
+        layer.held = make(i)  # type: ignore[assignment]
+    chain, = find_chains(nn.Sequential(*layers))
+    assert chain.differing == (set() if is_alike else {("", "held")})
 
 
 def test_a_chain_says_in_what_its_blocks_differ() -> None:
