@@ -81,7 +81,7 @@ def find_chains(root: nn.Module) -> list[Chain]:
 
 
 def _split(blocks: list[nn.Module], path_of: dict[int, str]) -> list[Chain]:
-    """The longest runs of alike neighbours in a list of modules."""
+    """The longest runs of alike neighbours in a list of modules; none of modules that hold nothing."""
     found: list[Chain] = []
     outlines = [outline(block) for block in blocks]
     first = 0
@@ -90,7 +90,7 @@ def _split(blocks: list[nn.Module], path_of: dict[int, str]) -> list[Chain]:
         stop = first + 1
         while stop < len(blocks) and _is_alike(outlines[first], outlines[stop], differing):
             stop += 1
-        if stop - first >= FEWEST:
+        if stop - first >= FEWEST and any(held for _, _, registered in outlines[first] for held in registered):
             mine = blocks[first:stop]
             found.append(Chain(mine, [path_of[id(block)] for block in mine], differing,
                                [[module for _, module, _ in outlines[place]] for place in range(first, stop)]))

@@ -32,6 +32,7 @@ def _share(layers: list[nn.Module]) -> None:
      [9, 8]),
     (nn.Sequential(*(Layer(width=4 if i < 9 else 8) for i in range(18))), [9, 9]),
     (nn.Sequential(*(nn.Sequential(*(Layer() for _ in range(9))) for _ in range(10))), [10]),  # not those inside
+    (nn.Sequential(*(nn.ReLU() for _ in range(12))), []),
     (_edit(_share), []),
     (_edit(lambda layers: layers.__setitem__(5, layers[4])), []),
     (_edit(lambda layers: layers[3].requires_grad_(False)), [8]),   # behind it
