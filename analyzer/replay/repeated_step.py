@@ -137,11 +137,9 @@ class RepeatedStep(EagerStep):
             return "memory runs out"
         if next((kind for kind, _ in self.short_run.events if kind in (BEGAN, ENDED)), BEGAN) == ENDED:
             return "its optimizer allocates memory before the first step"
-        if log.journal is not None:
-            return "its tensors are used on other streams when they die (record_stream)"
         if any(call.cuda_graphs for call in log.compiled_calls):
             return CAPTURES
-        if self.short_run.is_ordered or log.streams:
+        if self.short_run.is_ordered or log.streams:  # as where tensors are used on streams when they die
             return USES_STREAMS
         if log.compiled_calls and self.chains:
             return "it is compiled"

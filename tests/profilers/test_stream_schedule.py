@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 from torch.distributed import _functional_collectives as collectives
 
 from analyzer import ProfileOptions, profile
@@ -115,42 +114,6 @@ def test_a_result_that_is_read_twice_is_waited_for_once(group):
         return reduced * reduced                                      # 200 to 205
 
     assert microseconds(run(forward).step_seconds) == 205
-
-
-class Block(nn.Module):
-    """Large enough to be replayed."""
-
-    def __init__(self, reduces):
-        super().__init__()
-        self.parts, self.last = nn.ModuleList(nn.Identity() for _ in range(80)), nn.Identity()
-        self.weight, self.reduces = nn.Parameter(torch.empty(8)), reduces
-
-    def forward(self, x):
-        for part in self.parts:
-            x = part(x)
-        x = (x * self.weight).sin()
-        return (collectives.all_reduce(x, "sum", dist.group.WORLD) if self.reduces else x).tan()
-
-
-class Blocks(nn.Module):
-    def __init__(self, reduces):
-        super().__init__()
-        self.blocks = nn.Sequential(*[Block(reduces) for _ in range(4)])
-
-    def forward(self, x):
-        with torch.cuda.stream(torch.cuda.Stream()):
-            y = x.tan()
-        return self.blocks(x), y
-
-
-@pytest.mark.usefixtures("replaying_torch")
-@pytest.mark.parametrize(("reduces", "expected"), [(True, 4 * 275), (False, 4 * 75)])  # mul, sin, all_reduce, tan
-def test_replayed_blocks_take_the_same_time(group, reduces, expected):
-    replayed, ran = (profile(Blocks(reduces), (torch.empty(8),), device="h100", mode="infer", reuse=reuse)
-                     for reuse in (True, False))
-    assert sum(row.replayed for row in replayed.replay if row.kind == "block") == 4
-    assert replayed.phases == ran.phases and replayed.modules == ran.modules
-    assert microseconds(replayed.step_seconds) == expected
 
 
 def test_a_step_begins_on_an_idle_device(group):
