@@ -42,8 +42,9 @@ class RepeatedStep(EagerStep):
         self._memory, self.short_run = Before.of(recorder), ShortRun(recorder, self.chains)
         skipped = {id(module) for chain in self.chains for place in chain.skipped
                    for module in chain.modules[place]}
-        self._state = StateFingerprint([m for m in recorder.modules() if id(m) not in skipped], functions,
-                                       values=(self.args, self.kwargs))
+        with torch._C.DisableTorchFunction():
+            self._state = StateFingerprint([m for m in recorder.modules() if id(m) not in skipped], functions,
+                                           values=(self.args, self.kwargs))
         if self.chains and self._state.unreadable is not None:  # which could not be put back
             raise NotRepeated(self._state.unreadable)
         recorder.mode.state.asks_memory = False
