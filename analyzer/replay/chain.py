@@ -83,29 +83,36 @@ def find_chains(root: nn.Module) -> list[Chain]:
 def _split(blocks: list[nn.Module], path_of: dict[int, str]) -> list[Chain]:
     """The longest runs of alike neighbours in a list of modules; none of modules that hold nothing."""
     found: list[Chain] = []
-    outlines = [outline(block) for block in blocks]
+    outlines = [_outline_or_none(block) for block in blocks]
     first = 0
     while len(blocks) - first >= FEWEST:
-        differing = set[Place]()
+        mine, differing = outlines[first], set[Place]()
         stop = first + 1
-        while stop < len(blocks) and _is_alike(outlines[first], outlines[stop], differing):
+        while mine is not None and stop < len(blocks) and _is_alike(mine, outlines[stop], differing):
             stop += 1
-        if stop - first >= FEWEST and any(held for _, _, registered in outlines[first] for held in registered):
-            mine = blocks[first:stop]
-            found.append(Chain(mine, [path_of[id(block)] for block in mine], differing,
-                               [[module for _, module, _ in outlines[place]] for place in range(first, stop)]))
+        if mine is not None and stop - first >= FEWEST and any(held for _, _, both in mine for held in both):
+            found.append(Chain(blocks[first:stop], [path_of[id(block)] for block in blocks[first:stop]], differing,
+                               [[module for _, module, _ in each] for each in outlines[first:stop] if each is not None]))
         first = stop
     return found
 
 
-def _is_alike(mine: Outline, other: Outline, differing: set[Place]) -> bool:
+def _outline_or_none(block: nn.Module) -> Outline | None:
+    try:
+        return outline(block)
+    except Mismatch:  # it is like no other
+        return None
+
+
+def _is_alike(mine: Outline, other: Outline | None, differing: set[Place]) -> bool:
     found = set(differing)
     try:
-        compare_blocks(mine, other, found)
+        if other is not None:
+            compare_blocks(mine, other, found)
     except Mismatch:
         return False
     differing |= found
-    return True
+    return other is not None
 
 
 def _is_shared(chain: Chain, walked: Sequence[tuple[str, nn.Module]]) -> bool:

@@ -21,6 +21,10 @@ def _edit(change: Callable[[list[nn.Module]], object]) -> nn.Module:
     return nn.Sequential(*layers)
 
 
+def _name(layers: list[nn.Module]) -> None:
+    layers[3].weight.is_first = True  # type: ignore[union-attr]
+
+
 def _share(layers: list[nn.Module]) -> None:
     layers[7].weight = layers[2].weight
 
@@ -34,6 +38,7 @@ def _share(layers: list[nn.Module]) -> None:
     (nn.Sequential(*(nn.Sequential(*(Layer() for _ in range(9))) for _ in range(10))), [10]),  # not those inside
     (nn.Sequential(*(nn.ReLU() for _ in range(12))), []),
     (_edit(_share), []),
+    (_edit(_name), [8]),  # by a parameter's attribute a wrapper may find it
     (_edit(lambda layers: layers.__setitem__(5, layers[4])), []),
     (_edit(lambda layers: layers[3].requires_grad_(False)), [8]),   # behind it
     (_edit(lambda layers: layers[3].register_forward_hook(lambda *_: None)), [8]),
