@@ -92,7 +92,7 @@ def _split(blocks: list[nn.Module], path_of: dict[int, str]) -> list[Chain]:
             stop += 1
         if mine is not None and stop - first >= FEWEST and any(held for _, _, both in mine for held in both):
             found.append(Chain(blocks[first:stop], [path_of[id(block)] for block in blocks[first:stop]], differing,
-                               [[module for _, module, _ in each] for each in outlines[first:stop] if each is not None]))
+                               [[module for _, module, _ in each or ()] for each in outlines[first:stop]]))
         first = stop
     return found
 
