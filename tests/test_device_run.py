@@ -63,8 +63,8 @@ STEPS = {
 
 
 def counted_runs(monkeypatch):
-    runs, run = [], one.run_replayed
-    monkeypatch.setattr(one, "run_replayed", lambda session, *rest: (runs.append(session.spec.name),
+    runs, run = [], one.run_repeating
+    monkeypatch.setattr(one, "run_repeating", lambda session, *rest: (runs.append(session.spec.name),
                                                                      run(session, *rest))[1])
     return runs
 
