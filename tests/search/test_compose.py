@@ -13,7 +13,7 @@ from analyzer.parallel import RankTable, profile_ranks
 from analyzer.parallel.pipeline_schedule import place_stages
 from analyzer.parallel.profile_ranks import find_compute_spreads, find_exchange, find_spread
 from analyzer.profilers.collective import POINT_TO_POINT
-from analyzer.tools.search.bound import least_bytes, least_seconds, list_bare
+from analyzer.tools.search.bound import DOES_MORE, does_more, least_bytes, least_seconds, list_bare
 from analyzer.tools.search.compose import ModelSizes, Step, compose, find_actions, list_parts, list_probes
 from analyzer.tools.search.figures import Figures
 from analyzer.tools.search.layout import Layout
@@ -177,6 +177,17 @@ def check_bounds(layout: Layout, subject: Subject) -> None:
     bare = {name: figures(probe, subject) for name, probe in list_bare(layout, sizes(subject)).items()}
     assert 0 < least_bytes(layout, sizes(subject), None) <= least_bytes(layout, sizes(subject), bare) <= step.peak_bytes
     assert 0.5 * step.step_seconds < least_seconds(layout, sizes(subject), bare, subject.cluster) <= step.step_seconds
+
+
+def test_a_layout_that_does_more_takes_longer() -> None:
+    less = replace(PIPELINE, pipeline=1)
+    more = [replace(less, sharding="fsdp"), replace(less, checkpointing="selective"),
+            replace(less, sharding="fsdp", checkpointing="blocks")]
+    for layout in more:
+        assert does_more(layout, less) and not does_more(less, layout)
+        assert DOES_MORE * step_of(less).step_seconds <= step_of(layout).step_seconds
+    assert not does_more(replace(more[0], micro_batch=2), less) and not does_more(replace(more[0], compile=True), less)
+    assert not does_more(replace(less, checkpointing="planned"), less)
 
 
 @pytest.mark.parametrize(("schedule", "micro_batches", "expected"), [

@@ -17,6 +17,27 @@ _ADAM = ("adam", "adamw", "adamw_fused")
 _FLOAT = 4  # bytes
 
 
+#: what a step takes at least of one that does less: kernels that hide behind each other in other ways may make up for
+#: that much (of 92 such pairs of steps the most was 0.05 %)
+DOES_MORE = 0.99
+_ONCE_MORE = ("none", "selective", "blocks")  # checkpoints, those that run less again first
+
+
+def does_more(layout: Layout, other: Layout) -> bool:
+    """Whether a layout does what another does and more: it gathers parameters for each pass, runs more again. What a
+    compiler makes of blocks may take less then.
+
+    >>> does_more(Layout(shard=8, checkpointing="blocks"), Layout(shard=8, sharding="fsdp_kept"))
+    True
+    """
+    if layout == other or layout.compile or "planned" in (layout.checkpointing, other.checkpointing):
+        return False
+    places = [_ONCE_MORE.index(one.checkpointing) for one in (layout, other)]
+    gathers = layout.sharding == other.sharding or (layout.sharding, other.sharding) == ("fsdp", "fsdp_kept")
+    return gathers and places[0] >= places[1] and other == replace(
+        layout, sharding=other.sharding, checkpointing=other.checkpointing)
+
+
 def list_bare(layout: Layout, sizes: ModelSizes) -> dict[str, Probe]:
     """The bare probes from which a layout's bounds follow."""
     if not sizes.blocks:

@@ -16,15 +16,12 @@ from analyzer.parallel.rank_row import StageCost
 
 from .figures import Figures
 from .layout import BACKWARDS, Layout
-from .peaks import LAST, NEAR_LAST, PASS, UPDATE
+from .peaks import SEVERAL, extend
 from .probe import LONG, SHORT, Probe
 from .stage import Part
 
 #: a rank's blocks of which more are added up from these many and one more
 FEW = 1
-#: and those from which a whole model is added up. With two, FSDP gathers the next block otherwise than among many; of
-#: two more, an update in chunks of all parameters takes a mean (docs/search.md says how near that is)
-SEVERAL = 3, 5
 HALF, _INT = 2, 8  # bytes of a bfloat16 element, and of a token
 
 
@@ -173,7 +170,9 @@ def list_probes(layout: Layout, sizes: ModelSizes) -> dict[tuple[str, int, int],
     """The probes from which a layout's step is composed: by kind of rank, its blocks, and ranks of the pipeline."""
     if layout.pipeline == 1:
         most = min(2, layout.micro_batches)
-        return {("only", blocks, n): Probe(replace(layout, micro_batches=n), Part(blocks), with_spreads=n == most)
+        # of DDP the buckets of gradients change after the first step
+        return {("only", blocks, n): Probe(replace(layout, micro_batches=n), Part(blocks), with_spreads=n == most,
+                                           at_first=n < most and layout.is_sharded)
                 for blocks in _list_counts(layout, sizes) for n in range(1, most + 1)}
     found: dict[tuple[str, int, int], Probe] = {}
     counts = [part.blocks for part in list_parts(layout, sizes.blocks)]
@@ -221,10 +220,12 @@ def compose(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, in
 
 
 def _compose_one(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, int], Figures]) -> Step:
-    """Of further micro-batches each takes what the second one added; the peak is that of two and their inputs'."""
+    """Of further micro-batches each takes what the second one added to the passes; the peak is that of two and their
+    inputs'.
+    """
     def of(micro_batches: int) -> Figures:
         counts = _list_counts(layout, sizes)
-        return _extend(sizes.blocks, {blocks: known["only", blocks, micro_batches] for blocks in counts})
+        return extend(sizes.blocks, {blocks: known["only", blocks, micro_batches] for blocks in counts})
 
     one = of(1)
     found, more = (one, 0) if layout.micro_batches == 1 else (of(2), layout.micro_batches - 2)
@@ -234,7 +235,8 @@ def _compose_one(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, in
 
     tokens = token_bytes(layout, sizes)
     inputs = _round(layout.micro_batches * tokens) - _round(min(2, layout.micro_batches) * tokens)
-    seconds = total("step_seconds")
+    updates = found["optimizer_seconds"] - one["optimizer_seconds"]
+    seconds = total("step_seconds") - more * updates
     passes = int(found["pass_peak_bytes"]) + inputs
     update = int(found["update_peak_bytes"]) + inputs
     stage = StageFigures(Part(sizes.blocks), 0, 1, int(found["params"]), passes, update,
@@ -245,27 +247,8 @@ def _compose_one(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, in
         known_range = seconds / (1 + found["below"]), seconds * (1 + found["above"])
     ideal = total("ideal_seconds") if "ideal_seconds" in found else None
     bounds = {name.removeprefix("bound_"): total(name) for name in found if name.startswith("bound_")}
+    bounds = {name: seconds + found.get(f"update_bound_{name}", 0.0) for name, seconds in bounds.items()}
     return Step(layout, seconds, known_range, stage.needed_bytes + int(found["unseen_bytes"]), ideal, bounds, (stage, ))
-
-
-def _extend(blocks: int, known: Mapping[int, Figures]) -> Figures:
-    """The figures of so many blocks: each further one adds what one of those `SEVERAL` did, to each stretch's peak."""
-    if len(known) == 1:
-        return known[blocks]
-    few, many = (known[count] for count in SEVERAL)
-    more = (blocks - SEVERAL[1]) / (SEVERAL[1] - SEVERAL[0])
-    found = {name: value + more * (value - few.get(name, 0.0)) for name, value in many.items()}
-    for name in [name for name in found if name.endswith(NEAR_LAST)]:  # of three blocks it is the second one, too
-        last = name.removesuffix(NEAR_LAST) + LAST
-        found[name] = many[name] + found[last] - many[last]
-    for name, kind in (("pass_peak_bytes", PASS), ("update_peak_bytes", UPDATE)):
-        found[name] = max(found[peak] for peak in found if peak.startswith(kind))
-    if "above" in few and "below" in many:
-        high, low = ([part["step_seconds"] * (1 + part["above"]) for part in (few, many)],
-                     [part["step_seconds"] / (1 + part["below"]) for part in (few, many)])
-        found["above"] = (high[1] + more * (high[1] - high[0])) / found["step_seconds"] - 1
-        found["below"] = found["step_seconds"] / (low[1] + more * (low[1] - low[0])) - 1
-    return {**found, **{name: many[name] for name in many if name.endswith("_spread")}}
 
 
 class _Adder:

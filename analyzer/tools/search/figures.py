@@ -85,10 +85,10 @@ class FigureReader:
         exchange = sum(message.exposed for message in self._list_exchange())
         mfu, forward = p.mfu() if p.step_seconds else None, p.phases.get("forward")
         bounds: Counter[str] = Counter()
-        for name in ("forward", "backward", "optimizer"):
+        for name, kind in (("forward", "bound_"), ("backward", "bound_"), ("optimizer", "update_bound_")):
             if name in p.phases:
-                phase = p.phases[name]
-                bounds.update({**bound_seconds(phase), "exposed": phase.exposed_comm_seconds or 0.0})
+                spent = {**bound_seconds(p.phases[name]), "exposed": p.phases[name].exposed_comm_seconds or 0.0}
+                bounds.update({f"{kind}{bound}": seconds for bound, seconds in spent.items()})
         return {"forward_seconds": seconds_of("forward") - waits["forward"],
                 "backward_seconds": seconds_of("backward") - waits["backward"] - exchange,
                 "exchange_seconds": exchange,
@@ -96,7 +96,7 @@ class FigureReader:
                 "optimizer_seconds": seconds_of("optimizer"), "step_seconds": p.step_seconds,
                 "send_seconds": sum(message.seconds for message in moved) / len(moved) if moved else 0.0,
                 "ideal_seconds": None if mfu is None else mfu * (p.step_seconds or 0.0),
-                **{f"bound_{name}": seconds for name, seconds in bounds.items()}}
+                **bounds}
 
     def _list_exchange(self) -> list[_Message]:
         """The exchange of gradients: sums over groups that the forward pass does not use."""

@@ -1,9 +1,9 @@
-"""Peaks of the stretches of a step, each of which grows evenly with the blocks of a model."""
+"""Figures of a model of many blocks from those of few: peaks of the stretches of a step grow evenly with the blocks."""
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ PASS, UPDATE = "pass ", "update "  #: what the names of peaks begin with: of bot
 LAST, NEAR_LAST = " last", " last but one"  #: what those end with of the block that a pass runs last, and before it
 _PHASES = {"forward": PASS, "backward": PASS, "optimizer": UPDATE, "zero_grad": UPDATE}
 
+#: blocks of the ranks from which a whole model is added up. With two, FSDP gathers the next block otherwise than among
+#: many; of two more, an update in chunks of all parameters takes a mean (docs/search.md says how near that is)
+SEVERAL = 3, 5
 _Numbers = NDArray[np.int64]
 
 
@@ -80,3 +83,23 @@ def _divide(record: PhaseRecord, block_of: Sequence[int]) -> list[tuple[str, int
     return [(" before", record.first_call, starts[0]), (" first", starts[0], starts[1]),
             (" second", starts[1], starts[2]), (NEAR_LAST, starts[-2], starts[-1]), (LAST, starts[-1], last),
             (" after", last, record.last_call)]
+
+
+def extend(blocks: int, known: Mapping[int, dict[str, float]]) -> dict[str, float]:
+    """The figures of so many blocks: each further one adds what one of those `SEVERAL` did, to each stretch's peak."""
+    if len(known) == 1:
+        return known[blocks]
+    few, many = (known[count] for count in SEVERAL)
+    more = (blocks - SEVERAL[1]) / (SEVERAL[1] - SEVERAL[0])
+    found = {name: value + more * (value - few.get(name, 0.0)) for name, value in many.items()}
+    for name in [name for name in found if name.endswith(NEAR_LAST)]:  # of three blocks it is the second one, too
+        last = name.removesuffix(NEAR_LAST) + LAST
+        found[name] = many[name] + found[last] - many[last]
+    for name, kind in (("pass_peak_bytes", PASS), ("update_peak_bytes", UPDATE)):
+        found[name] = max(found[peak] for peak in found if peak.startswith(kind))
+    if "above" in few and "below" in many:
+        high, low = ([part["step_seconds"] * (1 + part["above"]) for part in (few, many)],
+                     [part["step_seconds"] / (1 + part["below"]) for part in (few, many)])
+        found["above"] = (high[1] + more * (high[1] - high[0])) / found["step_seconds"] - 1
+        found["below"] = found["step_seconds"] / (low[1] + more * (low[1] - low[0])) - 1
+    return {**found, **{name: many[name] for name in many if name.endswith("_spread")}}

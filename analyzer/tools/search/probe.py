@@ -35,8 +35,9 @@ PROBE_OPTIONS = ProfileOptions(keep_events=False, steps=2, unknown_value="placeh
 @dataclass(frozen=True)
 class Probe:
     """A rank to profile: of a ``layout`` whose pipeline and micro-batches are those that run, the one at ``place``,
-    which holds ``part``. ``bare`` ones compute one micro-batch and no update, without any wrapper. Only of those
-    ``with_spreads`` it is worked out how far measured seconds may be from those predicted.
+    which holds ``part``, in a second step. ``bare`` ones compute one micro-batch and no update, without any wrapper.
+    Those ``at_first`` run the first step alone, whose passes take as long where nothing is learned for the second one.
+    Only of those ``with_spreads`` it is worked out how far measured seconds may be from those predicted.
     """
 
     layout: Layout
@@ -44,11 +45,12 @@ class Probe:
     place: int = 0
     bare: bool = False
     with_spreads: bool = False
+    at_first: bool = False
 
     @property
     def key(self) -> str:
-        return json.dumps([asdict(self.layout), list(self.part), self.place, self.bare, self.with_spreads],
-                          sort_keys=True)
+        kind = [self.place, self.bare, self.with_spreads, self.at_first]
+        return json.dumps([asdict(self.layout), list(self.part), *kind], sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,9 @@ def measure(subject: Subject, probe: Probe) -> Figures:
         if layout.checkpointing == "planned":  # blocks keep, run again or send to the host what one micro-batch needs
             plan = plan_rank(subject, replace(layout, micro_batches=1), probe.part)
             build = partial(_build_planned, plan, job)
+        options = replace(PROBE_OPTIONS, steps=1) if probe.bare or probe.at_first else PROBE_OPTIONS
         found = profile(build, job.inputs(), device=subject.device, step=job.step, profilers=reader.profilers,
-                        reuse=not stands_in, options=replace(PROBE_OPTIONS, steps=1) if probe.bare else PROBE_OPTIONS,
-                        optimizer=None if probe.bare else job.make_optimizer())
+                        reuse=not stands_in, options=options, optimizer=None if probe.bare else job.make_optimizer())
     return reader.read(found, layout.devices, probe.with_spreads)
 
 
@@ -138,7 +140,7 @@ class Journal:
     def __init__(self, path: Path | None, head: Mapping[str, Any]) -> None:
         self.path, self.known = path, dict[str, dict[str, Any]]()
         self.made = 0
-        first = json.dumps({"format": "analyzer.search", "version": 2, **head}, sort_keys=True)
+        first = json.dumps({"format": "analyzer.search", "version": 3, **head}, sort_keys=True)
         if path is None:
             return
         if path.is_file():

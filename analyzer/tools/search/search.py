@@ -24,7 +24,7 @@ from analyzer.tools.sweep.run import start_worker
 from analyzer.units import format_bytes
 from analyzer.zoo.target import Target
 
-from .bound import least_bytes, least_seconds, list_bare
+from .bound import DOES_MORE, does_more, least_bytes, least_seconds, list_bare
 from .compose import ModelSizes, Step, compose, list_probes
 from .figures import Figures
 from .layout import Layout, Question, Space, list_layouts
@@ -35,7 +35,7 @@ from .stage import LINEAR_WAYS, Template, find_way, list_experts
 GLOBAL_BATCH = 1024       #: samples of a step where nothing says how many
 LONGEST = 8192            #: tokens of a sample where nothing says how many, if the model takes so many
 _SOON = 24                #: bare ranks, of which more take a while: some step is composed before
-_ROUND = 4                #: layouts whose steps are composed before bounds are looked at again, whatever the workers
+_ROUND = 2                #: layouts whose steps are composed before bounds are looked at again, whatever the workers
 _Key = TypeVar("_Key")
 Progress = Callable[[float, str], None]
 Run = Callable[[Sequence[ProbeJob]], Iterator[tuple[ProbeJob, dict[str, Any]]]]
@@ -168,7 +168,9 @@ class Searcher:
         if not inside:
             inside = sorted(kept, key=lambda one: one[:2])[:_ROUND]
         bounds = [(least_seconds(layout, self.sizes, bare, self.subject.cluster), layout) for _, layout, bare in inside]
-        self.bounds = {layout: seconds for seconds, layout in sorted(bounds)}
+        # of layouts with one bound those first that do less
+        self.bounds = {layout: seconds for seconds, layout in sorted(bounds, key=lambda one: (
+            one[0], one[1].sharding == "fsdp", one[1]))}
 
     def evaluate(self, layouts: Sequence[Layout]) -> None:
         """Compose the steps of layouts, profiling what is not known."""
@@ -187,6 +189,10 @@ class Searcher:
             self.span = start, start + (stop - start) * len(here) / max(1, len(here) + len(left))
             self.evaluate(here)
             start = self.span[1]
+            for step in [self.steps[layout] for layout in here if layout in self.steps]:
+                for layout in [layout for layout in left if does_more(layout, step.layout)]:
+                    self.bounds[layout] = max(self.bounds[layout], DOES_MORE * step.step_seconds)
+            left.sort(key=lambda layout: self.bounds[layout])
         self.counts["bounds are too slow"] = self.count_left()
 
     def count_left(self) -> int:
