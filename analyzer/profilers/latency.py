@@ -139,6 +139,7 @@ class Latency:
         self.log, self.timer, self._tells = log, CallTimer(log, device), tells
         #: where there are several streams: the kernels of the last step, by index of their call
         self._runs: dict[int, KernelRun] | None = None
+        self.parts: list[tuple[str, float]] = []  #: and the seconds of each part of its phases, in order
 
     @property
     def runs(self) -> Mapping[int, KernelRun]:
@@ -245,6 +246,7 @@ class Latency:
             times.update({(step.step, phase): time for phase, time in step.phases.items()})
             if step.step == self.log.steps - 1:
                 self._runs = {run.call: run for run in step.runs}
+                self.parts = [(phase, time.total / PICOSECONDS) for phase, time in step.parts]
         return times
 
     def _fill_rows(self, out: Annotation) -> None:

@@ -70,12 +70,15 @@ class HostRun(NamedTuple):
 
 
 class ScheduledStep(NamedTuple):
-    """The kernels of one step in the order of their launches, what the host did, and the time of each phase."""
+    """The kernels of one step in the order of their launches, what the host did, and the time of each phase and of its
+    parts, in order.
+    """
 
     step: int
     runs: list[KernelRun]
     hosts: list[HostRun]
     phases: dict[str, PhaseTime]
+    parts: list[tuple[str, PhaseTime]]
 
 
 def schedule_steps(sequence: CallSequence, timed: Sequence[TimedCall] | None = None, first: int = NO_STEP, *,
@@ -223,13 +226,15 @@ class StepSchedule:
             if end > start:
                 runs[i], reached = runs[i]._replace(exposed=end - start - computing.within(start, end)), end
         phases: defaultdict[str, PhaseTime] = defaultdict(PhaseTime)
+        parts = []
         begin = first = 0  # a phase ends when all is done that was launched before its end
         for phase, last, host in self.boundaries:
             end = max([begin, host, *self.clock.ends[first:last]])
-            phases[phase] += PhaseTime(end - begin, end - begin - busy.within(begin, end),
-                                       sum(run.exposed for run in runs[first:last]))
+            parts.append((phase, PhaseTime(end - begin, end - begin - busy.within(begin, end),
+                                           sum(run.exposed for run in runs[first:last]))))
+            phases[phase] += parts[-1][1]
             begin, first = end, last
-        return ScheduledStep(self.step, runs, self._hosts, phases)
+        return ScheduledStep(self.step, runs, self._hosts, phases, parts)
 
 
 def find_lanes(log: Log, timer: CallTimer) -> Lanes:

@@ -170,10 +170,10 @@ def list_probes(layout: Layout, sizes: ModelSizes) -> dict[tuple[str, int, int],
     """The probes from which a layout's step is composed: by kind of rank, its blocks, and ranks of the pipeline."""
     if layout.pipeline == 1:
         most = min(2, layout.micro_batches)
-        # of DDP the buckets of gradients change after the first step
-        return {("only", blocks, n): Probe(replace(layout, micro_batches=n), Part(blocks), with_spreads=n == most,
-                                           at_first=n < most and layout.is_sharded)
-                for blocks in _list_counts(layout, sizes) for n in range(1, most + 1)}
+        # of copies the last micro-batch alone sends something: what one more takes is told by the step of one
+        numbers = range(most if layout.is_sharded else 1, most + 1)
+        return {("only", blocks, n): Probe(replace(layout, micro_batches=n), Part(blocks), with_spreads=n == most)
+                for blocks in _list_counts(layout, sizes) for n in numbers}
     found: dict[tuple[str, int, int], Probe] = {}
     counts = [part.blocks for part in list_parts(layout, sizes.blocks)]
     more = (FEW, ) if set(counts) == {FEW} and layout.virtual == 1 else (FEW, FEW + 1)
@@ -220,23 +220,25 @@ def compose(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, in
 
 
 def _compose_one(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, int], Figures]) -> Step:
-    """Of further micro-batches each takes what the second one added to the passes; the peak is that of two and their
-    inputs'.
-    """
+    """Of further micro-batches each takes what the second one did; the peak is that of two and their inputs'."""
     def of(micro_batches: int) -> Figures:
         counts = _list_counts(layout, sizes)
         return extend(sizes.blocks, {blocks: known["only", blocks, micro_batches] for blocks in counts})
 
-    one = of(1)
-    found, more = (one, 0) if layout.micro_batches == 1 else (of(2), layout.micro_batches - 2)
+    most = min(2, layout.micro_batches)
+    found, more = of(most), layout.micro_batches - most
+    one = of(1) if more and not layout.is_sharded else None
 
     def total(name: str) -> float:
-        return found.get(name, 0.0) + more * (found.get(name, 0.0) - one.get(name, 0.0))
+        value = found.get(name, 0.0)
+        each = value / most if one is None else value - one.get(name, 0.0)
+        if name == "step_seconds" and one is None:
+            each = found.get("last_pass_seconds", 0.0)  # of one micro-batch there is no other
+        return value + more * each
 
     tokens = token_bytes(layout, sizes)
     inputs = _round(layout.micro_batches * tokens) - _round(min(2, layout.micro_batches) * tokens)
-    updates = found["optimizer_seconds"] - one["optimizer_seconds"]
-    seconds = total("step_seconds") - more * updates
+    seconds = total("step_seconds")
     passes = int(found["pass_peak_bytes"]) + inputs
     update = int(found["update_peak_bytes"]) + inputs
     stage = StageFigures(Part(sizes.blocks), 0, 1, int(found["params"]), passes, update,

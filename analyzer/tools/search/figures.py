@@ -47,6 +47,7 @@ class FigureReader:
         self.device, self.blocks = device, blocks
         self._messages: list[_Message] = []
         self._peaks: dict[str, float] = {}
+        self._parts: list[tuple[str, float]] = []
 
     @property
     def profilers(self) -> dict[str, Any]:
@@ -59,7 +60,7 @@ class FigureReader:
             found = latency.annotate()
         except UnknownTimeError:
             return Annotation()
-        self._messages = _list_messages(latency)
+        self._messages, self._parts = _list_messages(latency), latency.parts
         if self.blocks is not None:
             self._peaks = find_peaks(log, self.blocks)
         return found
@@ -96,7 +97,12 @@ class FigureReader:
                 "optimizer_seconds": seconds_of("optimizer"), "step_seconds": p.step_seconds,
                 "send_seconds": sum(message.seconds for message in moved) / len(moved) if moved else 0.0,
                 "ideal_seconds": None if mfu is None else mfu * (p.step_seconds or 0.0),
-                **bounds}
+                "last_pass_seconds": self._last_pass_seconds(), **bounds}
+
+    def _last_pass_seconds(self) -> float | None:
+        """Of the last of several micro-batches, both passes."""
+        by_phase = [[seconds for name, seconds in self._parts if name == phase] for phase in ("forward", "backward")]
+        return sum(parts[-1] for parts in by_phase) if all(len(parts) > 1 for parts in by_phase) else None
 
     def _list_exchange(self) -> list[_Message]:
         """The exchange of gradients: sums over groups that the forward pass does not use."""

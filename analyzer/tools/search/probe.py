@@ -35,9 +35,8 @@ PROBE_OPTIONS = ProfileOptions(keep_events=False, steps=2, unknown_value="placeh
 @dataclass(frozen=True)
 class Probe:
     """A rank to profile: of a ``layout`` whose pipeline and micro-batches are those that run, the one at ``place``,
-    which holds ``part``, in a second step. ``bare`` ones compute one micro-batch and no update, without any wrapper.
-    Those ``at_first`` run the first step alone, whose passes take as long where nothing is learned for the second one.
-    Only of those ``with_spreads`` it is worked out how far measured seconds may be from those predicted.
+    which holds ``part``. ``bare`` ones compute one micro-batch and no update, without any wrapper. Only of those
+    ``with_spreads`` it is worked out how far measured seconds may be from those predicted.
     """
 
     layout: Layout
@@ -45,12 +44,11 @@ class Probe:
     place: int = 0
     bare: bool = False
     with_spreads: bool = False
-    at_first: bool = False
 
     @property
     def key(self) -> str:
-        kind = [self.place, self.bare, self.with_spreads, self.at_first]
-        return json.dumps([asdict(self.layout), list(self.part), *kind], sort_keys=True)
+        return json.dumps([asdict(self.layout), list(self.part), self.place, self.bare, self.with_spreads],
+                          sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def measure(subject: Subject, probe: Probe) -> Figures:
         if layout.checkpointing == "planned":  # blocks keep, run again or send to the host what one micro-batch needs
             plan = plan_rank(subject, replace(layout, micro_batches=1), probe.part)
             build = partial(_build_planned, plan, job)
-        options = replace(PROBE_OPTIONS, steps=1) if probe.bare or probe.at_first else PROBE_OPTIONS
+        options = replace(PROBE_OPTIONS, steps=1) if probe.bare else PROBE_OPTIONS
         found = profile(build, job.inputs(), device=subject.device, step=job.step, profilers=reader.profilers,
                         reuse=not stands_in, options=options, optimizer=None if probe.bare else job.make_optimizer())
     return reader.read(found, layout.devices, probe.with_spreads)
