@@ -37,13 +37,13 @@ def run(name: str) -> dict[str, Any]:
     from analyzer.tools.search import search as module
 
     case, known = CASES[name], list[float]()
-    list_changes = module._list_changes
+    list_changes = vars(module)["list_changes"]
 
     def note(searcher: module.Searcher) -> Any:
         known.append(_processor_seconds())
         return list_changes(searcher)
 
-    module._list_changes = note
+    module.list_changes = note  # type: ignore[attr-defined]
     began = time.perf_counter()
     found = search(case.target, case.cluster, **case.options)
     return {"layouts": found.rows(), "counts": dict(found.counts), "ranks": found.profiles, "best_seconds": known[0],

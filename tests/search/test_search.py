@@ -12,11 +12,12 @@ import pytest
 from analyzer.cli import main
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.parallel import search
+from analyzer.tools.search.advice import list_changes
 from analyzer.tools.search.export import export
 from analyzer.tools.search.layout import Layout
 from analyzer.tools.search.probe import Journal, Probe
 from analyzer.tools.search.result import SearchResult
-from analyzer.tools.search.search import Interrupted, _list_changes
+from analyzer.tools.search.search import Interrupted
 from analyzer.tools.search.stage import Part
 from analyzer.zoo.llama import Llama, LlamaConfig
 
@@ -109,7 +110,7 @@ def test_advice_where_tokens_are_not_divided(found: SearchResult) -> None:
     assert best.layout.tensor == 1
     asked: list[Layout] = []
     searcher: Any = SimpleNamespace(best=best, steps={best.layout: best}, evaluate=asked.extend, fits=lambda step: True)
-    assert _list_changes(searcher) == ()  # as nothing could be run
+    assert list_changes(searcher) == ()  # as nothing could be run
     assert asked[:3] == [replace(best.layout, compile=True),
                          replace(best.layout, micro_batches=2 * best.layout.micro_batches),
                          replace(best.layout, precision="bf16")]

@@ -21,15 +21,15 @@ from analyzer.hardware.cluster_spec import ClusterSpec, cluster_of, find_cluster
 from analyzer.record.options import count_tokens
 from analyzer.results.build import package_version
 from analyzer.tools.sweep.run import start_worker
-from analyzer.units import format_bytes
 from analyzer.zoo.target import Target
 
+from .advice import list_assumptions, list_changes, list_neighbors
 from .bound import DOES_MORE, does_more, least_bytes, least_seconds, list_bare
 from .compose import ModelSizes, Step, compose, list_probes
 from .figures import Figures
 from .layout import Layout, Question, Space, list_layouts
 from .probe import Journal, Probe, ProbeJob, Subject, find_template, make_template, run_probe
-from .result import Change, SearchResult
+from .result import SearchResult
 from .stage import LINEAR_WAYS, Template, find_way, list_experts
 
 GLOBAL_BATCH = 1024       #: samples of a step where nothing says how many
@@ -108,6 +108,9 @@ class Searcher:
         self.counts: Counter[str] = Counter()
         self.failed: dict[Layout, str] = {}
         self.bounds: dict[Layout, float] = {}  #: of the steps of layouts that may fit, the fastest first
+        #: layouts whose bounds are those without checkpoints, until they are looked at
+        self.rough: set[Layout] = set()
+        self.short: list[tuple[float, Layout]] = []  #: layouts that do not fit, with the bytes that they need at least
         self.span = 0.0, 1.0  #: of all work, the part that is being done
 
     @property
@@ -156,21 +159,45 @@ class Searcher:
         if not left and layouts:  # the least short ones, to say by how much
             left = sorted(layouts, key=lambda one: (least_bytes(one, self.sizes, None), one))[:_ROUND]
             room = float("inf")
-        probes = {layout: list_bare(layout, self.sizes) for layout in left}
+        probes = {layout: list_bare(self._find_plain(layout), self.sizes) for layout in left}
         if len({probe.key for found in probes.values() for probe in found.values()}) > _SOON:
             start, stop = self.span
             self.span = start, start + (stop - start) / 10
             self.evaluate([min(left, key=_usual)])  # there is an answer before all bounds are known
             self.span = self.span[1], stop
-        kept = [(least_bytes(layout, self.sizes, bare), layout, bare) for layout, bare in self._measure_each(probes)]
-        inside = [one for one in kept if one[0] <= room]
-        self.counts["activations do not fit"] = len(kept) - len(inside)
-        if not inside:
-            inside = sorted(kept, key=lambda one: one[:2])[:_ROUND]
-        bounds = [(least_seconds(layout, self.sizes, bare, self.subject.cluster), layout) for _, layout, bare in inside]
-        # of layouts with one bound those first that do less
-        self.bounds = {layout: seconds for seconds, layout in sorted(bounds, key=lambda one: (
-            one[0], one[1].sharding == "fsdp", one[1]))}
+        self.room = room
+        self._bound_each(probes)
+        if not self.bounds:
+            self._take_least_short()
+
+    def _find_plain(self, layout: Layout) -> Layout:
+        """A layout that computes no more, and whose bare ranks other layouts have, too: that without checkpoints."""
+        has_plain = "none" in self.question.space.checkpointing and not layout.compile
+        return replace(layout, checkpointing="none") if has_plain and layout.checkpointing != "planned" else layout
+
+    def _bound_each(self, probes: Mapping[Layout, Mapping[str, Probe]]) -> None:
+        """The bounds of layouts; those are dropped that cannot fit."""
+        for layout, bare in self._measure_each(probes):
+            seconds = least_seconds(layout, self.sizes, bare, self.subject.cluster)
+            if probes[layout] != list_bare(layout, self.sizes):
+                self.rough.add(layout)
+            elif (needed := least_bytes(layout, self.sizes, bare)) > self.room:
+                self.short.append((needed, layout))
+                self.bounds.pop(layout, None)
+                continue
+            self.bounds[layout] = max(seconds, self.bounds.get(layout, 0.0))
+        self.counts["activations do not fit"] = len(self.short)
+
+    def _take_least_short(self) -> None:
+        """Where nothing can fit, look at the layouts that lack least, to say by how much."""
+        self.bounds = {layout: 0.0 for _, layout in sorted(self.short)[:_ROUND]}
+
+    def _refine(self, layouts: Sequence[Layout]) -> None:
+        """Bounds of the layouts themselves, where they are those of others."""
+        self.rough.difference_update(layouts)
+        self._bound_each({layout: list_bare(layout, self.sizes) for layout in layouts})
+        for layout in self.failed.keys() & set(layouts):
+            self.bounds.pop(layout, None)
 
     def evaluate(self, layouts: Sequence[Layout]) -> None:
         """Compose the steps of layouts, profiling what is not known."""
@@ -180,20 +207,32 @@ class Searcher:
     def rank(self, wanted: int) -> None:
         """Compose steps in the order of their bounds until no other can be among the ``wanted`` best."""
         left = [layout for layout in self.bounds if layout not in self.steps]
-        start, stop = self.span
+        (start, stop), composed = self.span, 0
         while left:
             ranked = self.ranked
             limit = ranked[wanted - 1].step_seconds if len(ranked) >= wanted else float("inf")
-            left = [layout for layout in left if self.bounds[layout] <= limit]
-            here, left = left[:_ROUND], left[_ROUND:]
-            self.span = start, start + (stop - start) * len(here) / max(1, len(here) + len(left))
-            self.evaluate(here)
+            # of layouts with one bound those first that do less
+            left = sorted([layout for layout in left if self.bounds.get(layout, float("inf")) <= limit],
+                          key=lambda layout: (self.bounds[layout], layout.sharding == "fsdp", layout))
+            here = left[:_ROUND]
+            self.span = start, start + (stop - start) * len(here) / max(1, len(left))
+            if rough := [layout for layout in here if layout in self.rough]:
+                self._refine(rough)
+            else:
+                self.evaluate(here)
+                left, composed = left[_ROUND:], composed + len(here)
+                self._raise_bounds(here, left)
             start = self.span[1]
-            for step in [self.steps[layout] for layout in here if layout in self.steps]:
-                for layout in [layout for layout in left if does_more(layout, step.layout)]:
-                    self.bounds[layout] = max(self.bounds[layout], DOES_MORE * step.step_seconds)
-            left.sort(key=lambda layout: self.bounds[layout])
+            if not left and not composed and self.short:
+                self._take_least_short()
+                left = [*self.bounds]
         self.counts["bounds are too slow"] = self.count_left()
+
+    def _raise_bounds(self, known: Sequence[Layout], others: Sequence[Layout]) -> None:
+        """Layouts that do more than one whose step is known take about as long at least."""
+        for step in [self.steps[layout] for layout in known if layout in self.steps]:
+            for layout in [layout for layout in others if does_more(layout, step.layout)]:
+                self.bounds[layout] = max(self.bounds[layout], DOES_MORE * step.step_seconds)
 
     def count_left(self) -> int:
         """How many layouts whose bounds are known were not looked at."""
@@ -261,7 +300,7 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
             found = _conclude(searcher, count, tokens, price)
             if advice:  # which is of other layouts: what fails there is not told
                 searcher.span = 0.7, 0.8
-                changes, neighbors = _list_changes(searcher), _list_neighbors(searcher)
+                changes, neighbors = list_changes(searcher), list_neighbors(searcher)
                 found = replace(found, changes=changes, neighbors=neighbors, profiles=len(journal.known))
         except KeyboardInterrupt:
             if found is None and searcher.best is not None:
@@ -280,7 +319,7 @@ def _conclude(searcher: Searcher, count: int, tokens: float | None, price: float
         searcher.template.name, question.devices, question.devices_per_host, subject.cluster.name, subject.device.name,
         subject.device.memory_bytes, question.global_batch, question.sequence, None if tokens is None else int(tokens),
         price, tuple(chosen), steps, bool(ranked), (), (), {**searcher.counts, "composed": len(steps)},
-        dict(Counter(searcher.failed.values())), len(searcher.journal.known), _list_assumptions(searcher, ranked))
+        dict(Counter(searcher.failed.values())), len(searcher.journal.known), list_assumptions(searcher, ranked))
 
 
 def _find_length(template: Template) -> int:
@@ -319,76 +358,3 @@ def _run_in(executor: Executor, jobs: Sequence[ProbeJob]) -> Iterator[tuple[Prob
     finally:
         for future in futures:
             future.cancel()
-
-
-def _list_changes(searcher: Searcher) -> tuple[Change, ...]:
-    """What would make the best step faster for each token, the most first."""
-    best = searcher.best
-    if best is None:
-        return ()
-    lay, found = best.layout, []
-    varied = {"compile each block": replace(lay, compile=True),
-              "twice the global batch": replace(lay, micro_batches=2 * lay.micro_batches),
-              "parameters, gradients and states in bfloat16": replace(lay, precision="bf16")}
-    if lay.tensor > 1:
-        varied["no tensor parallelism within sequences (no SP)"] = replace(lay, sequence_parallel=False)
-    if lay.micro_batches % (2 * lay.pipeline) == 0:
-        varied["twice the micro-batch"] = replace(
-            lay, micro_batch=2 * lay.micro_batch, micro_batches=lay.micro_batches // 2)
-    if lay.checkpointing != "none" and lay.pipeline == 1:
-        varied["checkpoints planned for the memory that there is"] = replace(lay, checkpointing="planned")
-    for name, layout in varied.items():
-        if layout in searcher.steps:  # the best itself among them
-            continue
-        searcher.evaluate([layout])
-        step = searcher.steps.pop(layout, None)
-        if step is not None and searcher.fits(step):
-            gain = (best.step_seconds / lay.global_batch) / (step.step_seconds / layout.global_batch)
-            found.append(Change(name, gain, layout))
-    short = [step for step in searcher.steps.values() if not searcher.fits(step)]
-    faster = min(short, key=lambda step: step.step_seconds, default=None)
-    if faster is not None and searcher.capacity is not None and faster.step_seconds < best.step_seconds:
-        more = format_bytes(faster.needed_bytes - searcher.capacity)
-        gain = best.step_seconds / faster.step_seconds
-        found.append(Change(f"{more} more memory of each device", gain, faster.layout))
-    return tuple(sorted([change for change in found if round(change.gain, 2) > 1], key=lambda c: -c.gain)[:3])
-
-
-def _list_neighbors(searcher: Searcher) -> tuple[tuple[int, Step | None], ...]:
-    """The best step of half and of twice as many devices, for as many samples; None where none fits."""
-    found, progress = [], searcher._progress
-
-    def tell(share: float, text: str) -> None:
-        if progress is not None:
-            progress(share, f"on {devices:,} devices: {text}")
-
-    for i, devices in enumerate((searcher.question.devices // 2, 2 * searcher.question.devices)):
-        if devices:
-            other = Searcher(searcher.subject, replace(searcher.question, devices=devices), searcher.journal,
-                             searcher._run, tell)
-            other.span = 0.8 + 0.1 * i, 0.83 + 0.1 * i
-            other.bound()
-            other.span = 0.83 + 0.1 * i, 0.9 + 0.1 * i
-            other.rank(1)
-            found.append((devices, other.best))
-    return tuple(found)
-
-
-def _list_assumptions(searcher: Searcher, best: Sequence[Step]) -> tuple[str, ...]:
-    facts, found = searcher.facts, []
-    # as docs/search.md measures them
-    if any(step.layout.virtual > 1 for step in best):
-        found.append("with several stages a rank, bytes are composed within 0.5 % and seconds within 1.5 %: layouts "
-                     "that are nearer to each other, or to the device's memory, may be in another order")
-    if any(step.layout.pipeline > 1 and step.layout.micro_batches == step.layout.pipeline for step in best):
-        found.append("with as many micro-batches as stages, a rank's memory is at most one micro-batch too high")
-    if facts.no_pipeline:
-        found.append(f"no pipelines: {facts.no_pipeline}")
-    if not facts.tensor_limit:
-        found.append("no tensor parallelism: " + ("the model has experts, which ranks divide among them (EP)"
-                                                  if facts.experts else "the model has no tp_plan; give tensor_plan"))
-    if facts.experts:
-        found.append("each expert gets as many tokens as the others")
-    if searcher.subject.device.memory_bytes is None:
-        found.append("the memory of the device is not known: every layout is taken to fit")
-    return (*found, "gradients are not clipped; data is there when a step begins; all ranks come at once")

@@ -1,0 +1,87 @@
+"""What is told beside the best layouts: what would help, other numbers of devices, and what was taken for granted."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from analyzer.units import format_bytes
+
+from .compose import Step
+from .result import Change
+
+if TYPE_CHECKING:
+    from .search import Searcher
+
+
+def list_changes(searcher: Searcher) -> tuple[Change, ...]:
+    """What would make the best step faster for each token, the most first."""
+    best = searcher.best
+    if best is None:
+        return ()
+    lay, found = best.layout, []
+    varied = {"compile each block": replace(lay, compile=True),
+              "twice the global batch": replace(lay, micro_batches=2 * lay.micro_batches),
+              "parameters, gradients and states in bfloat16": replace(lay, precision="bf16")}
+    if lay.tensor > 1:
+        varied["no tensor parallelism within sequences (no SP)"] = replace(lay, sequence_parallel=False)
+    if lay.micro_batches % (2 * lay.pipeline) == 0:
+        varied["twice the micro-batch"] = replace(
+            lay, micro_batch=2 * lay.micro_batch, micro_batches=lay.micro_batches // 2)
+    if lay.checkpointing != "none" and lay.pipeline == 1:
+        varied["checkpoints planned for the memory that there is"] = replace(lay, checkpointing="planned")
+    for name, layout in varied.items():
+        if layout in searcher.steps:  # the best itself among them
+            continue
+        searcher.evaluate([layout])
+        step = searcher.steps.pop(layout, None)
+        if step is not None and searcher.fits(step):
+            gain = (best.step_seconds / lay.global_batch) / (step.step_seconds / layout.global_batch)
+            found.append(Change(name, gain, layout))
+    short = [step for step in searcher.steps.values() if not searcher.fits(step)]
+    faster = min(short, key=lambda step: step.step_seconds, default=None)
+    if faster is not None and searcher.capacity is not None and faster.step_seconds < best.step_seconds:
+        more = format_bytes(faster.needed_bytes - searcher.capacity)
+        gain = best.step_seconds / faster.step_seconds
+        found.append(Change(f"{more} more memory of each device", gain, faster.layout))
+    return tuple(sorted([change for change in found if round(change.gain, 2) > 1], key=lambda c: -c.gain)[:3])
+
+
+def list_neighbors(searcher: Searcher) -> tuple[tuple[int, Step | None], ...]:
+    """The best step of half and of twice as many devices, for as many samples; None where none fits."""
+    found, progress = [], searcher._progress
+
+    def tell(share: float, text: str) -> None:
+        if progress is not None:
+            progress(share, f"on {devices:,} devices: {text}")
+
+    for i, devices in enumerate((searcher.question.devices // 2, 2 * searcher.question.devices)):
+        if devices:
+            other = Searcher(searcher.subject, replace(searcher.question, devices=devices), searcher.journal,
+                             searcher._run, tell)
+            other.span = 0.8 + 0.1 * i, 0.83 + 0.1 * i
+            other.bound()
+            other.span = 0.83 + 0.1 * i, 0.9 + 0.1 * i
+            other.rank(1)
+            found.append((devices, other.best))
+    return tuple(found)
+
+
+def list_assumptions(searcher: Searcher, best: Sequence[Step]) -> tuple[str, ...]:
+    facts, found = searcher.facts, []
+    # as docs/search.md measures them
+    if any(step.layout.virtual > 1 for step in best):
+        found.append("with several stages a rank, bytes are composed within 0.5 % and seconds within 1.5 %: layouts "
+                     "that are nearer to each other, or to the device's memory, may be in another order")
+    if any(step.layout.pipeline > 1 and step.layout.micro_batches == step.layout.pipeline for step in best):
+        found.append("with as many micro-batches as stages, a rank's memory is at most one micro-batch too high")
+    if facts.no_pipeline:
+        found.append(f"no pipelines: {facts.no_pipeline}")
+    if not facts.tensor_limit:
+        found.append("no tensor parallelism: " + ("the model has experts, which ranks divide among them (EP)"
+                                                  if facts.experts else "the model has no tp_plan; give tensor_plan"))
+    if facts.experts:
+        found.append("each expert gets as many tokens as the others")
+    if searcher.subject.device.memory_bytes is None:
+        found.append("the memory of the device is not known: every layout is taken to fit")
+    return (*found, "gradients are not clipped; data is there when a step begins; all ranks come at once")
