@@ -212,7 +212,7 @@ class Searcher:
             ranked = self.ranked
             limit = ranked[wanted - 1].step_seconds if len(ranked) >= wanted else float("inf")
             # of layouts with one bound those first that do less
-            left = sorted([layout for layout in left if self.bounds.get(layout, float("inf")) <= limit],
+            left = sorted([layout for layout in left if layout in self.bounds and self.bounds[layout] <= limit],
                           key=lambda layout: (self.bounds[layout], layout.sharding == "fsdp", layout))
             here = left[:_ROUND]
             self.span = start, start + (stop - start) * len(here) / max(1, len(left))
