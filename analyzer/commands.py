@@ -64,7 +64,7 @@ _RECIPE = {"recipe": "dtype, quantize, lora, attention, loss-chunks, checkpointi
 COMMANDS = {command.name: command for command in (
     Command("profile", "predict what a step of a model costs", "analyzer.show:run_profile",
             "target, input, batch-size, mode of profile, autocast, skew, device, device count, alloc-conf, headroom, "
-            "no-advice, convention, others, show, json, html, export", """\
+            "no-advice of profile, convention, others, show, json, html, export", """\
 Predicts what a training or inference step of a model costs: FLOPs, memory, communication, time. It needs no GPU.
 
 TARGET is one of
@@ -93,7 +93,7 @@ analyzer profile llama_1b --device h100 --export roofline=llama.csv --export mod
 Prints reports of a profile that a command saved with --json: of `analyzer profile` or `measure`, and of the prefill and
 the last token that `analyzer generate` saved. An option that no report asked for has is refused.
 """, {"layout": "depth, sort, columns, module-depth, top-modules, no-detail, ignore-modules, format of reports, raw",
-      "cost of a run": "tokens, samples, price, gpus, power, carbon"}, """\
+      "cost of a run": "tokens, samples, prices, gpus, power, carbon"}, """\
 analyzer show net.json --report tree --depth 2 --sort fwd_flops --columns fwd_flops_share,saved_bytes
 analyzer show net.json --report torchinfo --columns output_size,num_params,mult_adds
 analyzer show net.json --report deepspeed --top-modules 3
@@ -285,7 +285,7 @@ analyzer sweep mypackage.models:build --input 'x={batch}x{sequence}x64' --batch 
 """, {0: "done", 1: "every configuration failed", 2: _INPUT, 130: "interrupted"}),
 
     Command("search", "find the fastest ways to train a model on a cluster", "analyzer.tools.search.command:run_search",
-            "target, devices of a job, tokens, price, global-batch, tokens of a sample, count, choose, resume, "
+            "target, devices of a job, tokens, prices, global-batch, tokens of a sample, count, choose, resume, "
             "workers, dask, no-advice, json of layouts, html, export of a layout", """\
 Finds the fastest layouts of a training job that fit: data, tensor, sequence, context and pipeline parallelism,
 sharding, micro-batches, checkpoints. Few ranks are profiled, as `analyzer profile --world` does; steps are composed

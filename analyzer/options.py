@@ -224,7 +224,6 @@ _OF_REPORTS = (
            type=read_amount, metavar="N"),
     Option("--samples", "how many samples the run takes, e.g. 1e9 or 1B; the batch of each step counts",
            type=read_amount, metavar="N"),
-    Option("--price", "of an hour of one device", type=float, metavar="DOLLARS"),
     _number("--gpus", "how many devices share the run, each copy of the model as fast as one alone (default 1)"),
     Option("--power", "what one device takes (default: by what bounds its kernels, else its power limit)", type=float,
            metavar="WATTS"))
@@ -295,7 +294,7 @@ _OF_GENERATION = (
     Option("--tpot", "time of each token after it, e.g. 15ms", type=read_seconds, metavar="TIME"),
     Option("--percentile", "of the requests that keep --ttft and --tpot (default 90)", type=float, default=90.0,
            metavar="P"),
-    Option("--price", "dollars of a GPU and hour: 2.5, h100=2.5,h200=3.6, or a FILE of such words", name="prices",
+    Option("--price", "dollars of a device and hour: 2.5, h100=2.5,h200=3.6, or a FILE of such words", name="prices",
            dest="prices", metavar="DOLLARS"),
     Option("--carbon", "grams of carbon dioxide of a kWh", type=float, metavar="GRAMS"),
     *(_number(f"--{name}", f"{text} (default: the pipeline's own)") for name, text in (
@@ -318,7 +317,7 @@ _OF_SEARCHES = (
     Option("--device", "seek the largest size on this one; of several, repeated, a row each (default: a row for each "
            "of the catalogue)", name="devices", action="append", metavar="DEVICE"),
     Option("--headroom", "memory that must be left: 10% or 4GiB (else code 3)", metavar="ROOM"),
-    _switch("--no-advice", "do not seek what to change where it does not fit"),
+    _switch("--no-advice", "do not seek what to change where it does not fit", "no-advice of profile"),
     Option("--sort", "devices that fit by their memory (default), time or price", name="sort of devices",
            choices=("memory", "time", "price"), metavar="KEY"),
     Option("--budget", "memory of the whole step, e.g. 24GiB, or a share of the activations', e.g. 50%", required=True,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from analyzer.api.prediction import check_world_options, predict
 from analyzer.errors import InputError
+from analyzer.hardware.price import read_prices
 from analyzer.output import check_output, print_error, write_output
 from analyzer.parallel.rank_table import RankTable
 from analyzer.record.progress import report_progress
@@ -72,7 +73,7 @@ def _run_models(arguments: argparse.Namespace) -> int:
 
 
 _LAYOUT = ("depth", "sort", "columns", "module_depth", "top_modules", "detailed", "ignore_modules", "fmt", "as_string")
-_COST = ("tokens", "samples", "price", "gpus", "power", "carbon")
+_COST = ("tokens", "samples", "prices", "gpus", "power", "carbon")
 _FLAGS = {"col_names": "columns", "detailed": "no-detail", "fmt": "format", "as_string": "raw"}
 
 
@@ -80,6 +81,9 @@ def run_show(arguments: argparse.Namespace) -> int:
     """``analyzer show``."""
     given = {name: value for name in (*_LAYOUT, *_COST) if (value := getattr(arguments, name)) is not None}
     usual = "cost" if given.keys() & set(_COST) else "screen"
+    prices = read_prices(given.pop("prices", None), "--price ")
+    if arguments.prices is not None:
+        given["price"] = prices.others
     words = (usual if arguments.report is None else arguments.report).split(",")
     for word in words:
         if ":" in word:
@@ -99,7 +103,12 @@ def run_show(arguments: argparse.Namespace) -> int:
         found = [part for part in (whole.prefill, whole.decode) if part is not None]
     else:
         found = [Profile.from_json(path)]
-    choice.emit("\n\n".join(choice.make_text(profile, shown, **given) for profile in found), arguments.output)
+    def find_price(profile: Profile) -> dict[str, float | None]:
+        return {} if "price" not in given or profile.device is None else {
+            "price": prices.find(profile.find_device(profile.device))}
+
+    choice.emit("\n\n".join(choice.make_text(profile, shown, **{**given, **find_price(profile)})
+                            for profile in found), arguments.output)
     return 0
 
 

@@ -28,12 +28,14 @@ import torch  # noqa: E402
 from . import speed_section as section  # noqa: E402
 from .page import ROOT, describe_machine, markdown, publish  # noqa: E402
 from .speed_case import CASES, import_libraries  # noqa: E402
+from .speed_devices import report_devices  # noqa: E402
 from .speed_runs import report_runs  # noqa: E402
 from .speed_timing import Report, format_ratio, judge, say  # noqa: E402
 
 #: In the order in which they run: others last, for some leave torch patched.
 SECTIONS: dict[str, Callable[[Report], None]] = {
-    "runs": report_runs, "ratios": section.report_ratios, "cold": section.report_cold, "depth": section.report_depth,
+    "runs": report_runs, "devices": report_devices, "ratios": section.report_ratios, "cold": section.report_cold,
+    "depth": section.report_depth,
     "reuse": section.report_reuse, "memory": section.report_memory,
     "llama": section.report_llama, "compile": section.report_compile, "import": section.report_imports,
     "overhead": section.report_overhead,

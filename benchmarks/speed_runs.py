@@ -169,17 +169,18 @@ def measure_run(name: str, rounds: int) -> RunTiming:
     def take(reuse: bool = True) -> Profile:
         return profile(model, kwargs=inputs, reuse=reuse, **settings)
 
-    _seconds(take_bare)  # what is imported and allocated once
-    bare = min(_seconds(take_bare)[0] for _ in range(rounds))
-    cold, found = _seconds(take)
-    warm = min(_seconds(take)[0] for _ in range(rounds))
+    take_seconds(take_bare)  # what is imported and allocated once
+    bare = min(take_seconds(take_bare)[0] for _ in range(rounds))
+    cold, found = take_seconds(take)
+    warm = min(take_seconds(take)[0] for _ in range(rounds))
     rows = found.replay or ()
     reasons = Counter(row.reason for row in rows if not row.replayed and row.reason is not None)
     return RunTiming(bare, cold, warm, found == take(reuse=False), sum(row.replayed for row in rows),
                      reasons.most_common(1)[0][0] if reasons else "")
 
 
-def _seconds(call: Callable[[], Any]) -> tuple[float, Any]:
+def take_seconds(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Processor seconds of a call, and what it gives."""
     start = time.process_time()
     result = call()
     return time.process_time() - start, result

@@ -142,3 +142,23 @@ def test_a_headroom_leaves_less_for_the_largest_batch(capsys):
     taken = [float(out.split("\nof ")[1].split()[0]) for out in (whole, less)]
     assert taken[0] - taken[1] == pytest.approx(find_device("t4").memory_bytes / 2**31, abs=0.01)
     assert "that fits is 1,280 or more" in whole and "that fits is 1,024" in less
+
+
+def test_a_price_is_told_alike_in_each_command(capsys, tmp_path):
+    saved = tmp_path / "saved.json"
+    analyzer.profile(torch.nn.Linear(64, 64), torch.empty(32, 64), mode="infer", device="l4").to_json(saved)
+    words = ["show", str(saved), "--samples", "1e9"]
+    told = [run(capsys, *words, "--price", price)[1] for price in ("0.7", "h100=2.5,l4=0.7")]
+    assert told[0] == told[1] and "device-hours at 0.7 each" in told[0]
+    assert "dollars" not in run(capsys, *words, "--price", "h100=2.5")[1]
+    code, _, err = run(capsys, *words, "--price", "x")
+    assert code == 2 and "--price x: x is no price" in err
+    code, _, err = run(capsys, "search", "gpt2", "--cluster", "8xh100", "--price", "h1000=2")
+    assert code == 2 and "'h1000'" in err
+
+
+def test_options_of_one_flag_are_of_their_commands(capsys):
+    for command, said in (("profile", "do not seek what to change"), ("search", "without changes that would help")):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert said in " ".join(capsys.readouterr().out.split()), command

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
+from analyzer.hardware.price import read_prices
 from analyzer.output import check_output, print_error
 from analyzer.report.page.document import check_page
 from analyzer.report.progress_bar import ProgressBar
@@ -16,7 +17,7 @@ from analyzer.zoo.command_option import model_errors
 
 from .export import FORMATS, export
 from .layout import Space
-from .search import Interrupted, search
+from .search import Interrupted, read_cluster, search
 
 CHOICES = tuple(f.name for f in fields(Space))
 _WORDS: dict[str, Any] = {"no": False, "yes": True, "none": None}
@@ -26,6 +27,7 @@ _OPTIONAL = ("optimizer", )  # of whose values "none" is none; of checkpointing 
 def run_search(arguments: argparse.Namespace) -> int:
     choices: dict[str, Any] = dict(_read_choice(text) for text in arguments.choose)
     exports = [_read_export(text) for text in arguments.exports]
+    price = read_prices(arguments.prices, "--price ").find(read_cluster(arguments.cluster)[1].device)
     check_page(arguments.html)
     for path in (arguments.json, *(path for _, path in exports)):
         if path is not None:
@@ -33,7 +35,7 @@ def run_search(arguments: argparse.Namespace) -> int:
     bar, interruption = ProgressBar(among_output=True), ""
     try:
         with bar, connect(arguments.dask) as executor, model_errors(arguments.target):
-            found = search(arguments.target, arguments.cluster, tokens=arguments.tokens, price=arguments.price,
+            found = search(arguments.target, arguments.cluster, tokens=arguments.tokens, price=price,
                            global_batch=arguments.global_batch, sequence=arguments.sequence, count=arguments.count,
                            advice=not arguments.no_advice, workers=arguments.workers, executor=executor,
                            resume=arguments.resume, progress=bar, **choices)
