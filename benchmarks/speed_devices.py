@@ -49,18 +49,18 @@ def _read(found: Profile, is_whole: bool) -> dict[str, Any]:
 def compare_devices(name: str) -> Shared:
     """A training step of one of the models of the other sections, on all devices and on each."""
     case = Prepared(next(case for case in CASES if case.name == name))
-    specs, runs, run = list_devices(), [0], profile_room.run_replayed
+    specs, runs, run = list_devices(), [0], profile_room.run_repeating
 
     def count(*given: Any) -> Profile:
         runs[0] += 1
         return run(*given)
 
-    profile_room.run_replayed = count  # type: ignore[assignment]
+    profile_room.run_repeating = count  # type: ignore[assignment]
     try:
         seconds, found = take_seconds(lambda: dict(profile_each(specs, case.model, case.args, case.kwargs,
                                                                 optimizer="adamw")))
     finally:
-        profile_room.run_replayed = run
+        profile_room.run_repeating = run
     others, alone_seconds = 0, 0.0
     for i, spec in enumerate(specs):
         taken, alone = take_seconds(lambda spec=spec: profile(  # type: ignore[misc]
