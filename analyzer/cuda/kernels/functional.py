@@ -87,7 +87,7 @@ def shape_multi_margin(self: Tensor, target: Tensor, p: Any = 1, margin: Any = 1
     return self.new_empty(target.shape if reduction == 0 and target.dim() > 0 else ())
 
 
-@device_shape("multilabel_margin_loss_forward")
+@device_shape("multilabel_margin_loss_forward", on_any_device=True)
 def shape_multilabel_margin(self: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
     """aten/src/ATen/native/cuda/MultiLabelMarginCriterion.cu: the loss, and which classes are targets."""
     return self.new_empty(self.shape[:1] if reduction == 0 and self.dim() == 2 else ()), self.new_empty(target.shape)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_map_only
@@ -99,6 +100,9 @@ def _overrides(kind: type) -> bool:
 def call_function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     handler = handlers.get(func)
     if handler is not None:
+        if args and isinstance(args[0], UninitializedTensorMixin):  # whose class lets few functions see what it is
+            with torch._C.DisableTorchFunctionSubclass():
+                return handler(active_state(), func, (args[0].as_subclass(Tensor), *args[1:]), kwargs)
         return handler(active_state(), func, args, kwargs)
     device = kwargs.get("device")
     if device is None and func in _device_constructors():

@@ -226,6 +226,14 @@ def layer_norm(device_type: str, input: Tensor, normalized_shape: Sequence[int],
         raise RuntimeError(f"expected scalar type {name_dtype(input.dtype)} but found {name_dtype(other.dtype)}")
 
 
+@refuses("fractional_max_pool2d", "fractional_max_pool3d")
+def fractional_max_pool(_: str, self: Tensor, kernel_size: Any, output_size: Any, random_samples: Tensor,
+                        **_kwargs: Any) -> None:
+    """aten/src/ATen/native/FractionalMaxPooling.h, fractional_max_pool_check_shape."""
+    if random_samples.dtype != self.dtype:
+        raise RuntimeError("Expect _random_samples to have the same dtype as input")
+
+
 @refuses("max_pool2d_with_indices")
 def max_pool2d(_: str, self: Tensor, *_args: Any, **_kwargs: Any) -> None:
     """aten/src/ATen/native/Pool.h, pool2d_shape_check."""
