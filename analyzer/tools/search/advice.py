@@ -3,18 +3,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from analyzer.units import format_bytes
 
 from .compose import Step
 from .result import Change
 
-if TYPE_CHECKING:
-    from .search import Searcher
+_Searcher = Any  # `search.Searcher`, whose file imports this one
 
 
-def list_changes(searcher: Searcher) -> tuple[Change, ...]:
+def list_changes(searcher: _Searcher) -> tuple[Change, ...]:
     """What would make the best step faster for each token, the most first."""
     best = searcher.best
     if best is None:
@@ -47,7 +46,7 @@ def list_changes(searcher: Searcher) -> tuple[Change, ...]:
     return tuple(sorted([change for change in found if round(change.gain, 2) > 1], key=lambda c: -c.gain)[:3])
 
 
-def list_neighbors(searcher: Searcher) -> tuple[tuple[int, Step | None], ...]:
+def list_neighbors(searcher: _Searcher) -> tuple[tuple[int, Step | None], ...]:
     """The best step of half and of twice as many devices, for as many samples; None where none fits."""
     found, progress = [], searcher._progress
 
@@ -57,8 +56,8 @@ def list_neighbors(searcher: Searcher) -> tuple[tuple[int, Step | None], ...]:
 
     for i, devices in enumerate((searcher.question.devices // 2, 2 * searcher.question.devices)):
         if devices:
-            other = Searcher(searcher.subject, replace(searcher.question, devices=devices), searcher.journal,
-                             searcher._run, tell)
+            other = type(searcher)(searcher.subject, replace(searcher.question, devices=devices), searcher.journal,
+                                   searcher._run, tell)
             other.span = 0.8 + 0.1 * i, 0.83 + 0.1 * i
             other.bound()
             other.span = 0.83 + 0.1 * i, 0.9 + 0.1 * i
@@ -67,7 +66,7 @@ def list_neighbors(searcher: Searcher) -> tuple[tuple[int, Step | None], ...]:
     return tuple(found)
 
 
-def list_assumptions(searcher: Searcher, best: Sequence[Step]) -> tuple[str, ...]:
+def list_assumptions(searcher: _Searcher, best: Sequence[Step]) -> tuple[str, ...]:
     facts, found = searcher.facts, []
     # as docs/search.md measures them
     if any(step.layout.virtual > 1 for step in best):
