@@ -12,7 +12,7 @@ import pytest
 from analyzer.cli import main
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.parallel import search
-from analyzer.tools.search.advice import list_changes
+from analyzer.tools.search.advice import list_changes, list_neighbors
 from analyzer.tools.search.bound import least_bytes
 from analyzer.tools.search.export import export
 from analyzer.tools.search.layout import Layout, Question, Space, list_layouts
@@ -130,6 +130,18 @@ def test_advice_where_tokens_are_not_divided(found: SearchResult) -> None:
     assert asked[:3] == [replace(best.layout, compile=True),
                          replace(best.layout, micro_batches=2 * best.layout.micro_batches),
                          replace(best.layout, precision="bf16")]
+
+
+def test_the_best_of_half_and_of_twice_as_many_devices() -> None:
+    choices = Space.of({**{name: OPTIONS[name] for name in ("tensor", "micro_batch", "sharding", "schedule")},
+                        "pipeline": 1, "checkpointing": "none"})
+    told: list[str] = []
+    searcher = Searcher(Subject(Target("small", small), read_cluster("4xh100")[1], 64), Question(4, 8, 8, 64, choices),
+                        Journal(None, {}), lambda jobs: ((job, run_probe(job)) for job in jobs),
+                        lambda share, text: told.append(text))
+    found = {devices: step for devices, step in list_neighbors(searcher) if step is not None}
+    assert {devices: step.layout.devices for devices, step in found.items()} == {2: 2, 8: 8}
+    assert found[8].step_seconds < found[2].step_seconds and told[0].startswith("on 2 devices: ")
 
 
 class LostWorkers(Executor):

@@ -18,7 +18,7 @@ _FLOAT = 4  # bytes
 
 
 #: what a step takes at least of one that does less: kernels that hide behind each other in other ways may make up for
-#: that much (of 92 such pairs of steps the most was 0.05 %)
+#: the rest (of 92 such pairs of steps none that does more is faster: docs/search.md)
 DOES_MORE = 0.99
 _ONCE_MORE = ("none", "selective", "blocks")  # checkpoints, those that run less again first
 
