@@ -48,6 +48,7 @@ REFUSED: dict[str, dict[str, str]] = {
 NCCL_VERSION = (2, 29, 3)
 
 
+_CUDA = 1  # c10/core/DeviceType.h
 _MOST_PLANS = 4096  # CUFFT_DEFAULT_CACHE_SIZE in aten/src/ATen/native/cuda/CuFFTPlanCache.h
 
 
@@ -123,6 +124,7 @@ def _accelerator_stats(device: int) -> dict[str, Any]:
 
 
 def _allocate(size: int, stream: int) -> int:
+    active_state().asks_memory = True  # its address tells where memory is free
     space, index = active_state().space, device_index()
     number, before = space.stream_number(index, stream), space.current_stream(index)
     space.set_stream(number)
@@ -216,6 +218,44 @@ def _yes(*args: Any) -> bool:
     return True
 
 
+def _of(module: str, name: str) -> Callable[..., Any]:
+    """What the module answers now, by a name."""
+    return lambda *args: getattr(sys.modules[module], name)(*args)
+
+
+_TORCH_CUDA = {f"_cuda_{bound}": _of("torch.cuda", name) for bound, name in {
+    "getDevice": "current_device", "setDevice": "set_device", "emptyCache": "empty_cache",
+    "resetPeakMemoryStats": "reset_peak_memory_stats", "canDeviceAccessPeer": "can_device_access_peer",
+    "resetAccumulatedMemoryStats": "reset_accumulated_memory_stats", "synchronize": "synchronize",
+    "ipc_collect": "ipc_collect", "hostMemoryStats": "host_memory_stats",
+    "resetPeakHostMemoryStats": "reset_peak_host_memory_stats",
+    "resetAccumulatedHostMemoryStats": "reset_accumulated_host_memory_stats",
+    "changeCurrentAllocator": "change_current_allocator"}.items()}
+
+
+def _stream_data(find: Callable[..., Any]) -> Callable[[int], tuple[int, int, int]]:
+    """What ``torch.cuda.Stream`` is made of: torch/csrc/cuda/Module.cpp, THCPModule_getCurrentStream_wrap."""
+    def get(index: int) -> tuple[int, int, int]:
+        found = find(index)
+        return found.stream_id, found.device.index, _CUDA
+    return get
+
+
+def _set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+    torch.cuda.set_stream(torch.cuda.Stream(stream_id=stream_id, device_index=device_index))
+
+
+_TORCH_CUDA["_cuda_setStream"] = _set_stream
+_TORCH_CUDA["_cuda_getStreamFromExternal"] = lambda pointer, index: (pointer, index, _CUDA)
+_TORCH_CUDA["_cuda_getArchFlags"] = lambda: " ".join(_architectures())
+_TORCH_CUDA["_cuda_getCurrentStream"] = _stream_data(_of("torch.cuda", "current_stream"))
+_TORCH_CUDA["_cuda_getDefaultStream"] = _stream_data(_of("torch.cuda", "default_stream"))
+_TORCH_CUDA["_cuda_memorySnapshot"] = lambda pool=None: {"segments": torch.cuda.memory_snapshot()}
+_TORCH_ACCELERATOR = {f"_accelerator_{bound}": _of("torch.accelerator", name) for bound, name in {
+    "getAccelerator": "current_accelerator", "getDeviceIndex": "current_device_index",
+    "setDeviceIndex": "set_device_index", "getStream": "current_stream", "setStream": "set_stream",
+    "synchronizeDevice": "synchronize", "emptyCache": "empty_cache", "getMemoryInfo": "get_memory_info",
+    "resetAccumulatedStats": "reset_accumulated_memory_stats", "resetPeakStats": "reset_peak_memory_stats"}.items()}
 _BINDINGS: dict[str, Callable[..., Any]] = {
     "_cuda_memoryStats": _memory_stats, "_cuda_getAllocatorBackend": lambda: "native",
     "_cuda_cudaCachingAllocator_raw_alloc": _allocate, "_cuda_cudaCachingAllocator_raw_delete": _delete,
@@ -228,6 +268,8 @@ _BINDINGS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("_cuda_setCublasWorkspaceSize", "_cuda_setCublasLtWorkspaceSize"), _set_workspace_size),
     "_nccl_version": lambda: NCCL_VERSION[0] << 32 | NCCL_VERSION[1] << 16 | NCCL_VERSION[2],
     "_nccl_version_suffix": lambda: b"",
+    # by names that were imported before the mode began, torch's own functions are called
+    **_TORCH_CUDA, **_TORCH_ACCELERATOR,
     "_accelerator_isAllocatorInitialized": _yes, "_accelerator_getDeviceStats": _accelerator_stats,
     "_accelerator_emptyHostCache": lambda: None}
 
@@ -238,6 +280,13 @@ def replacements() -> Iterator[Undo]:
             yield answer(torch._C, name, simulated, where=simulated_cuda)
         else:
             yield supply(torch._C, name, simulated)
+    # of which is_available and device_count are made, also where code has them by a name of its own
+    for name, found in (("_is_compiled", _yes), ("_nvml_based_avail", _yes),
+                        ("_device_count_nvml", _of("torch.cuda", "device_count"))):
+        yield answer(torch.cuda, name, found, where=simulated_cuda)
+    yield answer(torch.cuda, "_get_pynvml_handler", _refuse("torch.cuda.utilization, temperature, power_draw", _SENSOR),
+                 where=simulated_cuda)
+    yield supply(torch.cuda, "_get_device_properties", _of("torch.cuda", "get_device_properties"))
     yield replace(torch.cuda, "_cudart", lambda original: original or _Runtime())
     for owner, name, simulated in (
             (torch.cuda, "device_memory_used", _memory_used),

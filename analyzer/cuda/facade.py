@@ -182,6 +182,7 @@ def _give_back_caches() -> None:
 
 
 def _snapshot() -> list[dict[str, Any]]:
+    active_state().asks_memory = True
     return [segment for index, allocator in sorted(active_state().space.allocators.items())
             for segment in allocator.snapshot(index)]
 

@@ -128,6 +128,26 @@ def test_a_profile_counts_from_the_first_question_on_and_says_so():
     assert any("torch.cuda.memory_stats()" in text for text in found.assumptions)
 
 
+@pytest.mark.parametrize("ask", [torch.cuda.memory_snapshot, lambda: torch.cuda.caching_allocator_alloc(MIB),
+                                 torch.cuda.memory_summary], ids=["snapshot", "memory", "summary"])
+def test_each_of_a_chain_of_blocks_gets_an_answer_of_its_own(ask):
+    asked = []
+
+    class Asks(nn.Linear):
+        def forward(self, x):
+            asked.append(ask())
+            return super().forward(x).relu()
+
+    x = torch.rand(64, 256)
+    found = []
+    for reuse in (True, False):
+        asked.clear()
+        model = nn.Sequential(*(Asks(256, 256) for _ in range(10)))
+        found.append((profile(model, x, device="h100", reuse=reuse), len(asked)))
+    (repeated, asked_then), (run, asked_each) = found
+    assert asked_then == asked_each and repeated == run
+
+
 def test_memory_without_a_tensor_is_counted(mode):
     address = torch.cuda.caching_allocator_alloc(3 * MIB)
     assert torch.cuda.memory_allocated() == 3 * MIB
@@ -150,6 +170,36 @@ def test_what_the_machine_was_built_with_is_that_of_the_device(mode):
     assert torch.cuda.get_sync_debug_mode() == 1
     torch.backends.cuda.cufft_plan_cache.max_size = 10
     assert torch.backends.cuda.cufft_plan_cache[0].max_size == 10
+
+
+EARLY = {(module, name): getattr(module, name) for module, name in (one.values for one in _public_calls())
+         if not isinstance(getattr(module, name), type)}
+#: of which C++ makes classes that are not there without CUDA, or that keeps what it answered
+NOT_EARLY = {"graph_pool_handle", "is_current_stream_capturing", "change_current_allocator", "get_device_capability",
+             "manual_seed", "manual_seed_all"}
+
+
+@pytest.mark.parametrize("module, name", [pytest.param(*key, id=f"{key[0].__name__}.{key[1]}") for key in EARLY])
+@pytest.mark.filterwarnings("ignore")
+def test_names_that_were_imported_before_the_mode_answer_too(module, name):
+    with MetaTensorMode():
+        try:
+            EARLY[module, name](*ARGUMENTS.get(name, tuple)())
+        except InputError:
+            pass
+        except (AttributeError, RuntimeError, TypeError):
+            assert name in NOT_EARLY
+
+
+def test_the_device_is_there_by_names_that_were_imported_before():
+    early = EARLY[torch.cuda, "is_available"], EARLY[torch.cuda, "device_count"], EARLY[torch.cuda, "current_stream"]
+    before = early[0](), early[1]()
+    with MetaTensorMode():
+        x = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+        assert early[0]() and early[1]() == 1 and early[2]() == torch.cuda.default_stream()
+        assert EARLY[torch.cuda, "memory_allocated"]() == 3 * MIB
+        del x
+    assert (early[0](), early[1]()) == before
 
 
 def test_after_the_mode_torch_answers_as_before():
