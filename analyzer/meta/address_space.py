@@ -80,7 +80,7 @@ class HostMemory:
             self.observer("free", region.address, region.bytes)
 
     def copy(self) -> HostMemory:
-        """Memory in the same state, which nobody observes."""
+        """Memory in the same state, with no observer."""
         made = copy(self)
         made.observer = None
         return made
