@@ -66,6 +66,14 @@ def _public_calls():
             yield pytest.param(module, name, id=f"{module.__name__}.{name}")
 
 
+@pytest.fixture(autouse=True)
+def reductions():
+    """Whether attention's products may add up in sixteen bits is a setting of the process: it is put back."""
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    yield
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
+
+
 @pytest.mark.parametrize("module, name", list(_public_calls()))
 @pytest.mark.filterwarnings("ignore")
 def test_each_public_call_is_answered_or_refused_by_name(module, name):
