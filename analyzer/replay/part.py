@@ -89,7 +89,6 @@ class Cutter:
         self._close(len(log.node_slots), len(log.module_call_slots))
         if self._gap is not None:
             raise NotRepeated("its last blocks are not called")
-        self._leave_deaths(short_run)
         self._cut_releases(short_run)
 
     def _open(self, key: tuple[Any, ...], lap: Lap | None, nodes: int = 0, module_calls: int = 0) -> Part:
@@ -123,12 +122,13 @@ class Cutter:
             self._cut(what)
         elif kind == LEFT:
             self._behind = []
-        elif self._gap is not None:
-            self._behind += [what] if kind == CALLED else []
-            self._gap.append((kind, what))
         else:
-            self._behind += [what] if kind == CALLED else []
-            self._add(kind, what)
+            if kind == CALLED:
+                self._behind.append(what)
+            if self._gap is not None:
+                self._gap.append((kind, what))
+            else:
+                self._add(kind, what)
 
     def _end_surroundings(self) -> None:
         """Another block is called: what ran behind the one before it is what ran behind the reference block."""
@@ -205,24 +205,19 @@ class Cutter:
             part = self._part_of_node[call.node]
         return None if part is None or part.lap is None else (("backward", *part.key[1:]), part.lap)
 
-    def _leave_deaths(self, short_run: ShortRun) -> None:
-        """Drop deaths of stand-ins for what dies in a lap: the laps that are written bring them."""
-        in_laps = {what for part in self.parts if part.lap is not None for what in part.numbers(DIED)}
-        twice = {number for number, stand_in in short_run.stand_ins.items() if stand_in.like in in_laps}
-        for part in self.parts if twice else ():
-            part.events = [(kind, what) for kind, what in part.events if kind != DIED or what not in twice]
-
     def _cut_releases(self, short_run: ShortRun) -> None:
         """What something around the blocks held of each, as autocast holds copies of weights and caches what each block
-        put into its slot, dies block after block where that ends: these deaths are laps too.
+        put into its slot, dies block after block where that ends: these deaths are laps too. Deaths of stand-ins for
+        what dies in a lap are dropped, for the laps of other blocks bring them.
         """
         others = short_run.stand_ins.keys() | short_run.owners.keys()
         others |= {stand_in.like for stand_in in short_run.stand_ins.values() if stand_in.repetition}
         lap_of = {number: part.lap for part in self.parts if part.lap is not None for number in part.numbers(BORN)
                   if number not in others}
-        slots = {number for number, stand_in in short_run.stand_ins.items() if stand_in.like in lap_of}
-        for part in self.parts if slots else ():  # the laps of other blocks bring them
-            part.events = [(kind, what) for kind, what in part.events if kind != DIED or what not in slots]
+        in_laps = lap_of.keys() | {what for part in self.parts if part.lap is not None for what in part.numbers(DIED)}
+        twice = {number for number, stand_in in short_run.stand_ins.items() if stand_in.like in in_laps}
+        for part in self.parts if twice else ():
+            part.events = [(kind, what) for kind, what in part.events if kind != DIED or what not in twice]
         parts: list[Part] = []
         again: list[int] = []
         for at, part in enumerate(self.parts):
