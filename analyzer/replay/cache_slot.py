@@ -9,20 +9,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+import torch
 from torch import nn
 
 from analyzer.meta.intercept.replacement import replace
+from analyzer.record.tensor_walk import walk_modules
 
 from .match import Mismatch
-
-
-class CacheLike(NamedTuple):
-    """A cache among a block's arguments, without the cache."""
-
-    kind: type
-    layer: type  #: of its slots
 
 
 class Index:
@@ -72,13 +67,13 @@ class SlotFlags(dict[int, Any]):
         super().__setitem__(slot.value if type(slot) is Index else slot, value)
 
 
-def like_cache(value: Any) -> CacheLike | None:
-    """``value`` as a cache whose slots can be replayed; None where it is no such cache."""
+def find_layer(value: Any) -> type | None:
+    """The class of the slots of a cache that blocks may fill for each other; None where ``value`` is no such cache."""
     library = sys.modules.get("transformers.cache_utils")
     if library is None or type(value) is not library.DynamicCache or value.offloading:
         return None
     layer = value.layer_class_to_replicate or (type(value.layers[0]) if value.layers else None)
-    return CacheLike(type(value), layer) if layer is library.DynamicLayer else None
+    return layer if layer is library.DynamicLayer else None
 
 
 def is_free(cache: Any, index: int, layer: type) -> bool:
@@ -86,12 +81,6 @@ def is_free(cache: Any, index: int, layer: type) -> bool:
     if index < len(cache.layers):
         return type(cache.layers[index]) is layer and not cache.layers[index].is_initialized
     return cache.layer_class_to_replicate is layer
-
-
-def fill(cache: Any, index: int, layer: type, contents: dict[str, Any]) -> None:
-    while len(cache.layers) <= index:
-        cache.layers.append(layer())
-    vars(cache.layers[index]).update(contents)
 
 
 def list_counting(blocks: Sequence[nn.Module], places: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -112,7 +101,8 @@ def noting_slots(module: nn.Module, candidates: list[tuple[str, str]],
     value are in the list.
     """
     library: Any = sys.modules.get("transformers.cache_utils")
-    modules, filled = dict(module.named_modules()), list[tuple[Any, int]]()
+    modules = dict(walk_modules(module)) if candidates else {}
+    filled: list[tuple[Any, int]] = []
     indices = {(path, name): Index(modules[path].__dict__[name], partial(tell, path, name), filled)
                for path, name in (candidates if library is not None else ())}
     with ExitStack() as stack:
@@ -128,7 +118,7 @@ def noting_slots(module: nn.Module, candidates: list[tuple[str, str]],
 
 def _taking_index(original: Any) -> Any:
     def update(self: Any, key_states: Any, value_states: Any, layer_idx: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(layer_idx) is Index and like_cache(self) is not None:
+        if type(layer_idx) is Index and find_layer(self) is not None:
             layer_idx.filled.append((self, layer_idx.value))
             layer_idx = layer_idx.value
         return original(self, key_states, value_states, layer_idx, *args, **kwargs)
@@ -138,8 +128,8 @@ def _taking_index(original: Any) -> Any:
 def _measuring(original: Any) -> Any:
     """How much is in a slot, where that is the same for every block: in one that is free, or that the block filled."""
     def get_seq_length(self: Any, layer_idx: Any = 0) -> Any:
-        like = like_cache(self) if type(layer_idx) is Index else None
-        is_known = like is not None and (is_free(self, layer_idx.value, like.layer) or any(
+        layer = find_layer(self) if type(layer_idx) is Index else None
+        is_known = layer is not None and (is_free(self, layer_idx.value, layer) or any(
             cache is self for cache, _ in layer_idx.filled))
         return original(self, layer_idx.value if is_known else layer_idx)
     return get_seq_length
@@ -152,12 +142,18 @@ def _flagging(original: Any) -> Any:
     return __init__
 
 
-def fill_as(cache: Any, slot: int, index: int) -> None:
-    """Fill another slot with what a slot holds. Raises Mismatch where it is not free."""
+def fill_as(cache: Any, slot: int, index: int, stand_in: Callable[[torch.Tensor], torch.Tensor] = lambda t: t) -> None:
+    """Fill another slot with what a slot holds, with what ``stand_in`` gives for its tensors. Raises Mismatch where it
+    is not free.
+    """
     if isinstance(cache, SlotFlags) and not cache.get(index):
         cache[index] = cache[slot]
         return
-    like = like_cache(cache)
-    if like is None or not is_free(cache, index, like.layer):
+    layer = find_layer(cache)
+    if layer is None or not is_free(cache, index, layer):
         raise Mismatch("a cache holds something of blocks that are not run")
-    fill(cache, index, like.layer, vars(cache.layers[slot]))
+    contents = {name: stand_in(value) if isinstance(value, torch.Tensor) else value
+                for name, value in vars(cache.layers[slot]).items()}
+    while len(cache.layers) <= index:
+        cache.layers.append(layer())
+    vars(cache.layers[index]).update(contents)

@@ -19,9 +19,9 @@ from analyzer.record.recorder import Recorder
 from analyzer.record.storage_lifetime import ENDED
 from analyzer.record.tensor_walk import tensors_in, walk_modules
 
-from .cache_slot import Index, SlotFlags, fill, is_free, like_cache, list_counting, noting_slots
+from .cache_slot import Index, fill_as, list_counting, noting_slots
 from .chain import REFERENCE, Chain
-from .match import USES_STREAMS
+from .match import USES_STREAMS, Mismatch
 from .state_fingerprint import StateRecord
 from .state_value import MISSING
 
@@ -203,17 +203,12 @@ class ShortRun:
 
     def _fill(self, cache: Any, slot: int, chain: int, place: int) -> None:
         """Fill the slot of a block that is not run with stand-ins for what the reference block put into its own."""
-        index = slot + place - REFERENCE
-        if isinstance(cache, SlotFlags) and not cache.get(index):
-            cache[index] = cache[slot]
-            return
-        like = like_cache(cache)
-        if like is None or not is_free(cache, index, like.layer):
-            raise NotRepeated("a cache holds something of blocks that are not run")
-        with torch._C.DisableTorchFunction(), self.unheard():
-            made = {name: self._make(self._describe(value), chain, place) if isinstance(value, torch.Tensor) else value
-                    for name, value in vars(cache.layers[slot]).items()}
-        fill(cache, index, like.layer, made)
+        try:
+            with torch._C.DisableTorchFunction(), self.unheard():
+                fill_as(cache, slot, slot + place - REFERENCE,
+                        lambda tensor: self._make(self._describe(tensor), chain, place))
+        except Mismatch as mismatch:
+            raise NotRepeated(str(mismatch)) from None
 
     # ---- stand-ins
 
