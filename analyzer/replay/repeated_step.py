@@ -79,15 +79,17 @@ class RepeatedStep(EagerStep):
         reason = self._why_not_written()
         if reason is not None and self.chains:
             raise NotRepeated(reason)
-        self.step_reason = reason or self._why_run_again()
+        left = [(p, self.short_run.describe(p.grad)) for p in self.parameters if p.grad is not None]
+        self.step_reason = reason or self._why_run_again(left)
         if self.step_reason is None:
-            self._left = [(p, spec) for p in self.parameters
-                          if p.grad is not None and (spec := self.short_run.describe(p.grad)) is not None]
+            self._left = [(p, spec) for p, spec in left if spec is not None]
         elif not self.chains:
             self.recorder.events = self.recorder.notes = None  # the log is that of what runs
 
-    def _why_run_again(self) -> str | None:
-        """Why the model of a later step is run; None where it does what the first did."""
+    def _why_run_again(self, left: Sequence[tuple[torch.Tensor, Spec | None]]) -> str | None:
+        """Why the model of a later step is run; None where it does what the first did, which ``left`` parameters with
+        gradients.
+        """
         leaves = pytree.tree_leaves((self.args, self.kwargs))
         if not all(isinstance(leaf, (torch.Tensor, *ARGUMENTS)) for leaf in leaves):
             return "an argument is an object that its forward pass could change"
@@ -97,16 +99,17 @@ class RepeatedStep(EagerStep):
             return f"it changes {change}"
         groups = () if self.optimizer is None else self.optimizer.param_groups
         updated = {id(parameter) for group in groups for parameter in group["params"]}
-        if any(t.grad is not None and id(t) not in updated for t in (*self.parameters, *tensors_of(self.args))
+        if any(t.grad is not None and id(t) not in updated for t in (*[p for p, _ in left], *tensors_of(self.args))
                if t.is_leaf):  # as where a forward pass runs a backward pass of its own: the next one adds to it
             return "a gradient stays that the optimizer does not know"
-        if not self._leaves_gradients_alone():
+        if not self._is_all_that_is_left([spec for _, spec in left]):
             return "something that it makes outlives it, or something older dies in it"
         return None
 
-    def _leaves_gradients_alone(self) -> bool:
-        """Whether all that outlives the model's run are gradients, each by itself, and nothing older dies in it."""
-        specs = [self.short_run.describe(p.grad) for p in self.parameters if p.grad is not None]
+    def _is_all_that_is_left(self, specs: Sequence[Spec | None]) -> bool:
+        """Whether all that outlives the model's run are gradients of these ``specs``, each by itself, and nothing older
+        dies in it.
+        """
         gradients, alive = {spec.number for spec in specs if spec is not None}, set[int]()
         if len(gradients) < len(specs):
             return False
