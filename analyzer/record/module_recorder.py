@@ -32,7 +32,6 @@ class ModuleRecorder(MemoryRecorder):
                  walked: Sequence[tuple[str, torch.nn.Module]] | None) -> None:
         super().__init__(mode, claim)
         self.is_leaf = is_leaf
-        self.first_node = 0  #: of the present step
         self.described_step = 0  #: the step whose calls of modules are written down
         self.called_from: str | None = None  #: the line that called what is recorded, which is no part of the model
         self.planned_calls = 0  #: module calls that the driver expects, to tell how far the run has come
@@ -53,7 +52,6 @@ class ModuleRecorder(MemoryRecorder):
         if self.notes is not None:
             self.notes.step_begins(step)
         self.step, self.log.steps = step, step + 1
-        self.first_node = len(self.log.node_slots)
         self.producers.clear()
         self.node = OUTSIDE
         for lifetime in self.log.lifetimes_in("input") if placeholders else ():
