@@ -29,7 +29,7 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embedding, self.blocks = nn.Embedding(1000, 256), nn.Sequential(*(Block() for _ in range(6)))
+        self.embedding, self.blocks = nn.Embedding(1000, 256), nn.Sequential(*(Block() for _ in range(9)))
 
     def forward(self, ids):
         return F.cross_entropy(self.blocks(self.embedding(ids)).flatten(0, 1).float() @ self.embedding.weight.T,

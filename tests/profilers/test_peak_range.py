@@ -151,7 +151,7 @@ def test_replayed_blocks_have_the_range_of_run_ones() -> None:
     """The events of a replay are those of a run, so that what is asked again is the same."""
     def build() -> nn.Module:
         return nn.Sequential(*(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
-                               for _ in range(6)))
+                               for _ in range(9)))
 
     x = torch.empty(8, 16, 64, 64, device="meta")
     one, other = (profile(build, (x,), optimizer="sgd", device="h200", reuse=reuse) for reuse in (True, False))

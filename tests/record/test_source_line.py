@@ -21,7 +21,7 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block() for _ in range(4)])
+        self.blocks = nn.ModuleList([Block() for _ in range(10)])
         self.first = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
         self.second = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
 
@@ -43,7 +43,7 @@ def line_of(function, text):
 def test_every_node_of_a_module_names_the_line_that_runs_it(reuse):
     p = profile(Net(), args=(torch.empty(2, 8),), reuse=reuse)
     sources = {node.name: node.source for node in p.nodes}
-    for i in range(4):  # replayed or run
+    for i in range(10):  # of which four do not run with ``reuse``
         assert sources[f"blocks_{i}_inner_0"] == line_of(Block.forward, "self.inner(x)")
         assert sources["add" if i == 0 else f"add_{i}"] == line_of(Block.forward, "y + x")
     assert sources["first_0"] == line_of(Net.forward, "self.first(x)")

@@ -73,7 +73,7 @@ def test_without_plotly(mlp, monkeypatch):
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(4)])
+        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(9)])
 
     def forward(self, x):
         for layer in self.layers:
