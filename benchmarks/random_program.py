@@ -25,8 +25,6 @@ from .program_features.feature import WIDTH, Feature, Place
 
 PACKAGE = f"{__package__}.program_features"
 ROOMS = ("layer", "state", "hidden_state", "gradient", "inplace", "shared", "parent")
-IDENTITIES = 40
-"""Modules that do nothing, in each block: replay looks only at blocks that are worth it."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ def draw_program(number: int) -> Program:
                    stack=draw.choice(_classes_of(stack, stack.Plain)) if draw.random() < 0.5 else "Plain",
                    convention=(draw.choice(_classes_of(convention, Convention))
                                if layout != "alone" and draw.random() < 0.4 else "Convention"),
-                   blocks=draw.choice((4, 5, 6, 8)), is_widened=draw.random() < 0.5, is_factory=draw.random() < 0.4,
+                   blocks=draw.choice((4, 5, 8, 9)), is_widened=draw.random() < 0.5, is_factory=draw.random() < 0.4,
                    is_evaluated=draw.random() < 0.1, dtype=draw.choice((torch.float32,) * 19 + (torch.bfloat16,)),
                    input_requires_grad=draw.random() < 0.3, input_is_view=draw.random() < 0.1, mode=mode,
                    optimizer=(draw.choice((None, "sgd", "momentum", "adam", "adamw", "adamw_fused", "groups",
@@ -133,7 +131,6 @@ def build_model(program: Program, features: Sequence[type[Feature]]) -> nn.Modul
         block: Any = block_class(Place(index, program.blocks))
         if program.is_widened and program.layout != "alone":
             block.before = nn.Linear(WIDTH, WIDTH)
-        block.identities = nn.ModuleList(nn.Identity() for _ in range(IDENTITIES))
         blocks.append(block)
     model: nn.Module = getattr(stack, program.stack)(blocks, called)
     for index, feature in enumerate(features):

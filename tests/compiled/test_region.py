@@ -483,7 +483,7 @@ class Partly(nn.Module):
 
     def __init__(self, way):
         super().__init__()
-        self.up, self.pads = nn.Linear(16, 16), nn.ModuleList(nn.Identity() for _ in range(40))
+        self.up = nn.Linear(16, 16)
         self.down = torch.compile(nn.Linear(16, 16)) if way == "module" else nn.Linear(16, 16)
         self.activation = torch.compile(F.gelu) if way == "function" else F.gelu
 
