@@ -327,6 +327,17 @@ class Repeat:
                 for i in range(size):
                     mine, theirs = log.modules[int(first[place]) + i], log.modules[int(first[REFERENCE]) + i]
                     mine.calls, mine.inputs, mine.outputs = theirs.calls, theirs.inputs, theirs.outputs
+        self._count_outside(log)
+
+    def _count_outside(self, log: Log) -> None:
+        """Blocks that were not run call modules outside of blocks as those that were do, as a layer that all share."""
+        before, after = (np.bincount([call.module for call in calls if call is not None], minlength=len(log.modules))
+                         for calls in (self.source.module_call_slots, self.module_calls))
+        for index in np.nonzero((after > before) & (self.names.modules.kind < 0))[0].tolist():
+            module = log.modules[index]
+            if module.calls != before[index]:  # it ran in a recomputation, or counts a module that it holds aside
+                raise NotRepeated(f"its blocks call {module.path}, which is outside of them, more than in forward")
+            module.calls = int(after[index])
 
 
     def _call(self, index: int) -> int:

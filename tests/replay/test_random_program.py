@@ -43,6 +43,8 @@ FOUND = {
                                                                       stack="SameInputDetached", mode="infer"),
     "a hook that counts in a global": Program(("gradient.CountingHook",), blocks=5),
     "a tensor that autograd's C++ makes on the gradient's device": Program(("inplace.IndexPut",)),
+    "a module outside of all blocks that each calls": Program(("shared.SharedModuleOutside",), layout="merged",
+                                                              mode="infer"),
     "autograd nodes of a recomputation": Program(("inplace.CheckpointByIndex",), stack="Scaled"),
 }
 

@@ -154,6 +154,31 @@ class Penalized(Stack):
         return x.sum() + loss
 
 
+class Calling(Block):
+    """Calls a layer of the model beside its own."""
+
+    shared: tuple[nn.Module, ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.shared[0](x))
+
+
+class Sharing(Stack):
+    """Has one frozen layer that all blocks call."""
+
+    def __init__(self, recomputes: bool = False) -> None:
+        blocks = [Calling() for _ in range(COUNT)]
+        super().__init__(blocks)
+        self.recomputes, self.layer = recomputes, nn.Linear(16, 16).requires_grad_(False)
+        for block in blocks:
+            block.shared = (self.layer,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.recomputes else block(x)
+        return x
+
+
 class Backwards(Stack):
     def forward(self, x: Tensor) -> Tensor:
         for block in reversed(self.blocks):
@@ -178,6 +203,7 @@ class Skipping(Stack):
     (lambda: PostNorm(Block() for _ in range(COUNT)), "a block is not given what the one before it gave"),
     (lambda: nn.Sequential(nn.Linear(16, 16), Checkpointed(True)), "a block is not given what the one before it gave"),
     (lambda: Skipping(Block() for _ in range(COUNT)), "something else runs between blocks that are skipped"),
+    (lambda: Sharing(recomputes=True), "its blocks call layer, which is outside of them, more than in forward"),
     (lambda: Noting(Block() for _ in range(COUNT)), "something else runs between blocks that are skipped"),
     (lambda: Penalized(Block() for _ in range(COUNT)), "something with a gradient is made between blocks that are "
                                                        "skipped"),
@@ -186,6 +212,13 @@ def test_blocks_that_do_not_tell_the_others_are_run_aloud(build, reason):
     found, run = profile_both(build)
     assert not list_replayed(found) and found == run
     assert reason in [row.reason for row in found.replay], found.replay.explain()
+
+
+def test_a_layer_that_all_blocks_call_is_called_by_each():
+    """Each call of a module takes the host some time."""
+    found, run = profile_both(Sharing, step=None)
+    assert found == run and len(list_replayed(found)) == COUNT - 6
+    assert next(row for row in found.modules.walk() if row.path == "layer").calls == COUNT  # of the described step
 
 
 def test_what_is_drawn_between_blocks_is_drawn_for_each():
