@@ -22,12 +22,12 @@ test: $(VENV)/installed-dev
 	$(BIN)/pytest -n 2
 else
 test:
-	$(PYTHON) -m benchmarks.matrix --torch $(TORCH)
+	$(PYTHON) -m benchmarks.coverage.matrix --torch $(TORCH)
 endif
 
-# The core tests with every torch from 2.9, and under every Python that is found; see benchmarks/matrix.py.
+# The core tests with every torch from 2.9, and under every Python that is found; see benchmarks/coverage/matrix.py.
 matrix:
-	$(PYTHON) -m benchmarks.matrix --all --delete --keep-result
+	$(PYTHON) -m benchmarks.coverage.matrix --all --delete --keep-result
 
 # Of all processes that the tests start, too.
 coverage: $(VENV)/installed-dev

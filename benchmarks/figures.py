@@ -22,8 +22,7 @@ from analyzer.report.page.picture import stack_categories
 from analyzer.results.profile import Profile
 from analyzer.tools.solver import Planner
 from analyzer.zoo import MODELS
-
-from .page import ROOT
+from benchmarks.page import ROOT
 
 matplotlib.use("svg")
 from matplotlib import pyplot  # noqa: E402

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from analyzer.cuda.workspaces import convolution
-from benchmarks import accuracy_leave_one_out, page
-from benchmarks.accuracy_leave_one_out import CONSTANTS, Evidence, Watched, bracket, constants_set, examine, middle
-from benchmarks.accuracy_memory import find_cause
-from benchmarks.cases import measured_cases
+from benchmarks import page
+from benchmarks.accuracy import leave_one_out as accuracy_leave_one_out
+from benchmarks.accuracy.cases import measured_cases
+from benchmarks.accuracy.leave_one_out import CONSTANTS, Evidence, Watched, bracket, constants_set, examine, middle
+from benchmarks.accuracy.memory import find_cause
 
 SCRIPTS = Path(page.__file__).parent
 

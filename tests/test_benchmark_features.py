@@ -3,9 +3,9 @@ import random
 
 import pytest
 
-from benchmarks.coverage_layers import layer_cases
-from benchmarks.operator_samples import compare, operators, samples_of
-from benchmarks.trace_features import compare as compare_traced
+from benchmarks.coverage.layers import layer_cases
+from benchmarks.fuzz.operator_samples import compare, operators, samples_of
+from benchmarks.fuzz.trace_features import compare as compare_traced
 
 
 @pytest.mark.parametrize("seed", range(2))

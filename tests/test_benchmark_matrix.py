@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import matrix
-from benchmarks.matrix import Outcome
+from benchmarks.coverage import matrix
+from benchmarks.coverage.matrix import Outcome
 
 ROOT = Path(__file__).parents[1]
 REPORT = """<testsuites><testsuite tests="4">
@@ -47,8 +47,8 @@ def test_pythons_are_found_by_their_version() -> None:
 
 @pytest.mark.parametrize(("arguments", "starts"), [
     (["test"], "pytest -n 2"),
-    (["test", "TORCH=2.10.0"], "-m benchmarks.matrix --torch 2.10.0"),
-    (["matrix"], "-m benchmarks.matrix --all --delete --keep-result"),
+    (["test", "TORCH=2.10.0"], "-m benchmarks.coverage.matrix --torch 2.10.0"),
+    (["matrix"], "-m benchmarks.coverage.matrix --all --delete --keep-result"),
 ])
 def test_make_starts_them(arguments: list[str], starts: str) -> None:
     # without what a `make test` around this one tells it

@@ -1,11 +1,11 @@
-"""Modules of torch's database, a sample of `benchmarks.module_samples`: results and gradients have the right shapes."""
+"""Modules of torch's database, a sample of `fuzz.module_samples`: results and gradients have the right shapes."""
 import warnings
 
 import pytest
 import torch
 
 from analyzer import MetaTensorMode
-from benchmarks.module_samples import BOTH_REFUSE, EQUAL, compare_all
+from benchmarks.fuzz.module_samples import BOTH_REFUSE, EQUAL, compare_all
 
 
 @pytest.mark.parametrize("name", ["Lazy", "MultiLabelMarginLoss", "FractionalMaxPool3d", "GRU", "BatchNorm1d"])

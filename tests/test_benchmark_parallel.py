@@ -7,13 +7,13 @@ import torch
 
 from analyzer import profile
 from analyzer.parallel import world
-from benchmarks import accuracy_parallel
-from benchmarks.accuracy_parallel import find_reason, has_memory, judge_time, measured_bytes, read_rows
-from benchmarks.accuracy_rank import judge
+from benchmarks.accuracy import parallel as accuracy_parallel
+from benchmarks.accuracy.parallel import find_reason, has_memory, judge_time, measured_bytes, read_rows
+from benchmarks.accuracy.rank import judge
 from benchmarks.parallel import fms_fsdp, megatron_hybrid, transformer_engine
 from benchmarks.parallel.family import APART, Prediction, family_of, find_lacking, note_of, predict
 from benchmarks.parallel.rank import CASES
-from benchmarks.truth_table import read_truth
+from benchmarks.truth.table import read_truth
 
 ROWS = {row["id"]: row for row in read_rows()}
 SAMPLE = {"megatron-golden-hybrid-hybrid-mr-mcore-te-tp2-pp1-cp1-dgx-a100-1N8G-dev-dgx-h100": 0.001,

@@ -1,9 +1,9 @@
 """Published peaks, sampled: the small rows of each kind of step, as the benchmark predicts all of them."""
 import pytest
 
-from benchmarks.accuracy_published import NAMED_ABOVE, TABLE, Row, judge, read_rows, table
+from benchmarks.accuracy.published import NAMED_ABOVE, TABLE, Row, judge, read_rows, table
 from benchmarks.page import read_block
-from benchmarks.truth_table import read_truth
+from benchmarks.truth.table import read_truth
 
 ROWS = {row.id: row for row in read_rows()}
 

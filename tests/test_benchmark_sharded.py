@@ -1,11 +1,11 @@
 """Published steps of sharded models: that every row can be run as it says, and a small one is met."""
 import pytest
 
-from benchmarks import accuracy_sharded
-from benchmarks.accuracy_latency import Judged
-from benchmarks.accuracy_sharded import TABLE, Run, cluster_of_run, judge
+from benchmarks.accuracy import sharded as accuracy_sharded
+from benchmarks.accuracy.latency import Judged
+from benchmarks.accuracy.sharded import TABLE, Run, cluster_of_run, judge
 from benchmarks.page import read_block
-from benchmarks.truth_table import read_runs, read_truth
+from benchmarks.truth.table import read_runs, read_truth
 
 RUNS = {run.id: run for run in read_runs(TABLE, Run)}
 

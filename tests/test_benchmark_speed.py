@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from analyzer import profile
-from benchmarks import page, speed, speed_section, speed_timing
-from benchmarks.speed_case import OTHERS, OURS, Prepared, SpeedCase, prepare
-from benchmarks.speed_timing import Timing, time_in_turn
+from benchmarks import page
+from benchmarks.speed import profiles as speed
+from benchmarks.speed import section as speed_section
+from benchmarks.speed import timing as speed_timing
+from benchmarks.speed.case import OTHERS, OURS, Prepared, SpeedCase, prepare
+from benchmarks.speed.timing import Timing, time_in_turn
 
 TINY = SpeedCase("tiny", lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()), images=(2, 3, 8, 8))
 
@@ -80,7 +83,7 @@ def test_targets_and_sections_are_printed_and_one_that_fails_leaves_the_others(m
     assert speed.main(["--only", "memory,ratios", "--rounds", "1"]) == 1
     printed = capsys.readouterr().out
     for line in ("RuntimeError: no /proc here", f"torch {torch.__version__}", "| profile, warm, to bare ", "| tiny ",
-                 "python -m benchmarks.speed --only"):
+                 "python -m benchmarks.speed.profiles --only"):
         assert line in printed, line
     sizes = [{row.count("|") for row in block.splitlines()} for block in printed.split("\n\n") if block.startswith("|")]
     assert all(len(counts) == 1 for counts in sizes)

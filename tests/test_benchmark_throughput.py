@@ -1,9 +1,9 @@
 """Published steps of many GPUs, sampled: small stages, as the benchmark predicts all of them."""
 import pytest
 
-from benchmarks.accuracy_throughput import TABLE, Run, judge, time_stages
+from benchmarks.accuracy.throughput import TABLE, Run, judge, time_stages
 from benchmarks.page import read_block
-from benchmarks.truth_table import read_runs, read_truth
+from benchmarks.truth.table import read_runs, read_truth
 
 RUNS = {run.id: run for run in read_runs(TABLE, Run)}
 

@@ -12,7 +12,7 @@ import yaml
 from analyzer import Profile
 from analyzer.cli import main, make_parser
 from analyzer.report.check import parse_limit
-from benchmarks.matrix import PYTHONS, TORCHES
+from benchmarks.coverage.matrix import PYTHONS, TORCHES
 
 ROOT = Path(__file__).parents[1]
 WORKFLOW = yaml.safe_load((ROOT / "examples" / "ci" / "cost.yml").read_text())

@@ -1,7 +1,7 @@
 """The rules that make configs of transformers small and complete, and inputs from what docstrings state."""
 import pytest
 
-from benchmarks.coverage_config import default_fields, scale, shorten
+from benchmarks.coverage.config import default_fields, scale, shorten
 
 transformers = pytest.importorskip("transformers")
 

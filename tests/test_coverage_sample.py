@@ -5,8 +5,8 @@ import functools
 import pytest
 import torch
 
-from benchmarks.coverage import STEPS, choose_sample, list_blocks, list_cases, summarize
-from benchmarks.coverage_check import Case, check_case, group_reason
+from benchmarks.coverage.check import Case, check_case, group_reason
+from benchmarks.coverage.models import STEPS, choose_sample, list_blocks, list_cases, summarize
 
 SAMPLE = """
 torchvision:shufflenet_v2_x0_5 torchvision:lraspp_mobilenet_v3_large timm:vit_tiny_patch16_224 timm:mobileone_s0
@@ -65,7 +65,7 @@ def test_a_model_that_pytorch_cannot_run_is_not_judged():
 
 
 def test_nms_keeps_the_best_of_boxes_that_overlap():
-    from benchmarks.coverage_library import suppress
+    from benchmarks.coverage.library import suppress
 
     boxes = torch.tensor([[0.0, 0, 2, 2], [0, 0, 2, 1.9], [3, 3, 4, 4], [0, 0, 1, 1]])
     assert suppress(boxes, torch.tensor([0.5, 0.9, 0.7, 0.1]), 0.5).tolist() == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""A run that is stopped leaves nothing behind: a sample of benchmarks/fault_trial.py, and the faults that it found."""
+"""A run that is stopped leaves nothing behind: a sample of fuzz/fault_trial.py, and the faults that it found."""
 import os
 import pkgutil
 import threading
@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from analyzer import profile
-from benchmarks.fault_stage import STAGES, Stack
-from benchmarks.fault_trial import Place, Watched, at_place, list_lines, list_trials, of_package, try_faults
+from benchmarks.fuzz.fault_stage import STAGES, Stack
+from benchmarks.fuzz.fault_trial import Place, Watched, at_place, list_lines, list_trials, of_package, try_faults
 
 
 @pytest.fixture(autouse=True)

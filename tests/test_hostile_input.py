@@ -11,8 +11,8 @@ from analyzer.errors import AnalyzerError, InputError, ProfileFormatError
 from analyzer.hardware import find_device
 from analyzer.results.info import TimelinePoint
 from analyzer.saved_format import load_json
-from benchmarks.hostile_reader import list_readers, profile_net
-from benchmarks.trust_inputs import REFUSED, list_wrong, try_reader
+from benchmarks.fuzz.hostile_reader import list_readers, profile_net
+from benchmarks.fuzz.inputs import REFUSED, list_wrong, try_reader
 
 READERS = ("table of ranks", "plan", "device", "cluster", "configuration of DeepSpeed")
 
@@ -24,7 +24,7 @@ def readers(tmp_path_factory):
 
 @pytest.mark.parametrize("name", READERS)
 def test_no_reader_takes_or_falls_over_what_is_damaged(readers, name, tmp_path):
-    sample = [wrong for i, wrong in enumerate(list_wrong(readers[name]))  # all of them: benchmarks.trust_inputs
+    sample = [wrong for i, wrong in enumerate(list_wrong(readers[name]))  # all of them: benchmarks.fuzz.inputs
               if (i % 29 == 0 or "10^18" in wrong.name) and len(wrong.content) < 100_000]
     counts, lost = try_reader(readers[name], sample, tmp_path)
     assert lost == [] and counts[REFUSED]

@@ -6,8 +6,8 @@ import torch
 
 from analyzer import profile
 from analyzer.record.options import ProfileOptions
-from benchmarks.coverage_check import Case, check_case
-from benchmarks.coverage_layers import layer_cases
+from benchmarks.coverage.check import Case, check_case
+from benchmarks.coverage.layers import layer_cases
 
 NAMES = """
 mixture of experts (routed by nonzero)|mixture of experts (routed by counts)|sizes that only data gives
@@ -43,4 +43,4 @@ def test_the_policy_for_unknown_sizes_is_named_and_decides_what_experts_cost(pol
     experts = next(m for m in p.modules.walk() if m.path == "block.experts")
     assert experts.fwd_macs == 4 * tokens * 8 * 8
     name = {"balanced": "balanced", "worst": "worst case", 5: "the bound given"}[policy]
-    assert any(f"({name})" in a and "coverage_layer_features.py" in a for a in p.assumptions)
+    assert any(f"({name})" in a and "layer_features.py" in a for a in p.assumptions)

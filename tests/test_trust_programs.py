@@ -9,10 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tensor_programs.compare import Matching
-from benchmarks.tensor_programs.draw import TensorProgram, draw_program
-from benchmarks.tensor_programs.observe import observe
-from benchmarks.trust_programs import (
+from benchmarks.fuzz.programs import (
     ALIKE,
     EQUAL,
     HOLDS,
@@ -22,6 +19,9 @@ from benchmarks.trust_programs import (
     draw_number,
     watch,
 )
+from benchmarks.fuzz.tensor_programs.compare import Matching
+from benchmarks.fuzz.tensor_programs.draw import TensorProgram, draw_program
+from benchmarks.fuzz.tensor_programs.observe import observe
 
 SETTINGS = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 RANDOM = st.randoms(use_true_random=False)

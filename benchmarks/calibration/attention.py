@@ -39,7 +39,7 @@ from analyzer.hardware.kernel_time.attention import (
     predict,
 )
 from analyzer.hardware.listing import roofline_seconds
-from benchmarks.truth_table import read_rows, read_truth, write_constants
+from benchmarks.truth.table import read_rows, read_truth, write_constants
 
 _MEASURED = re.compile(r"aten::_(cudnn|efficient)_attention_(forward|backward)")
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of, find_cluster, find_device
 from analyzer.hardware.kernel_time.collective import Cost, Path, estimate_collective, find_path, name_spread
-from benchmarks.truth_table import Constants, read_rows, read_truth, rounded, write_constants
+from benchmarks.truth.table import Constants, read_rows, read_truth, rounded, write_constants
 
 _PAIRS = {"a100_80gb": "a100_pcie_pairs", "h100_sxm": "h100_pcie_pairs", "a40": "a40_pairs"}
 _HOSTS = {"a100-": "dgx_a100", "h200-": "dgx_h200", "b200-": "aws_p6_b200", "v100-": "dgx1_v100"}  # by a table's name

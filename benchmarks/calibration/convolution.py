@@ -26,7 +26,7 @@ from analyzer.hardware import DeviceSpec, PeakRates, find_device, roofline_secon
 from analyzer.hardware.kernel_time.convolution import convolution_time
 from analyzer.hardware.kernel_time.convolution_tile import ConvolutionShape, make_shape
 from analyzer.hardware.kernel_time.estimate import KernelTime
-from benchmarks.truth_table import Constants, read_rows, read_truth, write_constants
+from benchmarks.truth.table import Constants, read_rows, read_truth, write_constants
 
 DEVICES = {"NVIDIA A100 80GB PCIe": "a100_80gb_pcie", "Tesla V100-PCIE-32GB": "v100_pcie_32gb", "Tesla T4": "t4",
            "Tesla P4": "p4"}

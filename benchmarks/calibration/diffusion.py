@@ -30,13 +30,13 @@ from analyzer.tools.diffusion.diffusion_profile import DiffusionProfile
 from analyzer.tools.diffusion.run import compose, find_mean_work
 from analyzer.tools.serving.pass_time import PassTimer
 from analyzer.tools.serving.watts import find_work
-from benchmarks.accuracy_diffusion import LEFT_OUT, Measured, measure_all
-from benchmarks.accuracy_serving import KINDS, POWER_LEFT_OUT, family, read_itls
-from benchmarks.accuracy_serving import left_out as left_out_of_servers
+from benchmarks.accuracy.compiled_measured import DEVICE, Row
+from benchmarks.accuracy.compiled_measured import predict as predict_step
+from benchmarks.accuracy.diffusion import LEFT_OUT, Measured, measure_all
+from benchmarks.accuracy.serving import KINDS, POWER_LEFT_OUT, family, read_itls
+from benchmarks.accuracy.serving import left_out as left_out_of_servers
 from benchmarks.calibration.serving import find_spread, minimize
-from benchmarks.compiled_measured import DEVICE, Row
-from benchmarks.compiled_measured import predict as predict_step
-from benchmarks.truth_table import read_left_out, read_runs, read_truth, rounded, write_constants, write_left_out
+from benchmarks.truth.table import read_left_out, read_runs, read_truth, rounded, write_constants, write_left_out
 
 START = {"host_share": 0.7, "ring_seconds": 1.5e-4, "exchange_share": 0.5}
 STEPS = {"host_share": 0.1, "ring_seconds": 5e-5, "exchange_share": 0.1}

@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from datetime import date
 from typing import NamedTuple
 
-from benchmarks.truth_table import write_constants
+from benchmarks.truth.table import write_constants
 
 from . import attention, collective, matmul, matmul_cases, memory_bound
 

@@ -36,9 +36,9 @@ from analyzer.profilers.host_time import (
 from analyzer.profilers.kernel_time import kernel_time
 from analyzer.profilers.schedule import PICOSECONDS, Clock, Work
 from analyzer.record.log import Log
-from benchmarks.measured_step import MeasuredStep, h200_steps
+from benchmarks.accuracy.measured_step import MeasuredStep, h200_steps
 from benchmarks.page import keep
-from benchmarks.truth_table import rounded, write_constants
+from benchmarks.truth.table import rounded, write_constants
 
 from .matmul_cases import all_cases
 

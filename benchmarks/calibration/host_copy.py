@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from statistics import geometric_mean
 
-from benchmarks.truth_table import read_truth, rounded, write_constants
+from benchmarks.truth.table import read_truth, rounded, write_constants
 
 _PCIE_5, _PCIE_3 = 64e9, 16e9
 # github.com/mpicbg-scicomp/gearshifft/pull/82: bandwidthTest, pinned, 32 MiB, the processor beside the device

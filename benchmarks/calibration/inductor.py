@@ -41,8 +41,8 @@ from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.profilers.call_sequence import CallTimer
 from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.record.log import Log
-from benchmarks.compiled_measured import Row, predict
-from benchmarks.truth_table import read_rows, read_runs, rounded, write_constants
+from benchmarks.accuracy.compiled_measured import Row, predict
+from benchmarks.truth.table import read_rows, read_runs, rounded, write_constants
 
 from .memory_bound_fit import Bounds, Constants, descend
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from analyzer.hardware import DeviceSpec, find_device, roofline_seconds
 from analyzer.hardware.kernel_time.estimate import BOUNDS, find_constants
 from analyzer.hardware.kernel_time.matmul import KINDS, ProductMachine
-from benchmarks.truth_table import write_constants
+from benchmarks.truth.table import write_constants
 
 from .matmul_cases import FOLDS, Case, all_cases, sample, unaligned_cases
 

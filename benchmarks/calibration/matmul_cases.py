@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.kernel_time.matmul import power_of_two
-from benchmarks.truth_table import read_rows, read_truth
+from benchmarks.truth.table import read_rows, read_truth
 
 FOLDS = 3
 

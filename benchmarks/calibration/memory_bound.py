@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from analyzer.hardware import find_device
 from analyzer.hardware.listing import roofline_seconds
-from benchmarks.truth_table import rounded, write_constants
+from benchmarks.truth.table import rounded, write_constants
 
 from .memory_bound_data import Operator, Row, read_operators, read_rows, read_sums
 from .memory_bound_fit import (

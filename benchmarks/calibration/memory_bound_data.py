@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from analyzer.hardware import DeviceSpec, find_device
-from benchmarks import truth_table
 from benchmarks.page import keep
+from benchmarks.truth import table as truth_table
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -104,7 +104,7 @@ def seen_shapes(op: str, text: str) -> Shapes:  # the same of what the profiler 
 def step_signatures(case: Any) -> Counter[Any]:
     """Signatures of the last step of a case on an H200 and how often each is called."""
     from analyzer import profile
-    from benchmarks.cases import build
+    from benchmarks.accuracy.cases import build
 
     counts, logs = Counter[Any](), list[Any]()
     model, args, kwargs = build(case)
@@ -158,7 +158,7 @@ def read_operators() -> tuple[Operator, ...]:
     """The operators of ``latency.json`` that memory bounds, and what they were called with, from the profile of each
     case.
     """
-    from benchmarks.cases import measured_cases
+    from benchmarks.accuracy.cases import measured_cases
 
     cases = {case.id: case for case in measured_cases()}
     measured = truth_table.read_truth("latency")["cases"]

@@ -23,7 +23,7 @@ from datetime import date
 from typing import NamedTuple
 
 from analyzer.tools.serving.pass_time import Batch, PassTimer
-from benchmarks.accuracy_serving import (
+from benchmarks.accuracy.serving import (
     KINDS,
     LEFT_OUT,
     MOST_SLOTS,
@@ -37,7 +37,7 @@ from benchmarks.accuracy_serving import (
     read_itls,
 )
 from benchmarks.page import quantile
-from benchmarks.truth_table import rounded, write_constants, write_left_out
+from benchmarks.truth.table import rounded, write_constants, write_left_out
 
 ZERO = {f"{engine}.{name}": 0.0 for engine in ("vllm", "sglang", "trtllm")
         for name in ("pass_seconds", "sequence_seconds", "gap_seconds", "request_seconds")}

@@ -4,7 +4,7 @@
 
 runs rank 0 on one GPU, in a process group that moves no data (torch's ``fake`` backend), and prints what the allocator
 says of each of three steps, as JSON: kernels, tensors and streams are those of a real rank. The allocator is set by the
-environment (``PYTORCH_CUDA_ALLOC_CONF``). The same job is profiled by ``benchmarks.accuracy_rank``.
+environment (``PYTORCH_CUDA_ALLOC_CONF``). The same job is profiled by ``benchmarks.accuracy.rank``.
 """
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from benchmarks.titan import cross_entropy, keep_every_second_product
+from benchmarks.parallel.titan import cross_entropy, keep_every_second_product
 
 WIDTH, WIDE, HEADS, KEYS, WORDS = 4096, 14336, 32, 8, 128256
 SIZE = WIDTH // HEADS

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.errors import InputError
-from benchmarks.truth_table import TRUTH
+from benchmarks.truth.table import TRUTH
 
 Settings = dict[str, Any]
 #: Of counts that the scripts have as ``name = number``: steps of training and their schedules, and what lies between.

@@ -20,7 +20,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_reduce
 from torch.nn.attention import SDPBackend
 
 from benchmarks.parallel import kernel_launch
-from benchmarks.titan import cross_entropy
+from benchmarks.parallel.titan import cross_entropy
 
 Settings = dict[str, Any]
 

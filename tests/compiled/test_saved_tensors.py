@@ -10,8 +10,8 @@ from torch import nn
 
 from analyzer.compiled.functional import functional_of
 from analyzer.compiled.partition import partition
-from benchmarks import compiled_saved
-from benchmarks.compiled_saved import GPT, compare, save_products
+from benchmarks.accuracy import compiled_saved
+from benchmarks.accuracy.compiled_saved import GPT, compare, save_products
 
 
 class Lambda(nn.Module):

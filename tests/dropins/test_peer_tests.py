@@ -1,7 +1,7 @@
-"""`benchmarks.peer_tests` on a checkout made up here: tests that pass, fail, are skipped, and are meant to fail."""
+"""`coverage.peer_tests` on a checkout made up here: tests that pass, fail, are skipped, and are meant to fail."""
 import pytest
 
-from benchmarks.peer_tests import run
+from benchmarks.coverage.peer_tests import run
 
 TESTS = """
 import pytest, torch

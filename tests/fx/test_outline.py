@@ -16,7 +16,7 @@ from torchvision.ops import MultiScaleRoIAlign
 from analyzer import register_leaf_module, symbolic_profile, symbolic_trace
 from analyzer.errors import DataDependentError, InputError
 from analyzer.fx import GraphModule
-from benchmarks.coverage_library import provide_nms
+from benchmarks.coverage.library import provide_nms
 
 from .conftest import assert_equal, run
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from analyzer import MetaTensorMode
-from benchmarks.asked_questions import DIFFERS, KNOWN, Question, compare, find_questions, judge
+from benchmarks.fuzz.asked_questions import DIFFERS, KNOWN, Question, compare, find_questions, judge
 
 # kinds of questions by which code takes another branch, beside those of one library
 BRANCHES = [

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map_only
 from analyzer import MetaTensorMode
 from analyzer.errors import DataDependentError, UnsupportedOperatorError
 from analyzer.meta.value.known_value import Watched, reads
-from benchmarks.operator_samples import load_operators
-from benchmarks.refused_calls import AGREES, KNOWN, compare_all
+from benchmarks.fuzz.operator_samples import load_operators
+from benchmarks.fuzz.refused_calls import AGREES, KNOWN, compare_all
 
 Call = Callable[[], Any]
 

@@ -1,14 +1,14 @@
 """Whole models beside FlopCounterMode, on real tensors and inside the recorder's own run; the zero list beside
 PyTorch's own operator tests.
 
-A sample: benchmarks/accuracy_flops.py runs all 51 models and 20,000 calls.
+A sample: benchmarks/accuracy/flops.py runs all 51 models and 20,000 calls.
 """
 import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.flop_reference import (
+from benchmarks.accuracy.flop_reference import (
     CASES,
     GROUPED_BACKWARD,
     NO_FORMULA,
@@ -19,7 +19,7 @@ from benchmarks.flop_reference import (
     count_meta_run,
     count_real_run,
 )
-from benchmarks.operator_samples import ZeroCheck, sweep
+from benchmarks.fuzz.operator_samples import ZeroCheck, sweep
 
 SAMPLE = ["resnet18", "mobilenet_v3_small", "gpt2", "mamba", "t5"]
 GROUPED = {"mobilenet_v3_small", "mamba"}

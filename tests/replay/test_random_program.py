@@ -1,11 +1,11 @@
-"""Random programs: a profile with replay is that without, in every field (a sample of `benchmarks.replay_equality`)."""
+"""Random programs: a profile with replay is that without, in every field (a sample of `fuzz.replay_equality`)."""
 import warnings
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.random_program import Program, draw_program
-from benchmarks.replay_equality import ALIKE, EQUAL, PER_SEED, compare, compare_number, show_difference
+from benchmarks.fuzz.random_program import Program, draw_program
+from benchmarks.fuzz.replay_equality import ALIKE, EQUAL, PER_SEED, compare, compare_number, show_difference
 
 #: Numbers of programs whose replay is known to differ.
 KNOWN: frozenset[int] = frozenset()

@@ -1,0 +1,170 @@
+"""Random small models: features stacked in blocks, blocks in a model, each by a number alone.
+
+`draw_program` says what a number means, `build_model` makes the model, with all state that its features keep outside of
+it (globals, classes, generators) as it was at first.
+"""
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, partial
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.fuzz.program_features import convention, hidden_state, stack
+from benchmarks.fuzz.program_features.convention import Convention
+from benchmarks.fuzz.program_features.feature import WIDTH, Feature, Place
+
+PACKAGE = f"{__package__}.program_features"
+ROOMS = ("layer", "state", "hidden_state", "gradient", "inplace", "shared", "parent")
+
+
+@dataclass(frozen=True)
+class Program:  # what is built and how it is profiled. The defaults are the plainest program.
+    features: tuple[str, ...]
+    layout: str = "parts"
+    stack: str = "Plain"
+    convention: str = "Convention"
+    blocks: int = 4
+    is_widened: bool = False
+    is_factory: bool = False
+    is_evaluated: bool = False
+    dtype: torch.dtype = torch.float32
+    input_requires_grad: bool = False
+    input_is_view: bool = False
+    mode: Literal["train", "infer"] = "train"
+    optimizer: str | None = None
+    loss: str | None = None
+    autocast: torch.dtype | None = None
+    device: str = "h200"
+    steps: int = 2
+    set_to_none: bool = True
+    keep_events: bool = True
+
+    def __str__(self) -> str:
+        told = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "features"}
+        default = Program(())
+        return " ".join(["+".join(self.features), *(f"{name}={value}" for name, value in told.items()
+                                                    if value != getattr(default, name))])
+
+
+class Built(NamedTuple):  # a model, or a callable that builds one, and its input
+    model: nn.Module | Callable[[], nn.Module]
+    input: Tensor
+
+
+@cache
+def list_features() -> tuple[str, ...]:  # all features, as ``room.Class``
+    return tuple(f"{room}.{name}" for room in ROOMS for name, value in vars(load_room(room)).items()
+                 if isinstance(value, type) and issubclass(value, Feature) and not name.startswith("_")
+                 and value.__module__ == f"{PACKAGE}.{room}")
+
+
+def load_room(room: str) -> ModuleType:  # a module of features, executed anew: its globals and classes are as at first
+    name = f"{PACKAGE}.{room}"
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    exec(_compile_room(name), vars(module))
+    return module
+
+
+@cache
+def _compile_room(name: str) -> Any:
+    loader: Any = importlib.util.find_spec(name).loader  # type: ignore[union-attr]
+    return loader.get_code(name)
+
+
+def _classes_of(module: ModuleType, base: type) -> list[str]:
+    return sorted(name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)
+                  and value.__module__ == module.__name__ and not name.startswith("_"))
+
+
+def draw_program(number: int) -> Program:
+    draw = random.Random(number)
+    features = tuple(draw.sample(list_features(), draw.choice((1, 1, 2, 2, 3))))
+    layout = draw.choice(("parts", "merged", "alone" if len(features) == 1 else "merged"))
+    mode: Literal["train", "infer"] = draw.choice(("train", "train", "train", "train", "infer"))
+    return Program(features, layout,
+                   stack=draw.choice(_classes_of(stack, stack.Plain)) if draw.random() < 0.5 else "Plain",
+                   convention=(draw.choice(_classes_of(convention, Convention))
+                               if layout != "alone" and draw.random() < 0.4 else "Convention"),
+                   blocks=draw.choice((4, 5, 8, 9)), is_widened=draw.random() < 0.5, is_factory=draw.random() < 0.4,
+                   is_evaluated=draw.random() < 0.1, dtype=draw.choice((torch.float32,) * 19 + (torch.bfloat16,)),
+                   input_requires_grad=draw.random() < 0.3, input_is_view=draw.random() < 0.1, mode=mode,
+                   optimizer=(draw.choice((None, "sgd", "momentum", "adam", "adamw", "adamw_fused", "groups",
+                                           "foreign")) if mode == "train" else None),
+                   loss=draw.choice((None,) * 6 + ("square", "first")) if mode == "train" else None,
+                   autocast=draw.choice((None,) * 4 + (torch.bfloat16,)),
+                   device=draw.choice(("h200",) * 4 + ("a100", "cpu")), steps=draw.choice((2,) * 4 + (1, 3)),
+                   set_to_none=draw.random() < 0.9, keep_events=draw.random() < 0.9)
+
+
+def build(program: Program) -> Built:
+    """What the program profiles. All state, also of the process's generators, is as before the first run."""
+    os.environ.pop(hidden_state.VARIABLE, None)
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
+    rooms = {room: load_room(room) for room in dict.fromkeys(name.partition(".")[0] for name in program.features)}
+    features = [getattr(rooms[room], name) for room, _, name in (f.partition(".") for f in program.features)]
+    make = partial(build_model, program, features)
+    x = torch.ones(2, 4, 2 * WIDTH, dtype=program.dtype)[..., ::2] if program.input_is_view else torch.ones(
+        2, 4, WIDTH, dtype=program.dtype)
+    return Built(make if program.is_factory else make(), x.requires_grad_(program.input_requires_grad))
+
+
+def build_model(program: Program, features: Sequence[type[Feature]]) -> nn.Module:
+    """The model of a program, of ``features`` that were loaded for it."""
+    called: type[Convention] = getattr(convention, program.convention)
+    block_class = make_block_class(program.layout, features, called)
+    blocks = []
+    for index in range(program.blocks):
+        block: Any = block_class(Place(index, program.blocks))
+        if program.is_widened and program.layout != "alone":
+            block.before = nn.Linear(WIDTH, WIDTH)
+        blocks.append(block)
+    model: nn.Module = getattr(stack, program.stack)(blocks, called)
+    for index, feature in enumerate(features):
+        parts = [block.parts[index] if program.layout == "parts" else block for block in blocks]
+        feature.link(model, parts)
+    return model.to(program.dtype).train(not program.is_evaluated) if program.is_evaluated or (
+        program.dtype is not torch.float32) else model
+
+
+def make_block_class(layout: str, features: Sequence[type[Feature]], called: type[Convention]) -> Callable[..., Any]:
+    """The class of blocks: the one feature (``"alone"``), or what inherits from all (``"merged"``) or holds all of them
+    (``"parts"``).
+    """
+    if layout == "alone":
+        return features[0]
+
+    def run(block: Any, x: Tensor) -> Any:
+        x = block.before(x) if "before" in block._modules else x
+        if layout == "parts":
+            for part in block.parts:
+                x = part(x)
+            return x
+        for feature in features:
+            x = feature.forward(block, x)
+        return x
+
+    def build_block(block: Any, place: Place) -> None:
+        if layout == "parts":
+            block.parts = nn.ModuleList(feature(place) for feature in features)
+            return
+        Feature.build(block, place)
+        for feature in features:
+            feature.build(block, place)
+
+    # the more special ones first, as inheritance asks
+    bases = (Feature,) if layout == "parts" else tuple(sorted(features, key=lambda f: -len(f.__mro__)))
+    return type("Block", bases, {"forward": called.forward, "run": run, "build": build_block})
