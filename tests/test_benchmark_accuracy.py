@@ -36,10 +36,11 @@ def test_a_block_is_written_in_its_place(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("name", "count"), [
     ("accuracy", 24), ("flops", 5), ("performance", 13), ("coverage", 4), ("reliability", 7)])
 def test_every_block_of_a_page_is_of_a_benchmark(name, count):
-    names = re.findall("<!-- ([a-z_]+(?: [a-z-]+)?) -->", (page.DOCS / f"{name}.md").read_text())
+    names = re.findall("<!-- ([a-z_.]+(?: [a-z-]+)?) -->", (page.DOCS / f"{name}.md").read_text())
     assert len(names) == len(set(names)) == count
     for block in names:
-        assert (SCRIPTS / f"{block.split()[0]}.py").exists() and page.read_block(f"{name}.md", block)
+        folder, script = block.split()[0].split(".")
+        assert (SCRIPTS / folder / f"{script}.py").exists() and page.read_block(f"{name}.md", block)
 
 
 def test_a_watched_threshold_notes_with_which_values_a_comparison_turns():
@@ -77,7 +78,7 @@ def test_a_case_brackets_the_constants_as_they_are():
 
 
 def test_the_page_tells_every_constant():
-    told = page.read_block("accuracy.md", "accuracy_leave_one_out")
+    told = page.read_block("accuracy.md", "accuracy.leave_one_out")
     assert all(constant.name in told for constant in CONSTANTS)
 
 

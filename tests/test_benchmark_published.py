@@ -33,7 +33,7 @@ def test_every_row_has_its_source_and_its_note():
 
 
 def test_the_page_has_every_row_and_all_that_is_off_has_a_note():
-    lines = {line.split("|")[1].strip(): line for line in read_block("accuracy.md", "accuracy_published").splitlines()
+    lines = {line.split("|")[1].strip(): line for line in read_block("accuracy.md", "accuracy.published").splitlines()
              if line.startswith("| ")}
     assert set(ROWS) < set(lines)
     for row_id in ROWS:

@@ -38,4 +38,4 @@ def test_sources_and_networks_are_told() -> None:
 
 
 def test_the_page_has_the_section() -> None:
-    assert f"seconds: {len(RUNS)} steps." in read_block("accuracy.md", "accuracy_sharded")
+    assert f"seconds: {len(RUNS)} steps." in read_block("accuracy.md", "accuracy.sharded")

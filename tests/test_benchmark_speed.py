@@ -43,7 +43,7 @@ class Branching(torch.nn.Module):
 
 
 def test_the_page_has_each_section_and_says_what_each_contender_tells():
-    assert all(page.read_block("performance.md", f"speed {name}") for name in [*speed.SECTIONS, "targets"])
+    assert all(page.read_block("performance.md", f"speed.profiles {name}") for name in [*speed.SECTIONS, "targets"])
     told = (page.DOCS / "performance.md").read_text().partition("## Beside others")[2]
     assert all(f"{name}: " in told for name in OTHERS)
 

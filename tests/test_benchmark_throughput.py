@@ -39,4 +39,4 @@ def test_every_row_can_be_divided_as_it_says() -> None:
 
 
 def test_the_page_has_the_section() -> None:
-    assert f"seconds: {len(RUNS)} steps." in read_block("accuracy.md", "accuracy_throughput")
+    assert f"seconds: {len(RUNS)} steps." in read_block("accuracy.md", "accuracy.throughput")

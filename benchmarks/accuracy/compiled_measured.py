@@ -224,8 +224,9 @@ def energy_section(results: list[Result], seconds: float) -> str:
 def main() -> int:
     options = parse_parts(__doc__)
     sections = {}
-    for name, memory, energy in (("compiled", "compiled_measured", "compiled_measured energy"),
-                                 ("compiled_aside", "compiled_measured aside", "compiled_measured aside-energy")):
+    for name, memory, energy in (("compiled", "accuracy.compiled_measured", "accuracy.compiled_measured energy"),
+                                 ("compiled_aside", "accuracy.compiled_measured aside",
+                                  "accuracy.compiled_measured aside-energy")):
         began = time.perf_counter()
         rows = [row for row in read_runs(name, Row) if is_named(row.id, options.parts)]
         results = map_apart(judge, rows, options.processes, tasks=1)

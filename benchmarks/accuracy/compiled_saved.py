@@ -283,7 +283,7 @@ def main() -> int:
     began = time.perf_counter()
     names = [name for name in list_models() if is_named(name, options.parts)]
     found = map_apart(judge, names, options.processes, tasks=1)
-    publish("accuracy.md", {"compiled_saved": section(found, time.perf_counter() - began)}, not options.parts)
+    publish("accuracy.md", {"accuracy.compiled_saved": section(found, time.perf_counter() - began)}, not options.parts)
     return 0 if all(one.is_exact for one in found) else 1
 
 

@@ -115,7 +115,7 @@ def tell_errors(rows: Sequence[Measured]) -> str:
 def main() -> None:
     start = time.perf_counter()
     text = tell_errors(measure_all())
-    publish("accuracy.md", {"accuracy_diffusion": f"{describe_run(time.perf_counter() - start)}.\n\n{text}"}, True)
+    publish("accuracy.md", {"accuracy.diffusion": f"{describe_run(time.perf_counter() - start)}.\n\n{text}"}, True)
 
 
 if __name__ == "__main__":

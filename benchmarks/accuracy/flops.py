@@ -173,7 +173,7 @@ def main() -> int:
             f"without a formula: {uncounted or 'none'}.")
     blocks = {"counter": f"{told}\n\n{models}", "differences": list_differences(found), "deepspeed": check_published(),
               "derivations": check_decoders(), "zero": run_zero_check(arguments.calls)}
-    publish("flops.md", {f"accuracy_flops {name}": text for name, text in blocks.items()}, not arguments.models)
+    publish("flops.md", {f"accuracy.flops {name}": text for name, text in blocks.items()}, not arguments.models)
     for line in unexplained:
         print("UNEXPLAINED", line)
     return bool(unexplained or uncounted)

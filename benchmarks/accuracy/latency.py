@@ -244,7 +244,7 @@ def main() -> int:
         began = time.perf_counter()
         tables = PARTS[name]()
         text = f"{describe_run(time.perf_counter() - began)}.\n\n{tables}"
-        publish("accuracy.md", {f"accuracy_latency {name}": text}, True)
+        publish("accuracy.md", {f"accuracy.latency {name}": text}, True)
     return 0
 
 

@@ -267,7 +267,7 @@ def main() -> int:
     evidences = [e for e in map_apart(examine, measured_cases(), options.processes) if e.brackets]
     models = [m for m in dict.fromkeys(e.case.model for e in evidences) if is_named(m, options.parts)]
     found = map_apart(leave_out, [(model, evidences) for model in models], options.processes)
-    publish("accuracy.md", {"accuracy_leave_one_out": section(evidences, found)}, not options.parts)
+    publish("accuracy.md", {"accuracy.leave_one_out": section(evidences, found)}, not options.parts)
     return 0
 
 

@@ -212,9 +212,9 @@ def main() -> int:
     told = (f"{describe_run(time.perf_counter() - began)}: {len(results)} steps; reserved bytes of {near} are within "
             "4 %.")
     causes, unnamed = cause_table(results)
-    publish("accuracy.md", {"accuracy_memory cases": case_table(results), "accuracy_memory causes": causes or "None.",
-                            "accuracy_memory ranges": range_table(results),
-                            "accuracy_memory": f"{told}\n\n{summary(results)}"}, not options.parts)
+    publish("accuracy.md", {"accuracy.memory cases": case_table(results), "accuracy.memory causes": causes or "None.",
+                            "accuracy.memory ranges": range_table(results),
+                            "accuracy.memory": f"{told}\n\n{summary(results)}"}, not options.parts)
     failures = [r for r in results if r.failure]
     for r in failures:
         print(f"\n{r.case_id}\n{r.failure}", file=sys.stderr)

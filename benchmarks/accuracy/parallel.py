@@ -270,10 +270,10 @@ def main() -> int:
     guesses = {row["id"]: "; ".join(row.get("guessed", ())) for row in rows}
     blocks = {}
     if judged:
-        blocks["accuracy_parallel"] = section(judged, list(filter(has_memory, apart)), seconds)
+        blocks["accuracy.parallel"] = section(judged, list(filter(has_memory, apart)), seconds)
     if timed:
         tables = time_tables(timed, guesses)
-        blocks["accuracy_parallel time"] = f"{describe_run(seconds)}: {len(timed)} runs.\n\n{tables}"
+        blocks["accuracy.parallel time"] = f"{describe_run(seconds)}: {len(timed)} runs.\n\n{tables}"
     publish("accuracy.md", blocks, not options.parts)
     unnamed = [one.row["id"] for one in judged if abs(one.error) > NAMED_ABOVE and note_of(one.row, NOTES) is None]
     if unnamed:

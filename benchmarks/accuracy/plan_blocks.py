@@ -100,11 +100,11 @@ def main() -> None:
     torch.set_num_threads(1)
     asked = sys.argv[1:]
     if not asked or "sharded" in asked:
-        publish("plans.md", {"plans sharded": plan_sharded()}, is_whole=True)
+        publish("plans.md", {"accuracy.plan_blocks sharded": plan_sharded()}, is_whole=True)
     names = list(CASES) if not asked or "models" in asked else [name for name in asked if name in CASES]
     rows = [row for name in names for row in compare(name, CASES[name])]
     if rows:
-        publish("plans.md", {"plans blocks": markdown(
+        publish("plans.md", {"accuracy.plan_blocks blocks": markdown(
             ["model", "budget", "graph's plan, ms", "blocks' plan, ms", "`analyzer plan`, ms"], rows, 2)},
             is_whole=len(names) == len(CASES))
 

@@ -178,7 +178,7 @@ def main() -> int:
     options = parse_parts(__doc__)
     began = time.perf_counter()
     results = map_apart(judge, [row for row in read_rows() if is_named(row.id, options.parts)], options.processes)
-    publish("accuracy.md", {"accuracy_published": section(results, time.perf_counter() - began)}, not options.parts)
+    publish("accuracy.md", {"accuracy.published": section(results, time.perf_counter() - began)}, not options.parts)
     unnamed = [r.row.id for r in results if abs(r.error) > NAMED_ABOVE and not r.row.note]
     if unnamed:
         print(f"no note says why these are off by more than {100 * NAMED_ABOVE:.0f} %: {', '.join(unnamed)}",

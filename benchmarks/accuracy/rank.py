@@ -67,7 +67,7 @@ def main() -> int:
     rows = [row for row in read_truth("rank_memory")["rows"] if is_named(row["case"], options.parts)]
     began = time.perf_counter()
     results = map_apart(judge, rows, options.processes)
-    publish("accuracy.md", {"accuracy_rank": section(results, time.perf_counter() - began)}, not options.parts)
+    publish("accuracy.md", {"accuracy.rank": section(results, time.perf_counter() - began)}, not options.parts)
     return 0
 
 

@@ -257,7 +257,7 @@ def main() -> int:
     options.journal.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     for name in options.parts or PARTS:
-        publish("search.md", {f"accuracy_search {name}": PARTS[name](options.journal)}, True)
+        publish("search.md", {f"accuracy.search {name}": PARTS[name](options.journal)}, True)
     return 0
 
 

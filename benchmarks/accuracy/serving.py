@@ -328,7 +328,7 @@ def main() -> None:
     judgements = [judge(kind) for kind in KINDS]
     text = f"{describe_run(time.perf_counter() - start)}.\n\n{tell_errors(judgements)}\n\n{tell_shown(judgements[0])}"
     text += f"\n\n{tell_fleets()}\n\n{tell_bytes()}"
-    publish("accuracy.md", {"accuracy_serving": text}, True)
+    publish("accuracy.md", {"accuracy.serving": text}, True)
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def main() -> int:
     began = time.perf_counter()
     judged = list(zip(runs, map_apart(judge, runs, options.processes)))
     told = "" if options.parts else summarize_steps([case for _, case in judged], time.perf_counter() - began) + "\n\n"
-    publish("accuracy.md", {"accuracy_sharded": told + tables(judged)}, not options.parts)
+    publish("accuracy.md", {"accuracy.sharded": told + tables(judged)}, not options.parts)
     return 0
 
 

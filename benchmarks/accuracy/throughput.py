@@ -207,7 +207,7 @@ def main() -> int:
     began = time.perf_counter()
     judged = judge(runs, time_stages(runs, options.processes))
     told = summarize_steps([case for _, case in judged], time.perf_counter() - began)
-    publish("accuracy.md", {"accuracy_throughput": f"{told}\n\n{tables(judged)}"}, not options.parts)
+    publish("accuracy.md", {"accuracy.throughput": f"{told}\n\n{tables(judged)}"}, not options.parts)
     return 0
 
 

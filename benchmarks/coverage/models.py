@@ -170,14 +170,14 @@ def list_blocks(rows: list[Row], name: str) -> dict[str, str]:
     told = (f"{len(rows)} models; {seconds / 60:.0f} minutes of processor time, {seconds / max(len(rows), 1):.1f} s a "
             "model.")
     blocks = {name: f"{told}\n\n{markdown(HEADERS, summarize(rows))}"}
-    if name == "coverage sample":
+    if name == "coverage.models sample":
         return blocks
     rows = sorted(rows, key=lambda r: str(r["name"]))
     failed = [f"- `{r['name']}`, {s}: {_markdown(r[s])}" for r in rows if "unusable" not in r for s in sorted(STEPS)
               if r.get(s, "pass") != "pass"]
     unusable = [f"- `{r['name']}`: {_markdown(r['unusable'])}" for r in rows if "unusable" in r]
-    return {**blocks, "coverage failures": "\n".join(failed) or "None.",
-            "coverage unusable": "\n".join(unusable) or "None."}
+    return {**blocks, "coverage.models failures": "\n".join(failed) or "None.",
+            "coverage.models unusable": "\n".join(unusable) or "None."}
 
 
 def _markdown(text: str) -> str:
@@ -217,7 +217,7 @@ def main() -> int:
     rows = [done[c.name] for c in cases]
     for reason, where in failures(rows).items():
         print(f"{len(where):4d}  {reason}\n      {', '.join(f'{n} ({s})' for n, s in where[:4])}")
-    publish("coverage.md", list_blocks(rows, "coverage sample" if options.sample else "coverage sweep"),
+    publish("coverage.md", list_blocks(rows, "coverage.models sample" if options.sample else "coverage.models sweep"),
             options.only == ["*"])
     return 0
 

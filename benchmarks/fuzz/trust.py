@@ -41,8 +41,8 @@ def sum_up() -> str:
     """The table at the top of the page, of what the blocks say first, each under the heading that it stands below."""
     page, rows = (DOCS / PAGE).read_text("utf-8"), []
     for name in MODULES:
-        title = re.findall("^## (.*)$", page.partition(f"<!-- trust {name} -->")[0], re.MULTILINE)[-1]
-        tried, lost = re.findall(r"^(.*); (\d+) did not hold\.", read_block(PAGE, f"trust {name}"))[0]
+        title = re.findall("^## (.*)$", page.partition(f"<!-- fuzz.trust {name} -->")[0], re.MULTILINE)[-1]
+        tried, lost = re.findall(r"^(.*); (\d+) did not hold\.", read_block(PAGE, f"fuzz.trust {name}"))[0]
         rows.append(f"| [{title}](#{title.lower().replace(' ', '-')}) | {tried} | {lost} |")
     return "\n".join(["| | tried | did not hold |", "|---|---:|---:|", *rows])
 
@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = describe(name, found, time.perf_counter() - start)
         print(f"## {name}\n\n{text}\n", flush=True)
         if options.count is None:
-            write_block(PAGE, f"trust {name}", text)
-            write_block(PAGE, "trust", sum_up())
+            write_block(PAGE, f"fuzz.trust {name}", text)
+            write_block(PAGE, "fuzz.trust", sum_up())
     return int(lost > 0)
 
 

@@ -84,7 +84,7 @@ def main(argv: Iterable[str] | None = None) -> int:
         say(f"  took {time.perf_counter() - start:.0f} s")
         gc.collect()
     report.add("targets", format_targets(report, " ".join(["python -m benchmarks.speed.profiles", *words])))
-    publish("performance.md", {f"speed {name}": text for name, text in report.sections.items()},
+    publish("performance.md", {f"speed.profiles {name}": text for name, text in report.sections.items()},
             chosen == list(SECTIONS) and names == list(by_name))
     return 1 if report.failed else 0
 

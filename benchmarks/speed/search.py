@@ -84,7 +84,7 @@ def main() -> None:
                      f"{found['counts']['composed']:,}", f"{found['ranks']:,}", f"{found['best_seconds']:.0f}",
                      f"{found['seconds']:.0f}", found["layouts"][0]["layout"]])
     table = markdown(["search", "layouts", "composed", "ranks", "best ten, s", "with advice, s", "best"], rows)
-    publish("search.md", {"search_seconds": f"{table}\n\n{describe_machine()}."}, not given.cases)
+    publish("search.md", {"speed.search": f"{table}\n\n{describe_machine()}."}, not given.cases)
 
 
 if __name__ == "__main__":
