@@ -244,10 +244,19 @@ GRID = of((64, 64), stride=(256, 2))
     (aten.mm.default, (TRANSPOSED, of((32, 8))), [of((64, 8))], ()),
     (aten.mm.default, (GRID, of((64, 8))), [of((64, 8))], (16384,)),
     (aten.bmm.default, (of((2, 4, 4), stride=(1, 8, 2)), of((2, 4, 4))), [of((2, 4, 4))], (128,)),
-    # 4096 indices of 1000 rows: 409 + 1000 pieces of 8 floats, and six arrays of indices beside two counters
+    # 4096 indices of 1000 rows: sorted, where from; a range and CUB's storage, as all 64 bits are sorted; the keys that
+    # unique_by_key leaves; 409 + 1000 pieces of 8 floats, and arrays of indices beside two counters
     (aten.embedding_dense_backward.default, (of((8, 512, 8)), of((8, 512), INT), 1000, -1, False),
      [of((1000, 8))],
-     (32768, 32768, 32768, 8, 8000, 8000, 8, 8 * 1409, 1409 * 8 * 4)),
+     (32768, 32768, 32768, 8 * 256 * 8 + 1 * 1024 + 2 * 32768 + 256 + 255, 32768, 8, 32768,
+      32768, 8, 8000, 8000, 8, 8 * 1409, 1409 * 8 * 4)),
+    # of int32 one block sorts 4864 pairs, and each of more takes 6528; how often each comes is told apart
+    (aten.embedding_dense_backward.default, (of((8, 512, 8)), of((8, 512), torch.int32), 1000, -1, True),
+     [of((1000, 8))], (16384, 16384, 16384, 1, 16384, 16384, 8, 16384,
+                       16384, 8, 4000, 4000, 8, 4 * 1409, 1409 * 8 * 4)),
+    (aten.embedding_dense_backward.default, (of((16, 512, 8)), of((16, 512), torch.int32), 1000, -1, False),
+     [of((1000, 8))], (32768, 32768, 32768, 4 * 256 * 8 + 2 * 1024 + 2 * 32768 + 256 + 255, 32768, 8, 32768,
+                       32768, 8, 4000, 4000, 8, 4 * 1819, 1819 * 8 * 4)),
     (aten.embedding_dense_backward.default, (of((4, 512, 8)), of((4, 512), INT), 1000, -1, False),
      [of((1000, 8))], ()),
     # 100352 rows of 96: 3136 blocks of 32 rows for each of the two gradients, then their sum
@@ -258,12 +267,12 @@ GRID = of((64, 64), stride=(256, 2))
      (80, 80, 80, 80, 1)),
     # 90,000 sums of pairs over 20 blocks and a second digit of the row; one digit is enough for 256 rows
     (aten.index_put.default, (of((1000, 4)), [of((90000,), INT)], of((90000, 4)), True), [of((1000, 4))],
-     (720000, 720000, 720000, 720000, 2 * (256 * 8 + 4) + 20 * 1024 + 2 * 720000)),
+     (720000, 720000, 720000, 720000, 2 * 256 * 8 + 20 * 1024 + 2 * 720128 + 256 + 255)),  # parts of 256 bytes
     (aten.index_put.default, (of((256, 4)), [of((90000,), INT)], of((90000, 4)), True), [of((256, 4))],
-     (720000, 720000, 720000, 720000, 256 * 8 + 4 + 20 * 1024)),
+     (720000, 720000, 720000, 720000, 256 * 8 + 20 * 1024 + 256 + 255)),
     # rows of the last dimension by pairs of the first two; indices apart are moved to the front
     (aten.index_put.default, (of((100, 4, 8)), [of((9000,), INT), of((9000,), INT)], of((9000, 8)), True),
-     [of((100, 4, 8))], (72000, 72000, 72000, 72000, 2 * (256 * 8 + 4) + 2 * 1024 + 2 * 72000)),
+     [of((100, 4, 8))], (72000, 72000, 72000, 72000, 2 * 256 * 8 + 2 * 1024 + 2 * 72192 + 256 + 255)),
     # a factor and a summand for each channel, in float32; then sums, two factors for each group and one for a channel
     (aten.native_group_norm.default, (of((2, 8, 16)), of((8,)), of((8,)), 2, 8, 16, 4, 1e-5), [], (64, 64)),
     (aten.native_group_norm.default, (of((2, 8, 16)), None, None, 2, 8, 16, 4, 1e-5), [], ()),

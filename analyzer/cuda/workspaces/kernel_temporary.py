@@ -56,10 +56,11 @@ def _softmax_backward(signature: Signature) -> tuple[Stage, ...]:
 @kernel_stages(_aten.native_layer_norm, _aten._fused_rms_norm)
 def _layer_norm(signature: Signature) -> tuple[Stage, ...]:
     """layer_norm_kernel.cu, layer_norm_cuda: the input is made contiguous before the outputs are allocated."""
-    return _kept(*_copies(signature, (0,)))
+    return kept_stage(*_copies(signature, (0,)))
 
 
-def _kept(*blocks: int) -> tuple[Stage, ...]:
+def kept_stage(*blocks: int) -> tuple[Stage, ...]:
+    """What is held from before the first output to the end of the operator."""
     return tuple(stage._replace(before=0, kept=True) for stage in one_stage(*blocks))
 
 
@@ -76,7 +77,7 @@ def _copies(signature: Signature, positions: tuple[int, ...]) -> list[int]:
 def _columns(signature: Signature) -> tuple[Stage, ...]:
     """Im2Col.cu and Col2Im.cu: the result begins as large as the input, and one that grows is allocated once more."""
     x, out = signature.inputs[0], signature.outputs[0]
-    return _kept(x.nbytes, copy_bytes(x)) if out.numel > x.numel else one_stage(copy_bytes(x))
+    return kept_stage(x.nbytes, copy_bytes(x)) if out.numel > x.numel else one_stage(copy_bytes(x))
 
 
 host_memory(_aten.im2col, _aten.col2im)(lambda signature: (_columns(signature), None))
@@ -94,7 +95,7 @@ def _layer_norm_backward(signature: Signature) -> tuple[Stage, ...]:
     """layer_norm_kernel.cu: the input is made contiguous before the outputs are allocated, the gradient afterwards; in
     LaunchGammaBetaBackwardCUDAKernel many short rows are summed by blocks of 32 rows first.
     """
-    inputs, copies = _kept(*_copies(signature, (1,))), _copies(signature, (0,))
+    inputs, copies = kept_stage(*_copies(signature, (1,))), _copies(signature, (0,))
     x, normalized = signature.args[1:3]
     columns = math.prod(normalized)
     rows = x.numel // max(1, columns)
@@ -106,26 +107,6 @@ def _layer_norm_backward(signature: Signature) -> tuple[Stage, ...]:
     partial = TensorSpec.of((blocks, columns), (columns, 1), grads[0].dtype, x.device)
     return inputs + one_stage(*copies, *[partial.nbytes] * len(grads),
                               *reduction_blocks(partial, (0,), accumulate_bytes(partial.dtype)))
-
-
-@kernel_stages(_aten.embedding_dense_backward)
-def _embedding_backward(signature: Signature) -> tuple[Stage, ...]:
-    """Embedding.cu and EmbeddingBackwardKernel.cu: beyond 3072 indices they are sorted, and rows are summed in pieces
-    of ten. The gradient is made contiguous, and indices are sorted, before the output is allocated.
-    """
-    grad, indices, num_weights, _, scale_by_frequency = signature.args[:5]
-    count = indices.numel
-    copies = [copy_bytes(indices), copy_bytes(grad)]
-    if count <= 3072 and not scale_by_frequency:
-        return _kept(*copies)
-    index = indices.dtype.itemsize
-    segments = min(count, num_weights)
-    pieces = count // 10 + segments
-    width = grad[-1]
-    # sorted, where from, frequencies
-    return _kept(*copies, count * index, count * index, *[count * index] * bool(scale_by_frequency)) + one_stage(
-        count * index, 8, segments * index, segments * index, 8, pieces * index,
-        pieces * width * accumulate_bytes(grad.dtype))
 
 
 @kernel_stages(_aten.native_group_norm)
@@ -227,7 +208,7 @@ def flash_backward_stages(signature: Signature) -> tuple[Stage, ...]:
 def _ctc_loss(signature: Signature) -> tuple[Stage, ...]:
     """LossCTC.cu: where each target begins, and both lengths, for the kernel."""
     batch = signature.inputs[0][1]
-    return _kept(*[batch * _INDEX_BYTES] * 3)
+    return kept_stage(*[batch * _INDEX_BYTES] * 3)
 
 
 @kernel_stages(_aten._ctc_loss_backward)
@@ -235,7 +216,7 @@ def _ctc_loss_backward(signature: Signature) -> tuple[Stage, ...]:
     """The same, and the states from the end on; for many classes (``is_large``) sums of states that are blanks."""
     log_probs, states = signature.args[1], signature.args[6]
     steps, batch, classes = log_probs
-    first = _kept(*[batch * _INDEX_BYTES] * 3, states.nbytes)
+    first = kept_stage(*[batch * _INDEX_BYTES] * 3, states.nbytes)
     if 2 * steps + 24 * batch // 10 + 2 * classes // 10 <= 450:
         return first
     blanks = batch * steps * (states[2] // 2 + 1) * states.dtype.itemsize

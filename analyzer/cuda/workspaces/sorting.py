@@ -13,33 +13,60 @@ from analyzer.hardware.catalogue import simulated_spec
 from analyzer.meta.operator_info import Stage, kernel_stages
 from analyzer.meta.spec import Signature, TensorSpec
 
-from .kernel_temporary import copy_bytes, is_contiguous
-from .reduction import one_stage
+from .kernel_temporary import copy_bytes, is_contiguous, kept_stage
+from .reduction import accumulate_bytes, one_stage
 
 _aten = torch.ops.aten
 _INDEX_BYTES = 8  # int64
 
-# tuning_radix_sort.cuh, or dispatch_radix_sort.cuh before: pairs of 8 bytes and 8 that one block sorts alone
-# (SingleTilePolicy: 256 threads, 19 items of 4 bytes), and that each block of several takes (OnesweepPolicy: 384
-# threads; 21 items of 4 bytes on compute capability 8, 24 from 9 on)
-_SINGLE_TILE, _TILE_8, _TILE_9 = 256 * (19 * 4 // 8), 384 * (21 * 4 // 8), 384 * (24 * 4 // 8)
-_DIGITS, _DIGIT_BITS = 256, 8
+# tuning_radix_sort.cuh, or dispatch_radix_sort.cuh before, for keys and values of 4 or of 8 bytes each: pairs that one
+# block sorts alone (SingleTilePolicy: 256 threads, 19 items of 4 bytes), and that each block of several takes
+# (OnesweepPolicy from compute capability 9, 8 and below on; with offsets of 64 bits, as PyTorch counts in int64).
+_SINGLE_TILE = {4: 256 * 19, 8: 256 * (19 * 4 // 8)}
+_TILES = (((9, 0), {4: 384 * 17, 8: 384 * (24 * 4 // 8)}), ((8, 0), {4: 384 * 17, 8: 384 * (21 * 4 // 8)}),
+          ((0, 0), {4: 256 * 46, 8: 256 * (23 * 4 // 8)}))
+_DIGITS, _DIGIT_BITS, _OFFSET_BYTES, _COUNTER_BYTES = 256, 8, 8, 4
+_ALIGNED = 256  # util_temporary_storage.cuh, alias_temporaries: each part begins at a multiple
 
 
-def sort_pairs_bytes(count: int, bits: int) -> int:
-    """The temporary storage of DeviceRadixSort::SortPairs (dispatch_radix_sort.cuh, InvokeOnesweep) for 64-bit keys of
-    which ``bits`` differ, with 64-bit values: counts of digits, what blocks tell each other, and both arrays once more
-    where a second digit follows.
+def sort_pairs_bytes(count: int, bits: int, item: int = _INDEX_BYTES) -> int:
+    """The temporary storage of DeviceRadixSort::SortPairs (dispatch_radix_sort.cuh, InvokeOnesweep) for keys of which
+    ``bits`` differ, and values, each of ``item`` bytes: counts of digits, what blocks tell each other, both arrays once
+    more where a second digit follows, and a counter for each digit.
 
     >>> sort_pairs_bytes(2304, 20), sort_pairs_bytes(100_000, 8), sort_pairs_bytes(100_000, 9)
-    (1, 24580, 1626632)
+    (1, 25087, 1627135)
     """
-    if count <= _SINGLE_TILE:
+    if count <= _SINGLE_TILE[item]:
         return 1
     passes = -(-bits // _DIGIT_BITS)
-    tile = _TILE_8 if (simulated_spec().compute_capability or (9, 0)) < (9, 0) else _TILE_9
-    told = -(-count // tile) * _DIGITS * 4
-    return passes * (_DIGITS * 8 + 4) + told + (2 * count * _INDEX_BYTES if passes > 1 else 0)
+    capability = simulated_spec().compute_capability or (9, 0)
+    tile = next(tiles[item] for least, tiles in _TILES if capability >= least)
+    again = [count * item] * 2 if passes > 1 else []
+    parts = [passes * _DIGITS * _OFFSET_BYTES, -(-count // tile) * _DIGITS * _COUNTER_BYTES, *again,
+             passes * _COUNTER_BYTES]
+    return sum(-(-part // _ALIGNED) * _ALIGNED for part in parts) + _ALIGNED - 1
+
+
+@kernel_stages(_aten.embedding_dense_backward)
+def _embedding_backward(signature: Signature) -> tuple[Stage, ...]:
+    """Embedding.cu and EmbeddingBackwardKernel.cu: beyond 3072 indices they are sorted by all their bits, and rows are
+    summed in pieces of ten. The gradient is made contiguous, and indices are sorted, before the output is allocated.
+    """
+    grad, indices, num_weights, _, scale_by_frequency = signature.args[:5]
+    count, item = indices.numel, indices.dtype.itemsize
+    copies = [copy_bytes(indices), copy_bytes(grad)]
+    if count <= 3072 and not scale_by_frequency:
+        return kept_stage(*copies)
+    index = count * item
+    sorting = Stage((index, sort_pairs_bytes(count, 8 * item, item)), before=0)  # a range, CUB's storage
+    segments = min(count, num_weights) * item
+    pieces = count // 10 + min(count, num_weights)
+    # sorted, where from; then frequencies
+    before = (*kept_stage(*copies, index, index), sorting, *kept_stage(*[index] * bool(scale_by_frequency)))
+    # where rows begin, how many there are; the keys that cub::unique_by_key leaves; then the sums of pieces
+    return before + one_stage(index, 8, index) + one_stage(
+        index, 8, segments, segments, 8, pieces * item, pieces * grad[-1] * accumulate_bytes(grad.dtype))
 
 
 @kernel_stages(_aten.index_put, _aten.index_put_, _aten._index_put_impl_, _aten._unsafe_index_put)
