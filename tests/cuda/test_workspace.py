@@ -259,6 +259,17 @@ GRID = of((64, 64), stride=(256, 2))
                        32768, 8, 4000, 4000, 8, 4 * 1819, 1819 * 8 * 4)),
     (aten.embedding_dense_backward.default, (of((4, 512, 8)), of((4, 512), INT), 1000, -1, False),
      [of((1000, 8))], ()),
+    # bags sort any number of indices, unless they take the largest
+    (aten._embedding_bag_dense_backward.default,
+     (of((4, 8)), of((512,), INT), of((512,), INT), of((4,), INT), of((0,), INT), 1000, False, 0, None),
+     [of((1000, 8))], (4096, 4096, 4096, 1, 4096, 8, 4096, 4096, 8, 4096, 4096, 8, 8 * 563, 563 * 8 * 4)),
+    (aten._embedding_bag_backward.default,
+     (of((4, 8)), of((512,), INT), of((4,), INT), of((512,), INT), of((4,), INT), of((0,), INT), 1000, True, 1, False,
+      None), [of((1000, 8))],
+     (4096, 4096, 4096, 1, 4096, 4096, 8, 4096, 4096, 8, 4096, 4096, 8, 8 * 563, 563 * 8 * 4)),
+    (aten._embedding_bag_backward.default,
+     (of((4, 8)), of((512,), INT), of((4,), INT), of((512,), INT), of((4,), INT), of((4, 8), INT), 1000, False, 2,
+      False, None), [of((1000, 8))], ()),
     # 100352 rows of 96: 3136 blocks of 32 rows for each of the two gradients, then their sum
     (aten.native_layer_norm_backward.default,
      (of((100352, 96)), of((100352, 96)), [96], of((100352, 1)), of((100352, 1)), None, None, [True] * 3),

@@ -50,23 +50,44 @@ def sort_pairs_bytes(count: int, bits: int, item: int = _INDEX_BYTES) -> int:
 
 @kernel_stages(_aten.embedding_dense_backward)
 def _embedding_backward(signature: Signature) -> tuple[Stage, ...]:
-    """Embedding.cu and EmbeddingBackwardKernel.cu: beyond 3072 indices they are sorted by all their bits, and rows are
-    summed in pieces of ten. The gradient is made contiguous, and indices are sorted, before the output is allocated.
-    """
+    """Embedding.cu: the gradient is made contiguous; up to 3072 indices are not sorted."""
     grad, indices, num_weights, _, scale_by_frequency = signature.args[:5]
-    count, item = indices.numel, indices.dtype.itemsize
     copies = [copy_bytes(indices), copy_bytes(grad)]
-    if count <= 3072 and not scale_by_frequency:
+    if indices.numel <= 3072 and not scale_by_frequency:
         return kept_stage(*copies)
+    return _sum_rows(grad, indices, num_weights, scale_by_frequency, copies)
+
+
+@kernel_stages(_aten._embedding_bag_backward, _aten._embedding_bag_dense_backward)
+def _embedding_bag_backward(signature: Signature) -> tuple[Stage, ...]:
+    """EmbeddingBag.cu, _embedding_bag_dense_backward_cuda: sums and means (modes 0 and 1) add up sorted rows."""
+    grad, indices, *others = signature.args
+    is_dense = signature.op.overloadpacket is _aten._embedding_bag_dense_backward
+    rows, scale_by_frequency, mode = others[3:6] if is_dense else others[4:7]
+    is_sparse = not is_dense and others[7]
+    copies = [copy_bytes(grad)] if is_dense else [copy_bytes(indices), copy_bytes(grad)]
+    if is_sparse:
+        return ()
+    if mode == 2 or not indices.numel:
+        return kept_stage(*copies)
+    return _sum_rows(grad, indices, rows, scale_by_frequency, copies)
+
+
+def _sum_rows(grad: TensorSpec, indices: TensorSpec, rows: int, scale_by_frequency: bool,
+              copies: list[int]) -> tuple[Stage, ...]:
+    """EmbeddingBackwardKernel.cu, and what comes before: indices are sorted by all their bits before the output is
+    allocated, then gradients of the same row are summed in pieces of ten.
+    """
+    count, item = indices.numel, indices.dtype.itemsize
     index = count * item
     sorting = Stage((index, sort_pairs_bytes(count, 8 * item, item)), before=0)  # a range, CUB's storage
-    segments = min(count, num_weights) * item
-    pieces = count // 10 + min(count, num_weights)
+    segments = min(count, rows)
+    pieces = count // 10 + segments
     # sorted, where from; then frequencies
     before = (*kept_stage(*copies, index, index), sorting, *kept_stage(*[index] * bool(scale_by_frequency)))
     # where rows begin, how many there are; the keys that cub::unique_by_key leaves; then the sums of pieces
     return before + one_stage(index, 8, index) + one_stage(
-        index, 8, segments, segments, 8, pieces * item, pieces * grad[-1] * accumulate_bytes(grad.dtype))
+        index, 8, segments * item, segments * item, 8, pieces * item, pieces * grad[-1] * accumulate_bytes(grad.dtype))
 
 
 @kernel_stages(_aten.index_put, _aten.index_put_, _aten._index_put_impl_, _aten._unsafe_index_put)
