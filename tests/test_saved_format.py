@@ -80,7 +80,8 @@ def with_operators(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_requested(data: dict[str, Any]) -> dict[str, Any]:
-    return {**data, "memory_events": [[*event, None] for event in data["memory_events"]], "grad_mode": None}
+    return {**data, "memory_events": [[*event, None] for event in data["memory_events"]], "grad_mode": None,
+            "allocator_settings": None}
 
 
 def test_a_profile_of_version_10() -> None:
@@ -106,6 +107,14 @@ def test_a_profile_of_version_12() -> None:
     assert profile.mode == "infer" and profile.grad_mode is None
     assert {event.requested_bytes for event in profile.memory_events} == {None}
     assert json.loads(profile.to_json()) == {**with_requested(fields_of("profile_12.json")),
+                                             "version": Profile.format_version}
+
+
+def test_a_profile_of_version_13() -> None:
+    """It did not tell the settings of the allocator, which were those of expandable segments."""
+    profile = Profile.from_json(SAVED / "profile_13.json")
+    assert profile.allocator_settings is None and {event.action for event in profile.memory_events} > {"segment_map"}
+    assert json.loads(profile.to_json()) == {**fields_of("profile_13.json"), "allocator_settings": None,
                                              "version": Profile.format_version}
 
 
@@ -162,7 +171,7 @@ def test_a_device_s_file_says_its_format_and_one_by_hand_need_not(tmp_path: Path
 @pytest.mark.parametrize(("read", "text", "message"), [
     (Profile.from_json, '{"format": "analyzer.profile", "version": 6, "analyzer_version": "0.0.9"}',
      "from_json(text): format version 6, written by analyzer 0.0.9, and this analyzer reads version 7 and 8 and 9 and "
-     "10 and 11 and 12 and 13 of a saved profile: read it with the analyzer that wrote it, or profile the model again"),
+     "10 and 11 and 12 and 13 and 14 of a saved profile: read it with the analyzer that wrote it, or profile the model again"),
     (Profile.from_json, '{"format": "analyzer.profile"}', "format version None, and this analyzer reads version 7"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": 1}',
      "Plan.from_json(text): format version 1, and this analyzer reads version 2 and 3 and 4 and 5 and 6 of a saved "

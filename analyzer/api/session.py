@@ -324,6 +324,7 @@ class Run:
         with torch._C.DisableTorchFunction():
             found = builder.build(is_final=is_final, **{
                 "name": type(uncompiled(self.root)).__name__, **find_parallel_sizes(self.root), "world": world,
+                "allocator_settings": self.recorder.mode.space.describe_settings(self.session.device),
                 **({"model_parallel_size": devices} if (devices := self.session.options.devices) > 1 else {}),
                 **self.session.facts, **facts})
         found.keep_device(self.session.own_spec)

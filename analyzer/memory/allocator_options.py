@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from analyzer.errors import InputError
 
@@ -34,6 +34,9 @@ _WITHOUT_EFFECT = frozenset(
      "pinned_max_round_threshold_mb", "pinned_num_register_threads", "pinned_reserve_segment_size_mb",
      "pinned_use_background_threads", "pinned_use_cuda_host_register", "pinned_use_hip_host_register",
      "release_lock_on_cudamalloc", "release_lock_on_hipmalloc"})
+
+# Those of them that a memory snapshot tells, off by default (memory_snapshot.cpp).
+_FLAGS = ("release_lock_on_cudamalloc", "pinned_use_cuda_host_register", "graph_capture_record_stream_reuse")
 
 # The first version that has a key, where that is later than 2.9: the strings in libc10.so and libc10_cuda.so of the
 # packages of 2.9.1, 2.10.0, 2.11.0, 2.12.0, 2.13.0 and 2.14.0.
@@ -59,6 +62,17 @@ def _parse_bool(text: str) -> bool:
     if text not in ("True", "False"):  # ConfigTokenizer::toBool knows no other spelling
         raise ValueError("must be True or False")
     return text == "True"
+
+
+def _split(settings: str) -> list[str]:
+    """ConfigTokenizer drops white space; commas inside brackets belong to the value."""
+    items = re.split(r",(?![^\[]*\])", re.sub(r"\s", "", settings).removesuffix(","))
+    return items if items != [""] else []
+
+
+def _write(value: Any) -> str:
+    """A setting as `_PARSERS` read it."""
+    return f"[{','.join([f'{key}:{one}' for key, one in value.items()])}]" if isinstance(value, Mapping) else str(value)
 
 
 def _parse_divisions(text: str) -> int | dict[int | str, int]:
@@ -110,6 +124,7 @@ class AllocatorOptions:
     large_segment_size_mb: int = 20
     per_process_memory_fraction: float = 1.0
     throw_on_cudamalloc_oom: bool = False
+    _given: ClassVar[str | None] = None  # of an instance: the text that it was made of
 
     def __post_init__(self) -> None:
         if self.large_segment_size_mb * MIB <= MIN_LARGE_BYTES:  # parseLargeSegmentSize
@@ -140,9 +155,7 @@ class AllocatorOptions:
         ``cudaMallocAsync`` backend, which is the driver's.
         """
         values: dict[str, Any] = {}
-        # ConfigTokenizer drops white space; commas inside brackets belong to the value.
-        items = re.split(r",(?![^\[]*\])", re.sub(r"\s", "", settings).removesuffix(","))
-        for item in items if items != [""] else []:
+        for item in _split(settings):
             key, colon, value = item.partition(":")
             if not (key and colon and value):
                 raise InputError(f"allocator settings {settings!r}: {item!r} is not of the form key:value")
@@ -163,9 +176,11 @@ class AllocatorOptions:
                 raise InputError(
                     f"allocator settings {settings!r}: unknown key {key!r}; use one of {', '.join(sorted(_PARSERS))}")
         try:
-            return cls(**values)
+            made = cls(**values)
         except InputError as error:
             raise InputError(f"allocator settings {settings!r}: {error}") from None
+        object.__setattr__(made, "_given", settings)
+        return made
 
     @classmethod
     def from_environment(cls, torch_version: tuple[int, int]) -> tuple[AllocatorOptions, str | None]:
@@ -223,9 +238,25 @@ class AllocatorOptions:
             table[last] = divisions
         return tuple(table)
 
+    @cached_property
+    def text(self) -> str:
+        """The settings as ``PYTORCH_CUDA_ALLOC_CONF`` says them: as they were given, else those that are no defaults.
+
+        >>> AllocatorOptions(expandable_segments=True, roundup_power2_divisions={256: 1, ">": 8}).text
+        'expandable_segments:True,roundup_power2_divisions:[256:1,>:8]'
+        """
+        if self._given is not None:
+            return self._given
+        values = [(key, getattr(self, key)) for key in _PARSERS if getattr(self, key) != getattr(AllocatorOptions, key)]
+        return ",".join([f"{key}:{_write(value)}" for key, value in values])
+
     def snapshot(self) -> dict[str, Any]:
         """What of the settings a memory snapshot tells. Source: ``torch/csrc/cuda/memory_snapshot.cpp``."""
-        return {"max_split_size": -1 if self.max_split_bytes is None else self.max_split_bytes,
+        given = dict(item.split(":", 1) for item in _split(self.text))
+        return {"PYTORCH_CUDA_ALLOC_CONF": self.text,
+                "pinned_num_register_threads": int(given.get("pinned_num_register_threads", 1)),
+                **{key: given.get(key) == "True" for key in _FLAGS},
+                "max_split_size": -1 if self.max_split_bytes is None else self.max_split_bytes,
                 "garbage_collection_threshold": self.garbage_collection_threshold,
                 "expandable_segments": self.expandable_segments,
                 "roundup_power2_divisions": {

@@ -156,6 +156,10 @@ class AddressSpace:
     def memory(self, device: torch.device) -> CachingAllocator | HostMemory:
         return self.host if device.type in ("cpu", "meta") else self.allocator(device.index or 0)
 
+    def describe_settings(self, device: torch.device) -> str | None:
+        """The settings of the allocator of ``device`` as text; None where it has none."""
+        return None if device.type in ("cpu", "meta") or self.options is None else self.options.text
+
     def allocator(self, index: int = 0) -> CachingAllocator:
         if index not in self.allocators:
             if self.options is None:

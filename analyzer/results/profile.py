@@ -46,7 +46,7 @@ class Profile(DeviceRecord):
     'demo: one infer step'
     """
 
-    format_version: ClassVar[int] = 13  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 14  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"
@@ -105,6 +105,9 @@ class Profile(DeviceRecord):
     phases: dict[str, PhaseInfo] = field(default_factory=dict)
     timeline: tuple[TimelinePoint, ...] = ()
     memory_events: tuple[MemoryEvent, ...] = ()
+    #: of PyTorch's allocator, as PYTORCH_CUDA_ALLOC_CONF would say them: "" are the defaults, None of what was measured
+    #: or ran on the host
+    allocator_settings: str | None = None
     out_of_memory: OutOfMemoryInfo | None = None
     #: where the process has several devices, each of them; the peaks and phases above are those of ``fullest_device``,
     #: the one that decides whether the step fits

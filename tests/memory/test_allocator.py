@@ -426,6 +426,8 @@ def test_bad_arguments(arguments: dict[str, int], message: str) -> None:
 def test_options_from_string(text: str, options: AllocatorOptions) -> None:
     assert AllocatorOptions.from_string(text) == options
     assert hash(AllocatorOptions.from_string(text)) == hash(options)
+    assert AllocatorOptions.from_string(text).text == text
+    assert AllocatorOptions.from_string(options.text) == options
 
 
 REFUSED = [("max_split_size_mb:19", "max_split_size_mb=19: must be None or at least large_segment_size_mb, 20"),

@@ -172,6 +172,9 @@ SNAPSHOT_KEYS = {
                "segment_pool_id is_expandable frames blocks",
     "block": "address size requested_size state frames",
     "event": "action addr size stream time_us compile_context user_metadata frames",
+    "settings": "PYTORCH_CUDA_ALLOC_CONF max_split_size garbage_collection_threshold expandable_segments "
+                "pinned_num_register_threads release_lock_on_cudamalloc pinned_use_cuda_host_register "
+                "graph_capture_record_stream_reuse roundup_power2_divisions",
     "annotation": "stage name device time_us"}
 
 
@@ -179,7 +182,7 @@ def test_fields_are_those_of_torch(trained):
     snapshot = trained.to_memory_snapshot()
     trace, = snapshot["device_traces"]
     found = {"snapshot": snapshot, "segment": snapshot["segments"][0], "block": snapshot["segments"][0]["blocks"][0],
-             "event": trace[0], "annotation": snapshot["external_annotations"][0]}
+             "event": trace[0], "settings": snapshot["allocator_settings"], "annotation": snapshot["external_annotations"][0]}
     assert {kind: set(keys.split()) - found[kind].keys() for kind, keys in SNAPSHOT_KEYS.items()} == dict.fromkeys(
         SNAPSHOT_KEYS, set())
     times = [event["time_us"] for event in trace if event["action"] != "snapshot"]
@@ -188,6 +191,23 @@ def test_fields_are_those_of_torch(trained):
     assert phases == [(stage, name) for name in ("forward", "backward", "optimizer", "zero_grad") for stage in (
         "START", "END")][:len(phases)]
     assert not any(frame["filename"] == "unknown" for event in trace for frame in event["frames"])
+
+
+@pytest.mark.parametrize(("settings", "expected"), [
+    ("", {"max_split_size": -1, "pinned_num_register_threads": 1, "release_lock_on_cudamalloc": False}),
+    ("expandable_segments:True, max_split_size_mb:64,pinned_num_register_threads:8,pinned_use_cuda_host_register:True",
+     {"expandable_segments": True, "max_split_size": 64 * MIB, "pinned_num_register_threads": 8,
+      "pinned_use_cuda_host_register": True, "graph_capture_record_stream_reuse": False}),
+    ("roundup_power2_divisions:[2:4,>:8]", {"roundup_power2_divisions": {
+        "1": 4, "2": 4, **{str(1 << i): 8 for i in range(2, 16)}}})])
+def test_settings_are_those_of_the_profile(mlp, settings, expected):
+    options = ProfileOptions(allocator=AllocatorOptions.from_string(settings), keep_events=True)
+    p = profile(nn.Linear(2, 2), (torch.empty(1, 2),), options=options, device="h100")
+    for of_it in (p, Profile.from_json(p.to_json())):
+        found = of_it.to_memory_snapshot()["allocator_settings"]
+        assert found["PYTORCH_CUDA_ALLOC_CONF"] == settings == of_it.allocator_settings
+        assert {key: found[key] for key in expected} == expected
+    assert mlp.allocator_settings is None and mlp.to_memory_snapshot()["allocator_settings"] == {}
 
 
 def test_trace_of_the_mlp(mlp):

@@ -141,10 +141,16 @@ def _add_grad_mode(fields: Fields) -> Fields:
     return {**fields, "grad_mode": None, "memory_events": [[*event, None] for event in fields["memory_events"]]}
 
 
+def _add_allocator_settings(fields: Fields) -> Fields:
+    """To version 14; of an older profile they are unknown, but for what its assumptions say."""
+    return {**fields, "allocator_settings": None}
+
+
 FORMAT = SavedFormat("analyzer.profile", Profile.format_version, "profile", "profile the model again",
                      {7: lambda fields: {**fields, "made_by": None},
                       8: lambda fields: {**fields, "peak_allocated_bytes_range": None}, 9: _leave_fused,
-                      10: _add_devices, 11: _add_operators, 12: _add_grad_mode})
+                      10: _add_devices, 11: _add_operators, 12: _add_grad_mode,
+                      13: _add_allocator_settings})
 DERIVED = "derived"  # figures that follow from the others; they are written, and not read back
 _ROUNDING = 1e-9  # what a difference of seconds may be below zero
 MOST = 10**60  #: no quantity is as large: so much is a mistake, and soon no number of floating point

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
+from analyzer.memory.allocator_options import AllocatorOptions
 from analyzer.output import write_output
 from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.results.info import MemoryEvent, TimelinePoint
@@ -161,10 +162,11 @@ def to_memory_snapshot(profile: Profile, path: str | Path | None = None) -> dict
     by_device: dict[int, list[tuple[int, MemoryEvent]]] = {i: [] for i in range(max(1, len(profile.devices)))}
     for place in enumerate(profile.memory_events):
         by_device.setdefault(place[1].device, []).append(place)
-    times = _find_times(profile)
+    times, settings = _find_times(profile), profile.allocator_settings
     found = [_describe_device(device, events, frames, times) for device, events in by_device.items()]
     snapshot = {"segments": [segment for segments, _ in found for segment in segments],
-                "device_traces": [traces for _, traces in found], "allocator_settings": {},
+                "device_traces": [traces for _, traces in found],
+                "allocator_settings": {} if settings is None else AllocatorOptions.from_string(settings).snapshot(),
                 "external_annotations": [one for device in by_device for one in _list_annotations(profile, device)]}
     if path is not None:
         write_output(path, pickle.dumps(snapshot, protocol=_PICKLE_PROTOCOL))
