@@ -182,7 +182,8 @@ def test_fields_are_those_of_torch(trained):
     snapshot = trained.to_memory_snapshot()
     trace, = snapshot["device_traces"]
     found = {"snapshot": snapshot, "segment": snapshot["segments"][0], "block": snapshot["segments"][0]["blocks"][0],
-             "event": trace[0], "settings": snapshot["allocator_settings"], "annotation": snapshot["external_annotations"][0]}
+             "event": trace[0], "settings": snapshot["allocator_settings"],
+             "annotation": snapshot["external_annotations"][0]}
     assert {kind: set(keys.split()) - found[kind].keys() for kind, keys in SNAPSHOT_KEYS.items()} == dict.fromkeys(
         SNAPSHOT_KEYS, set())
     times = [event["time_us"] for event in trace if event["action"] != "snapshot"]
