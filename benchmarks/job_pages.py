@@ -4,7 +4,7 @@
 
 A block marked `console` holds commands after `$ ` and their output; one that exits with another code than 0 is followed
 by a line `(exit code N)`. They run in an empty folder in which `examples/` is the project's, one after the other.
-Predictions are the same on any machine; `tests/test_job_pages.py` runs the commands of each page and compares.
+Predictions are the same on any machine; `tests/docs/test_job_pages.py` runs the commands of each page and compares.
 """
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ TORCHES = ("2.9.1", "2.10.0", "2.11.0", "2.12.1", PINNED, "2.14.1")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 THIS_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 #: What stands on torch's behaviour: tensors without data, the log of a step, graphs, replay, FLOPs, memory, ranks.
-CORE = ("tests/test_private_torch.py", "tests/meta", "tests/record", "tests/cuda", "tests/memory", "tests/fx",
-        "tests/replay", "tests/profilers", "tests/distributed", "tests/test_profile.py",
-        "tests/test_profile_deferred.py", "tests/test_symbolic_profile.py", "tests/test_world_profile.py")
+CORE = ("tests/base/test_private_torch.py", "tests/meta", "tests/record", "tests/cuda", "tests/memory", "tests/fx",
+        "tests/replay", "tests/profilers", "tests/distributed", "tests/api/test_profile.py",
+        "tests/api/test_profile_deferred.py", "tests/api/test_symbolic_profile.py", "tests/api/test_world_profile.py")
 #: What they import besides the package: models, and what runs them.
 PACKAGES = (".[report,solver,zoo]", "einops", "hypothesis", "pytest", "pytest-xdist")
 

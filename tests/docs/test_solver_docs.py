@@ -14,7 +14,7 @@ import analyzer.fx
 import analyzer.meta
 from analyzer.results.node_info import NodeInfo, SavedTensorInfo
 
-TEXT = (Path(__file__).parents[1] / "docs" / "solvers.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "solvers.md").read_text()
 #: The middle cells of the tables with three columns: our names.
 OURS = [name for cells in re.findall(r"^\| [^|]+ \| ([^|]+) \| [^|]*\|$", TEXT, re.MULTILINE)
         for name in re.findall(r"`([A-Za-z_.]+)`", cells)]
@@ -50,7 +50,7 @@ def test_every_row_says_what_is_there_here_and_whether_it_is_the_same() -> None:
 
 
 def test_every_field_of_the_saved_tensors_is_described() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "node_info.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "node_info.md").read_text()
     assert {field.name for field in dataclasses.fields(SavedTensorInfo)} <= set(re.findall(r"`(\w+)`", page))
 
 

@@ -18,7 +18,7 @@ from nbclient.exceptions import CellExecutionError
 
 from analyzer import Profile
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TOUR = ROOT / "examples" / "tour.ipynb"
 
 

@@ -7,8 +7,7 @@ from torch import nn
 from analyzer import Profile, profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.tools.generation import profile_generate
-
-from .small_model import Net
+from tests.small_model import Net
 
 X = torch.empty(4, 8)
 pytestmark = pytest.mark.usefixtures("group")

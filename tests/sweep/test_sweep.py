@@ -6,6 +6,7 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,9 +67,9 @@ def interrupts_are_heard():
 
 @pytest.fixture
 def importable(monkeypatch):
-    folder = os.path.dirname(__file__)
-    monkeypatch.syspath_prepend(folder)  # spawned processes get sys.path
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([folder, os.path.dirname(folder)]))  # and Dask's workers this
+    folder, root = Path(__file__).parent, Path(__file__).parents[2]
+    monkeypatch.syspath_prepend(str(folder))  # spawned processes get sys.path
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(root)]))  # and Dask's workers this
     yield
     sys.modules.pop("test_sweep", None)
 

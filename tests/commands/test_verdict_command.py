@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # two Linears of 2**30 parameters in float32: 8 GiB of weights, and as many of gradients
 LARGE = """
 from torch import nn

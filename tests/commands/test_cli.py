@@ -22,7 +22,7 @@ from analyzer.recipe.recipe import Recipe
 from analyzer.report.progress_bar import ProgressBar
 from analyzer.tools.sweep.configuration import Configuration
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("given", "name"), [("AdamW", "adamw"), ("SGD", "sgd"), ("AdamW-8bit", "adamw8bit")])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import networkx
 
-ROOT = Path(__file__).parents[1] / "analyzer"
+ROOT = Path(__file__).parents[2] / "analyzer"
 # The order of the rooms; a file may import from its own and earlier ones. What stands side by side does not know of the
 # other.
 ORDER = [{"units", "errors", "registry", "output", "on_use", "saved_format", "hardware", "memory"}, {"meta"}, {"cuda"},

@@ -7,7 +7,7 @@ import pytest
 
 from analyzer.report.export.table_file import ENDINGS, list_kinds
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # `fx/graph/statement.py`, `analyzer/cuda/kernels/`, `benchmarks/page.py`: a path of the project in code marks.
 PATH = re.compile(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)(?:::?\w+|, \w+)?`")
@@ -25,7 +25,7 @@ def test_files_and_links_exist(page: Path) -> None:
 
 # docs/exports.md: its table has every kind of file with its ending.
 
-PAGE = Path(__file__).parents[1] / "docs" / "exports.md"
+PAGE = Path(__file__).parents[2] / "docs" / "exports.md"
 
 
 def test_the_table_has_every_kind() -> None:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.coverage import matrix
 from benchmarks.coverage.matrix import Outcome
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REPORT = """<testsuites><testsuite tests="4">
 <testcase classname="tests.a" name="one"/><testcase classname="tests.a" name="two"><skipped message="no"/></testcase>
 <testcase classname="tests.b" name="three"><failure message="x">y</failure></testcase>

@@ -9,7 +9,7 @@ pytest.importorskip("matplotlib")
 from analyzer import profile  # noqa: E402
 from benchmarks.figures import FIGURES, draw, memory_by_category  # noqa: E402
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_categories_add_up_to_what_is_allocated() -> None:

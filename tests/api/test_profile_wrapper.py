@@ -6,8 +6,7 @@ from torch import nn
 
 from analyzer import Profile, compare, profile
 from analyzer.results.world import find_parallel_sizes
-
-from .small_model import Net
+from tests.small_model import Net
 
 X = torch.empty(4, 8, device="meta")
 

@@ -22,7 +22,7 @@ from analyzer.tools.generation import GenerationProfile, generation_profile
 from analyzer.tools.serving import served_profile
 from analyzer.tools.solver import Plan, block_plan, plan
 
-SAVED = Path(__file__).parent / "saved"
+SAVED = Path(__file__).parent
 FORMATS = [json_format.FORMAT, plan._FORMAT, block_plan._FORMAT, generation_profile.FORMAT, served_profile.FORMAT,
            diffusion_profile.FORMAT, rank_table.FORMAT, device_spec.FORMAT]
 
@@ -40,7 +40,7 @@ def test_each_format_reads_the_last_one(saved: SavedFormat) -> None:
 
 
 def test_the_page_of_releases_names_each_format() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "releases.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "releases.md").read_text()
     rows = re.findall(r"^\|.*\| `(analyzer\.\w+)` \| (\d+) \| ([\d and]+) \|$", page, re.MULTILINE)
     assert rows == [(saved.name, str(saved.version), " and ".join(map(str, sorted({*saved.upgrades, saved.version}))))
                     for saved in FORMATS]

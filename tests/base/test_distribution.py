@@ -11,7 +11,7 @@ import pytest
 
 import analyzer
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BUILD = "from setuptools import build_meta; print('built', build_meta.build_sdist('dist'))"
 
 

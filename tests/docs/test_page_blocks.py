@@ -5,7 +5,7 @@ its results are compared; of `console` the output is compared, `...` standing fo
 well (exit codes 3 and 4 are answers too: it does not fit, a limit does not hold). What a reader has and a page does not
 show stands in a comment before: `<!-- first: code -->`, to which `shown` is the text of the last block that is no code.
 A block that is not run has a comment `<!-- not run: reason -->`
-on the line before. The pages of docs/jobs/ are run by tests/test_job_pages.py.
+on the line before. The pages of docs/jobs/ are run by tests/docs/test_job_pages.py.
 """
 import contextlib
 import difflib
@@ -22,7 +22,7 @@ import pytest
 
 from benchmarks.job_pages import PROMPT, commands_of, folder, run_command
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md",
          *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "jobs")]
 PART = re.compile(r"^<!-- (?P<kind>first|not run):(?P<told>.*?)-->\n|^```(?P<label>\w*)\n(?P<text>.*?)^```$",

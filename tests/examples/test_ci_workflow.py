@@ -14,7 +14,7 @@ from analyzer.cli import main, make_parser
 from analyzer.report.check import parse_limit
 from benchmarks.coverage.matrix import PYTHONS, TORCHES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WORKFLOW = yaml.safe_load((ROOT / "examples" / "ci" / "cost.yml").read_text())
 JOB = WORKFLOW["jobs"]["cost"]
 ENV: dict[str, str] = WORKFLOW["env"]
