@@ -4,12 +4,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from .errors import DuplicateRegistrationError, InputError
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V", bound=Callable[..., Any])
+_Registry = TypeVar("_Registry", bound="Registry[Any, Any]")
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
@@ -80,9 +82,29 @@ class Registry(Generic[K, V]):
         """``check_key(key, caller)`` gives the key that is used, or raises InputError for one that cannot be meant."""
         self.name = name
         self._check_key, self._call = check_key, call
-        self.version = 0  #: grows with every change, so that what was derived from the table can tell that it is stale
+        self._changes = [0]  # of this kind of entry and those beside it
         self._table: dict[K, V] = {}
         self._scoped: list[set[K]] = []  # per open scope: keys registered inside it
+
+    def beside(self: _Registry, name: str, check_key: Callable[[Any, str], Any] | None = None,
+               call: Call | None = None) -> _Registry:
+        """Another kind of entry of the same registry, with a decorator, keys and scopes of its own.
+
+        >>> register_demo = Registry("register_demo")
+        >>> register_other = register_demo.beside("register_other")
+        >>> _ = register_other("twice", lambda x: 2 * x)
+        >>> "twice" in register_demo, register_demo.version
+        (False, 1)
+        """
+        other = copy(self)
+        other.name, other._table, other._scoped = name, {}, []
+        other._check_key, other._call = check_key or self._check_key, call or self._call
+        return other
+
+    @property
+    def version(self) -> int:
+        """Grows with every change, so that what was derived from the registry can tell that it is stale."""
+        return self._changes[0]
 
     def fill(self) -> None:
         """Register what comes with the package: called before each use, for a table that is filled at the first one."""
@@ -110,7 +132,7 @@ class Registry(Generic[K, V]):
         if self._scoped:
             self._scoped[-1].add(key)
         self._table[key] = impl
-        self.version += 1
+        self._changes[0] += 1
         return impl
 
     def find(self, key: K) -> V | None:
@@ -138,7 +160,7 @@ class Registry(Generic[K, V]):
             self._scoped.pop()
             self._table.clear()
             self._table.update(before)
-            self.version += 1
+            self._changes[0] += 1
 
 
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])

@@ -17,15 +17,15 @@ from analyzer.meta.operator_info import device_shapes, host_shapes
 from analyzer.meta.simulated_device import GatedKernels, any_on, closed, is_simulating, reopened
 from analyzer.meta.state import CPU, active, active_state
 from analyzer.meta.tensor import META, device_of, is_around_tensors
-from analyzer.registry import Registry
+from analyzer.registry import adding_to
 
 Impl = Callable[..., Any]
 
-device_kernels: Registry[Any, Impl] = Registry("device_kernels")
+device_kernels: dict[Any, Impl] = {}
 """What CUDA does ahead of autograd. A function of the operator's arguments, written in terms of other operators, which
 may return NotImplemented to leave the call as it is. It is asked where a tensor argument is on a simulated GPU."""
 
-host_kernels: Registry[Any, Impl] = Registry("host_kernels")
+host_kernels: dict[Any, Impl] = {}
 """The same for the CPU, asked where no tensor argument is on a simulated GPU."""
 
 kernel_replacements: list[Callable[[], Iterator[Undo]]] = []
@@ -42,15 +42,13 @@ def overloads(name: str) -> list[torch._ops.OpOverload]:
     return [getattr(found, overload)] if found is not None and overload in found.overloads() else []
 
 
-def registering(table: Registry[Any, Impl], host: Registry[Any, Impl] | None = None) -> Callable[..., Callable[
-        [Impl], Impl]]:
+def registering(table: dict[Any, Impl], host: dict[Any, Impl] | None = None) -> Callable[..., Callable[[Impl], Impl]]:
     """A decorator: registers a function for overloads of aten, ``on_any_device`` in the host's table too."""
     def of(*names: str, on_any_device: bool = False) -> Callable[[Impl], Impl]:
         def register(impl: Impl) -> Impl:
             for op in itertools.chain.from_iterable(map(overloads, names)):
-                table(op, impl)
-                if on_any_device and host is not None:
-                    host(op, impl)
+                for rules in (table, host) if on_any_device and host is not None else (table,):
+                    adding_to(rules)(op)(impl)
             return impl
         return register
     return of
@@ -103,7 +101,7 @@ def new_on_device_of(like: torch.Tensor | None, factory: Any, *args: Any, **kwar
 
 
 def _make_kernel(op: torch._ops.OpOverload) -> Callable[..., Any]:
-    on_device, on_host = device_kernels.find(op), host_kernels.find(op)
+    on_device, on_host = device_kernels.get(op), host_kernels.get(op)
     def kernel_at_key(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         state = is_simulating()
         # under vmap and functional gradients, it is what comes out of them that runs on the device

@@ -85,7 +85,7 @@ if not _has_kernel("c10d::allreduce_", "Meta"):
         if not _has_kernel(_name, "Meta") and not _has_kernel(_name, "CompositeImplicitAutograd"):
             _op = getattr(torch.ops.c10d, _name.partition("::")[2]).default
             for _table in (device_shapes, host_shapes):
-                _table(_op, partial(_answer, _op))
+                _table[_op] = partial(_answer, _op)
 
 
 _KINDS = ("TCPStore", "FileStore", "HashStore")

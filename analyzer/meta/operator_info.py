@@ -39,13 +39,13 @@ of the user's, which is one operator in traced graphs. The tensors that the func
 with ``x.new_empty(...)``. An operator with a registered shape and no autograd formula is one autograd node that saves
 its tensor inputs and gives gradients to its floating inputs. Raises InputError for another key."""
 
-device_shapes: Registry[Any, Impl] = Registry("device_shapes")
+device_shapes: dict[Any, Impl] = {}
 """What an operator's CUDA kernel returns, where torch's meta kernel differs or lacks: a function of meta tensors."""
 
-host_shapes: Registry[Any, Impl] = Registry("host_shapes")
+host_shapes: dict[Any, Impl] = {}
 """The same for what the CPU kernel returns."""
 
-sparse_shapes: Registry[Any, Impl] = Registry("sparse_shapes")
+sparse_shapes: dict[Any, Impl] = {}
 """What an operator returns where an argument is sparse, for operators whose meta kernels take dense ones alone."""
 
 
@@ -128,7 +128,7 @@ class OperatorInfo:
         self.reads_offset = self.name.startswith("as_strided")
         self.host_outputs = _HOST_OUTPUTS.get(self.name, ())
         self.composite = bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
-        self.composition = compositions.find(schema.name)  #: what the device runs instead of one kernel
+        self.composition = compositions.get(schema.name)  #: what the device runs instead of one kernel
         #: what ``torch.library.custom_op`` made of a function that is no communication
         self.written: Any = None if self.communicates or "group_name" in self.arguments else OPDEFS.get(schema.name)
         # Contents are worked out on the host, where the kernels of cuDNN and other libraries of a device are not.

@@ -12,7 +12,6 @@ import torch
 from torch.library import CustomOpDef  # type: ignore[attr-defined]  # public, and not in its __all__
 
 from analyzer.errors import InputError
-from analyzer.registry import Registry
 
 from .address_space import MetaStorage, find_storage
 from .intercept.mode_stack import without_modes
@@ -252,6 +251,6 @@ def _check_name(name: str, caller: str) -> Any:
     return found or name
 
 
-compositions: Registry[str, Callable[..., Any]] = Registry("compositions")
+compositions: dict[str, Callable[..., Any]] = {}
 """What an operator of another library is made of, by its name with the namespace: a function of its arguments, in terms
 of others. It may return NotImplemented to leave the call as it is, one kernel."""

@@ -128,7 +128,7 @@ def shape_linear_with_packed_weight(x: Tensor, packed: Any, *_: Any, **__: Any) 
 
 for _name in ("linear_dynamic", "linear_relu_dynamic", "linear_dynamic_fp16", "linear_relu_dynamic_fp16"):
     if hasattr(torch.ops.quantized, _name):
-        device_shapes(getattr(torch.ops.quantized, _name).default, shape_linear_with_packed_weight)
+        device_shapes[getattr(torch.ops.quantized, _name).default] = shape_linear_with_packed_weight
 
 
 # What operators of bitsandbytes run on CUDA: those that its backend composes of others, and memory that it takes
@@ -144,7 +144,7 @@ def _composition(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
     def register(impl: Callable[..., Any]) -> Callable[..., Any]:
         def compose(first: Tensor, *args: Any, **kwargs: Any) -> Any:
             return impl(first, *args, **kwargs) if device_of(first).type == "cuda" else NotImplemented
-        compositions(f"bitsandbytes::{name}", compose)
+        compositions[f"bitsandbytes::{name}"] = compose
         return impl
     return register
 
@@ -372,4 +372,4 @@ _sparse_shape("_to_dense")(lambda self, dtype=None, *_, **__: parts_of(self)[-1]
 for _name in ("detach alias _indices _values indices values crow_indices col_indices ccol_indices row_indices _nnz "
               "is_coalesced sparse_dim dense_dim _coalesced_ sum").split():
     for _op in kernel_registry.overloads(_name):
-        sparse_shapes(_op, _op)
+        sparse_shapes[_op] = _op

@@ -47,7 +47,10 @@ class LeafRegistry(Registry[Any, Callable[..., Any]]):
         return key
 
 
-register_leaf_function = LeafRegistry("register_leaf_function", check_function)
+leaves = LeafRegistry("leaves")
+"""What tracing leaves whole or traces into, of each kind below an entry."""
+
+register_leaf_function = leaves.beside("register_leaf_function", check_function)
 """Make calls of a Python function one ``call_function`` node: ``register_leaf_function(f)``, or as a decorator. With
 ``register_leaf_function(f, impl)``, ``impl`` is what runs while tracing, for functions that cannot run without data."""
 
@@ -74,7 +77,7 @@ def check_module_class(key: Any, caller: str) -> Any:
     raise InputError(f"{caller}: must be a class that derives from torch.nn.Module")
 
 
-register_leaf_module = LeafRegistry("register_leaf_module", check_module_class)
+register_leaf_module = leaves.beside("register_leaf_module", check_module_class)
 """Make every module of a class one ``call_module`` node, as those of torch.nn are, except containers.
 
 >>> @register_leaf_module
@@ -84,10 +87,10 @@ register_leaf_module = LeafRegistry("register_leaf_module", check_module_class)
 True
 """
 
-register_non_leaf_module = LeafRegistry("register_non_leaf_module", check_module_class)
+register_non_leaf_module = leaves.beside("register_non_leaf_module", check_module_class)
 """Trace into the modules of a class that would be leaves."""
 
-register_leaf_module_impl: Registry[Any, Impl] = Registry(
+register_leaf_module_impl = register_tracer_impl.beside(
     "register_leaf_module_impl", check_module_class, Call("impl(module, *args, **kwargs)", 1))
 """Give a leaf module what to run while tracing, in place of its forward: ``impl(module, *args, **kwargs)`` returns
 tensors of the right shapes. For modules that cannot run without data; the traced graph calls the module itself.
@@ -102,8 +105,7 @@ _leaf_classes: weakref.WeakKeyDictionary[type, tuple[int, bool]] = weakref.WeakK
 
 def is_leaf(module: nn.Module) -> bool:
     """Whether ``module`` becomes one node: its most derived registered class decides, else whether it is torch.nn's."""
-    # none ever shrinks
-    registered = register_non_leaf_module.version + register_leaf_module.version + register_leaf_module_impl.version
+    registered = leaves.version + register_leaf_module_impl.version  # neither ever shrinks
     found = _leaf_classes.get(type(module))
     if found is None or found[0] != registered:
         found = _leaf_classes[type(module)] = registered, _is_leaf_class(type(module))

@@ -150,13 +150,13 @@ def _call(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any
     if kwargs.get("pin_memory"):
         kwargs = {**kwargs, "pin_memory": False}
     shape_impl = (register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
-                  or (device_shapes if device.type == "cuda" else host_shapes).find(func))
+                  or (device_shapes if device.type == "cuda" else host_shapes).get(func))
     if info.communicates and collective.impl is not None:
         shape_impl = collective.impl.shape(info) or shape_impl
     _check_dtypes(func, args)
     registration = f"`@register_shape_impl(torch.ops.{func.namespace}.{func.__name__})`"
     if is_sparse:  # meta kernels of sparse tensors lose their elements
-        shape_impl = register_shape_impl.find(func) or sparse_shapes.find(func)
+        shape_impl = register_shape_impl.find(func) or sparse_shapes.get(func)
         if shape_impl is None:
             raise UnsupportedOperatorError(
                 f"{func} of sparse tensors: how many elements its result stores is not followed. {state.where()}\n"
@@ -174,7 +174,7 @@ def _call(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any
             # torch/_library/custom_ops.py
             if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):
                 raise
-            shape_impl = (device_shapes.find(func) or torch._decomp.decomposition_table.get(func)
+            shape_impl = (device_shapes.get(func) or torch._decomp.decomposition_table.get(func)
                           or _written_out(func, kwargs))
             if shape_impl is None:
                 reason = str(error).splitlines()[0].partition(". ")[0]
