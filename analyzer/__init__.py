@@ -7,7 +7,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from analyzer.api.fits import fits
-    from analyzer.api.profile import Profile, ProfileOptions, profile
+    from analyzer.api.profile import ProfileOptions, profile
+    from analyzer.api.result import Profile
     from analyzer.api.symbolic_profile import reprofile, run_passes, symbolic_profile
     from analyzer.fx.trace.tracer import symbolic_trace
     from analyzer.fx.trace.tracer_impl import (
@@ -42,7 +43,7 @@ __all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", 
            "symbolic_profile", "symbolic_trace"]
 
 _PLACES = {
-    "analyzer.api.fits": "fits", "analyzer.api.profile": "Profile ProfileOptions profile",
+    "analyzer.api.fits": "fits", "analyzer.api.profile": "ProfileOptions profile", "analyzer.api.result": "Profile",
     "analyzer.api.symbolic_profile": "reprofile run_passes symbolic_profile",
     "analyzer.fx.trace.tracer": "symbolic_trace",
     "analyzer.fx.trace.tracer_impl":

@@ -8,6 +8,7 @@ import webbrowser
 from pathlib import Path
 
 from analyzer.api.prediction import check_world_options, predict
+from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.hardware.price import read_prices
 from analyzer.output import check_output, print_error, write_output
@@ -23,7 +24,6 @@ from analyzer.report.summary import DEFAULT_COLUMNS, model_table
 from analyzer.report.text_width import escape_controls
 from analyzer.report.verdict import format_cheapest, judge
 from analyzer.results.comparison import ProfileChange
-from analyzer.results.profile import Profile
 from analyzer.results.verdict import Headroom
 from analyzer.results.view import register_report
 from analyzer.tools.advice.search import find_advice

@@ -17,9 +17,9 @@ import matplotlib
 import torch
 
 from analyzer import profile, symbolic_trace
+from analyzer.api.result import Profile
 from analyzer.cli import main as run_command
 from analyzer.report.page.picture import stack_categories
-from analyzer.results.profile import Profile
 from analyzer.tools.solver import Planner
 from analyzer.zoo import MODELS
 from benchmarks.page import ROOT

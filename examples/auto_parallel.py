@@ -25,11 +25,11 @@ from scipy.sparse import csr_matrix
 from torch import Tensor, fx, nn
 
 from analyzer import symbolic_profile, symbolic_trace
+from analyzer.api.result import Profile
 from analyzer.parallel import MeshSpec
 from analyzer.parallel.mesh_spec import PARTIAL as P
 from analyzer.parallel.mesh_spec import REPLICATE as R
 from analyzer.parallel.mesh_spec import sharded_dim as dim_of
-from analyzer.results.profile import Profile
 
 STATE_COPIES = 4  # a parameter, its gradient, and two states of Adam
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from analyzer.api.result import Profile
 from analyzer.errors import DataDependentError, InputError, is_count
 from analyzer.fx.graph.interpreter import explain_call
 from analyzer.fx.module_borrow import exported_module, uncompiled
@@ -30,7 +31,6 @@ from analyzer.meta.value.known_value import LARGEST_FLOATING
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
-from analyzer.results.profile import Profile
 
 
 def expect_values(run: Callable[[ProfileOptions], Profile], options: ProfileOptions) -> Profile:

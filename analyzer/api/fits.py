@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
+from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device, register_device
 from analyzer.hardware.price import read_prices
 from analyzer.record.options import ProfileOptions
-from analyzer.results.profile import Profile
-from analyzer.results.verdict import FitRow, FitTable, Headroom, Verdict
-from analyzer.results.view import register_view
+from analyzer.results.verdict import FitRow, FitTable, Headroom
 
 from .device_run import profile_each
 
@@ -39,7 +38,12 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
     >>> [(row.device, row.fits, row.phase) for row in table], table.fitting
     ([('t4', False, 'forward'), ('l4', True, 'forward')], ('l4',))
     """
-    from analyzer.report.verdict import Place, describe_step, find_peak  # with reports: `import analyzer` needs none
+    from analyzer.report.verdict import (  # with reports: `import analyzer` needs none
+        Place,
+        describe_step,
+        find_peak,
+        judge,
+    )
 
     if "device" in profile_options:
         raise InputError(f"fits(device={profile_options['device']!r}): it tries every device; give devices=[...] to "
@@ -53,14 +57,15 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
     if not specs:
         raise InputError("fits(devices=[]): name at least one device, or leave it out for all of the catalogue")
     options = options or ProfileOptions()
-    judge, title = register_view.look_up("verdict", "fits"), ""
+    title = ""
     specs.sort(key=lambda spec: (spec.memory_bytes is None, spec.memory_bytes or 0))
     priced = read_prices(prices, "fits(prices=)")
     rows: list[FitRow | None] = [None] * len(specs)
     places: dict[tuple[int, str | None], Place] = {}
     firsts: list[Profile] = []  # which are held, for places are known by them
     for i, (found, first) in profile_each(specs, model, args, kwargs, options=options, **profile_options):
-        verdict: Verdict = judge(found, specs[i], world_size, is_brief=True)
+        verdict = judge(found, specs[i], world_size, is_brief=True)
+        assert verdict is not None
         title = title or describe_step(found)
         firsts.append(first)
         if (key := (id(first), verdict.place)) not in places:

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from analyzer.api.result import Profile
 from analyzer.distributed.deepspeed import make_engine
 from analyzer.distributed.world import World, world
 from analyzer.distributed.world_state import WorldSpec
@@ -16,7 +17,6 @@ from analyzer.profilers.flops import make_flops_profiler
 from analyzer.recipe.optimizer import find_optimizer
 from analyzer.record.options import ProfileOptions
 from analyzer.record.progress import progress_of
-from analyzer.results.profile import Profile
 from analyzer.results.world import CommandInfo, Option
 from analyzer.zoo import command_option
 from analyzer.zoo.input_spec import Target

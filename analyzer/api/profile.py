@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from analyzer.api.result import Profile
 from analyzer.distributed.world import World, current_entered
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import uncompiled
@@ -31,7 +32,6 @@ from analyzer.replay.match import why_unsupported
 from analyzer.replay.repeated_step import RepeatedStep, chains_of
 from analyzer.replay.short_run import NotRepeated
 from analyzer.results.info import ReplayInfo, ReplayReport
-from analyzer.results.profile import Profile
 from analyzer.results.tree import list_wrappers
 
 from .argument import argument_names, as_arguments, as_keywords, build_model, expect_values, keep_flags, without_data

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from analyzer.api.result import Profile
 from analyzer.distributed import process_group
 from analyzer.distributed.collective import current_collectives
 from analyzer.distributed.deepspeed import is_engine
@@ -39,7 +40,6 @@ from analyzer.replay.lap.tape import Chain, find_chain
 from analyzer.replay.lap.update import UpdateMismatch
 from analyzer.replay.match import Mismatch
 from analyzer.results.info import ReplayInfo, ReplayReport
-from analyzer.results.profile import Profile
 from analyzer.results.tree import ModuleShape
 
 from .argument import argument_names, call_factory, expect_values, keep_flags

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from analyzer.api.result import Profile
 from analyzer.distributed.world_state import WorldSpec, current_world
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import Borrowed, borrow_module, find_replica, refuse_sharded, uncompiled
@@ -43,7 +44,6 @@ from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import partition_of
 from analyzer.results.build import ProfileBuilder, build_unplaced_profile
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.profile import Profile
 from analyzer.results.tree import ModulePaths, ModuleShape
 from analyzer.results.world import describe_world, find_parallel_sizes
 from analyzer.units import format_bytes
@@ -197,7 +197,7 @@ class Session:
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, dtype=self.autocast)
 
     def build_unplaced(self, module: torch.nn.Module, error: DeviceOutOfMemoryError) -> Profile:
-        found = build_unplaced_profile(module, error, name=type(uncompiled(module)).__name__, **self.facts,
+        found = build_unplaced_profile(Profile, module, error, name=type(uncompiled(module)).__name__, **self.facts,
                                       assumptions=self.remarks)
         found.keep_device(self.own_spec)
         return found
@@ -322,7 +322,7 @@ class Run:
             world, groups = describe_world(self.recorder.log, self.root.parameters())
         builder = ProfileBuilder(self.recorder.log, shape, annotations, ModulePaths(wrappers), blanks, groups)
         with torch._C.DisableTorchFunction():
-            found = builder.build(is_final=is_final, **{
+            found = builder.build(Profile, is_final=is_final, **{
                 "name": type(uncompiled(self.root)).__name__, **find_parallel_sizes(self.root), "world": world,
                 "allocator_settings": self.recorder.mode.space.describe_settings(self.session.device),
                 **({"model_parallel_size": devices} if (devices := self.session.options.devices) > 1 else {}),

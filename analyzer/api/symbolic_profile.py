@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx
 
+from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.fx.graph.interpreter import run_step
 from analyzer.fx.module_borrow import count_devices, exported_module, find_place
@@ -17,7 +18,6 @@ from analyzer.hardware import DeviceSpec, find_device
 from analyzer.meta.argument import check_tensors
 from analyzer.record.options import ProfileOptions
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.profile import Profile
 
 from .argument import as_keywords, expect_values
 from .session import Profilers, Session

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from analyzer.api.result import Profile
 from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.record.process_group import format_ranks
 from analyzer.report.holder_group import sum_exposed
@@ -21,7 +22,6 @@ from analyzer.report.page.document import (
 )
 from analyzer.report.page.part import sort_categories, thin_out
 from analyzer.report.page.profile_page import list_parts
-from analyzer.results.profile import Profile
 from analyzer.units import format_bytes, format_count, format_percent, format_seconds
 
 from .pipeline_schedule import COMPUTE_KINDS, TRANSFER_KINDS, RankTime, StageAction

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from analyzer.api.profile import profile
+from analyzer.api.result import Profile
 from analyzer.distributed.world import world
 from analyzer.distributed.world_state import StageNotToldError, active_world_state, mail_kept
 from analyzer.hardware.cluster_spec import ClusterSpec
 from analyzer.profilers.collective import POINT_TO_POINT
-from analyzer.results.profile import Profile
 from analyzer.results.run_cost import CommInfo
 from analyzer.results.world import GroupInfo
 from analyzer.units import add_quantities

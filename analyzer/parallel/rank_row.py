@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.record.process_group import list_runs
-from analyzer.results.profile import Profile
 from analyzer.results.world import RankRun
 from analyzer.units import add_quantities
 

@@ -9,13 +9,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from analyzer.api.result import Profile
 from analyzer.errors import ProfileFormatError
 from analyzer.output import write_output
 from analyzer.record.process_group import format_ranks
 from analyzer.report.export.json_format import damage_in, load_text, read_data, read_plain
 from analyzer.report.page.document import Headline, Part, summary_part, write_page
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
-from analyzer.results.profile import Profile
 from analyzer.saved_format import SavedFormat
 from analyzer.units import format_bytes, format_count, format_ends, format_seconds
 
@@ -162,7 +162,7 @@ class RankTable:
                 if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < found.size):
                     raise ProfileFormatError(f"profiles[{text!r}]: expected a rank below {found.size}")
             return dataclasses.replace(found, profiles={
-                int(rank): read_data(profile) for rank, profile in given.items()})
+                int(rank): read_data(profile, Profile) for rank, profile in given.items()})
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from fractions import Fraction
 
 from analyzer.errors import InputError
 from analyzer.output import print_error
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.units import parse_bytes
 
 from .compiled import name_compiled
+from .export.json_format import read_json
 from .module_tree import divide
 from .quantity import OF_MODEL, QUANTITIES, SETTINGS, find_quantity, read_quantity
 from .summary import describe_run
@@ -62,7 +63,7 @@ class Limit:
         return _PASSED[self.passed](Fraction(value), bound)
 
 
-def parse_limit(text: str, profiles: Sequence[Profile], is_condition: bool = False) -> Limit:
+def parse_limit(text: str, profiles: Sequence[ProfileData], is_condition: bool = False) -> Limit:
     """Read a limit of a quantity that one of ``profiles`` has; or a condition, which says what is refused, also of a
     quantity that only says what was run (``batch_size``). Raises InputError, which says how to write it.
     """
@@ -122,7 +123,7 @@ class CheckRow:
         return self.verdict == OK
 
 
-def check_profile(now: Profile, baseline: Profile | None = None, limits: Sequence[str] = ()) -> list[CheckRow]:
+def check_profile(now: ProfileData, baseline: ProfileData | None = None, limits: Sequence[str] = ()) -> list[CheckRow]:
     """A row for each of the ``limits``, which are written as ``"FIELD +N%"``, ``"FIELD +N"`` (both above the baseline)
     or ``"FIELD N"``; without any, one for each main quantity, which must not be above the baseline's.
 
@@ -150,7 +151,7 @@ def check_profile(now: Profile, baseline: Profile | None = None, limits: Sequenc
     return known
 
 
-def judge_limit(limit: Limit, now: Profile, baseline: Profile | None,
+def judge_limit(limit: Limit, now: ProfileData, baseline: ProfileData | None,
                 sides: tuple[str, str] = ("in the baseline", "now")) -> CheckRow:
     """What became of a limit: whether it holds, or on which of the ``sides`` the quantity is unknown."""
     name = limit.quantity.field
@@ -196,7 +197,7 @@ def format_check(rows: Sequence[CheckRow], fmt: str = "text") -> str:
     return print_rows(("Field", "Baseline", "Now", "Change", "Limit", "Verdict"), cells, left=(0, 5), fmt=fmt)
 
 
-def list_differences(now: Profile, baseline: Profile) -> Iterator[str]:
+def list_differences(now: ProfileData, baseline: ProfileData) -> Iterator[str]:
     """What was not profiled alike, so that the quantities may differ for another reason than the model."""
     for name in _SETTINGS:
         before, after = getattr(baseline, name), getattr(now, name)
@@ -212,8 +213,8 @@ def list_differences(now: Profile, baseline: Profile) -> Iterator[str]:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """``analyzer check``; the result is the exit code."""
-    now = Profile.from_json(arguments.file)
-    baseline = None if arguments.against is None else Profile.from_json(arguments.against)
+    now: ProfileData = read_json(arguments.file)
+    baseline = None if arguments.against is None else read_json(arguments.against)
     rows = check_profile(now, baseline, arguments.limits)
     failed = [row.text for row in rows if not row.holds]
     try:
@@ -226,7 +227,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     return EXCEEDED if failed else 0
 
 
-def _print_check(rows: Sequence[CheckRow], now: Profile, baseline: Profile | None, fmt: str) -> None:
+def _print_check(rows: Sequence[CheckRow], now: ProfileData, baseline: ProfileData | None, fmt: str) -> None:
     if fmt == "text":
         sides = [("now", now)] if baseline is None else [("baseline", baseline), ("now", now)]
         lines = [f"{side}: {describe_run(profile)[0]}" for side, profile in sides]

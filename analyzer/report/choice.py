@@ -9,9 +9,9 @@ from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.output import write_output
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.verdict import Headroom, Verdict
-from analyzer.results.view import register_report
+from analyzer.results.view import register_exporter, register_report
 from analyzer.units import format_bytes
 
 from .screen.layout import find_width, takes_color
@@ -35,20 +35,28 @@ def read_shown(text: str, flag: str = "--show", given: Collection[str] = ()) -> 
     return shown
 
 
-def make_text(profile: Profile, shown: Sequence[str], **options: Any) -> str:
+def make_text(profile: ProfileData, shown: Sequence[str], **options: Any) -> str:
     """The reports one after the other, each with those of ``options`` that it takes."""
     of_screen = {"width": find_width(sys.stdout), "color": takes_color(sys.stdout), "more": LONG_TABLES}
-    return "\n\n".join(profile.report(name, **{
+    return "\n\n".join(make_report(profile, name, **{
         option: value for option, value in (of_screen if name == "screen" else options).items()
         if register_report.takes(name, option)}) for name in shown)
 
 
-def save_profile(profile: Profile, json: Path | None, html: Path | None) -> None:
+def make_report(profile: ProfileData, kind: str, **options: Any) -> str:
+    """What `Profile.report` gives."""
+    text = register_report.call("report", kind, profile, **options)
+    if not isinstance(text, str):
+        raise InputError(f"report({kind!r}): returned {text!r:.200}: a report returns text, and prints none")
+    return text
+
+
+def save_profile(profile: ProfileData, json: Path | None, html: Path | None) -> None:
     """Write the files that a command was asked for."""
     if json is not None:
-        profile.to_json(json)
+        register_exporter.call("export", "json", profile, json)
     if html is not None:
-        profile.to_html(html)
+        register_exporter.call("export", "html", profile, html)
 
 
 def emit(text: str, output: Path | None) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from analyzer.errors import InputError
+from analyzer.on_use import load
 from analyzer.results.info import CompiledInfo
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.view import register_report
 
 from .quantity import ROOT, print_data, read_quantity
@@ -31,14 +32,15 @@ _BESIDE = (("memory after forward", "phases.forward.allocated_bytes", "bytes"),
            ("hardware FLOPs", "hardware_flops", "count"))
 
 
-def describe_compiled(profile: Profile) -> list[str]:
+def describe_compiled(profile: ProfileData) -> list[str]:
     """What is compiled, in a line; none where nothing is.
 
-    >>> from analyzer.results.info import BreakInfo
+    >>> from analyzer.on_use import load
+    from analyzer.results.info import BreakInfo
     >>> row = CompiledInfo(path="h.0", type="Block", calls=1, graphs=2, operators=40, recomputed=9, saved_bytes=64,
     ...                    fwd_kernels=5, bwd_kernels=7, fwd_extern_kernels=4, bwd_extern_kernels=8,
     ...                    breaks=(BreakInfo("data decide a size", "net.py:7"),))
-    >>> describe_compiled(Profile(name="net", mode="train", compiled=(row, replace(row, path="h.1"))))
+    >>> describe_compiled(ProfileData(name="net", mode="train", compiled=(row, replace(row, path="h.1"))))
     ['compiled: 2 Block in 4 graphs, 2 breaks; 24 generated kernels and 24 others; 18 of 80 operators run again in \
 backward']
     """
@@ -63,7 +65,7 @@ def name_compiled(rows: Sequence[CompiledInfo]) -> Iterator[str]:
 
 
 @register_report.shipped("compile")
-def report_compiled(profile: Profile, fmt: str = "text") -> str:
+def report_compiled(profile: ProfileData, fmt: str = "text") -> str:
     """What is compiled: a row for each module and function, breaks with their lines; then the eager step, which is
     profiled for it, beside the compiled one. ``fmt`` is a format of `Profile.module_tree`; CSV has the rows alone.
     """
@@ -74,14 +76,14 @@ def report_compiled(profile: Profile, fmt: str = "text") -> str:
     if fmt == "csv":
         return escape_controls(draw_compiled(profile, fmt))
     try:
-        beside = draw_beside(profile.as_eager(), profile, fmt)
+        beside = draw_beside(load("analyzer.api.profile:profile_eagerly")(profile), profile, fmt)
     except InputError as error:
         beside = textwrap.fill(f"The eager step is not known here: {error}. Of two saved profiles `analyzer compare "
                                "eager.json compiled.json` tells what differs", _WIDTH)
     return escape_controls("\n\n".join([*describe_compiled(profile), draw_compiled(profile, fmt), beside]))
 
 
-def draw_compiled(profile: Profile, fmt: str = "text") -> str:
+def draw_compiled(profile: ProfileData, fmt: str = "text") -> str:
     """A row for each module and function, those that are alike as one, and below it breaks and recompilations."""
     groups: dict[str, list[CompiledInfo]] = {}
     for row in profile.compiled or ():
@@ -133,7 +135,7 @@ def _list_notes(rows: Sequence[CompiledInfo]) -> Iterator[str]:
         yield f"{_name(rows)}: {', '.join(settings)}"
 
 
-def draw_beside(eager: Profile, compiled: Profile, fmt: str = "text") -> str:
+def draw_beside(eager: ProfileData, compiled: ProfileData, fmt: str = "text") -> str:
     """A row for each figure that compilation changes: eager, compiled, and how much more or less that is."""
     rows = []
     for title, name, unit in _BESIDE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analyzer.results.device import CopyInfo, DeviceInfo
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.view import register_report
 from analyzer.units import add_quantities
 
@@ -17,7 +17,7 @@ COPY_HEADERS = ("Copied from", "to", "in", "Copies", "Size", "Time")
 _ANSWERS = {True: "yes", False: "no", None: "not known"}
 
 
-def list_device_rows(profile: Profile) -> Iterator[tuple[str, ...]]:
+def list_device_rows(profile: ProfileData) -> Iterator[tuple[str, ...]]:
     """A row for each device; nothing where there is one."""
     verdicts = {} if profile.device is None else check_each(profile)
     for row in profile.devices:
@@ -28,14 +28,14 @@ def list_device_rows(profile: Profile) -> Iterator[tuple[str, ...]]:
             "" if verdict is None else _ANSWERS[verdict.fits])
 
 
-def list_copy_rows(profile: Profile) -> Iterator[tuple[str, ...]]:
+def list_copy_rows(profile: ProfileData) -> Iterator[tuple[str, ...]]:
     """A row for each pair of devices and phase in which one copies to the other, the host among them."""
     for row in profile.copies:
         yield (row.source, row.target, row.phase, f"{row.copies:,}", format_quantity(row.bytes, "bytes"),
                format_quantity(row.seconds, "seconds"))
 
 
-def describe_copies(profile: Profile) -> str | None:
+def describe_copies(profile: ProfileData) -> str | None:
     """What is copied from device to device in a step, in a line; None where there is one device."""
     between: list[CopyInfo] = [row for row in profile.copies if row.is_between_devices]
     if not profile.devices:
@@ -55,7 +55,7 @@ def keep_fullest(rows: tuple[DeviceInfo, ...], shown: int) -> list[str]:
 
 
 @register_report.shipped("devices")
-def print_devices(profile: Profile, fmt: str = "text") -> str:
+def print_devices(profile: ProfileData, fmt: str = "text") -> str:
     """The tables, or that there is one device."""
     if not profile.devices:
         return f"The process has one device{'' if profile.device is None else f', {profile.device}'}."

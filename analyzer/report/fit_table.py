@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 
 from analyzer.errors import InputError
 from analyzer.results.verdict import USUAL_HEADROOM, FitRow, FitTable
-from analyzer.results.view import register_view
 from analyzer.units import UNKNOWN, format_count, format_ends, format_seconds
 
 from .text_table import check_layout, format_quantity, print_rows
@@ -42,7 +41,6 @@ def _rank(table: FitTable, row: FitRow) -> int:
     return 0 if table.headroom.is_left(row) else 1 if row.fits else 2 if row.fits is None else 3
 
 
-@register_view.shipped("fit_rows")
 def print_fits(table: FitTable, fmt: str = "text", sort: str = "memory") -> str:
     """A row for each device, or in text for devices that differ in no more than their name."""
     check_layout(None, 0, fmt, "FitTable.table()")
@@ -101,7 +99,6 @@ def _format_dollars(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-@register_view.shipped("fit_table")
 def describe_fits(table: FitTable, sort: str = "memory") -> str:
     """What was profiled, the table, and the devices that it fits on in a line."""
     text = f"{table.title}\n\n{print_fits(table, sort=sort)}\n\n{table.said}"

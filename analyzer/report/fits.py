@@ -8,9 +8,8 @@ from typing import NamedTuple
 from analyzer.errors import InputError, is_count
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.unseen import list_unseen
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.verdict import FitInfo, FitLine
-from analyzer.results.view import register_view
 from analyzer.units import format_bytes, format_ends
 
 from .text_table import format_quantity, print_rows
@@ -39,7 +38,7 @@ def format_range(nbytes: int | None, known: tuple[int, int] | None) -> str:
     return format_ends(format_bytes(nbytes), map(format_bytes, known))
 
 
-def list_peaks(profile: Profile) -> Iterator[tuple[str, str]]:
+def list_peaks(profile: ProfileData) -> Iterator[tuple[str, str]]:
     """What is allocated and what is reserved at the peak, as far as they are known."""
     p = profile
     for what, nbytes, known in (("allocated", p.peak_allocated_bytes, p.peak_allocated_bytes_range),
@@ -48,7 +47,6 @@ def list_peaks(profile: Profile) -> Iterator[tuple[str, str]]:
             yield what, format_peak(nbytes, known)
 
 
-@register_view.shipped("fit")
 def format_fit(info: FitInfo) -> str:
     """The verdict, and a row for the capacity and each need."""
     verdict = {True: "fits", False: "does NOT fit", None: "cannot be told"}[info.fits]
@@ -63,8 +61,7 @@ def format_fit(info: FitInfo) -> str:
     return f"{info.device}: {verdict}\n" + print_rows(("", "Size", "Source"), rows, left=(0, 2))
 
 
-@register_view.shipped("fits")
-def check_fit(profile: Profile, device: str | DeviceSpec | None = None, world_size: int | None = None) -> FitInfo:
+def check_fit(profile: ProfileData, device: str | DeviceSpec | None = None, world_size: int | None = None) -> FitInfo:
     """Set the step's peak against the memory of ``device``, by default the one it was profiled on, in a job of
     ``world_size`` processes, by default as many as it was profiled in. Of several devices it is the one with the worst
     verdict: a step fits where it does on all of them.
@@ -104,7 +101,7 @@ class _Peak(NamedTuple):
     place: str | None = None
 
 
-def check_each(profile: Profile, device: str | DeviceSpec | None = None, world_size: int = 1) -> dict[str, FitInfo]:
+def check_each(profile: ProfileData, device: str | DeviceSpec | None = None, world_size: int = 1) -> dict[str, FitInfo]:
     """Each of several devices by its name, set against the memory of ``device``; of a step that memory ran out in the
     one where it did.
     """
@@ -116,7 +113,7 @@ def check_each(profile: Profile, device: str | DeviceSpec | None = None, world_s
             for row in profile.devices if short is None or profile.fullest_device == row.name}
 
 
-def _check_peak(profile: Profile, peak: _Peak, spec: DeviceSpec, world_size: int) -> FitInfo:
+def _check_peak(profile: ProfileData, peak: _Peak, spec: DeviceSpec, world_size: int) -> FitInfo:
     capacity = FitLine("memory of the device", spec.memory_bytes,
                        spec.sources.get("memory_bytes", "unknown for this device"))
     own = _list_own_needs(profile, peak)
@@ -130,7 +127,7 @@ def _check_peak(profile: Profile, peak: _Peak, spec: DeviceSpec, world_size: int
     return FitInfo(spec.name, fits, capacity, own + unseen, peak.place)
 
 
-def find_least_need(profile: Profile) -> int | None:
+def find_least_need(profile: ProfileData) -> int | None:
     """What a step that memory ran out in needs at least; None where it did not, or nothing is known of it."""
     oom = profile.out_of_memory
     if oom is None:
@@ -142,7 +139,7 @@ def find_least_need(profile: Profile) -> int | None:
     return max([*known, profile.param_bytes] if profile.param_bytes is not None else known, default=None)
 
 
-def _weigh_cache(profile: Profile, peak: _Peak, spec: DeviceSpec, own: tuple[FitLine, ...], short_bytes: int,
+def _weigh_cache(profile: ProfileData, peak: _Peak, spec: DeviceSpec, own: tuple[FitLine, ...], short_bytes: int,
                  world_size: int) -> tuple[tuple[FitLine, ...], bool | None]:
     """The needs of a step that reserves too much, with what is known of its cache, and whether it fits."""
     reserved, allocated = peak.reserved_bytes, peak.allocated_bytes
@@ -157,7 +154,7 @@ def _weigh_cache(profile: Profile, peak: _Peak, spec: DeviceSpec, own: tuple[Fit
     return (replace(own[0], source=source), *own[1:]), None
 
 
-def _list_own_needs(profile: Profile, peak: _Peak) -> tuple[FitLine, ...]:
+def _list_own_needs(profile: ProfileData, peak: _Peak) -> tuple[FitLine, ...]:
     oom = profile.out_of_memory
     if oom is not None:
         reserved = profile.peak_reserved_bytes if oom.reserved_bytes is None else oom.reserved_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.run_cost import CommTotal, sum_communication
 from analyzer.results.view import register_report
 from analyzer.results.world import WorldInfo
@@ -38,7 +38,7 @@ class HolderGroup(NamedTuple):
         return f"{self.type}{'' if self.modules == 1 or str(self.type).endswith('s') else 's'}"
 
 
-def group_holders(profile: Profile) -> list[HolderGroup]:
+def group_holders(profile: ProfileData) -> list[HolderGroup]:
     """The holders of a profile by module class and category, largest first."""
     types = {module.path: module.type for module in (() if profile.modules is None else profile.modules.walk())}
     found: dict[tuple[str | None, str], tuple[set[str], int]] = {}
@@ -67,7 +67,7 @@ _FIGURES = (Column("calls", "Calls", "count"), Column("bytes", "Bytes", "bytes")
 
 
 @register_report.shipped("communication")
-def communication_table(profile: Profile, by_phase: bool = True, fmt: str = "text") -> str:
+def communication_table(profile: ProfileData, by_phase: bool = True, fmt: str = "text") -> str:
     """One row for each kind of communication in each group (and phase): how many calls a step makes, their whole bytes,
     what this rank sends of them, how long they take, and how long nothing is computed meanwhile; the last row is all
     together. ``fmt`` is a format of `tabulate`. A line says so where nothing is communicated or nothing is known.
@@ -80,7 +80,7 @@ def communication_table(profile: Profile, by_phase: bool = True, fmt: str = "tex
     return print_totals(sum_communication(profile.comm, by_phase=by_phase), fmt)
 
 
-def sum_exposed(profile: Profile) -> float | None:
+def sum_exposed(profile: ProfileData) -> float | None:
     """Seconds of a step in which a rank communicates and computes nothing; None without any, or if unknown."""
     seconds = [phase.exposed_comm_seconds for phase in profile.step_phases.values()]
     return add_quantities(seconds) if profile.comm else None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from analyzer.errors import InputError
 from analyzer.results.info import CostInfo, ModuleInfo, OperatorInfo
 from analyzer.results.node_info import TensorInfo
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN, format_share
 
@@ -153,7 +153,7 @@ _LEFT = ("input_shapes", "output_shapes", "kernel_size", "extra_repr")
 
 
 @register_report.shipped("tree")
-def module_tree(profile: Profile, *, depth: int | None = None, sort: str | None = None, columns: Sequence[str] = (),
+def module_tree(profile: ProfileData, *, depth: int | None = None, sort: str | None = None, columns: Sequence[str] = (),
                 fmt: str = "text", ignore_modules: Ignored = (), only: bool = False, as_string: bool = True) -> str:
     """The tree as text, down to ``depth`` (0 is the root alone).
 

@@ -7,7 +7,6 @@ from itertools import groupby
 from operator import attrgetter
 
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.view import register_view
 from analyzer.units import add_quantities
 
 from .text_table import Column, check_layout, find_column, find_columns, name_columns, print_rows, sort_by
@@ -26,7 +25,6 @@ COLUMNS = name_columns(*TEN_COLUMNS, Column("fwd_macs", "Fwd MACs", "count"), Co
 COMMUNICATION = (COLUMNS["fwd_comm_bytes"], COLUMNS["bwd_comm_bytes"])
 
 
-@register_view.shipped("table")
 def node_table(rows: Sequence[NodeInfo], sort: str | None = None, depth: int | None = None, columns: Sequence[str] = (),
                fmt: str = "text", communicates: bool = False) -> str:
     """The rows as text, with a last row of totals, which are marked ``>=`` where some cells are unknown (``-``).

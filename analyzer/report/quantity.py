@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from analyzer.errors import InputError
 from analyzer.results.info import CostInfo, ModuleInfo, PhaseInfo
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.view import register_report
 from analyzer.units import add_quantities
 
 from .module_tree import COLUMNS as TREE_COLUMNS
-from .module_tree import DEFAULT_COLUMNS, OWN, ModuleRow, find_root, list_rows
+from .module_tree import DEFAULT_COLUMNS, OWN, ModuleRow, find_root, list_rows, module_tree
 from .node_table import COLUMNS as NODE_COLUMNS
-from .node_table import COMMUNICATION, TEN_COLUMNS, merge_modules
+from .node_table import COMMUNICATION, TEN_COLUMNS, merge_modules, node_table
 from .speed import RATES, read_rate
 from .text_table import Column, check_layout, find_column, find_columns, name_columns, print_rows, sort_by
 
@@ -49,7 +49,7 @@ _OF_PHASE = tuple(field.name for field in dataclasses.fields(PhaseInfo))
 _PHASED = ("phases", "first_step")
 
 
-def find_quantity(name: str, profiles: Sequence[Profile], caller: str) -> Column:
+def find_quantity(name: str, profiles: Sequence[ProfileData], caller: str) -> Column:
     """The quantity of that name in any of ``profiles``. Raises InputError, with the names that resemble it."""
     if found := QUANTITIES.get(name) or SUMS.get(name):
         return found
@@ -66,7 +66,7 @@ def find_quantity(name: str, profiles: Sequence[Profile], caller: str) -> Column
     return Column(name, name, "bytes" if is_size else "seconds" if last.endswith("seconds") else "count")
 
 
-def list_names(profiles: Iterable[Profile] = ()) -> list[str]:
+def list_names(profiles: Iterable[ProfileData] = ()) -> list[str]:
     """The quantities of the step, and by their paths those of the phases and categories that any profile has."""
     names = [*QUANTITIES, *SUMS]
     for profile in profiles:
@@ -76,10 +76,11 @@ def list_names(profiles: Iterable[Profile] = ()) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def read_quantity(profile: Profile, name: str) -> float | None:
+def read_quantity(profile: ProfileData, name: str) -> float | None:
     """Its value; None where it is unknown, or of a phase that the profile does not have.
 
-    >>> p = Profile(name="Net", mode="infer", peak_by_category={"input": 512}, phases={"forward": PhaseInfo(flops=3)})
+    >>> p = ProfileData(name="Net", mode="infer", peak_by_category={"input": 512},
+    ...                 phases={"forward": PhaseInfo(flops=3)})
     >>> [read_quantity(p, name) for name in ("phases.forward.flops", "phases.backward.flops", "fwd_flops")]
     [3, None, None]
     >>> [read_quantity(p, f"peak_by_category.{name}") for name in ("input", "gradient")]
@@ -103,7 +104,7 @@ def read_quantity(profile: Profile, name: str) -> float | None:
     return value
 
 
-def read_known(profile: Profile, name: str) -> float | None:
+def read_known(profile: ProfileData, name: str) -> float | None:
     """The same; None also for what a step that ran out of memory did not come to."""
     return None if profile.out_of_memory is not None and name not in OF_MODEL else read_quantity(profile, name)
 
@@ -120,7 +121,7 @@ class DataTable(NamedTuple):
     rows: Sequence[Sequence[Any]]
 
 
-def read_nodes(profile: Profile, is_whole: bool = True, sort: str | None = None, depth: int | None = None,
+def read_nodes(profile: ProfileData, is_whole: bool = True, sort: str | None = None, depth: int | None = None,
                columns: Sequence[str] | None = None) -> DataTable:
     """A row a node: all quantities where it ``is_whole``, else those of the node table, or ``columns``. ``sort`` and
     ``depth`` are as of `Profile.table`; there is no row of totals. Raises InputError for a name that it does not know.
@@ -136,7 +137,7 @@ def read_nodes(profile: Profile, is_whole: bool = True, sort: str | None = None,
     return DataTable(shown, [[getattr(row, column.field) for column in shown] for row in rows])
 
 
-def read_modules(profile: Profile, is_whole: bool = True, sort: str | None = None, depth: int | None = None,
+def read_modules(profile: ProfileData, is_whole: bool = True, sort: str | None = None, depth: int | None = None,
                  columns: Sequence[str] | None = None) -> DataTable:
     """A row a module, parents first, and below those that have children a row ``PATH.(own)`` of what they do outside
     them: all costs where it ``is_whole``, else those of the tree, or ``columns``. ``sort`` and ``depth`` are as of
@@ -151,21 +152,21 @@ def read_modules(profile: Profile, is_whole: bool = True, sort: str | None = Non
 
 
 @register_report.shipped("table")
-def draw_nodes(profile: Profile, *, fmt: str = "text", sort: str | None = None, depth: int | None = None,
+def draw_nodes(profile: ProfileData, *, fmt: str = "text", sort: str | None = None, depth: int | None = None,
                columns: Sequence[str] | None = None) -> str:
     """The node table where it is for a terminal, else `read_nodes`."""
     if fmt in _DRAWN:
-        return profile.table(sort, depth, columns=columns or (), fmt=fmt)
+        return node_table(profile.nodes, sort, depth, columns or (), fmt, profile.communicates is not False)
     check_layout(depth, 1, fmt, "table()")
     return print_data(*read_nodes(profile, fmt == "csv", sort, depth, columns), fmt)
 
 
 @register_report.shipped("modules")
-def draw_modules(profile: Profile, *, fmt: str = "text", sort: str | None = None, depth: int | None = None,
+def draw_modules(profile: ProfileData, *, fmt: str = "text", sort: str | None = None, depth: int | None = None,
                  columns: Sequence[str] | None = None) -> str:
     """The tree of modules where it is for a terminal, else `read_modules`."""
     if fmt in _DRAWN:
-        return profile.module_tree(depth, sort, columns=columns or (), fmt=fmt)
+        return module_tree(profile, depth=depth, sort=sort, columns=columns or (), fmt=fmt)
     check_layout(depth, 0, fmt, "module_tree()")
     return print_data(*read_modules(profile, fmt == "csv", sort, depth, columns), fmt)
 

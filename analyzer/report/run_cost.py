@@ -10,9 +10,9 @@ from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import find_constants
 from analyzer.hardware.power import Work, joules_range, watts_of
 from analyzer.results.info import bound_seconds
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.run_cost import Range, RunCost, StepEnergy
-from analyzer.results.view import register_report, register_view
+from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN, add_quantities, format_seconds
 
 from .speed import PARTS, find_least_seconds
@@ -22,9 +22,9 @@ WIDTH = 112  #: of the lines below the table, which are indented where they stan
 PERFECT = "every step takes as long as this one: no evaluation, checkpoints, failures or waiting for data"
 
 
-@register_view.shipped("cost_of")
-def find_cost(profile: Profile, tokens: float | None = None, samples: float | None = None, price: float | None = None,
-              gpus: int | None = None, power: float | None = None, carbon: float | None = None) -> RunCost:
+def find_cost(profile: ProfileData, tokens: float | None = None, samples: float | None = None,
+              price: float | None = None, gpus: int | None = None, power: float | None = None,
+              carbon: float | None = None) -> RunCost:
     """What `Profile.cost_of` answers."""
     check_run(tokens, samples, price, gpus, power, carbon)
     devices = gpus or _count_profiled(profile)
@@ -72,11 +72,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _count_profiled(profile: Profile) -> int:
+def _count_profiled(profile: ProfileData) -> int:
     return (profile.world_size or 1) * max(1, len(profile.devices))
 
 
-def _count_copies(profile: Profile, devices: int) -> tuple[int | None, list[str]]:
+def _count_copies(profile: ProfileData, devices: int) -> tuple[int | None, list[str]]:
     """How many copies of the model ``devices`` hold, and what is assumed about them."""
     profiled = _count_profiled(profile)
     if devices == profiled and profile.data_parallel_size is not None:
@@ -92,14 +92,14 @@ def _count_copies(profile: Profile, devices: int) -> tuple[int | None, list[str]
     return devices // size, [said] if said else []
 
 
-def _describe_step(profile: Profile) -> str:
+def _describe_step(profile: ProfileData) -> str:
     if profile.step_seconds is None:
         return "how long a step takes is not known"
     where = f" for {profile.device}" if profile.device and profile.measured_steps is None else ""
     return f"a step takes {format_seconds(profile.step_seconds)}, {profile.how_timed}{where}"
 
 
-def _find_power(profile: Profile, given: float | None) -> tuple[float | None, str]:
+def _find_power(profile: ProfileData, given: float | None) -> tuple[float | None, str]:
     bounds = "of the devices alone, without hosts, network and cooling"
     if given is not None:
         return float(given), f"kWh are {given:g} W for each device-hour, as given, {bounds}"
@@ -116,14 +116,14 @@ def _find_power(profile: Profile, given: float | None) -> tuple[float | None, st
                               f"the most that it may take, {bounds}")
 
 
-def _find_spec(profile: Profile) -> DeviceSpec | None:
+def _find_spec(profile: ProfileData) -> DeviceSpec | None:
     try:
         return None if profile.device is None else profile.find_device(profile.device)
     except UnknownDeviceError:
         return None
 
 
-def find_step_work(profile: Profile, spec: DeviceSpec) -> Work | None:
+def find_step_work(profile: ProfileData, spec: DeviceSpec) -> Work | None:
     """What the device does in a step; None where its seconds, its products or its bytes are not known, and of several
     devices, each of which waits for the others.
     """
@@ -139,8 +139,7 @@ def find_step_work(profile: Profile, spec: DeviceSpec) -> Work | None:
     return Work(spent, products, moved / spec.memory_bandwidth)
 
 
-@register_view.shipped("energy")
-def find_energy(profile: Profile) -> StepEnergy | None:
+def find_energy(profile: ProfileData) -> StepEnergy | None:
     """What `Profile.energy` answers."""
     spec, seconds, ends = _find_spec(profile), profile.step_seconds, profile.step_seconds_range
     work = None if spec is None or not seconds else find_step_work(profile, spec)
@@ -152,7 +151,6 @@ def find_energy(profile: Profile) -> StepEnergy | None:
         watts * seconds, constants, (seconds, *ends)))
 
 
-@register_view.shipped("run_cost")
 def describe_cost(cost: RunCost) -> str:
     """A table of the amounts, with their ranges where these are known, and the assumptions."""
     ranged = cost.step_seconds_range is not None and cost.steps is not None
@@ -178,7 +176,7 @@ def _format(value: float | None) -> str:
 
 
 @register_report.shipped("cost")
-def report_cost(profile: Profile, *, tokens: float | None = None, samples: float | None = None,
+def report_cost(profile: ProfileData, *, tokens: float | None = None, samples: float | None = None,
                 price: float | None = None, gpus: int | None = None, power: float | None = None,
                 carbon: float | None = None) -> str:
     """What a run costs, under its title; the options are those of `Profile.cost_of`."""

@@ -9,9 +9,8 @@ from analyzer.hardware import DeviceSpec
 from analyzer.hardware.listing import find_peak
 from analyzer.profilers.operator.registration import uses_tf32
 from analyzer.results.info import BOUNDS, OperatorInfo, bound_seconds, longest_bound
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.run_cost import Roofline, RooflinePeak, RooflineRow
-from analyzer.results.view import register_view
 from analyzer.units import add_quantities, format_count, format_ends, format_percent, format_rate, format_seconds
 
 #: What each part of a step's time is, and what makes it less.
@@ -25,7 +24,7 @@ _REMEDIES = {
 _FORMATS = (("TF32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16"), ("FP8", "float8_e4m3fn"))
 
 
-def list_bounds(profile: Profile) -> Iterator[tuple[str, ...]]:
+def list_bounds(profile: ProfileData) -> Iterator[tuple[str, ...]]:
     """A row for each phase: the seconds of each of `BOUNDS`, and their share of the phase's; none where unknown."""
     for name, phase in profile.phases.items():
         parts = bound_seconds(phase)
@@ -34,13 +33,13 @@ def list_bounds(profile: Profile) -> Iterator[tuple[str, ...]]:
                           for part in parts.values())
 
 
-def find_remedy(profile: Profile) -> str | None:
+def find_remedy(profile: ProfileData) -> str | None:
     """What would help most: the remedy for the longest part of the whole step; None where it is not known."""
     found = find_longest(profile)
     return found and f"{found[0]}, {format_percent(found[1])}: {describe_bound(profile, found[0])}"
 
 
-def describe_bound(profile: Profile, bound: str) -> str:
+def describe_bound(profile: ProfileData, bound: str) -> str:
     """What one of `BOUNDS` is, and what makes it less on the profile's device."""
     found = list_faster_formats(profile)
     formats = "narrower formats, " if found is None else f"narrower formats ({', '.join(found)}), " if found else ""
@@ -50,12 +49,12 @@ def describe_bound(profile: Profile, bound: str) -> str:
     return _REMEDIES[bound].format(formats=formats, compiling=compiling)
 
 
-def list_faster_formats(profile: Profile) -> list[str] | None:
+def list_faster_formats(profile: ProfileData) -> list[str] | None:
     """Formats in which the device multiplies faster than in the one of the profile; None where that is not known.
 
-    >>> list_faster_formats(Profile(name="demo", mode="train", device="t4", product_dtype="float32"))
+    >>> list_faster_formats(ProfileData(name="demo", mode="train", device="t4", product_dtype="float32"))
     ['float16']
-    >>> list_faster_formats(Profile(name="demo", mode="train", device="h100", product_dtype="bfloat16"))
+    >>> list_faster_formats(ProfileData(name="demo", mode="train", device="h100", product_dtype="bfloat16"))
     ['FP8']
     """
     kind = find_product_dtype(profile)
@@ -71,7 +70,7 @@ def list_faster_formats(profile: Profile) -> list[str] | None:
     return [name for name in faster if name != "float16" or "bfloat16" not in faster]
 
 
-def find_longest(profile: Profile) -> tuple[str, float] | None:
+def find_longest(profile: ProfileData) -> tuple[str, float] | None:
     """What most of a step's time is spent on, one of `BOUNDS`, and its share of it; None where that is not known."""
     totals = dict.fromkeys(BOUNDS, 0.0)
     for phase in profile.step_phases.values():
@@ -85,8 +84,7 @@ def find_longest(profile: Profile) -> tuple[str, float] | None:
 PARTS = {"mfu": ("forward", "backward"), "hfu": ("forward", "backward", "recompute")}
 
 
-@register_view.shipped("utilization")
-def find_utilization(profile: Profile, name: str, seconds: float | None, device: str | DeviceSpec | None,
+def find_utilization(profile: ProfileData, name: str, seconds: float | None, device: str | DeviceSpec | None,
                      dtype: str | None) -> float | None:
     """What `Profile.mfu` or `Profile.hfu` answers. Raises InputError for seconds not above 0, or no device."""
     if seconds is not None and (not isinstance(seconds, (int, float)) or not seconds > 0):
@@ -99,7 +97,7 @@ def find_utilization(profile: Profile, name: str, seconds: float | None, device:
     return None if least is None or not taken else least / taken / max(1, len(profile.devices))
 
 
-def find_least_seconds(profile: Profile, parts: tuple[str, ...], device: DeviceSpec,
+def find_least_seconds(profile: ProfileData, parts: tuple[str, ...], device: DeviceSpec,
                        dtype: str | None) -> float | None:
     """Seconds that the products of these parts of a step take at the device's dense peak; None where that or their
     number is not known. Without a ``dtype``, float32 products and convolutions may each run in TF32, as PyTorch is set.
@@ -130,7 +128,7 @@ def is_convolution(row: OperatorInfo) -> bool:
     return "conv" in row.operator
 
 
-def find_product_dtype(profile: Profile) -> str | None:
+def find_product_dtype(profile: ProfileData) -> str | None:
     """The dtype in which products are computed: that of autocast, that of most products, or where no products were
     seen that of most floating parameter elements. Those of fewer than 16 bits, and integers, are how weights are held:
     they are multiplied in what they are expanded to.
@@ -149,7 +147,7 @@ RATES = ("samples_per_second", "tokens_per_second", "model_flops_per_second", "m
 _OWN_WORDS = ("predicted", "measured", "not timed")  # with which a method says so itself
 
 
-def read_rate(profile: Profile, name: str) -> float | None:
+def read_rate(profile: ProfileData, name: str) -> float | None:
     """One of `RATES`; None where it is unknown, or the profile's device is."""
     if name not in ("mfu", "hfu"):
         rate: float | None = getattr(profile, name)
@@ -160,7 +158,7 @@ def read_rate(profile: Profile, name: str) -> float | None:
         return None
 
 
-def list_rates(profile: Profile) -> Iterator[tuple[str, str]]:
+def list_rates(profile: ProfileData) -> Iterator[tuple[str, str]]:
     """Name and figure of each rate that is known; hardware utilization where something runs twice."""
     mfu, hfu = (read_rate(profile, name) for name in ("mfu", "hfu"))
     figures = (("samples a second", profile.samples_per_second, format_count),
@@ -173,10 +171,10 @@ def list_rates(profile: Profile) -> Iterator[tuple[str, str]]:
             yield name, form(value)
 
 
-def describe_seconds(profile: Profile) -> str:
+def describe_seconds(profile: ProfileData) -> str:
     """What the seconds of a profile are: predicted, for which device and how, or measured.
 
-    >>> describe_seconds(Profile(name="demo", mode="infer", device="h200", seconds_method="roofline"))
+    >>> describe_seconds(ProfileData(name="demo", mode="infer", device="h200", seconds_method="roofline"))
     'predicted for h200: roofline'
     """
     method = profile.seconds_method
@@ -185,7 +183,7 @@ def describe_seconds(profile: Profile) -> str:
     return "predicted" + (f" for {profile.device}" if profile.device else "") + f": {method}"
 
 
-def note_prediction(profile: Profile) -> str | None:
+def note_prediction(profile: ProfileData) -> str | None:
     """A line for the layouts of tools that only measure, where the profile has times that were not measured."""
     if profile.measured_steps is not None or profile.fwd_seconds is None:
         return None
@@ -193,7 +191,7 @@ def note_prediction(profile: Profile) -> str | None:
     return f"latencies are {said}, not measured" if said.startswith("predicted") else None
 
 
-def format_step(profile: Profile) -> str:
+def format_step(profile: ProfileData) -> str:
     """The wall time of the step, with its range where one is known."""
     text = format_seconds(profile.step_seconds)
     if profile.step_seconds is None or profile.step_seconds_range is None:
@@ -201,7 +199,7 @@ def format_step(profile: Profile) -> str:
     return f"{text} ({format_ends(text, map(format_seconds, profile.step_seconds_range))})"
 
 
-def describe_speed(profile: Profile) -> list[str]:
+def describe_speed(profile: ProfileData) -> list[str]:
     """The same in two lines: time, and rates as far as they are known."""
     if profile.step_seconds is None:
         return []
@@ -224,8 +222,7 @@ class _Peaks(NamedTuple):  # FLOP/s
     others: float | None
 
 
-@register_view.shipped("roofline")
-def find_roofline(profile: Profile) -> Roofline:
+def find_roofline(profile: ProfileData) -> Roofline:
     """What `Profile.roofline` gives."""
     if profile.device is None:
         raise InputError("roofline(): the profile names no device; profile with device=, e.g. device='h100'")
@@ -238,7 +235,7 @@ def find_roofline(profile: Profile) -> Roofline:
                     profile.seconds_method)
 
 
-def _name_peaks(profile: Profile, kind: str, peaks: _Peaks) -> tuple[RooflinePeak, ...]:
+def _name_peaks(profile: ProfileData, kind: str, peaks: _Peaks) -> tuple[RooflinePeak, ...]:
     convolves = any(row.macs and is_convolution(row) for row in profile.operators)
     multiplies = any(row.macs and not is_convolution(row) for row in profile.operators)
     named = [("convolutions" if peaks.convolutions != peaks.products else "products", peaks.convolutions, convolves),
@@ -247,7 +244,7 @@ def _name_peaks(profile: Profile, kind: str, peaks: _Peaks) -> tuple[RooflinePea
     return tuple(sorted([RooflinePeak(name, rate) for name, rate in found.items()], key=lambda p: -p.flops_per_second))
 
 
-def _list_operators(profile: Profile, spec: DeviceSpec, peaks: _Peaks) -> Iterator[RooflineRow]:
+def _list_operators(profile: ProfileData, spec: DeviceSpec, peaks: _Peaks) -> Iterator[RooflineRow]:
     for row in profile.operators:
         nbytes = add_quantities((row.read_bytes, row.written_bytes))
         if row.flops == 0 and nbytes == 0:
@@ -257,7 +254,7 @@ def _list_operators(profile: Profile, spec: DeviceSpec, peaks: _Peaks) -> Iterat
                      flops=row.flops, bytes=nbytes, seconds=row.seconds)
 
 
-def _list_modules(profile: Profile, spec: DeviceSpec, peaks: _Peaks) -> Iterator[RooflineRow]:
+def _list_modules(profile: ProfileData, spec: DeviceSpec, peaks: _Peaks) -> Iterator[RooflineRow]:
     for module in () if profile.modules is None else profile.modules.walk():
         if module.shared_with is not None:
             continue

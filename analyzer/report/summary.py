@@ -8,9 +8,9 @@ from functools import partial
 from analyzer.errors import InputError
 from analyzer.profilers.latency import NOT_GIVEN
 from analyzer.results.info import BOUNDS, OutOfMemoryInfo
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.run_cost import sum_communication
-from analyzer.results.view import register_report, register_view
+from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN
 
 from . import holder_group as holders
@@ -24,13 +24,13 @@ from .text_width import escape_controls
 from .verdict import judge
 
 
-def name_devices(profile: Profile) -> str:
+def name_devices(profile: ProfileData) -> str:
     """On what the step runs, to follow a sentence; nothing where that is not known."""
     many = f"{len(profile.devices)} x " if profile.devices else ""
     return f" on {many}{profile.device}" if profile.device else ""
 
 
-def title_run(profile: Profile) -> str:
+def title_run(profile: ProfileData) -> str:
     """What was run in a line: the model, its mode and device, optimizer and autocast."""
     p = profile
     facts = ", ".join(f"{what} {value}".lstrip() for what, value in (
@@ -39,11 +39,10 @@ def title_run(profile: Profile) -> str:
             + (f" ({facts})" if facts else ""))
 
 
-@register_view.shipped("repr")
-def describe_shortly(profile: Profile, has_verdict: bool = True) -> str:
+def describe_shortly(profile: ProfileData, has_verdict: bool = True) -> str:
     """What ``repr`` and ``print`` show: name, mode, device, peak, FLOPs and the verdict, as far as they are known.
 
-    >>> print(describe_shortly(Profile(name="demo", mode="train", optimizer="sgd", device="h200", fwd_flops=2000)))
+    >>> print(describe_shortly(ProfileData(name="demo", mode="train", optimizer="sgd", device="h200", fwd_flops=2000)))
     Profile of demo: one train step on h200 (optimizer sgd)
       FLOPs: 2.00 K forward
       cannot be told whether it fits on h200: what it needs is not known, 139.80 GiB there
@@ -63,7 +62,7 @@ def describe_shortly(profile: Profile, has_verdict: bool = True) -> str:
 
 
 @register_report.shipped("brief")
-def describe_for_verdict(profile: Profile) -> str:
+def describe_for_verdict(profile: ProfileData) -> str:
     """What stands before a verdict: the same without it, and what memory is taken by where that is too much."""
     text = describe_shortly(profile, has_verdict=False)
     for line in profile.assumptions:
@@ -79,7 +78,7 @@ def describe_for_verdict(profile: Profile) -> str:
 
 
 @register_report.shipped("replay")
-def explain_replay(profile: Profile) -> str:
+def explain_replay(profile: ProfileData) -> str:
     """Which parts were run once and replayed, and why the others were run."""
     return "What was replayed is not saved." if profile.replay is None else profile.replay.explain()
 
@@ -89,7 +88,7 @@ DEFAULT_COLUMNS = ("params", "peak_allocated_bytes", "hardware_flops", "step_sec
 _FACTS = (Column("mode", "Mode", "text"), Column("device", "Device", "text"))
 
 
-def model_table(profiles: Sequence[tuple[str, Profile]], columns: Sequence[str] = DEFAULT_COLUMNS,
+def model_table(profiles: Sequence[tuple[str, ProfileData]], columns: Sequence[str] = DEFAULT_COLUMNS,
                 fmt: str = "text") -> str:
     """A row for each name and profile. ``columns`` are quantities of a step, also by path
     (``phases.forward.peak_allocated_bytes``); ``fmt`` is as of `Profile.module_tree`, and in CSV quantities are
@@ -120,7 +119,7 @@ _size, _count = partial(format_quantity, unit="bytes"), partial(format_quantity,
 
 
 @register_report.shipped("summary")
-def summarize(profile: Profile) -> str:
+def summarize(profile: ProfileData) -> str:
     """All sections of the summary, each under its title."""
     header = "\n".join(describe_run(profile))
     sections = ["\n".join([title, *(f"  {line}".rstrip() for line in body.splitlines())])
@@ -128,7 +127,7 @@ def summarize(profile: Profile) -> str:
     return escape_controls("\n\n".join([header, *sections]))
 
 
-def describe_run(profile: Profile) -> list[str]:
+def describe_run(profile: ProfileData) -> list[str]:
     """Lines that say what was profiled, on what and by which versions."""
     lines = [f"{profile.name}: one {profile.mode} step" + name_devices(profile)]
     if profile.world is not None and profile.world.size > 1:
@@ -140,7 +139,7 @@ def describe_run(profile: Profile) -> list[str]:
     return lines + [said] if said else lines
 
 
-def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
+def list_sections(profile: ProfileData) -> Iterator[tuple[str, str]]:
     """Title and text of each section."""
     p, own, ended = profile, profile.flop_convention == "own", profile.out_of_memory is not None
     lay_out = _print_known if ended else _print
@@ -187,7 +186,7 @@ def list_sections(profile: Profile) -> Iterator[tuple[str, str]]:
     yield "Assumptions", "\n".join(assumed) or "none"
 
 
-def _list_memory_sections(p: Profile, lay_out: Callable[..., str]) -> Iterator[tuple[str, str]]:
+def _list_memory_sections(p: ProfileData, lay_out: Callable[..., str]) -> Iterator[tuple[str, str]]:
     ended = p.out_of_memory is not None
     if p.devices:
         yield "Devices", _print(DEVICE_HEADERS, list(list_device_rows(p)), left=DEVICE_LEFT)
@@ -219,7 +218,7 @@ def _list_memory_sections(p: Profile, lay_out: Callable[..., str]) -> Iterator[t
                 for name, phase in phases.items()])
 
 
-def _list_beyond(p: Profile) -> Iterator[tuple[str, str]]:
+def _list_beyond(p: ProfileData) -> Iterator[tuple[str, str]]:
     """What a rank's device has in use, as nvidia-smi shows it: reserved, and what `analyzer.hardware.unseen` knows."""
     if p.device is None or p.out_of_memory is not None or p.peak_reserved_bytes is None or (
             p.world is None or p.world.size < 2):

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from analyzer.errors import UnknownDeviceError
 from analyzer.hardware import DeviceSpec, register_device
 from analyzer.results.node_info import PeakNode
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.verdict import Advice, Option, Verdict
-from analyzer.results.view import register_view
 
+from .fits import check_fit
 from .text_table import format_quantity, print_rows
 from .text_width import escape_controls
 
@@ -28,15 +28,14 @@ class Place(NamedTuple):
     forward_operator: str | None = None  #: the operator of the forward pass of which a gradient is computed
 
 
-@register_view.shipped("verdict")
-def judge(profile: Profile, device: str | DeviceSpec | None = None, world_size: int | None = None, *,
+def judge(profile: ProfileData, device: str | DeviceSpec | None = None, world_size: int | None = None, *,
           is_brief: bool = False) -> Verdict | None:
     """The verdict on a device, else on the profile's own. ``is_brief`` leaves out the peak and other devices."""
     device = profile.device if device is None else device
     if device is None:
         return None
     spec = _find_spec(profile, device)
-    info = profile.fits(spec, world_size)
+    info = check_fit(profile, spec, world_size)
     oom = profile.out_of_memory
     is_known = oom is not None or profile.peak_reserved_bytes is not None or profile.peak_allocated_bytes is not None
     place = Place() if is_brief else find_peak(profile, info.place)
@@ -49,7 +48,7 @@ def judge(profile: Profile, device: str | DeviceSpec | None = None, world_size: 
         place=info.place, count=max(1, len(profile.devices)))
 
 
-def _find_spec(profile: Profile, device: str | DeviceSpec) -> DeviceSpec:
+def _find_spec(profile: ProfileData, device: str | DeviceSpec) -> DeviceSpec:
     """The spec of that device. Of one that was never registered a profile knows no more than where memory ran out."""
     try:
         return profile.find_device(device)
@@ -60,14 +59,14 @@ def _find_spec(profile: Profile, device: str | DeviceSpec) -> DeviceSpec:
         return DeviceSpec(profile.device, memory_bytes=None if oom is None else oom.capacity_bytes)
 
 
-def _name_smallest(profile: Profile, world_size: int | None = None) -> tuple[str, ...]:
+def _name_smallest(profile: ProfileData, world_size: int | None = None) -> tuple[str, ...]:
     if profile.out_of_memory is not None:
         return ()  # it ended before its peak
-    held = [spec for spec in register_device if profile.fits(spec, world_size).fits]
+    held = [spec for spec in register_device if check_fit(profile, spec, world_size).fits]
     return tuple([spec.name for spec in sorted(held, key=lambda spec: spec.memory_bytes or 0)][:_DEVICES_NAMED])
 
 
-def find_peak(profile: Profile, device: str | None = None) -> Place:
+def find_peak(profile: ProfileData, device: str | None = None) -> Place:
     """Where memory ran out, else where the most is allocated, of several devices on the fullest or the one named."""
     oom = profile.out_of_memory
     if oom is None and device not in (None, profile.fullest_device):
@@ -87,7 +86,7 @@ def find_peak(profile: Profile, device: str | None = None) -> Place:
     return Place(found.phase, operator, found.name, path, forward if forward != operator else None)  # it runs again
 
 
-def _read_peak(profile: Profile) -> PeakNode | None:
+def _read_peak(profile: ProfileData) -> PeakNode | None:
     """The peak in the rows of a profile."""
     point = max(profile.timeline, key=lambda point: point.allocated_bytes, default=None)
     if point is None:
@@ -97,7 +96,6 @@ def _read_peak(profile: Profile) -> PeakNode | None:
     return found if node is None else found._replace(op=node.op, target=node.target, module_path=node.module_path)
 
 
-@register_view.shipped("verdict_text")
 def format_verdict(verdict: Verdict) -> str:
     """Whether it fits, where the peak is, and where it would fit, in as many lines as these take."""
     v = verdict
@@ -171,7 +169,6 @@ LEFT = (0, 1, 6)  #: columns of text in the table
 _COUNTED = {1: "the one change", 2: "the two cheapest changes", 3: "three cheapest changes"}
 
 
-@register_view.shipped("advice_rows")
 def format_rows(advice: Advice, fmt: str = "text") -> str:
     """A row for the step as it is and each option."""
     return print_rows(*list_rows(advice), fmt=fmt, left=LEFT)
@@ -188,7 +185,6 @@ def list_rows(advice: Advice) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     return ("Change", "Fits", "Needed", "vs now", "Step", "vs now", "Same result"), rows
 
 
-@register_view.shipped("advice_summary")
 def format_summary(advice: Advice) -> str:
     """The cheapest options that fit, a line each."""
     if advice.baseline.fits:
@@ -200,7 +196,6 @@ def format_summary(advice: Advice) -> str:
     return "\n".join([f"{_COUNTED[len(found)]} with which it fits on {advice.device}:", *lines])
 
 
-@register_view.shipped("advice_cheapest")
 def format_cheapest(advice: Advice) -> str:
     """The first option that fits, in two lines or three."""
     found = advice.cheapest
@@ -209,7 +204,6 @@ def format_cheapest(advice: Advice) -> str:
     return f"to fit on {advice.device}: {_describe(found[0])}\n   others: `analyzer advise` with the same options"
 
 
-@register_view.shipped("advice")
 def format_advice(advice: Advice) -> str:
     """The table, what could not be tried and why, and the cheapest options."""
     parts = [f"{advice.title}\non {advice.device} ({format_quantity(advice.capacity_bytes, 'bytes')})",
@@ -219,7 +213,7 @@ def format_advice(advice: Advice) -> str:
     return "\n\n".join([*parts, format_summary(advice)])
 
 
-def describe_step(profile: Profile) -> str:
+def describe_step(profile: ProfileData) -> str:
     """The model and its step in a line."""
     facts = [f"{name} {tensor}" for name, tensor in profile.inputs.items()]
     facts += [f"{what} {value}" for what, value in (("optimizer", profile.optimizer), ("autocast", profile.autocast))

@@ -37,7 +37,7 @@ from .info import (
 )
 from .lane import describe_spans
 from .node_info import NodeInfo, PeakNode, TensorInfo, describe_saved, describe_spec
-from .profile import Profile
+from .profile import AnyProfile, ProfileData
 from .run_cost import CommInfo
 from .timeline import describe_shortage, find_peak_call, find_unfinished, list_finished_phases, read_memory
 from .tree import ModulePaths, ModuleShape, ModuleTree, describe_all, list_module_calls
@@ -94,7 +94,7 @@ def list_features(log: Log) -> set[tuple[int, ...]]:
 
 
 _NODE_FIELDS, _PHASE_FIELDS, _COMM_FIELDS, _PROFILE_FIELDS = (
-    {f.name for f in fields(record)} for record in (NodeInfo, PhaseInfo, CommInfo, Profile))
+    {f.name for f in fields(record)} for record in (NodeInfo, PhaseInfo, CommInfo, ProfileData))
 _COMPILED_COUNTS = ("operators", "recomputed", "fwd_kernels", "bwd_kernels", "fwd_extern_kernels", "bwd_extern_kernels")
 _BOUNDS = ("peak_allocated_bytes_range", "peak_reserved_bytes_range")
 _LATER = {*_BOUNDS, "step_seconds_range"}  # totals that are worked out when they are read
@@ -115,8 +115,10 @@ class ProfileBuilder:
         self.totals = self._merge(({0: a.totals} for a in annotations), may_end=True)[0]
         self._lanes: tuple[Lanes | None] | None = None
 
-    def build(self, *, is_final: bool = False, **facts: Any) -> Profile:
-        """The profile, with ``facts`` in place of what the log says; rows of a final log are made when first read."""
+    def build(self, kind: type[AnyProfile], *, is_final: bool = False, **facts: Any) -> AnyProfile:
+        """The profile, a ``kind`` of record, with ``facts`` in place of what the log says; rows of a final log are made
+        when first read.
+        """
         sums = {**self._find_sums(), **facts}
         assumptions = [*self.log.assumptions, *(text for a in self.annotations for text in a.assumptions)]
         if len(self.log.listed_samples) > 1:
@@ -129,10 +131,10 @@ class ProfileBuilder:
                   self._find_memory: ("timeline", "memory_events", "holders", "peak_by_category"),
                   self._find_devices: ("devices", "copies")}
         if is_final:
-            found = Profile.deferred(sums, groups)
+            found = kind.deferred(sums, groups)
             found.complete(_peak=self._find_peak)
             return found
-        return Profile(**sums, **{name: value for find in groups for name, value in find().items()})
+        return kind(**sums, **{name: value for find in groups for name, value in find().items()})
 
     def _find_sums(self) -> dict[str, Any]:
         log, last = self.log, self.log.steps - 1
@@ -366,15 +368,16 @@ def _list_aliases(log: Log, index: int, node: LogNode, held: Mapping[tuple[int, 
     return tuple(dict.fromkeys(found))
 
 
-def build_unplaced_profile(root: torch.nn.Module, error: DeviceOutOfMemoryError, **facts: Any) -> Profile:
+def build_unplaced_profile(kind: type[AnyProfile], root: torch.nn.Module, error: DeviceOutOfMemoryError,
+                           **facts: Any) -> AnyProfile:
     """The profile of a model that does not fit before its first step: nothing ran, so little is known."""
     tensors = list(root.parameters())
     short = OutOfMemoryInfo("placing the model and its inputs", "setup", error.requested_bytes, error.short_bytes,
                             allocated_bytes=error.allocated_bytes, reserved_bytes=error.reserved_bytes,
                             capacity_bytes=error.capacity_bytes)
-    return Profile(**facts, params=sum(p.numel() for p in tensors), out_of_memory=short,
-                   param_bytes=sum(p.numel() * p.element_size() for p in tensors),
-                   torch_version=str(torch.__version__), analyzer_version=package_version())
+    return kind(**facts, params=sum(p.numel() for p in tensors), out_of_memory=short,
+                param_bytes=sum(p.numel() * p.element_size() for p in tensors),
+                torch_version=str(torch.__version__), analyzer_version=package_version())
 
 
 @functools.cache  # it reads the metadata of installed packages

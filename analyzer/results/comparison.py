@@ -4,8 +4,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .profile import Profile
-from .view import register_view
+from analyzer.on_use import load
+
+from .profile import ProfileData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +82,8 @@ class ConditionResult:
 class ProfileChange:
     """What changed from one profile to another; rows stand in the order of how much of the step they change."""
 
-    before: Profile
-    after: Profile
+    before: ProfileData
+    after: ProfileData
     settings: tuple[str, ...] = ()              #: what was not profiled alike
     totals: tuple[QuantityChange, ...] = ()     #: of the whole step, those that did not change too
     categories: tuple[QuantityChange, ...] = () #: of memory at the peak, those that did not change too
@@ -102,22 +103,22 @@ class ProfileChange:
 
     def render(self) -> str:
         """The change as text: the step's figures, memory by category, and the modules that changed most."""
-        return str(register_view.look_up("comparison_text", "render")(self))
+        return str(load("analyzer.report.comparison.text:render_comparison")(self))
 
     def table(self, fmt: str = "text") -> str:
         """Every change, a row each; ``fmt`` as of `FitTable.table`. CSV has unrounded numbers, empty where unknown."""
-        return str(register_view.look_up("comparison_rows", "table")(self, fmt))
+        return str(load("analyzer.report.comparison.text:list_changes")(self, fmt))
 
     def to_markdown(self, path: str | Path | None = None) -> str:
         """A summary for a pull request, details folded; also written to ``path`` if one is given."""
-        return str(register_view.look_up("comparison_markdown", "to_markdown")(self, path))
+        return str(load("analyzer.report.comparison.text:to_markdown")(self, path))
 
     def to_html(self, path: str | Path | None = None) -> str:
         """One page that needs nothing else, also written to ``path``. Raises MissingExtraError without plotly."""
-        return str(register_view.look_up("comparison_html", "to_html")(self, path))
+        return str(load("analyzer.report.comparison.page:to_html")(self, path))
 
     def _repr_html_(self) -> str:
-        return str(register_view.look_up("comparison_notebook", "_repr_html_")(self))
+        return str(load("analyzer.report.comparison.page:to_fragment")(self))
 
     def __repr__(self) -> str:
         changed = sum(row.is_changed for row in (*self.totals, *self.categories, *self.modules))

@@ -1,13 +1,12 @@
-"""`Profile`: what a step of a model costs, as plain data, with views that `analyzer.report` registers."""
+"""What a step of a model costs, as plain data with the figures that follow from it."""
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar, TypeVar
 
-from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
+from analyzer.on_use import load
 from analyzer.record.evaluation import EVALUATION
 from analyzer.record.preparation import PREPARATION
 from analyzer.units import add_quantities
@@ -29,21 +28,17 @@ from .info import (
 from .lane import SpanInfo
 from .node_info import NodeInfo, PeakNode, TensorInfo
 from .run_cost import CommInfo, Roofline, RunCost, StepEnergy
-from .verdict import Advice, FitInfo, Verdict
-from .view import register_exporter, register_report, register_view
 from .world import CommandInfo, DeviceRecord, WorldInfo
 
-if TYPE_CHECKING:
-    import networkx
-    import pandas
+AnyProfile = TypeVar("AnyProfile", bound="ProfileData")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Profile(DeviceRecord):
+class ProfileData(DeviceRecord):
     """What a step of a model costs. Phases are those of a steady-state step, peaks the maximum over both steps.
 
-    >>> Profile(name="demo", mode="infer", params=3).summary().splitlines()[0]
-    'demo: one infer step'
+    >>> ProfileData(name="demo", mode="infer", fwd_flops=3).model_flops
+    3
     """
 
     format_version: ClassVar[int] = 14  #: of the JSON text; a change of any field below raises it
@@ -184,58 +179,6 @@ class Profile(DeviceRecord):
         return add_quantities([phase.kernels for phase in self.step_phases.values()]) if self.phases else None
 
     @property
-    def energy(self) -> StepEnergy | None:
-        """Watts and joules of one device in a step, by its kernels' time, products and bytes and by how long it waits
-        for the host, see `analyzer.hardware.power`. None where one of them or the device's power limit is unknown, and
-        of several devices in one process.
-        """
-        return register_view.look_up("energy", "energy")(self)
-
-    def mfu(self, seconds: float | None = None, device: str | DeviceSpec | None = None,
-            dtype: str | None = None) -> float | None:
-        """Model FLOPs utilization of a step that takes ``seconds``, by default `step_seconds`: 2 FLOPs a multiply-add
-        of forward and backward, over what the device could do; of several devices, over what all of them could.
-
-        As defined by Chowdhery et al. (PaLM, 2022), appendix B: matrix products (and convolutions) only, masks taken as
-        dense, nothing run twice, and the dense peak of the multiply-accumulate units. ``device`` is by default the
-        profile's own; ``dtype`` is that of the products, by default that of autocast, else that of most floating
-        parameters, where float32 is TF32 for what PyTorch is set to run so (convolutions, by default). None where the
-        time, a count or the peak is unknown. Raises InputError for ``seconds`` that are not positive. A step of
-        3 · 10¹² multiply-adds that takes 20 ms on a GPU of 989.4 · 10¹² FLOP/s:
-
-        >>> p = Profile(name="demo", mode="train", device="h100", autocast="bfloat16", fwd_macs=10**12,
-        ...             bwd_macs=2 * 10**12, recompute_macs=10**12, step_seconds=0.020)
-        >>> round(p.mfu(), 4), round(p.hfu(), 4), round(p.mfu(0.040), 4)
-        (0.3032, 0.4043, 0.1516)
-        """
-        return register_view.look_up("utilization", "mfu")(self, "mfu", seconds, device, dtype)
-
-    def hfu(self, seconds: float | None = None, device: str | DeviceSpec | None = None,
-            dtype: str | None = None) -> float | None:
-        """Hardware FLOPs utilization: `mfu` with what checkpointing runs again (Korthikanti et al., 2022, 6.3)."""
-        return register_view.look_up("utilization", "mfu")(self, "hfu", seconds, device, dtype)
-
-    def cost_of(self, tokens: float | None = None, samples: float | None = None, price: float | None = None,
-                gpus: int | None = None, power: float | None = None, carbon: float | None = None) -> RunCost:
-        """What a run over so many ``tokens`` or ``samples`` costs: as many steps like this one as it takes.
-
-        ``price`` is dollars for an hour of one device; ``gpus`` how many devices there are, by default the profile's
-        processes, each further copy of the model as fast as this one; ``power`` watts of one device, by default those
-        of `energy`, else its power limit; ``carbon`` grams of carbon dioxide of a kWh. `RunCost.assumptions` says what
-        was taken so. Raises InputError for amounts that cannot be, and for tokens of a model that is given none.
-
-        >>> p = Profile(name="demo", mode="train", device="h100", batch_size=8, tokens=8 * 2048, step_seconds=0.1)
-        >>> cost = p.cost_of(tokens=2e9, price=2.5, gpus=8)
-        >>> cost.steps, round(cost.hours, 3), round(cost.dollars, 2)  # 2e9 / (8 * 16,384), * 0.1 s, * 8 * $2.50
-        (15259, 0.424, 8.48)
-        """
-        return register_view.look_up("cost_of", "cost_of")(self, tokens, samples, price, gpus, power, carbon)
-
-    def roofline(self) -> Roofline:
-        """Where operators and modules stand under the device's roofline. Raises InputError without a known device."""
-        return register_view.look_up("roofline", "roofline")(self)
-
-    @property
     def step_phases(self) -> dict[str, PhaseInfo]:
         """Those of `phases` that a step consists of: all but a script's evaluation, and what it prepares for several
         steps.
@@ -251,118 +194,62 @@ class Profile(DeviceRecord):
         is_unseen = set(sizes) == {None} and (self.world_size or 1) > 1
         return None if is_unseen or None in sizes and self.comm else False
 
-    def as_eager(self) -> Profile:
-        """The same step with nothing under ``torch.compile``: it is profiled when this is called, with the arguments of
-        the call of `analyzer.profile` that made this one. Raises InputError where they are not known in this process.
-        """
-        return register_view.look_up("as_eager", "as_eager")(self)
-
-    def table(self, sort: str | None = None, depth: int | None = None, *, columns: Sequence[str] = (),
-              fmt: str = "text") -> str:
-        """The node table: ten columns, one row a node, and a row of totals; see `analyzer.report.node_table`. Where
-        ranks communicate, the bytes of their messages follow, or ``-`` where these are unknown.
-        """
-        draw = register_view.look_up("table", "table")
-        return draw(self.nodes, sort=sort, depth=depth, columns=columns, fmt=fmt,
-                    communicates=self.communicates is not False)
-
-    def screen(self, width: int = 120, color: bool = False) -> str:
-        """All at a glance, in at most 40 lines of ``width`` (80 or more) columns: whether it fits, time, phases, memory
-        at the peak by what holds it, the modules that take most, and what bounds the step. ``color`` is for a terminal.
-        Raises InputError for a width that cannot be.
-        """
-        return self.report("screen", width=width, color=color)
-
-    def summary(self) -> str:
-        """The totals as text: parameters, work, memory by category and phase, time, what was not counted or assumed."""
-        return self.report("summary")
-
-    def module_tree(self, depth: int | None = None, sort: str | None = None, *, columns: Sequence[str] = (),
-                    fmt: str = "text", ignore_modules: Collection[str | type] = (), only: bool = False,
-                    as_string: bool = True) -> str:
-        """The modules as an indented table in which a parent is its children plus its "(own)" row."""
-        return self.report("tree", depth=depth, sort=sort, columns=columns, fmt=fmt, ignore_modules=ignore_modules,
-                           only=only, as_string=as_string)
-
-    def comm_table(self, by_phase: bool = True, fmt: str = "text") -> str:
-        """What ranks communicate in a step, by kind, process group and phase; see `comm` for each call."""
-        return self.report("communication", by_phase=by_phase, fmt=fmt)
-
-    def report(self, kind: str = "deepspeed", **options: Any) -> str:
-        """The report registered under that name, with its options: ``"deepspeed"``, ``"flops-profiler"``,
-        ``"torchinfo"``, ``"tids"`` or ``"colossalai"``, in the layout of that tool, ``"tree"``,
-        ``"summary"``, ``"screen"``, ``"communication"``, or one of `register_report`. Raises InputError for another
-        name, and for an option that the report does not know.
-        """
-        text = register_report.call("report", kind, self, **options)
-        if not isinstance(text, str):
-            raise InputError(f"report({kind!r}): returned {text!r:.200}: a report returns text, and prints none")
-        return text
-
-    def export(self, name: str, *args: Any, **options: Any) -> Any:
-        """What the exporter of that name makes of the profile: one of ``"json"``, ``"html"``, ``"dataframe"``,
-        ``"networkx"``, ``"chrome_trace"``, ``"memory_snapshot"``, ``"table"``, or one of `register_exporter`. Raises
-        InputError for another name, and for options that the exporter does not know, or lacks.
-        """
-        return register_exporter.call("export", name, self, *args, **options)
-
-    def _repr_html_(self) -> str:
-        return register_view.look_up("notebook", "_repr_html_")(self)
-
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The profile as JSON text, also written to ``path``. InputError for a value that could not be read back."""
-        return self.export("json", path)
-
-    @classmethod
-    def from_json(cls, source: str | Path) -> Profile:
-        """Read what `to_json` wrote, from text or from a file. Raises ProfileFormatError for damaged text or another
-        format version, InputError for a file that is not there.
-        """
-        return register_view.look_up("from_json", "from_json")(source)
-
-    def to_dataframe(self, what: str = "nodes") -> pandas.DataFrame:
-        """A table of ``"nodes"``, ``"modules"``, ``"comm"``, ``"spans"`` or ``"memory_events"`` with nullable columns.
-        Raises MissingExtraError without pandas.
-        """
-        return self.export("dataframe", what)
-
-    def to_networkx(self) -> networkx.DiGraph[str]:
-        """The graph: every field of a node as its attributes, on each edge the ``bytes`` of what its source gives."""
-        return self.export("networkx")
-
-    def to_html(self, path: str | Path | None = None) -> str:
-        """One HTML page that opens offline. Raises MissingExtraError without plotly."""
-        return self.export("html", path)
-
-    def to_chrome_trace(self, path: str | Path | None = None) -> dict[str, Any]:
-        """The predicted step as Chrome trace events, for Perfetto or chrome://tracing."""
-        return self.export("chrome_trace", path)
-
-    def to_memory_snapshot(self, path: str | Path | None = None) -> dict[str, Any]:
-        """The memory events as a dictionary that pytorch.org/memory_viz reads, pickled to ``path`` if one is given."""
-        return self.export("memory_snapshot", path)
-
-    def fits(self, device: str | DeviceSpec | None = None, world_size: int | None = None) -> FitInfo:
-        """Whether the step fits on ``device`` among ``world_size`` processes (by default its own), line by line."""
-        return register_view.look_up("fits", "fits")(self, device, world_size)
-
-    def advise(self, device: str | DeviceSpec | None = None) -> Advice:
-        """What to change so that the step fits on ``device`` (by default the profile's own), or takes less there: the
-        step is profiled again with each change and with combinations. See `analyzer.advise`. Raises InputError for a
-        profile that was read, copied or measured, for it does not know its model.
-        """
-        return register_view.look_up("advise", "advise")(self, device)
-
     @property
-    def verdict(self) -> Verdict | None:
-        """Whether the step fits on its device, where its peak is, and on which devices it would fit; None without a
-        device. As `fits` says.
-
-        >>> p = Profile(name="demo", mode="infer", device="t4", peak_reserved_bytes=20 * 2**30)
-        >>> p.verdict.fits, p.verdict.devices
-        (False, ('l4', 'a10g', 'a10'))
+    def energy(self) -> StepEnergy | None:
+        """Watts and joules of one device in a step, by its kernels' time, products and bytes and by how long it waits
+        for the host, see `analyzer.hardware.power`. None where one of them or the device's power limit is unknown, and
+        of several devices in one process.
         """
-        return register_view.look_up("verdict", "verdict")(self)
+        found: StepEnergy | None = load("analyzer.report.run_cost:find_energy")(self)
+        return found
+
+    def mfu(self, seconds: float | None = None, device: str | DeviceSpec | None = None,
+            dtype: str | None = None) -> float | None:
+        """Model FLOPs utilization of a step that takes ``seconds``, by default `step_seconds`: 2 FLOPs a multiply-add
+        of forward and backward, over what the device could do; of several devices, over what all of them could.
+
+        As defined by Chowdhery et al. (PaLM, 2022), appendix B: matrix products (and convolutions) only, masks taken as
+        dense, nothing run twice, and the dense peak of the multiply-accumulate units. ``device`` is by default the
+        profile's own; ``dtype`` is that of the products, by default that of autocast, else that of most floating
+        parameters, where float32 is TF32 for what PyTorch is set to run so (convolutions, by default). None where the
+        time, a count or the peak is unknown. Raises InputError for ``seconds`` that are not positive. A step of
+        3 · 10¹² multiply-adds that takes 20 ms on a GPU of 989.4 · 10¹² FLOP/s:
+
+        >>> p = ProfileData(name="demo", mode="train", device="h100", autocast="bfloat16", fwd_macs=10**12,
+        ...                 bwd_macs=2 * 10**12, recompute_macs=10**12, step_seconds=0.020)
+        >>> round(p.mfu(), 4), round(p.hfu(), 4), round(p.mfu(0.040), 4)
+        (0.3032, 0.4043, 0.1516)
+        """
+        found: float | None = load("analyzer.report.speed:find_utilization")(self, "mfu", seconds, device, dtype)
+        return found
+
+    def hfu(self, seconds: float | None = None, device: str | DeviceSpec | None = None,
+            dtype: str | None = None) -> float | None:
+        """Hardware FLOPs utilization: `mfu` with what checkpointing runs again (Korthikanti et al., 2022, 6.3)."""
+        found: float | None = load("analyzer.report.speed:find_utilization")(self, "hfu", seconds, device, dtype)
+        return found
+
+    def cost_of(self, tokens: float | None = None, samples: float | None = None, price: float | None = None,
+                gpus: int | None = None, power: float | None = None, carbon: float | None = None) -> RunCost:
+        """What a run over so many ``tokens`` or ``samples`` costs: as many steps like this one as it takes.
+
+        ``price`` is dollars for an hour of one device; ``gpus`` how many devices there are, by default the profile's
+        processes, each further copy of the model as fast as this one; ``power`` watts of one device, by default those
+        of `energy`, else its power limit; ``carbon`` grams of carbon dioxide of a kWh. `RunCost.assumptions` says what
+        was taken so. Raises InputError for amounts that cannot be, and for tokens of a model that is given none.
+
+        >>> p = ProfileData(name="demo", mode="train", device="h100", batch_size=8, tokens=8 * 2048, step_seconds=0.1)
+        >>> cost = p.cost_of(tokens=2e9, price=2.5, gpus=8)
+        >>> cost.steps, round(cost.hours, 3), round(cost.dollars, 2)  # 2e9 / (8 * 16,384), * 0.1 s, * 8 * $2.50
+        (15259, 0.424, 8.48)
+        """
+        found: RunCost = load("analyzer.report.run_cost:find_cost")(self, tokens, samples, price, gpus, power, carbon)
+        return found
+
+    def roofline(self) -> Roofline:
+        """Where operators and modules stand under the device's roofline. Raises InputError without a known device."""
+        found: Roofline = load("analyzer.report.speed:find_roofline")(self)
+        return found
 
     def __repr__(self) -> str:
-        return str(register_view.look_up("repr", "repr")(self))
+        return str(load("analyzer.report.summary:describe_shortly")(self))

@@ -4,10 +4,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from analyzer.on_use import load
 from analyzer.units import add_quantities
 
 from .lane import Moment
-from .view import register_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,4 +202,4 @@ class RunCost:
         return (ends[0], ends[1]) if ends else None
 
     def __str__(self) -> str:
-        return str(register_view.look_up("run_cost", "RunCost")(self))
+        return str(load("analyzer.report.run_cost:describe_cost")(self))

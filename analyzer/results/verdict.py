@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from analyzer.errors import InputError, UnknownDeviceError
 from analyzer.hardware import find_device
+from analyzer.on_use import load
 from analyzer.units import format_bytes, parse_bytes
-
-from .view import register_view
 
 _NAMED = 6  # devices that a line names
 
@@ -53,7 +52,7 @@ class FitInfo:
         return self.fits is True
 
     def __str__(self) -> str:
-        return str(register_view.look_up("fit", "FitInfo")(self))
+        return str(load("analyzer.report.fits:format_fit")(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -101,7 +100,7 @@ class Verdict:
         return self.fits is True
 
     def __str__(self) -> str:
-        return str(register_view.look_up("verdict_text", "Verdict")(self))
+        return str(load("analyzer.report.verdict:format_verdict")(self))
 
     def __repr__(self) -> str:
         return f"Verdict({str(self).partition(chr(10))[0]})"
@@ -211,7 +210,7 @@ class FitTable:
         "markdown", "csv", "latex", "html" or a format of tabulate. ``sort`` is "memory", "time" or "price"; those that
         it fits on come first.
         """
-        return str(register_view.look_up("fit_rows", "table")(self, fmt, sort))
+        return str(load("analyzer.report.fit_table:print_fits")(self, fmt, sort))
 
     def _repr_html_(self) -> str:
         return f"<div><b>{html.escape(self.title)}</b>{self.table('html')}{html.escape(self.said)}</div>"
@@ -220,7 +219,7 @@ class FitTable:
         return f"FitTable({self.title}: {len(self)} devices, {self.said})"
 
     def __str__(self) -> str:
-        return str(register_view.look_up("fit_table", "FitTable")(self))
+        return str(load("analyzer.report.fit_table:describe_fits")(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,14 +262,14 @@ class Advice:
 
     def table(self, fmt: str = "text") -> str:
         """A row for the step as it is and each option; ``fmt`` is a format of `FitTable.table`."""
-        return str(register_view.look_up("advice_rows", "table")(self, fmt))
+        return str(load("analyzer.report.verdict:format_rows")(self, fmt))
 
     def summary(self) -> str:
         """The cheapest options that fit, a line each."""
-        return str(register_view.look_up("advice_summary", "summary")(self))
+        return str(load("analyzer.report.verdict:format_summary")(self))
 
     def _repr_html_(self) -> str:
-        return str(register_view.look_up("advice_fragment", "_repr_html_")(self))
+        return str(load("analyzer.report.page.notebook:write_advice")(self))
 
     def __str__(self) -> str:
-        return str(register_view.look_up("advice", "Advice")(self))
+        return str(load("analyzer.report.verdict:format_advice")(self))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from analyzer.errors import InputError
 from analyzer.on_use import load
-from analyzer.registry import ANY_CALL, Call, Registry, check_name, signature_of
+from analyzer.registry import Call, Registry, check_name, signature_of
 
 Groups = Mapping[Callable[[], Mapping[str, Any]], Sequence[str]]
 """Functions that work out fields of a record, with the names of these."""
@@ -72,7 +72,7 @@ View = Callable[..., Any]
 F = TypeVar("F", bound=View)
 
 _lock = threading.RLock()
-_to_load = ["analyzer.views:load_views"]
+_to_load = ["analyzer.report.shipped:load_reports"]
 
 
 class ViewRegistry(Registry[str, View]):
@@ -127,9 +127,7 @@ def _name_options(signature: inspect.Signature | None) -> list[str]:
     return ["**" if p.kind is inspect.Parameter.VAR_KEYWORD else p.name for p in parameters]
 
 
-#: ``(profile, ...) -> anything``: what `Profile.export` and the ``to_*`` methods give.
-register_exporter = ViewRegistry("register_exporter", check_name, Call("f(profile, ...)", 1))
 #: ``(profile, **options) -> str``: what `Profile.report` and ``--report`` of the command line print.
 register_report = ViewRegistry("register_report", check_name, Call("f(profile, **options)", 1))
-#: What the other methods of the records of `analyzer.results` show, by name.
-register_view = ViewRegistry("register_view", check_name, ANY_CALL)
+#: ``(profile, ...) -> anything``: what `Profile.export` and ``--export`` give.
+register_exporter = register_report.beside("register_exporter", call=Call("f(profile, ...)", 1))

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from analyzer import profile
+from analyzer.api.result import Profile
 from analyzer.profilers.flop_registry import register_flop_impl
-from analyzer.results.profile import Profile
 from analyzer.zoo import MODELS
 
 ROWS = ("nodes", "modules", "module_calls", "operators", "timeline", "memory_events", "holders", "peak_by_category",

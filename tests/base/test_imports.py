@@ -17,7 +17,7 @@ ORDER = [{"units", "errors", "registry", "output", "on_use", "saved_format", "ha
          {"report", "zoo"}, {"api"},
          {"parallel", "search", "solver", "generation", "serving", "diffusion", "sweep", "dryrun", "runtime",
           "calibration"},
-         {"dropins", "advice"}, {"views", "show"}, {"options"}, {"commands"}, {"cli"}, {"__main__", "__init__"}]
+         {"dropins", "advice"}, {"show"}, {"options"}, {"commands"}, {"cli"}, {"__main__", "__init__"}]
 RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
 FILES = {
     ".".join(p.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): p for p in ROOT.rglob("*.py")}
@@ -76,7 +76,7 @@ late = "show advice report solver generation sweep dryrun runtime calibration".s
 print([name for name in sys.modules if name.startswith("analyzer.") and name.split(".")[1] in late])
 analyzer.register_report("summary", lambda profile: "mine", override=True)
 p = analyzer.Profile(name="Net", mode="infer")
-print(len(p.to_json()) > 100, p.summary(), analyzer.register_report.takes("deepspeed", "module_depth"))
+print(len(p.to_json()) > 100, p.report("summary"), analyzer.register_report.takes("deepspeed", "module_depth"))
 from analyzer import *
 assert analyzer.dry_run is dry_run and callable(max_batch_size)
 import analyzer.tools.solver

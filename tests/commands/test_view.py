@@ -3,11 +3,11 @@ from html import escape
 
 import pytest
 
+from analyzer.api.result import Profile
 from analyzer.cli import main
 from analyzer.parallel.rank_row import describe_rank
 from analyzer.parallel.rank_table import RankTable
 from analyzer.report.comparison.compare import compare
-from analyzer.results.profile import Profile
 
 
 @pytest.fixture(scope="module")

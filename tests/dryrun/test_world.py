@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from analyzer.api.result import Profile
 from analyzer.cli import main
 from analyzer.distributed.world import World
 from analyzer.parallel import RankTable, world
-from analyzer.results.profile import Profile
 from analyzer.results.run_cost import CommInfo
 from analyzer.results.world import GroupInfo, RankRun, WorldInfo
 from analyzer.tools.dryrun.job import RankResult, dry_run_ranks, list_peers

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from analyzer import symbolic_profile, symbolic_trace
+from analyzer.api.result import Profile
 from analyzer.fx import set_region, set_saved
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.profile import Profile
 
 TEXT = (Path(__file__).parents[2] / "docs" / "node_info.md").read_text()
 

@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from analyzer import profile
+from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.profilers.flops import CONVENTIONS, make_flops_profiler
-from analyzer.results.profile import Profile
 from tests.call import Call
 
 B, S, D, H = 2, 6, 8, 2  # batch, tokens, width, heads

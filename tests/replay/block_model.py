@@ -4,8 +4,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from analyzer.api.result import Profile
 from analyzer.results.info import ReplayInfo
-from analyzer.results.profile import Profile
 
 X = torch.ones(4, 16)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from analyzer.api.result import Profile
 from analyzer.report.page.document import unpack
 from analyzer.results.info import (
     CostInfo,
@@ -23,7 +24,6 @@ from analyzer.results.info import (
 )
 from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo, TensorInfo
-from analyzer.results.profile import Profile
 
 GOLDEN = Path(__file__).parent / "golden"
 HIDDEN = TensorInfo((8, 32), "float32", "cuda:0")   # 1024 bytes

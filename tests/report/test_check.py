@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from analyzer.api.result import Profile
 from analyzer.cli import main
 from analyzer.errors import InputError
 from analyzer.report.check import MAIN, check_profile, format_check
 from analyzer.report.quantity import QUANTITIES, SETTINGS, list_names
 from analyzer.report.speed import RATES
 from analyzer.results.info import OutOfMemoryInfo, PhaseInfo
-from analyzer.results.profile import Profile
 
 GIB = 2**30
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from analyzer.api.result import Profile
 from analyzer.errors import InputError, OutputError, ProfileFormatError
 from analyzer.hardware.device_spec import is_device_file
 from analyzer.report.export.json_format import find_fault
@@ -35,7 +36,6 @@ from analyzer.results.info import (
 )
 from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo, SavedTensorInfo, TensorInfo
-from analyzer.results.profile import Profile
 from analyzer.results.run_cost import CommInfo
 from analyzer.results.world import CommandInfo, GroupInfo, RankRun, WorldInfo
 

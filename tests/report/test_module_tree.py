@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 
+from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.results.info import CostInfo, ModuleInfo
-from analyzer.results.profile import Profile
 
 
 def test_golden(mlp, check_golden):

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.report.node_table import COLUMNS, merge_modules, node_table
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.profile import Profile
 
 HEADINGS = [
     "Op type", "Op", "Accumulate size", "Incremental size", "Output size", "Temp size", "Param size", "Backward size",

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from analyzer import profile
+from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.results.info import ModuleInfo, OperatorInfo
 from analyzer.results.node_info import TensorInfo
-from analyzer.results.profile import Profile
 
 H100 = find_device("h100")
 RATES, BANDWIDTH = H100.flops_per_second, H100.memory_bandwidth

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from analyzer import profile
+from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.report.run_cost import find_step_work
-from analyzer.results.profile import Profile
 from analyzer.results.run_cost import RunCost
 
 STEP = Profile(name="Llama", mode="train", device="h100", batch_size=8, tokens=8 * 2048, world_size=1,

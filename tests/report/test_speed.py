@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from analyzer import profile
+from analyzer.api.result import Profile
 from analyzer.hardware import find_device
 from analyzer.report.quantity import read_quantity
 from analyzer.report.speed import describe_bound, describe_speed, find_remedy, format_step, list_bounds, list_rates
 from analyzer.report.summary import describe_shortly, model_table
 from analyzer.results.info import BOUNDS, PhaseInfo
-from analyzer.results.profile import Profile
 
 H100 = find_device("h100").flops_per_second
 STEP = Profile(name="p", mode="train", device="h100", autocast="bfloat16", fwd_macs=10**12, bwd_macs=2 * 10**12,

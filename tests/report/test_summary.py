@@ -1,8 +1,8 @@
 """The summary: every section, and sums that are sums."""
 from dataclasses import replace
 
+from analyzer.api.result import Profile
 from analyzer.results.info import HolderInfo
-from analyzer.results.profile import Profile
 
 
 def test_golden(mlp, check_golden):

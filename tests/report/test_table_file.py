@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from analyzer import profile
+from analyzer.api.result import Profile
 from analyzer.cli import main
 from analyzer.errors import InputError, MissingExtraError
 from analyzer.report.export.table_file import TABLES, list_kinds
@@ -20,7 +21,6 @@ from analyzer.report.text_table import print_rows
 from analyzer.results.info import CostInfo
 from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.profile import Profile
 from analyzer.results.run_cost import CommInfo
 
 

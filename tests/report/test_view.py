@@ -11,13 +11,13 @@ NET = Profile(name="Net", mode="infer", params=3)
 
 
 def test_a_name_that_is_taken_is_refused_and_can_be_replaced_for_a_while():
-    before = NET.summary()
+    before = NET.report("summary")
     with pytest.raises(DuplicateRegistrationError, match="summary"):
         register_report("summary", lambda profile: "mine")
     with register_report.scope():
         register_report("summary", lambda profile: "mine")
-        assert NET.summary() == "mine"
-    assert NET.summary() == before
+        assert NET.report("summary") == "mine"
+    assert NET.report("summary") == before
 
 
 # The command takes the reports and exporters that the target's own file registers.

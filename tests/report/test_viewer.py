@@ -19,11 +19,11 @@ from torch import nn
 from torch.cuda import _memory_viz
 
 from analyzer import ProfileOptions, profile
+from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.memory.allocator import AllocatorOptions
 from analyzer.parallel import world
 from analyzer.results.info import MemoryEvent
-from analyzer.results.profile import Profile
 
 
 def of_kind(trace, kind):

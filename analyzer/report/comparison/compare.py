@@ -13,7 +13,7 @@ from analyzer.report.quantity import find_quantity, join_path, read_known
 from analyzer.report.text_table import Column, sort_by
 from analyzer.results.comparison import ConditionResult, ModuleChange, ProfileChange, QuantityChange
 from analyzer.results.info import ModuleInfo
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.units import add_quantities
 
 from .alignment import AlignedModule, Part, align
@@ -50,7 +50,7 @@ class Measure:
     read: _Read
 
 
-def list_measures(before: Profile, after: Profile) -> Iterator[Measure]:
+def list_measures(before: ProfileData, after: ProfileData) -> Iterator[Measure]:
     """The quantities whose change modules explain: costs, and bytes at the peak by category."""
     for column, cost in _COSTS:
         yield Measure(column, None, "step_seconds" if column.unit == "seconds" else column.field, cost)
@@ -66,7 +66,7 @@ def _read_held(held: Sequence[Counter[str]], side: int, module: ModuleInfo) -> i
     return held[side][module.path]
 
 
-def _add_up(profile: Profile, category: str) -> Counter[str]:
+def _add_up(profile: ProfileData, category: str) -> Counter[str]:
     found = Counter[str]()
     for holder in profile.holders:
         if holder.category == category:
@@ -216,7 +216,7 @@ TOTALS = ("peak_allocated_bytes", "peak_reserved_bytes", "step_seconds", "fwd_se
           "optimizer_bytes", "saved_bytes", "comm_bytes", "host_peak_bytes")
 
 
-def compare(before: Profile, after: Profile, fail_if: Sequence[str] = ()) -> ProfileChange:
+def compare(before: ProfileData, after: ProfileData, fail_if: Sequence[str] = ()) -> ProfileChange:
     """What changed from ``before`` to ``after``, and whether a condition of ``fail_if`` refuses it: each is written as
     ``"FIELD > +N%"``, ``"FIELD > +N"`` (both against ``before``) or ``"FIELD > N"``, with ``>``, ``>=``, ``<`` or
     ``<=``. One whose quantity is unknown on a side that it asks for fails.
@@ -235,7 +235,7 @@ def compare(before: Profile, after: Profile, fail_if: Sequence[str] = ()) -> Pro
     ('failed', [('added', '2')])
     """
     for name, given in (("before", before), ("after", after)):
-        if not isinstance(given, Profile):
+        if not isinstance(given, ProfileData):
             raise InputError(f"compare({name}={type(given).__name__}): give a Profile; Profile.from_json reads one")
     if isinstance(fail_if, str):
         raise InputError(f"compare(fail_if={fail_if!r}): give a list of conditions, as in fail_if=[{fail_if!r}]")
@@ -255,13 +255,13 @@ def compare(before: Profile, after: Profile, fail_if: Sequence[str] = ()) -> Pro
                           for limit in limits]))
 
 
-def _compare_quantity(name: str, before: Profile, after: Profile) -> QuantityChange:
+def _compare_quantity(name: str, before: ProfileData, after: ProfileData) -> QuantityChange:
     column = find_quantity(name, [before, after], "compare()")
     return QuantityChange(quantity=name, header=column.header, unit=column.unit, before=read_known(before, name),
                           after=read_known(after, name))
 
 
-def _list_rows(root: AlignedModule, before: Profile, after: Profile) -> Iterator[QuantityChange]:
+def _list_rows(root: AlignedModule, before: ProfileData, after: ProfileData) -> Iterator[QuantityChange]:
     for measure in list_measures(before, after):
         whole = _compare_quantity(measure.whole, before, after)
         for row in explain(root, measure):

@@ -14,15 +14,14 @@ from analyzer.report.summary import describe_run
 from analyzer.report.text_width import escape_controls
 from analyzer.results.comparison import ProfileChange, QuantityChange
 from analyzer.results.info import TimelinePoint
-from analyzer.results.profile import Profile
-from analyzer.results.view import register_view
+from analyzer.results.profile import ProfileData
 
 from . import text as words
 
 _MOST_POINTS = 3000  # of each step: twice what a window shows
 
 
-def describe_both(before: Profile, after: Profile) -> dict[str, Any] | None:
+def describe_both(before: ProfileData, after: ProfileData) -> dict[str, Any] | None:
     """The moments of both steps from 0 to 1, phase by phase where these are alike; None where one has no timeline."""
     runs = [_list_phases(profile) for profile in (before, after)]
     if not all(runs):
@@ -40,12 +39,12 @@ def describe_both(before: Profile, after: Profile) -> dict[str, Any] | None:
         names[1], starts, strict=True)] if are_aligned else []}
 
 
-def _list_phases(profile: Profile) -> list[tuple[str, list[TimelinePoint]]]:
+def _list_phases(profile: ProfileData) -> list[tuple[str, list[TimelinePoint]]]:
     points = thin_out(profile.timeline, _MOST_POINTS) if profile.timeline else []
     return [(phase or "", list(group)) for phase, group in groupby(points, key=lambda point: point.phase)]
 
 
-def _describe(title: str, profile: Profile, phases: Sequence[tuple[str, list[TimelinePoint]]],
+def _describe(title: str, profile: ProfileData, phases: Sequence[tuple[str, list[TimelinePoint]]],
               widths: Sequence[float]) -> dict[str, Any]:
     modules = {node.name: node.module_path for node in profile.nodes}
     points = [point for _, group in phases for point in group]
@@ -63,13 +62,11 @@ _FIELDS = ("module", "type", "modules", "before", "after", "difference")
 _Table = tuple[Sequence[str], list[Sequence[str]]]  # headers and rows
 
 
-@register_view.shipped("comparison_html")
 def to_html(change: ProfileChange, path: str | Path | None = None) -> str:
     """The page as text, also written to ``path`` if one is given. Raises MissingExtraError without plotly."""
     return write_page(f"{change.after.name}: what changed", list(_list_parts(change)), path)
 
 
-@register_view.shipped("comparison_notebook")
 def to_fragment(change: ProfileChange) -> str:
     """What a notebook shows: the sentence and the tables, folded what was profiled."""
     return write_fragment(

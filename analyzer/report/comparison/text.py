@@ -13,8 +13,7 @@ from analyzer.report.summary import describe_run
 from analyzer.report.text_table import Column, check_layout, format_quantity, print_rows
 from analyzer.report.text_width import escape_controls
 from analyzer.results.comparison import ConditionResult, ModuleChange, ProfileChange, QuantityChange
-from analyzer.results.profile import Profile
-from analyzer.results.view import register_view
+from analyzer.results.profile import ProfileData
 
 HEADERS = ("", "Before", "After", "Change")
 MODULE_HEADERS = ("Module", "Type", "Quantity", *HEADERS[1:])
@@ -69,7 +68,7 @@ def _describe_extent(change: ProfileChange) -> str:
     return "nothing is known of either step" if all(row.is_unknown for row in change.totals) else "nothing changed"
 
 
-def list_sides(change: ProfileChange) -> tuple[tuple[str, Profile], ...]:
+def list_sides(change: ProfileChange) -> tuple[tuple[str, ProfileData], ...]:
     """Both profiles, each under the word for its side."""
     return ("before", change.before), ("after", change.after)
 
@@ -158,7 +157,6 @@ _COLUMNS = [Column("quantity", "Quantity", "text"), Column("category", "Category
             Column("share", "Share of the step", "number")]
 
 
-@register_view.shipped("comparison_rows")
 def list_changes(change: ProfileChange, fmt: str = "text") -> str:
     """A row for each quantity of the step, category and module that differs."""
     check_layout(None, 0, fmt, "ProfileChange.table()")
@@ -179,7 +177,6 @@ _LEAST_ROWS, _MOST_CATEGORIES = 3, 6
 _TITLES = 4            # lines around the rows of a table
 
 
-@register_view.shipped("comparison_text")
 def render_comparison(change: ProfileChange) -> str:
     """Sections with a blank line between them; modules as many as fit on the screen."""
     changed, categories = list_changed(change)
@@ -232,7 +229,6 @@ def _fill(title: str, said: Sequence[str]) -> str:
 _MOST_MODULES = 20
 
 
-@register_view.shipped("comparison_markdown")
 def to_markdown(change: ProfileChange, path: str | Path | None = None) -> str:
     """The summary as text, also written to ``path`` if one is given."""
     text = "\n\n".join(_list_blocks(change)) + "\n"

@@ -17,7 +17,7 @@ from analyzer.report.module_tree import Ignored, divide, find_root, leave_out, p
 from analyzer.report.speed import note_prediction
 from analyzer.report.text_width import escape_controls
 from analyzer.results.info import CostInfo, ModuleInfo, OperatorInfo
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN, add_quantities
 
@@ -160,8 +160,9 @@ _RULE = "-" * 29
 
 
 @register_report.shipped("deepspeed")
-def deepspeed_text(profile: Profile, *, profile_step: int | None = None, module_depth: int = -1, top_modules: int = 1,
-                   detailed: bool = True, output_file: FilePath | None = None, ignore_modules: Ignored | None = None,
+def deepspeed_text(profile: ProfileData, *, profile_step: int | None = None, module_depth: int = -1,
+                   top_modules: int = 1, detailed: bool = True, output_file: FilePath | None = None,
+                   ignore_modules: Ignored | None = None,
                    recompute_fwd_factor: float = 0.0, engine: bool = False, wall_clock_breakdown: bool = True,
                    dialect: Dialect = DEEPSPEED) -> str:
     """The report of DeepSpeed's profiler, also written to ``output_file`` (its folder is made).
@@ -204,21 +205,22 @@ def deepspeed_text(profile: Profile, *, profile_step: int | None = None, module_
 
 
 @register_report.shipped("flops-profiler")
-def flops_profiler_text(profile: Profile, *, module_depth: int = -1, top_modules: int = 10, detailed: bool = True,
+def flops_profiler_text(profile: ProfileData, *, module_depth: int = -1, top_modules: int = 10, detailed: bool = True,
                         output_file: FilePath | None = None, ignore_modules: Ignored | None = None) -> str:
     """The report of flops-profiler, which names the functions within each module."""
     return deepspeed_text(profile, module_depth=module_depth, top_modules=top_modules, detailed=detailed,
                           output_file=output_file, ignore_modules=ignore_modules, dialect=FLOPS_PROFILER)
 
 
-def _list_sizes(profile: Profile, dialect: Dialect) -> Iterator[tuple[str, str]]:
+def _list_sizes(profile: ProfileData, dialect: Dialect) -> Iterator[tuple[str, str]]:
     yield "world size", plain(profile.world_size)
     yield "data parallel size", plain(profile.data_parallel_size)
     yield "model parallel size", plain(profile.model_parallel_size)
     yield f"batch size per {dialect.unit}", plain(profile.batch_size)
 
 
-def _list_forward(profile: Profile, root: ModuleInfo, dialect: Dialect, fwd: float | None) -> Iterator[tuple[str, str]]:
+def _list_forward(profile: ProfileData, root: ModuleInfo, dialect: Dialect,
+                  fwd: float | None) -> Iterator[tuple[str, str]]:
     unit, models, flops = dialect.unit, profile.model_parallel_size or 1, root.fwd_flops
     yield f"params per {unit}", dialect.params(root.params)
     if profile.whole_params is None:
@@ -232,7 +234,7 @@ def _list_forward(profile: Profile, root: ModuleInfo, dialect: Dialect, fwd: flo
     yield f"fwd FLOPS per {unit} = fwd flops per {unit} / fwd latency", dialect.rate(divide(flops, fwd))
 
 
-def _list_training(profile: Profile, root: ModuleInfo, dialect: Dialect, fwd: float, bwd: float,
+def _list_training(profile: ProfileData, root: ModuleInfo, dialect: Dialect, fwd: float, bwd: float,
                    factor: float) -> Iterator[tuple[str, str]]:
     unit, flops, step = dialect.unit, root.fwd_flops, profile.optimizer_seconds
     iteration = add_quantities((fwd, bwd, step))

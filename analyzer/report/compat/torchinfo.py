@@ -14,7 +14,7 @@ from analyzer.report.text_table import check_layout, print_rows
 from analyzer.report.text_width import escape_controls
 from analyzer.results.info import CostInfo, ModuleCall, ModuleInfo
 from analyzer.results.node_info import TensorInfo
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN, add_quantities
 
@@ -83,7 +83,7 @@ def _shape(tensors: Sequence[TensorInfo]) -> str:
 
 
 @register_report.shipped("torchinfo")
-def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_size", "num_params"),
+def torchinfo_table(profile: ProfileData, *, col_names: Iterable[str] = ("output_size", "num_params"),
                     depth: int | None = 3, row_settings: Iterable[str] = ("depth", ), verbose: int = 1,
                     col_width: int = 25, mult_adds: str = "own", fmt: str = "text") -> str:
     """The table as text, as ``torchinfo.summary`` prints it.
@@ -131,7 +131,7 @@ def torchinfo_table(profile: Profile, *, col_names: Iterable[str] = ("output_siz
     return escape_controls(text if note is None else f"{text}\n{note}")
 
 
-def list_layers(profile: Profile, root: ModuleInfo, mult_adds: str = "own") -> list[Layer]:
+def list_layers(profile: ProfileData, root: ModuleInfo, mult_adds: str = "own") -> list[Layer]:
     """All rows: the runs of modules, and before the first run in a container that is not called itself, that."""
     by_path = {module.path: module for module in root.walk()}
     calls = profile.module_calls or [ModuleCall(m.path, None, m.inputs, m.outputs, m.fwd_seconds)
@@ -206,7 +206,7 @@ _INDENT = " " * 8
 
 
 @register_report.shipped("tids")
-def tids_report(profile: Profile, *, depth: int | None = None) -> str:
+def tids_report(profile: ProfileData, *, depth: int | None = None) -> str:
     """One line a module: class, parameters, milliseconds and share of the forward pass, shapes of its first input and
     its first output; down to ``depth``. What a module does outside its submodules is a line of its own where it takes
     time. Raises InputError for a profile without modules.
@@ -240,7 +240,7 @@ _COLUMNS = [replace(column, unit="Mb") if column.unit == "bytes" else column for
 
 
 @register_report.shipped("colossalai")
-def colossalai_table(profile: Profile, *, sort: str | None = None, depth: int | None = None,
+def colossalai_table(profile: ProfileData, *, sort: str | None = None, depth: int | None = None,
                      fmt: str = "simple") -> str:
     """A row a node and their totals; ``sort`` and ``depth`` are as of `Profile.table`."""
     check_layout(depth, 1, fmt, "colossalai_table()")

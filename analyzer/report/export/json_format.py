@@ -20,8 +20,8 @@ from analyzer.hardware.device_spec import is_device_file
 from analyzer.output import FilePath, is_path, write_output
 from analyzer.report.speed import RATES, read_rate
 from analyzer.results.lane import SIGNED, SpanInfo
-from analyzer.results.profile import Profile
-from analyzer.results.view import register_exporter, register_view
+from analyzer.results.profile import AnyProfile, ProfileData
+from analyzer.results.view import register_exporter
 from analyzer.results.world import RankRun, WorldInfo
 from analyzer.saved_format import Fields, SavedFormat, name_json, read_text, shorten
 
@@ -36,10 +36,10 @@ def find_fault(record: Any) -> str | None:
         return f"no run of ranks: {record}"
     if isinstance(record, WorldInfo) and record.rank >= record.size:
         return f"rank {record.rank} of {record.size}"
-    return _check_profile(record) if isinstance(record, Profile) else None
+    return _check_profile(record) if isinstance(record, ProfileData) else None
 
 
-def _check_profile(profile: Profile) -> str | None:
+def _check_profile(profile: ProfileData) -> str | None:
     """Whether places are in their lists, and devices go by names: a saved profile opens no other file."""
     cluster = None if profile.world is None else profile.world.cluster
     for name, value in (("device", profile.device), ("world.cluster", cluster)):
@@ -146,7 +146,7 @@ def _add_allocator_settings(fields: Fields) -> Fields:
     return {**fields, "allocator_settings": None}
 
 
-FORMAT = SavedFormat("analyzer.profile", Profile.format_version, "profile", "profile the model again",
+FORMAT = SavedFormat("analyzer.profile", ProfileData.format_version, "profile", "profile the model again",
                      {7: lambda fields: {**fields, "made_by": None},
                       8: lambda fields: {**fields, "peak_allocated_bytes_range": None}, 9: _leave_fused,
                       10: _add_devices, 11: _add_operators, 12: _add_grad_mode,
@@ -157,7 +157,7 @@ MOST = 10**60  #: no quantity is as large: so much is a mistake, and soon no num
 
 
 @register_exporter.shipped("json")
-def write_json(profile: Profile, path: str | Path | None = None) -> str:
+def write_json(profile: ProfileData, path: str | Path | None = None) -> str:
     """The JSON text, also written to ``path`` if given. Raises InputError for what could not be read back."""
     rates = {name: read_rate(profile, name) for name in RATES}
     # None for what no number holds: a rate of a step that takes next to no time
@@ -173,12 +173,11 @@ def write_json(profile: Profile, path: str | Path | None = None) -> str:
     return text
 
 
-@register_view.shipped("from_json")
-def read_json(source: str | Path) -> Profile:
+def read_json(source: str | Path, kind: type[AnyProfile] = ProfileData) -> AnyProfile:  # type: ignore[assignment]
     """The profile in JSON text or a file. ProfileFormatError says where it is damaged, InputError that none is."""
     origin, text = load_text(source)
     with damage_in(origin):
-        return read_data(FORMAT.decode(text))
+        return read_data(FORMAT.decode(text), kind)
 
 
 @contextmanager
@@ -192,10 +191,10 @@ def damage_in(origin: str) -> Iterator[None]:
         raise ProfileFormatError(f"{origin}: {error}") from error
 
 
-def read_data(data: Any) -> Profile:
+def read_data(data: Any, kind: type[AnyProfile] = ProfileData) -> AnyProfile:  # type: ignore[assignment]
     """The profile in decoded JSON. Raises ProfileFormatError."""
     fields = {name: value for name, value in FORMAT.read(data).items() if name != DERIVED}
-    profile: Profile = decoder_of(Profile)(fields, "")
+    profile: AnyProfile = decoder_of(kind)(fields, "")  # type: ignore[arg-type]
     return profile
 
 

@@ -16,7 +16,7 @@ from analyzer.report.text_table import Column
 from analyzer.results.info import CostInfo, MemoryEvent, ModuleInfo
 from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.run_cost import CommInfo
 from analyzer.results.view import register_exporter
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas
 
 @register_exporter.shipped("networkx")
-def to_networkx(profile: Profile) -> networkx.DiGraph[str]:
+def to_networkx(profile: ProfileData) -> networkx.DiGraph[str]:
     """Nodes by name with every field as an attribute; an edge from each input, with the ``bytes`` of its outputs.
     ``graph.graph`` holds the ``name``, ``mode`` and ``device`` of the profile and the ``schema_version`` of the
     attributes (docs/node_info.md). Raises InputError where two nodes have one name or an input is no node.
@@ -56,7 +56,7 @@ _RECORDS: dict[str, Any] = {"nodes": NodeInfo, "comm": CommInfo, "spans": SpanIn
 
 
 @register_exporter.shipped("dataframe")
-def to_dataframe(profile: Profile, what: str = "nodes") -> pandas.DataFrame:
+def to_dataframe(profile: ProfileData, what: str = "nodes") -> pandas.DataFrame:
     """One row a node, one row a module (parents first) with its ``own_`` quantities beside its totals, or one row a
     call that communicates (``"comm"``), a span of the step, or a memory event. Raises InputError for another ``what``,
     MissingExtraError without pandas.
@@ -96,15 +96,15 @@ def _list_columns(record: Any) -> dict[str, Any]:
     return {name: hints[name] for name in names}
 
 
-def _read_rows(read: Callable[[Profile], Iterable[object] | None],
-               **units: str) -> Callable[[Profile, bool], DataTable]:
+def _read_rows(read: Callable[[ProfileData], Iterable[object] | None],
+               **units: str) -> Callable[[ProfileData, bool], DataTable]:
     columns = [Column(field, field.replace("_", " ").capitalize(), unit) for field, unit in units.items()]
     return lambda profile, is_whole: DataTable(columns, [[getattr(record, field) for field in units]
                                                          for record in read(profile) or ()])
 
 
 #: What of a profile can be a table; the second argument asks for all quantities, not for those that are printed.
-TABLES: Mapping[str, Callable[[Profile, bool], DataTable]] = {
+TABLES: Mapping[str, Callable[[ProfileData, bool], DataTable]] = {
     "nodes": read_nodes, "modules": read_modules,
     "spans": _read_rows(
         lambda profile: profile.spans, lane="text", kind="text", name="text", operator="text", node="text",
@@ -123,7 +123,7 @@ FORMATS = {".csv": "csv", ".md": "markdown", ".tex": "latex"}
 
 
 @register_exporter.shipped("table")
-def export_table(profile: Profile, path: str | Path | None = None, what: str = "nodes",
+def export_table(profile: ProfileData, path: str | Path | None = None, what: str = "nodes",
                  fmt: str | None = None) -> str:
     """A row for each of ``what``, also written to ``path`` if one is given: ``"nodes"``, ``"modules"`` (parents first),
     ``"spans"``, ``"memory_events"``, ``"comm"`` (calls that communicate) or ``"roofline"``.
@@ -201,7 +201,7 @@ def _read_export(text: str) -> Export:
     return Export("table", Path(file), {"what": kind}) if kind in TABLES else Export(kind, Path(file), {})
 
 
-def write_exports(profile: Profile, exports: Iterable[Export]) -> None:
+def write_exports(profile: ProfileData, exports: Iterable[Export]) -> None:
     """Write the files."""
     for export in exports:
-        profile.export(export.exporter, path=export.path, **export.options)
+        register_exporter.call("export", export.exporter, profile, path=export.path, **export.options)

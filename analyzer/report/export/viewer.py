@@ -16,7 +16,7 @@ from analyzer.output import write_output
 from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.results.info import MemoryEvent, TimelinePoint
 from analyzer.results.lane import SpanInfo
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.timeline import change_pages, join_spans
 from analyzer.results.view import register_exporter
 
@@ -31,7 +31,7 @@ _Key = tuple[str, str, str | None]  # module, phase, operator
 
 
 @register_exporter.shipped("chrome_trace")
-def to_chrome_trace(profile: Profile, path: str | Path | None = None) -> dict[str, Any]:
+def to_chrome_trace(profile: ProfileData, path: str | Path | None = None) -> dict[str, Any]:
     """The trace as a dictionary, also written to ``path`` as JSON if one is given: a track for the host and for each
     stream, with arrows from a launch to its kernels, and counters of memory and of FLOP/s at their times. Without spans
     there is no event in it, and ``otherData`` says so.
@@ -46,7 +46,7 @@ def to_chrome_trace(profile: Profile, path: str | Path | None = None) -> dict[st
     return trace
 
 
-def list_events(profile: Profile) -> list[dict[str, Any]]:
+def list_events(profile: ProfileData) -> list[dict[str, Any]]:
     """The events of a profile; its steady step begins at 0, or the earlier one of which memory is shown."""
     spans = profile.spans
     shift = max(0.0, -min([point.seconds for point in profile.timeline if point.seconds is not None], default=0.0))
@@ -101,7 +101,7 @@ def _count_memory(timeline: Sequence[TimelinePoint], shift: float) -> Iterator[d
                    "args": {name: value for name, value in args.items() if value is not None}}
 
 
-def _count_flops(profile: Profile, shift: float) -> Iterator[dict[str, Any]]:
+def _count_flops(profile: ProfileData, shift: float) -> Iterator[dict[str, Any]]:
     """A counter of the FLOP/s of the kernels that run; of those whose FLOPs are unknown there are none."""
     rates = _find_rates(profile)
     changes: defaultdict[int, list[tuple[int, float | None]]] = defaultdict(list)  # by picosecond
@@ -124,7 +124,7 @@ def _key(span: SpanInfo) -> _Key:
     return span.module_path, span.phase, span.operator
 
 
-def _find_rates(profile: Profile) -> Mapping[_Key, float]:
+def _find_rates(profile: ProfileData) -> Mapping[_Key, float]:
     """FLOPs to a second of the kernels of each operator, by its module and phase, where they are known."""
     flops: dict[_Key, int | None] = {}
     for module in () if profile.modules is None else profile.modules.walk():
@@ -150,7 +150,7 @@ _PICKLE_PROTOCOL = 4  # the newest that the viewer's own unpickler reads
 
 
 @register_exporter.shipped("memory_snapshot")
-def to_memory_snapshot(profile: Profile, path: str | Path | None = None) -> dict[str, Any]:
+def to_memory_snapshot(profile: ProfileData, path: str | Path | None = None) -> dict[str, Any]:
     """The snapshot as a dictionary, also pickled to ``path`` if one is given, with each of several devices. Where the
     events do not say in which segment an address lies, the span of addresses in use counts as one. Raises InputError
     for a profile without memory events, and for events that contradict one another.
@@ -173,7 +173,7 @@ def to_memory_snapshot(profile: Profile, path: str | Path | None = None) -> dict
     return snapshot
 
 
-def _find_times(profile: Profile) -> list[int]:
+def _find_times(profile: ProfileData) -> list[int]:
     """Microseconds of each memory event since the first one; none where times are unknown."""
     known = [(point.event, point.seconds) for point in profile.timeline
              if point.event is not None and point.seconds is not None]
@@ -191,7 +191,7 @@ def _microseconds(seconds: float) -> int:
     return round(seconds * _MICROSECONDS)
 
 
-def _list_annotations(profile: Profile, device: int) -> Iterator[dict[str, Any]]:
+def _list_annotations(profile: ProfileData, device: int) -> Iterator[dict[str, Any]]:
     """Where each phase begins and ends, as torch writes blocks of ``record_function``."""
     known = [(point.phase, point.seconds) for point in profile.timeline if point.phase and point.seconds is not None]
     for phase, points in groupby(known, key=lambda point: point[0]):

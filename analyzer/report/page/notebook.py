@@ -16,9 +16,8 @@ from analyzer.report.text_table import Column, format_quantity, print_rows
 from analyzer.report.verdict import LEFT, list_rows
 from analyzer.results.info import CostInfo, ModuleInfo, PhaseInfo
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.verdict import Advice
-from analyzer.results.view import register_view
 from analyzer.units import add_quantities
 
 from .document import Headline, Tile
@@ -185,8 +184,7 @@ _MOST_MODULES = 100  # in a notebook, which keeps what it shows
 _MOST_LINES = 20
 
 
-@register_view.shipped("notebook")
-def to_fragment(profile: Profile) -> str:
+def to_fragment(profile: ProfileData) -> str:
     """The page's first screen with memory as a picture; folded: what was run, what was assumed, and the modules."""
     title, _, _ = describe_shortly(profile, has_verdict=False).partition("\n")
     headline = find_headline(profile)
@@ -205,7 +203,6 @@ def to_fragment(profile: Profile) -> str:
         fold("Modules", tree))
 
 
-@register_view.shipped("advice_fragment")
 def write_advice(advice: Advice) -> str:
     """Whether it fits, the cheapest changes, and the other ones folded."""
     title, *said = advice.summary().splitlines()

@@ -15,7 +15,7 @@ from analyzer.report.text_table import Column
 from analyzer.results.info import MemoryEvent, TimelinePoint
 from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.run_cost import sum_communication
 from analyzer.units import add_quantities
 
@@ -26,7 +26,7 @@ _CALLS = ("kind", "group", "ranks", "phase", "module_path", "node", "bytes", "wi
           "exposed_seconds")
 
 
-def describe_communication(profile: Profile) -> dict[str, Any] | None:
+def describe_communication(profile: ProfileData) -> dict[str, Any] | None:
     """Totals by kind, group and phase, and each call; None where ranks do not communicate."""
     if not profile.comm:
         return None
@@ -36,7 +36,7 @@ def describe_communication(profile: Profile) -> dict[str, Any] | None:
 _FIELDS = ("name", "kind", "part", "type", "flops", "bytes", "seconds", "bound", "intensity", "flops_per_second")
 
 
-def describe_roofline(profile: Profile) -> dict[str, Any] | None:
+def describe_roofline(profile: ProfileData) -> dict[str, Any] | None:
     """The roof and the operators and modules whose rate is known; None where there is none of either."""
     try:
         roof = profile.roofline()
@@ -55,7 +55,7 @@ _IF_THERE = tuple(COLUMNS[name] for name in ("fwd_macs", "bwd_macs", "buffer_byt
                                              "target"))
 
 
-def describe_nodes(profile: Profile) -> dict[str, Any] | None:
+def describe_nodes(profile: ProfileData) -> dict[str, Any] | None:
     """Columns of quantities, totals as the node table has them, and what each node reads; None without nodes."""
     nodes = profile.nodes
     if not nodes:
@@ -97,7 +97,7 @@ QUANTITIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Fwd time", "seconds", ("fwd_seconds",)), ("Bwd time", "seconds", ("bwd_seconds",)))
 
 
-def describe_modules(profile: Profile) -> dict[str, Any] | None:
+def describe_modules(profile: ProfileData) -> dict[str, Any] | None:
     """The rows of the tree, parents first, with the quantities that are known of any; None without a tree."""
     if profile.modules is None:
         return None
@@ -116,7 +116,7 @@ def describe_modules(profile: Profile) -> dict[str, Any] | None:
 _MOST_SPANS = 100_000  # a file of 10,000 nodes has about 60,000
 
 
-def describe_lanes(profile: Profile) -> dict[str, Any] | None:
+def describe_lanes(profile: ProfileData) -> dict[str, Any] | None:
     """The spans by column, their times in picoseconds, what repeats by number; None without. Very many are merged."""
     spans: Sequence[SpanInfo] = profile.spans
     if not spans:
@@ -169,7 +169,7 @@ class Block(NamedTuple):
     freed: int
 
 
-def describe_memory(profile: Profile) -> dict[str, Any] | None:
+def describe_memory(profile: ProfileData) -> dict[str, Any] | None:
     """The moments of a profile's timeline, who holds what at each, and what runs there; None without a timeline."""
     points = thin_out(profile.timeline)
     if not points:
@@ -202,7 +202,7 @@ def describe_memory(profile: Profile) -> dict[str, Any] | None:
         "thinned": len(profile.timeline) - len(points)}
 
 
-def shown_device(profile: Profile) -> int:
+def shown_device(profile: ProfileData) -> int:
     """The index of the device whose memory the timeline has."""
     return 0 if profile.fullest_device is None else int(profile.fullest_device.partition(":")[2])
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from analyzer.errors import MissingExtraError, how_to_install
 from analyzer.results.info import MemoryEvent, TimelinePoint
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.units import format_bytes
 
 from .document import read_asset
@@ -33,7 +33,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
-def draw_memory(profile: Profile) -> bytes | None:
+def draw_memory(profile: ProfileData) -> bytes | None:
     """A PNG of memory by category; None without a timeline. Raises MissingExtraError without matplotlib."""
     points = thin_out(profile.timeline, _MOST_POINTS)
     if not points:

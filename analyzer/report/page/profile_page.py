@@ -12,17 +12,18 @@ from analyzer.report.holder_group import sum_exposed
 from analyzer.report.speed import describe_seconds, find_remedy, format_step, list_bounds, read_rate
 from analyzer.report.summary import PHASE_COLUMNS, describe_out_of_memory, describe_run, summarize
 from analyzer.report.text_table import format_quantity
+from analyzer.report.verdict import judge
 from analyzer.results.info import BOUNDS, PhaseInfo, bound_seconds
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.view import register_exporter
 
 from . import part
 from .document import Headline, Part, Tile, headline_part, write_page, write_table
 
 
-def find_headline(profile: Profile) -> Headline:
+def find_headline(profile: ProfileData) -> Headline:
     """Whether the step fits, where its peak is, and what bounds it."""
-    verdict = profile.verdict
+    verdict = judge(profile)
     lines = str(verdict).splitlines() if verdict is not None else ["no device was given: whether it fits is not known"]
     if profile.out_of_memory is not None:
         lines.insert(1, describe_out_of_memory(profile.out_of_memory, profile.fullest_device))
@@ -31,11 +32,11 @@ def find_headline(profile: Profile) -> Headline:
     return Headline.of(None if verdict is None else verdict.fits, lines[0], lines[1:])
 
 
-def _name_fullest(profile: Profile) -> str:
+def _name_fullest(profile: ProfileData) -> str:
     return "" if profile.fullest_device is None else f" on {profile.fullest_device}"
 
 
-def list_tiles(p: Profile) -> Iterator[Tile]:
+def list_tiles(p: ProfileData) -> Iterator[Tile]:
     """Memory, time, how well the device is used, size and work, as far as they are known."""
     size = format_quantity
     between = format_range(p.peak_allocated_bytes, p.peak_allocated_bytes_range)
@@ -62,7 +63,7 @@ def list_tiles(p: Profile) -> Iterator[Tile]:
         yield Tile("Exposed communication", size(sum_exposed(p), "seconds"), "", "In which nothing is computed.")
 
 
-def write_phases(profile: Profile) -> str:
+def write_phases(profile: ProfileData) -> str:
     """HTML of the table of phases, of both steps, and of what bounds the steady one."""
     tables = [("Steady step", profile.phases), ("First step", profile.first_step)]
     written = [write_table((title, *(column.header for column in PHASE_COLUMNS)), [
@@ -93,19 +94,19 @@ def _write_bound(name: str, phase: PhaseInfo) -> str:
 
 
 #: After the verdict, the memory and the phases, in their order: kind of part, title, and its data (None: left out).
-_PARTS: tuple[tuple[str, str, Callable[[Profile], Mapping[str, Any] | None]], ...] = (
+_PARTS: tuple[tuple[str, str, Callable[[ProfileData], Mapping[str, Any] | None]], ...] = (
     ("lanes", "Time", part.describe_lanes), ("modules", "Modules", part.describe_modules),
     ("communication", "Communication", part.describe_communication), ("roofline", "Roofline", part.describe_roofline),
     ("nodes", "Nodes", part.describe_nodes))
 
 
 @register_exporter.shipped("html")
-def to_html(profile: Profile, path: str | Path | None = None) -> str:
+def to_html(profile: ProfileData, path: str | Path | None = None) -> str:
     """The page as text, also written to ``path`` if one is given. Raises MissingExtraError without plotly."""
     return write_page(describe_run(profile)[0], list(list_parts(profile)), path)
 
 
-def list_parts(profile: Profile) -> Iterator[Part]:
+def list_parts(profile: ProfileData) -> Iterator[Part]:
     """The parts of the page of a profile; those of which it knows nothing are left out."""
     _, *run = describe_run(profile)
     asked = "" if profile.made_by is None else f"<p>Asked by <code>{escape(str(profile.made_by))}</code></p>"

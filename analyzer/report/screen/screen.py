@@ -19,7 +19,7 @@ from analyzer.report.text_table import sort_by
 from analyzer.report.text_width import clean, cut_end, cut_middle, measure_width
 from analyzer.report.verdict import describe_air, describe_devices, describe_fit, find_peak, judge
 from analyzer.results.info import CostInfo, ModuleInfo, PhaseInfo, bound_seconds, longest_bound
-from analyzer.results.profile import Profile
+from analyzer.results.profile import ProfileData
 from analyzer.results.view import register_report
 from analyzer.units import add_quantities, format_bytes, format_count, format_percent, format_seconds
 
@@ -35,7 +35,7 @@ _GAP = 4
 _MOST = 0.5  #: the share of its time from which a step is bound by one thing
 
 
-def describe_run(p: Profile, paint: Paint, width: int) -> list[str]:
+def describe_run(p: ProfileData, paint: Paint, width: int) -> list[str]:
     """What was profiled, whether it fits, and how long it takes."""
     trained = None if p.modules is None or p.mode != "train" else p.modules.trainable_params
     whole = f" of {format_count(p.whole_params)}" if p.whole_params is not None else ""
@@ -54,7 +54,7 @@ def describe_run(p: Profile, paint: Paint, width: int) -> list[str]:
     return lines + [paint.units(line) for said in (*speed, *describe_compiled(p)) for line in wrap(said, width)]
 
 
-def _describe_verdict(p: Profile, paint: Paint, width: int) -> list[str]:
+def _describe_verdict(p: ProfileData, paint: Paint, width: int) -> list[str]:
     verdict = judge(p)
     if verdict is None or p.measured_steps is not None and verdict.fits is None:
         return []  # what ran need not be told that it might
@@ -71,7 +71,7 @@ def _describe_verdict(p: Profile, paint: Paint, width: int) -> list[str]:
     return lines if where is None else [*lines, cut_end(where, width)]
 
 
-def describe_several(p: Profile, paint: Paint, width: int) -> list[str]:
+def describe_several(p: ProfileData, paint: Paint, width: int) -> list[str]:
     """A row for each of several devices, the fullest where there are many, and what is copied between them."""
     copies = describe_copies(p)
     if copies is None:
@@ -85,7 +85,7 @@ def describe_several(p: Profile, paint: Paint, width: int) -> list[str]:
     return [*lay_out(header, rows, paint, width, left=left_columns), paint.units(cut_end(copies, width))]
 
 
-def describe_phases(p: Profile, paint: Paint, width: int) -> list[str]:
+def describe_phases(p: ProfileData, paint: Paint, width: int) -> list[str]:
     """A row for each phase of the steady-state step, or of the first one where there was no other."""
     title, phases = ("Steady-state step", p.phases) if p.phases else ("First step", p.first_step)
     if not phases:
@@ -107,7 +107,7 @@ def _describe_bound(phase: PhaseInfo, has_share: bool) -> str:
     return longest + (f" {format_percent(parts[longest] / sum(parts.values()))}" if has_share else "")
 
 
-def describe_peak(p: Profile, paint: Paint, width: int) -> list[str]:
+def describe_peak(p: ProfileData, paint: Paint, width: int) -> list[str]:
     """Where the peak is, and what memory is taken by then: by category, and by class of modules."""
     is_wide = width >= _BESIDE
     shown = _SHOWN if is_wide else _SHOWN_NARROW
@@ -127,7 +127,7 @@ def describe_peak(p: Profile, paint: Paint, width: int) -> list[str]:
     return [*(paint(line, "bold") for line in _title_peak(p, width)), *body]
 
 
-def _title_peak(p: Profile, width: int) -> list[str]:
+def _title_peak(p: ProfileData, width: int) -> list[str]:
     if p.out_of_memory is not None:
         return wrap(f"Memory ran out: {describe_out_of_memory(p.out_of_memory, p.fullest_device)}", width)
     sizes = [f"{size} {what}" for what, size in list_peaks(p)]
@@ -154,7 +154,7 @@ def _list_largest(sizes: Sequence[tuple[str, int]], shown: int) -> Iterator[tupl
         yield name, format_bytes(size), format_part(size, total), draw_bar(size / total if total else None, _BAR)
 
 
-def describe_rest(p: Profile, more: str, width: int) -> list[str]:
+def describe_rest(p: ProfileData, more: str, width: int) -> list[str]:
     """What is assumed or not counted, where the long tables are, and what would make the step faster."""
     counts = (len(p.assumptions), "assumption"), (len(p.uncounted), "operator without known FLOPs")
     said = " and ".join([_count(number, what) for number, what in counts if number])
@@ -245,7 +245,7 @@ _TIME = "Kernel time"
 _CLASSES = 100  # columns from which there is room for classes and bars
 
 
-def describe_modules(p: Profile, paint: Paint, width: int) -> list[str]:
+def describe_modules(p: ProfileData, paint: Paint, width: int) -> list[str]:
     """The modules that take most time, else FLOPs, else parameters, and what they hold; a last row has the rest."""
     root = p.modules
     update = p.phases.get("optimizer")
@@ -308,11 +308,11 @@ _MORE = "p.summary(), p.module_tree(), p.table(), p.to_html(FILE)"
 
 
 @register_report.shipped("screen")
-def render_screen(profile: Profile, *, width: int = WIDEST, color: bool = False, more: str = _MORE) -> str:
+def render_screen(profile: ProfileData, *, width: int = WIDEST, color: bool = False, more: str = _MORE) -> str:
     """The verdict, time, phases, memory at the peak, the modules that take most and what bounds the step: at most 40
     lines of ``width`` columns. ``more`` names where the long tables are. Raises InputError for a width below 80.
 
-    >>> print(render_screen(Profile(name="demo", mode="infer", device="h200")).splitlines()[0])
+    >>> print(render_screen(ProfileData(name="demo", mode="infer", device="h200")).splitlines()[0])
     demo: one infer step on h200
     """
     if not is_count(width, NARROWEST):

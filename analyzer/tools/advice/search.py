@@ -12,13 +12,13 @@ from torch import nn
 
 from analyzer.api.argument import as_arguments, as_keywords
 from analyzer.api.profile import read_request
+from analyzer.api.result import Profile
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.recipe import Recipe
 from analyzer.record.progress import progress_part
 from analyzer.report.verdict import describe_step
-from analyzer.results.profile import Profile
 from analyzer.results.verdict import Advice, Option
 from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, model_errors, read_recipe
 from analyzer.zoo.target import load_target

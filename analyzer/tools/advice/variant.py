@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from analyzer.api.argument import argument_names, build_model, copy_without_data, without_data
 from analyzer.api.profile import profile
+from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.fx.trace.tracer import symbolic_trace
 from analyzer.hardware import DeviceSpec
@@ -20,7 +21,6 @@ from analyzer.meta.structure import children, holds_tensor, replace_tensors, ten
 from analyzer.recipe import LoraSpec, Recipe
 from analyzer.record.eager import casting
 from analyzer.report.verdict import judge
-from analyzer.results.profile import Profile
 from analyzer.results.verdict import Option
 from analyzer.tools.solver.plan import Plan
 from analyzer.tools.solver.recorded_step import find_optimizer_bytes

@@ -12,6 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from analyzer.api.profile import profile
+from analyzer.api.result import Profile
 from analyzer.errors import InputError, is_count
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.device_spec import PeakRates
@@ -21,7 +22,6 @@ from analyzer.profilers.annotation import Profiler
 from analyzer.report.run_cost import find_step_work
 from analyzer.report.text_table import FORMATS, format_quantity
 from analyzer.results.info import bound_seconds
-from analyzer.results.profile import Profile
 from analyzer.tools.serving.fleet import price_of
 from analyzer.tools.serving.run import names_server
 from analyzer.zoo.command_option import model_errors, read_recipe

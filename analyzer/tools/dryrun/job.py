@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from analyzer.api.prediction import check_world_options, read_world
+from analyzer.api.result import Profile
 from analyzer.distributed.world import World
 from analyzer.distributed.world_state import WorldSpec, mail_kept
 from analyzer.errors import InputError
@@ -28,7 +29,6 @@ from analyzer.parallel.rank_table import RankTable
 from analyzer.profilers.collective import POINT_TO_POINT
 from analyzer.report.choice import end_with_verdict, make_text, read_shown, save_profile
 from analyzer.report.page.document import check_page
-from analyzer.results.profile import Profile
 
 from .script import check_script, dry_run
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from analyzer.api.result import Profile
 from analyzer.api.session import Run, Session
 from analyzer.distributed.world import World
 from analyzer.distributed.world_state import current_world
@@ -29,7 +30,6 @@ from analyzer.profilers.latency import call_seconds
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
 from analyzer.record.script_recorder import SETUP, EnoughSteps, ScriptRecorder
-from analyzer.results.profile import Profile
 from analyzer.results.tree import ModuleShape, ParameterShape
 from analyzer.units import add_quantities
 from analyzer.zoo.torchvision_ops import define_torchvision_ops

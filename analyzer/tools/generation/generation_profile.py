@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.report.export.json_format import FORMAT as PROFILE
 from analyzer.report.export.json_format import encode, read_record, write_record
@@ -13,7 +14,6 @@ from analyzer.report.summary import describe_out_of_memory
 from analyzer.report.text_table import Column, check_layout, format_quantity, print_rows
 from analyzer.report.text_width import escape_controls
 from analyzer.results.info import OutOfMemoryInfo
-from analyzer.results.profile import Profile
 from analyzer.results.verdict import Verdict
 from analyzer.saved_format import Fields, SavedFormat
 from analyzer.units import UNKNOWN

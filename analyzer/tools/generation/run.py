@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from analyzer.api.argument import build_model, set_training
+from analyzer.api.result import Profile
 from analyzer.api.session import Session
 from analyzer.errors import AnalyzerError, InputError, is_count
 from analyzer.fx.surroundings import leaves_no_tensor
@@ -23,7 +24,6 @@ from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.report.text_table import FORMATS
 from analyzer.results.info import OutOfMemoryInfo
-from analyzer.results.profile import Profile
 from analyzer.results.timeline import describe_shortage
 from analyzer.results.tree import ModulePaths
 from analyzer.results.verdict import Verdict

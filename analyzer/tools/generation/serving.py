@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from analyzer.api.argument import build_model, set_training
+from analyzer.api.result import Profile
 from analyzer.api.session import Run, Session
 from analyzer.errors import InputError, is_count
 from analyzer.fx.surroundings import leaves_no_tensor
@@ -21,7 +22,6 @@ from analyzer.record.recorder import Recorder
 from analyzer.report.quantity import print_data
 from analyzer.report.text_table import Column, check_layout, format_quantity, print_rows
 from analyzer.results.info import OutOfMemoryInfo
-from analyzer.results.profile import Profile
 from analyzer.results.timeline import describe_shortage
 from analyzer.results.tree import ModulePaths
 from analyzer.results.verdict import Verdict

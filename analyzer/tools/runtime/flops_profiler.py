@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from analyzer.api.argument import set_training
+from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.output import FilePath, drawing_plainly
 from analyzer.report.compat.deepspeed import DEEPSPEED, Dialect, aggregate, deepspeed_text
@@ -18,7 +19,6 @@ from analyzer.report.module_tree import first_shape
 from analyzer.results.build import list_micro_batches
 from analyzer.results.info import ModuleInfo
 from analyzer.results.node_info import TensorInfo
-from analyzer.results.profile import Profile
 from analyzer.units import add_quantities
 
 from .clock import Clock, choose_clock

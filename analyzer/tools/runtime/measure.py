@@ -13,6 +13,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from analyzer.api.argument import argument_names, as_arguments, as_keywords
+from analyzer.api.result import Profile
 from analyzer.api.session import Run, Session, mark_inputs
 from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.fx.fake_tensor import restore_generators, save_generators
@@ -33,7 +34,6 @@ from analyzer.report.compat.deepspeed import name_function
 from analyzer.report.module_tree import list_holders
 from analyzer.report.page.document import check_page
 from analyzer.results.info import ModuleInfo
-from analyzer.results.profile import Profile
 from analyzer.units import add_quantities, format_seconds
 from analyzer.zoo import command_option
 from analyzer.zoo.input_spec import InputSpec

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from analyzer.api.result import Profile
 from analyzer.errors import ProfileFormatError
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.unseen import list_unseen
@@ -18,7 +19,6 @@ from analyzer.profilers.latency import Latency
 from analyzer.record.log import Log
 from analyzer.record.process_group import ProcessGroupSpec
 from analyzer.results.info import bound_seconds
-from analyzer.results.profile import Profile
 
 from .peaks import find_peaks
 

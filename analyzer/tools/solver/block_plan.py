@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from analyzer.api.argument import call_factory
 from analyzer.api.profile import profile
+from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.recipe.recipe import blocks_of
@@ -23,7 +24,6 @@ from analyzer.record.progress import progress_part
 from analyzer.report.export.json_format import read_record, write_record
 from analyzer.report.page.document import summary_part, write_page
 from analyzer.report.text_table import print_rows
-from analyzer.results.profile import Profile
 from analyzer.saved_format import SavedFormat
 from analyzer.units import format_bytes, format_seconds, parse_bytes
 

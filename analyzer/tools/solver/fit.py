@@ -18,7 +18,8 @@ import torch
 
 from analyzer.api.argument import build_model
 from analyzer.api.fits import fits
-from analyzer.api.profile import Profile, ProfileOptions, profile
+from analyzer.api.profile import ProfileOptions, profile
+from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.price import read_prices

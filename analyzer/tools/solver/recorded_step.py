@@ -11,12 +11,12 @@ import torch
 from torch import fx, nn
 
 from analyzer.api.profile import ProfileOptions, profile
+from analyzer.api.result import Profile
 from analyzer.api.symbolic_profile import symbolic_profile
 from analyzer.hardware import DeviceSpec
 from analyzer.profilers.annotation import Annotation
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import StorageLifetime
-from analyzer.results.profile import Profile
 
 
 class SavedBytes(NamedTuple):

@@ -24,6 +24,7 @@ from torch import nn
 from analyzer.api.argument import build_model
 from analyzer.api.device_run import profile_each
 from analyzer.api.profile import ProfileOptions
+from analyzer.api.result import Profile
 from analyzer.errors import InputError, MissingExtraError, how_to_install
 from analyzer.hardware.catalogue import split_devices
 from analyzer.output import print_error
@@ -33,7 +34,6 @@ from analyzer.report.progress_bar import ProgressBar
 from analyzer.report.speed import RATES, read_rate
 from analyzer.report.text_table import format_quantity, print_rows
 from analyzer.results.build import package_version
-from analyzer.results.profile import Profile
 from analyzer.zoo.command_option import make_inputs
 from analyzer.zoo.input_spec import DTYPES, InputSpec
 from analyzer.zoo.target import Target, load_target

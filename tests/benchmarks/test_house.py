@@ -1,0 +1,36 @@
+"""The measures of the house that one keeps who changes it: `benchmarks/house.py` counts them from the sources."""
+import inspect
+
+import pytest
+
+from analyzer import Profile
+from benchmarks import house
+
+#: What was reached; a change may make it less, and more only with a reason in the change itself.
+BARS = {"methods of Profile": 20, "registries": 10}
+
+
+@pytest.mark.parametrize(("name", "most"), BARS.items())
+def test_a_measure_stays_within_its_bar(name, most):
+    assert house.measure()[name] <= most
+
+
+def test_a_class_counts_what_it_defines_and_what_it_has_of_others():
+    own, whole = house.list_methods("api.result:Profile"), house.list_methods("api.result:Profile", inherited=True)
+    assert {"table", "to_json", "verdict"} <= own and "mfu" not in own
+    assert {"mfu", "model_flops", "complete", "own_device"} <= whole > own
+
+
+def test_two_classes_that_are_one_word_share_a_name():
+    assert all(len(modules) > 1 for modules in house.list_shared_names().values())
+    assert sorted(house.list_registries()) == sorted(set(house.list_registries()))
+    assert {"register_device", "register_report", "register_flop_impl"} <= set(house.list_registries())
+
+
+@pytest.mark.parametrize("view", [*"table summary screen module_tree comm_table report fits verdict".split(),
+                                  *sorted(name for name in vars(Profile) if name.startswith("to_"))])
+def test_a_view_names_the_function_that_draws_it_in_an_import_that_an_editor_follows(view):
+    method = vars(Profile)[view]
+    source = inspect.getsource(getattr(method, "fget", method))
+    drawn = source.partition("from analyzer.report.")[2].split("\n")[0].rpartition(" import ")[2]
+    assert drawn and f"return {drawn}(self" in source
