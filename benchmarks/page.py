@@ -1,14 +1,17 @@
 """What benchmarks share: their command lines and processes, tables, and the blocks of docs/ that they write.
 
-The words around a block stand in the page alone.
+The words around a block stand in the page alone. A table with a row a case is a data file beside the benchmark, which
+a page of docs/cases/ shows when the site is built (docs/extension/cases.py).
 """
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import multiprocessing
 import os
 import platform
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +22,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+#: A table of cases in a text that is to be written: the name of its file, and its lines.
+_CASES = re.compile(r"<!-- cases (\w+)/(\w+) -->\n((?:\|.*(?:\n|$))+)")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -37,9 +42,31 @@ def read_block(page: str, name: str) -> str:
 
 
 def write_block(page: str, name: str, text: str) -> None:
-    """Put a text in the place of what stands between the marks of a block."""
+    """Put a text in the place of what stands between the marks of a block; its tables of cases go into their files."""
     before, _, after = _split(page, name)
-    (DOCS / page).write_text(f"{before}\n\n{text.strip()}\n\n{after}", "utf-8")
+    (DOCS / page).write_text(f"{before}\n\n{_CASES.sub(_keep_cases, text).strip()}\n\n{after}", "utf-8")
+
+
+def _keep_cases(table: re.Match[str]) -> str:
+    """Write a table of cases into its file, a row a line. Returns what stands in its place: where it is shown."""
+    folder, name, text = table.groups()
+    headers, _, *rows = [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+                         for line in text.splitlines()]
+    lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    _cases_file(f"{folder}/{name}").write_text(
+        f'{{"headers": {json.dumps(headers, ensure_ascii=False)}, "rows": [\n {lines}\n]}}\n', "utf-8")
+    return f"[Every row](cases/{folder}.md#{name.replace('_', '-')}).\n"
+
+
+def read_cases(name: str) -> list[list[str]]:
+    """The rows of a table of cases, of its name as "accuracy/memory"."""
+    rows: list[list[str]] = json.loads(_cases_file(name).read_text("utf-8"))["rows"]
+    return rows
+
+
+def _cases_file(name: str) -> Path:
+    folder, _, table = name.partition("/")
+    return ROOT / "benchmarks" / folder / "tables" / f"{table}.json"
 
 
 def _split(page: str, name: str) -> tuple[str, str, str]:
@@ -123,8 +150,8 @@ def describe_machine() -> str:
             f"{memory:.0f} GiB; load average at the end {os.getloadavg()[0]:.1f}, one thread used")
 
 
-def markdown(headers: Sequence[str], rows: Iterable[Sequence[object]], text: int = 1) -> str:
-    """A Markdown table: the first columns are ``text``, all others figures.
+def markdown(headers: Sequence[str], rows: Iterable[Sequence[object]], text: int = 1, cases: str = "") -> str:
+    """A Markdown table: the first columns are ``text``, all others figures; ``cases`` names its file, of a row a case.
 
     >>> print(markdown(["model", "ratio"], [["a|b", "0.5"]]))
     | model   |   ratio |
@@ -133,8 +160,8 @@ def markdown(headers: Sequence[str], rows: Iterable[Sequence[object]], text: int
     """
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
     align = ["left"] * text + ["right"] * (len(headers) - text)
-    return str(tabulate.tabulate(cells, headers, tablefmt="github", disable_numparse=True,
-                                 colalign=align if cells else None))
+    return (f"<!-- cases {cases} -->\n" if cases else "") + str(tabulate.tabulate(
+        cells, headers, tablefmt="github", disable_numparse=True, colalign=align if cells else None))
 
 
 def percent(part: float | None, digits: int = 1, signed: bool = False) -> str:

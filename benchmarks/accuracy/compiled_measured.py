@@ -165,7 +165,7 @@ def compare_energy(row: Row, p: Profile) -> tuple[dict[str, tuple[float, float]]
         joules[0], find_constants("power", spec), (p.step_seconds, *ends))
 
 
-def section(results: list[Result], seconds: float) -> str:
+def section(results: list[Result], seconds: float, cases: str) -> str:
     """Predicted, measured and error of each figure, a row a case."""
     names = [name for name in results[0].figures if any(result.figures[name][1] is not None for result in results)]
     rows = []
@@ -182,7 +182,8 @@ def section(results: list[Result], seconds: float) -> str:
         rows.append([result.row.id, *cells, f"{result.seconds:.0f} s"])
     inside = sum(low <= result.row.step_ms / 1e3 <= high for result in results for low, high in [result.seconds_range])
     columns = [name if name in UNITLESS else f"{name}, MiB" for name in names]
-    return (f"{describe_run(seconds)}; predicted / measured.\n\n" + markdown(["step", *columns, "took"], rows)
+    return (f"{describe_run(seconds)}; predicted / measured.\n\n" + markdown(
+        ["step", *columns, "took"], rows, cases=cases)
             + "\n\n" + markdown(["of compiled steps", "median error", "worst"], summarize(results))
             + f"\n\nMeasured steps, eager ones too, take as long as the range that the profile tells in {inside} of "
               f"{len(results)} cases.")
@@ -200,7 +201,7 @@ def summarize(results: list[Result]) -> list[list[str]]:
     return rows
 
 
-def energy_section(results: list[Result], seconds: float) -> str:
+def energy_section(results: list[Result], seconds: float, cases: str) -> str:
     """Predicted, measured and error of watts, joules and seconds, a row a step, and how many joules are in their range.
     """
     measured = [result for result in results if result.energy]
@@ -216,7 +217,7 @@ def energy_section(results: list[Result], seconds: float) -> str:
         rows.append([name, percent(median(map(abs, errors))), percent(max(map(abs, errors))),
                      percent(median(errors), signed=True)])
     inside = sum(result.joules_range[0] <= result.energy[names[1]][1] <= result.joules_range[1] for result in measured)
-    return (f"{describe_run(seconds)}; predicted / measured.\n\n" + markdown(["step", *names], cells)
+    return (f"{describe_run(seconds)}; predicted / measured.\n\n" + markdown(["step", *names], cells, cases=cases)
             + "\n\n" + markdown([f"of {len(measured)} steps", "median error", "worst", "median with its sign"], rows)
             + f"\n\nMeasured joules are in the range that the profile tells in {inside} of {len(measured)} steps.")
 
@@ -232,7 +233,8 @@ def main() -> int:
         results = map_apart(judge, rows, options.processes, tasks=1)
         if results:
             took = time.perf_counter() - began
-            sections.update({memory: section(results, took), energy: energy_section(results, took)})
+            sections.update({memory: section(results, took, f"accuracy/{name}_steps"),
+                             energy: energy_section(results, took, f"accuracy/{name}_energy")})
     publish("accuracy.md", sections, not options.parts)
     return 0
 

@@ -274,7 +274,8 @@ def section(found: Sequence[Compared], seconds: float) -> str:
              "{} / {}".format(*one.tensors), str(one.equal)] for one in found]
     exact = sum(one.is_exact for one in found)
     return (f"{describe_run(seconds)}.\n\n"
-            + markdown(["model", "graphs", "bytes saved", "by PyTorch", "tensors", "equal"], rows)
+            + markdown(["model", "graphs", "bytes saved", "by PyTorch", "tensors", "equal"], rows,
+                       cases="accuracy/compiled_saved")
             + f"\n\n{exact} of {len(found)} models save the same tensors.")
 
 

@@ -39,8 +39,8 @@ Rows = list[list[Any]]
 CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 
 
-def table(headers: list[str], rows: Rows, text: int = 1) -> str:
-    return markdown(headers, [[f"{v:,}" if isinstance(v, int) else v for v in row] for row in rows], text)
+def table(headers: list[str], rows: Rows, text: int = 1, cases: str = "") -> str:
+    return markdown(headers, [[f"{v:,}" if isinstance(v, int) else v for v in row] for row in rows], text, cases)
 
 
 # ---- against FlopCounterMode
@@ -63,7 +63,8 @@ def compare_models(cases: dict[str, Case]) -> tuple[str, list[Comparison]]:
         print(f"{name}: {time.perf_counter() - started:.1f} s, {len(real.unexplained + meta.unexplained)} unexplained",
               file=sys.stderr)
     return table(["model", "products, real CPU", "FLOPs equal", "calls that differ", "products, claimed GPU",
-                  "FLOPs equal", "calls that differ", "whole run, real and claimed CPU"], rows), found
+                  "FLOPs equal", "calls that differ", "whole run, real and claimed CPU"], rows,
+                 cases="accuracy/flops"), found
 
 
 def differing(c: Comparison) -> int:

@@ -101,7 +101,7 @@ def kernel_tables() -> str:  # errors by family and scheme, then by device
                             for device in dict.fromkeys(case.device for case in part)]
         rows.append(["all", said, "", *describe_errors([case for case in cases if case.scheme == scheme])])
     return (f"{markdown(['family', 'predicted with its', 'bar', *ERRORS], rows, 2)}\n\nBy device:\n\n"
-            f"{markdown(['family', 'predicted with its', 'device', *ERRORS[:5]], devices, 3)}")
+            f"{markdown(['family', 'predicted with its', 'device', *ERRORS[:5]], devices, 3, 'accuracy/kernels')}")
 
 
 # ---- whole steps
@@ -229,7 +229,7 @@ What others predicted of the steps on A100 and V100 (as NeuSight's authors publi
 
 Every step, in ms:
 
-{markdown(columns, every)}"""
+{markdown(columns, every, cases="accuracy/steps")}"""
 
 
 PARTS: Mapping[str, Callable[[], str]] = {"kernels": kernel_tables, "steps": step_tables}

@@ -146,7 +146,7 @@ def case_table(results: list[Result]) -> str:
                      f"{r.reserved.predicted:,}", f"{r.reserved.measured:,}",
                      percent(r.reserved.error, 2, signed=True), percent(held.error, 3, signed=True)])
     return markdown(["case", "peak predicted", "measured", "error", "reserved predicted", "measured", "error",
-                     "worst held"], rows)
+                     "worst held"], rows, cases="accuracy/memory")
 
 
 # Why predictions are off where they are off by more than 1 %. The allocator also counts the bytes that were asked for,
@@ -200,7 +200,8 @@ def cause_table(results: list[Result]) -> tuple[str, int]:
     rows = [[r.case_id, v.what, f"{v.predicted - v.measured:+,}", percent(v.error, 2, signed=True),
              find_cause(r.case_id, v.what, v.error, v.requested_difference) or "**not explained**"]
             for r in results for v in r.values() if abs(v.error) > NAMED_ABOVE]
-    return markdown(["case", "figure", "bytes", "error", "cause"], rows, 5), sum("**" in row[4] for row in rows)
+    return (markdown(["case", "figure", "bytes", "error", "cause"], rows, 5, "accuracy/memory_above_1_percent"),
+            sum("**" in row[4] for row in rows))
 
 
 def main() -> int:

@@ -178,7 +178,8 @@ def table(judged: list[Judged], used: list[Note]) -> str:  # one row a figure; a
         lines.append([shorten(one.row), describe(one.row), f"{one.measured / GIB:.3f}", f"{one.predicted / GIB:.3f}",
                       percent(one.error, 2, signed=True), describe_range(one),
                       "" if note is None else str(used.index(note) + 1)])
-    return markdown(["row", "job", "published GiB", "predicted", "error", "range", "note"], lines, 2)
+    return markdown(["row", "job", "published GiB", "predicted", "error", "range", "note"], lines, 2,
+                    "accuracy/parallel")
 
 
 def describe_range(one: Judged) -> str:
@@ -250,7 +251,8 @@ def time_tables(judged: Sequence[Timed], guesses: Mapping[str, str]) -> str:
         of_guess.setdefault(guesses.get(case.scheme, ""), []).append(case.scheme)
     guessed = "\n".join(f"- {guess}: {', '.join(names)}" for guess, names in of_guess.items() if guess)
     return "\n\n".join([markdown(["rows", *ERRORS[:5], "median, with sign", "Spearman"], rows), "In seconds:",
-                        markdown(["row", "measured", "predicted", "error", "range"], every),
+                        markdown(["row", "measured", "predicted", "error", "range"], every,
+                                 cases="accuracy/parallel_time"),
                         *([f"What is guessed of a row:\n\n{guessed}"] if guessed else [])])
 
 

@@ -31,7 +31,7 @@ define_torchvision_ops()
 import torchvision.models as tm  # noqa: E402
 
 from benchmarks.accuracy.plan_reference import Way, measure_blocks, measure_partitions  # noqa: E402
-from benchmarks.page import markdown  # noqa: E402
+from benchmarks.page import markdown, publish  # noqa: E402
 
 BUDGETS = (0.75, 0.5, 0.35)
 
@@ -201,7 +201,7 @@ def plan_model(name: str, case: Case) -> tuple[list[list[Any]], list[list[Any]]]
 def main() -> None:
     torch.set_num_threads(1)
     if "--exact" in sys.argv:
-        print(compare_exact())
+        publish("plans.md", {"accuracy.plans exact": compare_exact()}, is_whole=True)
         return
     rows, points = [], []
     for name in sys.argv[1:] or CASES:
@@ -209,9 +209,12 @@ def main() -> None:
         rows += found[0]
         points += found[1]
         print(f"{name}: done", file=sys.stderr, flush=True)
-    print(markdown(["model", "nodes", "budget", "peak reached", "seconds to plan", "run again: plan", "every block",
-                    "√N blocks", "partitioner", "loss, gradients, buffers"], rows))
-    print("\n" + markdown(["model", "other way", "its peak", "run again: it", "a plan within that peak"], points, 2))
+    plans = markdown(["model", "nodes", "budget", "peak reached", "seconds to plan", "run again: plan", "every block",
+                      "√N blocks", "partitioner", "loss, gradients, buffers"], rows, cases="accuracy/plans")
+    others = markdown(["model", "other way", "its peak", "run again: it", "a plan within that peak"], points, 2,
+                      "accuracy/plans_beside_others")
+    publish("plans.md", {"accuracy.plans": f"Each plan:\n\n{plans}\n\nOthers at their own peaks:\n\n{others}"},
+            is_whole=len(sys.argv) == 1)
 
 
 if __name__ == "__main__":

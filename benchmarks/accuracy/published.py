@@ -158,7 +158,7 @@ def table(results: list[Result], notes: list[str]) -> str:  # one row a figure; 
     rows = [[r.row.id, r.row.gpu, r.row.kind, f"{r.row.told:.2f} {r.row.unit}",
              f"{r.predicted / UNITS[r.row.unit]:.2f}", percent(r.error, signed=True),
              str(notes.index(r.row.note) + 1) if r.row.note else ""] for r in results]
-    return markdown(["row", "GPU", "peak", "published", "predicted", "error", "note"], rows, 3)
+    return markdown(["row", "GPU", "peak", "published", "predicted", "error", "note"], rows, 3, "accuracy/published")
 
 
 def section(results: list[Result], seconds: float) -> str:

@@ -59,7 +59,8 @@ def section(results: list[Result], seconds: float) -> str:
              *(percent(e, 2, signed=True) for e in r.errors)] for r in results]
     return (f"{describe_run(seconds)}.\n\n"
             + markdown(["quantity", "cases", "median error", "worst", "within 0.1 %"], summary) + "\n\n"
-            + markdown(["rank 0 of 8", "allocated GiB", "reserved GiB", "error of allocated", "of reserved"], rows))
+            + markdown(["rank 0 of 8", "allocated GiB", "reserved GiB", "error of allocated", "of reserved"],
+                       rows, cases="accuracy/rank"))
 
 
 def main() -> int:

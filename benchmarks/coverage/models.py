@@ -173,17 +173,18 @@ def list_blocks(rows: list[Row], name: str) -> dict[str, str]:
     if name == "coverage.models sample":
         return blocks
     rows = sorted(rows, key=lambda r: str(r["name"]))
-    failed = [f"- `{r['name']}`, {s}: {_markdown(r[s])}" for r in rows if "unusable" not in r for s in sorted(STEPS)
+    failed = [[f"`{r['name']}`", s, _markdown(r[s])] for r in rows if "unusable" not in r for s in sorted(STEPS)
               if r.get(s, "pass") != "pass"]
-    unusable = [f"- `{r['name']}`: {_markdown(r['unusable'])}" for r in rows if "unusable" in r]
-    return {**blocks, "coverage.models failures": "\n".join(failed) or "None.",
-            "coverage.models unusable": "\n".join(unusable) or "None."}
+    unusable = [[f"`{r['name']}`", _markdown(r["unusable"])] for r in rows if "unusable" in r]
+    return {**blocks,
+            "coverage.models failures": markdown(["model", "step", "error"], failed, 3, "coverage/failures"),
+            "coverage.models unusable": markdown(["model", "error"], unusable, 2, "coverage/not_judged")}
 
 
 def _markdown(text: str) -> str:
     # paths of this machine
     text = re.sub(r"\S*/(?:site-packages/|(?=benchmarks/))", "", text.replace(str(ROOT) + os.sep, ""))
-    return text[:240].replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
+    return text[:240].replace("<", "&lt;").replace("`", "'")
 
 
 def main() -> int:

@@ -33,6 +33,18 @@ def test_a_block_is_written_in_its_place(tmp_path, monkeypatch):
         page.write_block("page.md", "three", "")
 
 
+def test_a_table_of_cases_is_written_into_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    (tmp_path / "benchmarks" / "speed" / "tables").mkdir(parents=True)
+    (tmp_path / "page.md").write_text("<!-- one -->\n<!-- /one -->\n")
+    rows = [["a|b", "1"], ["c", "é 2"]]
+    table = page.markdown(["case", "error"], rows, cases="speed/every_one")
+    page.write_block("page.md", "one", f"Two:\n\n{table}\n\nMore.")
+    assert page.read_block("page.md", "one") == "Two:\n\n[Every row](cases/speed.md#every-one).\n\nMore."
+    assert page.read_cases("speed/every_one") == rows
+
+
 @pytest.mark.parametrize(("name", "count"), [
     ("accuracy", 24), ("flops", 5), ("performance", 13), ("coverage", 4), ("reliability", 7)])
 def test_every_block_of_a_page_is_of_a_benchmark(name, count):

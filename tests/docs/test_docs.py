@@ -8,7 +8,8 @@ import pytest
 from analyzer.report.export.table_file import ENDINGS, list_kinds
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")),
+         *sorted((ROOT / "benchmarks").glob("*/tables/*.json"))]
 # `fx/graph/statement.py`, `analyzer/cuda/kernels/`, `benchmarks/page.py`: a path of the project in code marks.
 PATH = re.compile(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)(?:::?\w+|, \w+)?`")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")

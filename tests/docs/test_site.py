@@ -1,6 +1,7 @@
 """The documentation site: it builds without a warning, needs no network, and shows what its pages say."""
 import html
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -44,6 +45,16 @@ def articles(site: Path) -> dict[str, str]:
 def test_every_page_is_there(articles: dict[str, str]) -> None:
     docs = ROOT / "docs"
     assert set(articles) == {str(page.relative_to(docs).with_suffix(".html")) for page in docs.rglob("*.md")}
+
+
+def test_every_table_of_cases_is_drawn(articles: dict[str, str]) -> None:
+    counts: dict[str, int] = {}
+    for path in (ROOT / "benchmarks").glob("*/tables/*.json"):
+        rows, page = json.loads(path.read_text())["rows"], f"cases/{path.parts[-3]}.html"
+        assert f'id="{path.stem.replace("_", "-")}"' in articles[page]
+        assert html.escape(rows[-1][0].strip("`"), quote=False) in articles[page], path
+        counts[page] = counts.get(page, 0) + 1 + len(rows)
+    assert counts == {page: text.count("<tr>") for page, text in articles.items() if page.startswith("cases/")}
 
 
 def test_no_page_fetches_from_elsewhere(site: Path) -> None:
