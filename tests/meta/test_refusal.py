@@ -64,6 +64,25 @@ CALLS: dict[str, Call] = {
     "index_copy": lambda: torch.rand(5, 2).index_copy(0, torch.tensor([5]), torch.rand(1, 2)),
     "take": lambda: torch.rand(5, 2).take(torch.tensor([10])),
     "masked_scatter of fewer values": lambda: torch.zeros(3).masked_scatter(torch.tensor([True] * 3), torch.rand(2)),
+    "a mask of another length": lambda: torch.rand(3, 4)[torch.rand(4) > 0.5],
+    "a mask of another length behind a slice": lambda: torch.rand(3, 4)[:, torch.rand(3) > 0.5],
+    "a mask of more dimensions": lambda: torch.rand(3, 4)[torch.rand(3, 4, 2) > 0.5],
+    "x[mask of another length] = 0": lambda: torch.rand(3, 4).__setitem__(torch.rand(2, 4) > 0.5, 0.0),
+    "a mask beside indices": lambda: torch.rand(3, 4)[torch.tensor([0]), torch.rand(3) > 0.5],
+    "masked_select of another length": lambda: torch.rand(3, 4).masked_select(torch.rand(3) > 0.5),
+    "masked_select by numbers": lambda: torch.rand(3, 4).masked_select(torch.ones(4)),
+    "unique along a dimension that is not there": lambda: torch.unique_consecutive(torch.rand(3, 2), dim=2),
+    "values for another number of rows": lambda: torch.rand(3, 4).__setitem__(
+        torch.tensor([True, True, False]), torch.rand(3, 4)),
+    "a probability of two": lambda: F.binary_cross_entropy(torch.tensor([2.0]), torch.ones(1)),
+    "x[floats]": lambda: torch.rand(3, 4)[torch.ones(3)],
+    "select_scatter beyond": lambda: torch.rand(3, 4).select_scatter(torch.rand(3), 1, 4),
+    "a bag that ends beyond its indices": lambda: F.embedding_bag(
+        torch.tensor([1, 2]), torch.rand(3, 2), torch.tensor([0, 3])),
+    "max_unpool beyond": lambda: F.max_unpool1d(torch.rand(1, 1, 2), torch.tensor([[[0, 4]]]), 2),
+    "a sorter beyond": lambda: torch.searchsorted(
+        torch.tensor([1, 2]), torch.tensor([1]), sorter=torch.tensor([0, 2])),
+    "segments of other lengths": lambda: torch.segment_reduce(torch.rand(5), "sum", lengths=torch.tensor([2, 2])),
     "multinomial of negative weights": lambda: torch.multinomial(torch.tensor([1.0, -1.0]), 1),
     "running statistics of another dtype": lambda: F.batch_norm(
         torch.rand(2, 3), torch.rand(3).double(), torch.rand(3).double(), training=True),
@@ -105,6 +124,14 @@ VALID: dict[str, Call] = {
         torch.rand(2, 3).bfloat16(), torch.rand(3), torch.rand(3), training=True),
     "kthvalue of a complex number": lambda: torch.rand((), dtype=torch.complex64).kthvalue(1),
     "a number lifts integers": lambda: torch.ones(3, dtype=torch.int64).pow(0.5),
+    "a mask of two dimensions": lambda: torch.rand(3, 4, 5)[torch.rand(3, 4) > 0.5],
+    "a mask behind a slice": lambda: torch.rand(3, 4, 5)[:, torch.rand(4) > 0.5],
+    "a mask beside indices": lambda: torch.rand(3, 4)[torch.tensor([0]), torch.tensor([True, False, True, False])],
+    "values for a mask": lambda: torch.rand(3, 4).__setitem__(torch.tensor([True, True, False]), torch.rand(2, 4)),
+    "a mask of a number": lambda: torch.rand(3)[torch.tensor(True)],
+    "bags": lambda: F.embedding_bag(torch.tensor([1, 2]), torch.rand(3, 2), torch.tensor([0, 2])),
+    "places of numbers": lambda: torch.unravel_index(torch.tensor([11]), (3, 4)),
+    "segments": lambda: torch.segment_reduce(torch.rand(5), "sum", lengths=torch.tensor([2, 3])),
     "a reduction of a number": lambda: torch.rand(()).amax(0),
 }
 

@@ -98,7 +98,8 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
         module = nn.Module()
         module.forward = root
     refuse_sharded(module)
-    bound = bind_arguments(module.forward, meta_args or {}, concrete_args or {})
+    bound = bind_arguments(module.forward, {} if meta_args is None else meta_args,
+                           {} if concrete_args is None else concrete_args)
     outlined: dict[Site, str] = {}
     unknown: frozenset[int] | None = frozenset()  # None where changed contents are constants that the graph checks
     first: AnalyzerError | None = None

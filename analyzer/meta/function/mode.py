@@ -92,6 +92,12 @@ def answering(callback: Any) -> Any:
     return call
 
 
+@handles(torch.unravel_index)
+def _unravel_index(state: MetaState, func: Any, args: Any, kwargs: Any) -> Any:
+    """Written in Python, it makes a tensor by ``torch.tensor``, which C++ would put where no device is."""
+    return answering(torch.functional._unravel_index)(*args, **kwargs).unbind(-1)
+
+
 def _overrides(kind: type) -> bool:
     return kind is not Tensor and kind is not torch.nn.Parameter and getattr(
         kind, "__torch_function__", None) is not torch._C._disabled_torch_function_impl

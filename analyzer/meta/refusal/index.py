@@ -81,38 +81,68 @@ def index_select(_: str, self: Tensor, dim: int, index: Tensor, **_kwargs: Any) 
         raise RuntimeError(f"index_select(): Index to scalar can have only 1 value, got {index.numel()} value(s)")
 
 
+@refuses("index", "_unsafe_index")
+def index(_: str, self: Tensor, indices: Sequence[Tensor | None]) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, the meta function of index."""
+    _check_indices(self, indices)
+
+
+def _check_indices(self: Tensor, indices: Sequence[Tensor | None]) -> None:
+    """aten/src/ATen/native/IndexingUtils.h, checkIndexTensorTypes and expandTensors: a mask takes as many dimensions as
+    it has, each of its own length.
+    """
+    if len(indices) > self.dim():
+        raise IndexError(f"too many indices for tensor of dimension {self.dim()} (got {len(indices)})")
+    given = [i for i in indices if i is not None]
+    if any(i.dtype not in (torch.int64, torch.int32, *_BOOLEAN) for i in given):
+        raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+    dim = 0
+    for i in indices:
+        if i is None or i.dtype not in _BOOLEAN:
+            dim += 1
+            continue
+        for place, size in enumerate(i.shape):
+            if dim >= self.dim():
+                raise IndexError(f"Dimension out of range (expected to be in range of [{-self.dim()}, "
+                                 f"{self.dim() - 1}], but got {dim})")
+            if size != self.shape[dim]:
+                raise IndexError(f"The shape of the mask {list(i.shape)} at index {place} does not match the shape of "
+                                 f"the indexed tensor {list(self.shape)} at index {dim}")
+            dim += 1
+
+
 @refuses("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 def index_put(_: str, self: Tensor, indices: Sequence[Tensor | None], values: Tensor, *_args: Any,
               **_kwargs: Any) -> None:
     """aten/src/ATen/native/TensorAdvancedIndexing.cpp, the meta function of index_put, make_index_put_iterator."""
-    if len(indices) > self.dim():
-        raise IndexError(f"too many indices for tensor of dimension {self.dim()} (got {len(indices)})")
+    _check_indices(self, indices)
     if values.dtype != self.dtype:
         raise RuntimeError("Index put requires the source and destination dtypes match, got "
                            f"{name_dtype(self.dtype)} for the destination and {name_dtype(values.dtype)} for the "
                            "source.")
     given = [i for i in indices if i is not None]
-    for i in given:
-        if i.dtype not in (torch.int64, torch.int32, *_BOOLEAN):
-            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
-    if not given or any(i.dtype in _BOOLEAN for i in given):
-        return  # how many a mask selects is another matter
-    shape = result_shape(tuple(self.shape), indices)
-    if not _expands(tuple(values.shape), shape):
-        raise RuntimeError(f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to "
-                           f"indexing result of shape {list(shape)}")
+    if given and not any(i.dtype in _BOOLEAN for i in given):  # how many a mask selects its contents say
+        check_written(tuple(self.shape), [None if i is None else tuple(i.shape) for i in indices], tuple(values.shape))
 
 
-def result_shape(shape: tuple[int, ...], indices: Sequence[Tensor | None]) -> tuple[int, ...]:
+def check_written(shape: tuple[int, ...], indices: Sequence[tuple[int, ...] | None], values: tuple[int, ...]) -> None:
+    """Raise RuntimeError where ``values`` do not broadcast to what indices of these shapes select."""
+    selected = _result_shape(shape, indices)
+    if not _expands(values, selected):
+        raise RuntimeError(f"shape mismatch: value tensor of shape {list(values)} cannot be broadcast to "
+                           f"indexing result of shape {list(selected)}")
+
+
+def _result_shape(shape: tuple[int, ...], indices: Sequence[tuple[int, ...] | None]) -> tuple[int, ...]:
     """The shape of what ``x[indices]`` selects: aten/src/ATen/native/TensorAdvancedIndexingUtils.h, transposed where
     the indexed dimensions do not stand side by side. Raises IndexError.
     """
     places = [d for d, i in enumerate(indices) if i is not None]
     try:
-        broadcast = tuple(torch.broadcast_shapes(*(i.shape for i in indices if i is not None)))
+        broadcast = tuple(torch.broadcast_shapes(*(i for i in indices if i is not None)))
     except RuntimeError as error:
         raise IndexError("shape mismatch: indexing tensors could not be broadcast together with shapes "
-                         + ", ".join(str(list(i.shape)) for i in indices if i is not None)) from error
+                         + ", ".join(str(list(i)) for i in indices if i is not None)) from error
     rest = [n for d, n in enumerate(shape) if d not in places]
     at = places[0] if places == list(range(places[0], places[0] + len(places))) else 0
     return (*rest[:at], *broadcast, *rest[at:])
@@ -125,6 +155,28 @@ def _expands(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
     while len(shape) > len(wanted) and shape[0] == 1:
         shape = shape[1:]
     return len(shape) <= len(wanted) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(wanted)))
+
+
+@refuses("masked_select")
+def masked_select(_: str, self: Tensor, mask: Tensor, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, masked_select_out_impl_cpu; cuda/IndexKernel.cpp."""
+    if mask.dtype != torch.bool:
+        raise RuntimeError("masked_select: expected BoolTensor for mask")
+    torch.broadcast_shapes(self.shape, mask.shape)
+
+
+@refuses("unique_dim", "unique_dim_consecutive")
+def unique_dim(_: str, self: Tensor, dim: int, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/Unique.cpp and cuda/Unique.cu: the dimension is the first one for a while."""
+    wrap_dim(dim, self.dim())
+
+
+@refuses("unique_consecutive")
+def unique_consecutive(_: str, self: Tensor, return_inverse: bool = False, return_counts: bool = False,
+                       dim: int | None = None) -> None:
+    """The same, where a dimension is given."""
+    if dim is not None:
+        wrap_dim(dim, self.dim())
 
 
 @refuses("masked_scatter", "masked_scatter_")
@@ -156,6 +208,9 @@ def as_strided_scatter(_: str, self: Tensor, src: Tensor, size: Sequence[int], s
 def select_scatter(_: str, self: Tensor, src: Tensor, dim: int, index: int) -> None:
     """aten/src/ATen/native/TensorShape.cpp, select_scatter_symint."""
     dim = wrap_dim(dim, self.dim())
+    if not -self.shape[dim] <= index < self.shape[dim]:
+        raise IndexError(f"select(): index {index} out of range for tensor of size {list(self.shape)} at dimension "
+                         f"{dim}")
     _check_source(src, [n for d, n in enumerate(self.shape) if d != dim])
 
 

@@ -3,6 +3,7 @@ classes, weights that are none. On the CPU a kernel raises it; on CUDA it ends i
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +13,11 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.value.contents import look_at
 from analyzer.registry import adding_to
 
+from .index import check_written
 from .rule import wrap_dim
 
 Tensor = torch.Tensor
+_BOOLEAN = (torch.bool, torch.uint8)
 
 value_rules: dict[str, Callable[..., None]] = {}
 """By the name of an ATen operator: ``check(*args, **kwargs)`` raises what its kernel raises."""
@@ -37,16 +40,37 @@ def _first_outside(index: Tensor, size: int, least: int = 0, ignored: int | None
         return int(outside[0]) if outside.numel() else None
 
 
-@_checks("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
-def index(self: Tensor, indices: Sequence[Tensor | None], *_args: Any, **_kwargs: Any) -> None:
+@_checks("index", "_unsafe_index")
+def index(self: Tensor, indices: Sequence[Tensor | None]) -> None:
     """aten/src/ATen/native/cpu/IndexKernelUtils.h, Indexer.get."""
-    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+    if any(i is not None and i.dtype in _BOOLEAN for i in indices):
         return  # a mask takes several dimensions
     for dim, given in enumerate(indices):
         if given is not None:
             size = self.shape[dim]
             if (value := _first_outside(given, size, -size)) is not None:
                 raise IndexError(f"index {value} is out of bounds for dimension {dim} with size {size}")
+
+
+@_checks("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+def index_put(self: Tensor, indices: Sequence[Tensor | None], values: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """The same; and aten/src/ATen/native/TensorAdvancedIndexing.cpp, make_index_put_iterator: of a mask count those
+    that it selects.
+    """
+    index(self, indices)
+    shapes: list[tuple[int, ...] | None] = []
+    for i in indices:
+        if i is None or i.dtype not in _BOOLEAN:
+            shapes.append(None if i is None else tuple(i.shape))
+            continue
+        known = look_at(i)
+        if known is None:
+            return
+        with without_modes():
+            count = int(torch.count_nonzero(known)) * (i.numel() // max(1, known.numel()))
+        shapes += [(count,)] * i.dim()
+    if any(i is not None and i.dtype in _BOOLEAN and i.dim() for i in indices):
+        check_written(tuple(self.shape), shapes, tuple(values.shape))
 
 
 @_checks("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_")
@@ -105,8 +129,11 @@ def embedding_renorm(self: Tensor, indices: Tensor, *_args: Any, **_kwargs: Any)
 
 
 @_checks("_embedding_bag", "_embedding_bag_forward_only")
-def embedding_bag(weight: Tensor, indices: Tensor, *_args: Any, **_kwargs: Any) -> None:
-    """aten/src/ATen/native/EmbeddingBag.cpp, index_select_add."""
+def embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/EmbeddingBag.cpp, check_arguments and index_select_add."""
+    if (value := _first_outside(offsets, indices.shape[0] + 1)) is not None:
+        raise RuntimeError(f"offsets[-1] can not be greater than input's length {indices.shape[0]} but got offsets[-1] "
+                           f"of {value}")
     if (value := _first_outside(indices, weight.shape[0])) is not None:
         raise RuntimeError(f"embedding_bag: index {value} is not in the valid range [0, {weight.shape[0]})")
 
@@ -125,6 +152,16 @@ def nll_loss(self: Tensor, target: Tensor, weight: Tensor | None = None, reducti
     classes = self.shape[0] if self.dim() == 1 else self.shape[1]
     if (value := _first_outside(target, classes, ignored=ignore_index)) is not None:
         raise IndexError(f"Target {value} is out of bounds: there are {classes} classes.")
+
+
+@_checks("binary_cross_entropy")
+def binary_cross_entropy(self: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/Loss.cpp, binary_cross_entropy_out_cpu."""
+    values = look_at(self)
+    if values is not None:
+        with without_modes():
+            if not bool(((values >= 0) & (values <= 1)).all()):
+                raise RuntimeError("all elements of input should be between 0 and 1")
 
 
 @_checks("multi_margin_loss")
@@ -153,6 +190,36 @@ def masked_scatter(self: Tensor, mask: Tensor, source: Tensor, **_kwargs: Any) -
         if count > source.numel():
             raise RuntimeError("Number of elements of source < number of ones in mask: "
                                f"{source.numel()} and {count}")
+
+
+@_checks("max_unpool2d", "max_unpool3d")
+def max_unpool(self: Tensor, indices: Tensor, output_size: Sequence[int], *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/MaxUnpoolKernel.cpp."""
+    if (value := _first_outside(indices, math.prod(output_size))) is not None:
+        raise RuntimeError(f"Found an invalid max index: {value} (output volumes are of size "
+                           f"{'x'.join(map(str, output_size))})")
+
+
+@_checks("searchsorted")
+def searchsorted(sorted_sequence: Tensor, *_args: Any, sorter: Tensor | None = None, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/BucketizationUtils.h, searchsorted_pre_check."""
+    if sorter is not None and sorter.dim() and _first_outside(sorter, sorter.shape[-1]) is not None:
+        raise RuntimeError("torch.searchsorted(): sorter index out of range")
+
+
+@_checks("segment_reduce")
+def segment_reduce(data: Tensor, reduce: str, *, lengths: Tensor | None = None, axis: int = 0, unsafe: bool = False,
+                   **_kwargs: Any) -> None:
+    """aten/src/ATen/native/SegmentReduce.cpp, segment_reduce_kernel."""
+    values = None if lengths is None or unsafe else look_at(lengths)
+    if values is None or lengths is None or values.shape != lengths.shape or not values.numel():
+        return
+    with without_modes():
+        if int(values.min()) < 0:
+            raise RuntimeError("lengths contains negative value!")
+        if not bool((values.sum(-1) == data.shape[axis]).all()):
+            raise RuntimeError("segment_reduce(): Expected all rows of lengths along axis to sum to "
+                               "data.size(lengths.dim()-1) when !unsafe.")
 
 
 @_checks("multinomial")

@@ -12,6 +12,7 @@ from analyzer.errors import DataDependentError
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.operator_info import OperatorInfo
+from analyzer.meta.refusal.check import check_call
 from analyzer.meta.source_line import asked_by, user_frame
 from analyzer.meta.spec import Signature, spec_of
 from analyzer.meta.state import MetaState
@@ -51,6 +52,7 @@ def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwarg
         return _compare(state, info, args, kwargs)
     if not depends_on_data(info, args):
         return NotImplemented
+    check_call(info.op, name, tensors[0].untyped_storage().device.type, args, kwargs)
     storages = [t.untyped_storage() for t in tensors]
     if all(isinstance(s, MetaStorage) and s.exact is not None for s in storages):
         return _exact(state, info, args, kwargs, tensors)
