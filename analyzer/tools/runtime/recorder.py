@@ -77,8 +77,8 @@ class RuntimeRecorder(Recorder):
         memory = HostMemory()
         self.book = StorageBook(memory, device, cast(Any, self.born), cast(Any, self.died))
         leaves = {id(module): is_leaf(module) for module in root.modules()}
-        machine = SimpleNamespace(space=SimpleNamespace(memory=lambda device: memory, devices=1),
-                                  state=SimpleNamespace())
+        space = SimpleNamespace(memory=lambda device: memory, devices=1, describe_settings=lambda device: None)
+        machine = SimpleNamespace(space=space, state=SimpleNamespace())
         super().__init__(cast(Any, machine), root, device, lambda m: leaves[id(m)] if id(m) in leaves else is_leaf(m))
         self._wrapped: dict[int, int] = {}
         self._wrappers: list[tuple[int, int]] = []
