@@ -22,8 +22,9 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-#: A table of cases in a text that is to be written: the name of its file, and its lines.
-_CASES = re.compile(r"<!-- cases (\w+)/(\w+) -->\n((?:\|.*(?:\n|$))+)")
+#: A table of cases in a text that is to be written: the name of its file, its lines, and notes on them below.
+_CASES = re.compile(r"<!-- cases (\w+)/(\w+) -->\n((?:\|[^\n]*(?:\n|$))+)"
+                    r"(?:((?:(?!<!-- cases ).)*?)\n<!-- /cases -->\n?)?", re.DOTALL)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -49,12 +50,13 @@ def write_block(page: str, name: str, text: str) -> None:
 
 def _keep_cases(table: re.Match[str]) -> str:
     """Write a table of cases into its file, a row a line. Returns what stands in its place: where it is shown."""
-    folder, name, text = table.groups()
+    folder, name, text, below = table.groups()
     headers, _, *rows = [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
                          for line in text.splitlines()]
     lines = ",\n ".join(json.dumps(row, ensure_ascii=False) for row in rows)
     _cases_file(f"{folder}/{name}").write_text(
-        f'{{"headers": {json.dumps(headers, ensure_ascii=False)}, "rows": [\n {lines}\n]}}\n', "utf-8")
+        f'{{"headers": {json.dumps(headers, ensure_ascii=False)}, "below": {json.dumps((below or "").strip())},\n'
+        f' "rows": [\n {lines}\n]}}\n', "utf-8")
     return f"[Every row](cases/{folder}.md#{name.replace('_', '-')}).\n"
 
 
@@ -162,6 +164,11 @@ def markdown(headers: Sequence[str], rows: Iterable[Sequence[object]], text: int
     align = ["left"] * text + ["right"] * (len(headers) - text)
     return (f"<!-- cases {cases} -->\n" if cases else "") + str(tabulate.tabulate(
         cells, headers, tablefmt="github", disable_numparse=True, colalign=align if cells else None))
+
+
+def end_cases(*below: str) -> str:
+    """What ends a table of cases: notes and sources that go into its file with it."""
+    return "\n".join(["", *(f"{text}\n" for text in below if text), "<!-- /cases -->"])
 
 
 def percent(part: float | None, digits: int = 1, signed: bool = False) -> str:

@@ -151,7 +151,8 @@ def time_tables() -> str:
     errors = [timed.predicted / timed.seconds - 1 for timed in found]
     rows = [[timed.name, f"{timed.seconds * 1e3:.1f} ms", f"{timed.predicted * 1e3:.1f} ms",
              percent(error, signed=True), f"{timed.took:.0f} s"] for timed, error in zip(found, errors)]
-    return (f"{markdown(['step', 'measured', 'predicted', 'error', 'processor time'], rows)}\n\n"
+    heads = ["step", "measured", "predicted", "error", "processor time"]
+    return (f"{markdown(heads, rows, cases='accuracy/compiled_published')}\n\n"
             f"Median error {percent(median(map(abs, errors)))}, of NeuSight's steps "
             f"{percent(median(map(abs, errors[-len(fused):])))}.")
 
@@ -282,7 +283,8 @@ def pair_tables() -> str:
                       f"{len(errors)} pairs)" for kind, errors in off.items())
     header = ["job, eager and compiled", "published, GiB", "predicted", "memory, published", "predicted",
               "time, published", "predicted"]
-    return f"{markdown(header, rows)}\n\nDifferences predicted are off by at most, in parts of the eager step: {worst}."
+    return (f"{markdown(header, rows, cases='accuracy/compiled_pairs')}\n\n"
+            f"Differences predicted are off by at most, in parts of the eager step: {worst}.")
 
 
 PARTS: Mapping[str, Callable[[], str]] = {"time": time_tables, "kernels": kernel_tables, "pairs": pair_tables}

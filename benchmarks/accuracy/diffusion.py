@@ -104,12 +104,15 @@ def tell_errors(rows: Sequence[Measured]) -> str:
     """A row for each quantity and for the parts of the data, a column for each of ``KINDS``."""
     judged = [[judge(kind, row) for row in rows] for kind in KINDS]
     names = dict.fromkeys((case.model, case.device) for case in (row.case for row in rows))
-    lines = []
+    lines: list[list[str]] = []
+    of_models: list[list[str]] = []
     for what in ("seconds", "watts", "joules"):
         for name in ("", ", one device", ", several devices", *(f", {model} on {device}" for model, device in names)):
             errors = [[getattr(one, what) for one in column if name in _list_parts(one.case)] for column in judged]
-            lines.append([f"{what}{name} ({len(errors[0])}): median error, nine in ten", *map(describe, errors)])
-    return markdown(["", *(f"{kind} left out" for kind in KINDS)], lines)
+            (of_models if " on " in name else lines).append(
+                [f"{what}{name} ({len(errors[0])}): median error, nine in ten", *map(describe, errors)])
+    heads = ["", *(f"{kind} left out" for kind in KINDS)]
+    return f"{markdown(heads, lines)}\n\n{markdown(heads, of_models, cases='accuracy/pipelines')}"
 
 
 def main() -> None:

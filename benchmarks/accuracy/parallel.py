@@ -31,7 +31,17 @@ import torch
 from analyzer.errors import MissingExtraError
 from benchmarks.accuracy.latency import ERRORS, describe_errors, rank_correlation
 from benchmarks.accuracy.latency import Judged as Timed
-from benchmarks.page import describe_run, is_named, make_parser, map_apart, markdown, percent, publish, quantile
+from benchmarks.page import (
+    describe_run,
+    end_cases,
+    is_named,
+    make_parser,
+    map_apart,
+    markdown,
+    percent,
+    publish,
+    quantile,
+)
 from benchmarks.parallel.family import (
     APART,
     NOTES,
@@ -226,16 +236,7 @@ def section(judged: list[Judged], apart: list[dict[str, Any]], seconds: float) -
 {summarize(judged)}
 
 {table(judged, used)}
-
-{notes}
-
-Told as exact and set apart, as the run is not rebuilt:
-
-{left}
-
-Sources:
-
-{sources}"""
+{end_cases(notes, "Told as exact and set apart, as the run is not rebuilt:", left, "Sources:", sources)}"""
 
 
 def time_tables(judged: Sequence[Timed], guesses: Mapping[str, str]) -> str:
@@ -250,10 +251,9 @@ def time_tables(judged: Sequence[Timed], guesses: Mapping[str, str]) -> str:
     for case in judged:
         of_guess.setdefault(guesses.get(case.scheme, ""), []).append(case.scheme)
     guessed = "\n".join(f"- {guess}: {', '.join(names)}" for guess, names in of_guess.items() if guess)
-    return "\n\n".join([markdown(["rows", *ERRORS[:5], "median, with sign", "Spearman"], rows), "In seconds:",
-                        markdown(["row", "measured", "predicted", "error", "range"], every,
-                                 cases="accuracy/parallel_time"),
-                        *([f"What is guessed of a row:\n\n{guessed}"] if guessed else [])])
+    families_table = markdown(["rows", *ERRORS[:5], "median, with sign", "Spearman"], rows)
+    cases = markdown(["row", "measured", "predicted", "error", "range"], every, cases="accuracy/parallel_time")
+    return f"{families_table}\n\n{cases}\n{end_cases('What is guessed of a row:' if guessed else '', guessed)}"
 
 
 def main() -> int:

@@ -105,7 +105,8 @@ def main() -> None:
     rows = [row for name in names for row in compare(name, CASES[name])]
     if rows:
         publish("plans.md", {"accuracy.plan_blocks blocks": markdown(
-            ["model", "budget", "graph's plan, ms", "blocks' plan, ms", "`analyzer plan`, ms"], rows, 2)},
+            ["model", "budget", "graph's plan, ms", "blocks' plan, ms", "`analyzer plan`, ms"], rows, 2,
+            "accuracy/plan_blocks")},
             is_whole=len(names) == len(CASES))
 
 

@@ -151,7 +151,8 @@ def compare_exact() -> str:  # what `chain` and `exact` find for the same units,
             rows.append([name, len(gm.graph.nodes), f"{len(units):,}", f"{budget:.0%}",
                          percent(total_cost(chain.units), whole), percent(found, whole),
                          percent(found - exact.bound, found), f"{seconds:.1f}"])
-    return markdown(["model", "nodes", "units", "budget", "chain", "exact", "gap", "seconds"], rows)
+    return markdown(["model", "nodes", "units", "budget", "chain", "exact", "gap", "seconds"], rows,
+                    cases="accuracy/plans_exact")
 
 
 def plan_model(name: str, case: Case) -> tuple[list[list[Any]], list[list[Any]]]:

@@ -23,7 +23,7 @@ from analyzer import profile
 from analyzer.recipe import LoraSpec, Recipe
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 from benchmarks.accuracy import published_litgpt as litgpt
-from benchmarks.page import describe_run, is_named, map_apart, markdown, parse_parts, percent, publish
+from benchmarks.page import describe_run, end_cases, is_named, map_apart, markdown, parse_parts, percent, publish
 from benchmarks.truth.table import read_truth
 
 TABLE = "published"
@@ -171,7 +171,7 @@ def section(results: list[Result], seconds: float) -> str:
     notes = [f"{number}. {told[name]}" for number, name in enumerate(used, 1)]
     return "\n\n".join([f"{describe_run(seconds)}.",
                         f"**{len(errors)} rows: median error {percent(statistics.median(errors), 2)}, {within}.**",
-                        table(results, used), "\n".join(notes), "Sources:", "\n".join(sources)])
+                        table(results, used) + "\n" + end_cases("\n".join(notes), "Sources:", "\n".join(sources))])
 
 
 def main() -> int:

@@ -96,6 +96,7 @@ def every(folder: Path) -> str:
     above = "" if max(loose) <= 1 else ": NOT bounds of all"
     rows = [[str(i), str(a.layout), str(b.layout), f"{a.step_seconds:.4f}", f"{b.step_seconds:.4f}",
              f"{a.needed_bytes / 2**30:.2f}"] for i, (a, b) in enumerate(zip(known, best), 1)]
+    heads = ["", "best of all", "best of the search", "seconds", "of the search", "GiB"]
     return f"""{describe_run(time.perf_counter() - began)}: {len(layouts):,} layouts of a model of 64 blocks on 16 H100,
 of which {len(whole.steps):,} can be run and {len(whole.ranked):,} fit. Profiled directly they are {ranks:,} ranks, one
 of each stage; composed, {len({probe.key for probe in probes}):,}. **The search profiled {len(asked):,}**, and composed
@@ -103,7 +104,7 @@ of each stage; composed, {len({probe.key for probe in probes}):,}. **The search 
 The best ten are {'the same' if [s.layout for s in best] == [s.layout for s in known] else 'NOT the same'}. Bounds are \
 {percent(min(loose))} to {percent(max(loose))} of the steps, {percent(statistics.median(loose))} in the median{above}.
 
-{markdown(["", "best of all", "best of the search", "seconds", "of the search", "GiB"], rows, 3)}"""
+{markdown(heads, rows, 3, "accuracy/search_every")}"""
 
 
 def forget_errors(searcher: Searcher) -> None:
@@ -130,10 +131,11 @@ def llama(folder: Path) -> str:
                  "found" if step in found.steps else "fits" if found.capacity_bytes is None
                  or step.needed_bytes <= found.capacity_bytes else "does not fit"]
                 for step in [*found.steps, *published_steps(compiles)]]
+        cases = f"accuracy/search_{name.lower().replace(' ', '_')}"
         texts.append(f"{name}: {found.counts['layouts']} layouts, {found.profiles} ranks profiled by two processes in "
                      f"{used:.0f} s of processor time, {seconds:.0f} s on a machine with {os.cpu_count()} cores and a "
                      f"load of {os.getloadavg()[0]:.0f}.\n\n"
-                     + markdown(["layout", "step s", "MFU", "GiB", "of the search"], rows))
+                     + markdown(["layout", "step s", "MFU", "GiB", "of the search"], rows, cases=cases))
     return f"On {datetime.date.today()} with PyTorch {torch.__version__}:\n\n" + "\n\n".join(texts)
 
 

@@ -319,7 +319,8 @@ def tell_bytes() -> str:
                          f"{cache:,}", f"{deployment.cache_token_bytes():,}"])
     return ("Bytes in bf16 of one rank, by the formulas of vLLM (`QKVParallelLinear`, `MergedColumnParallelLinear`,\n"
             "`VocabParallelEmbedding`; `FullAttentionSpec`) from configs, and as they are told:\n\n"
-            + markdown(["", "weights", "told", "cache of a token", "told"], rows))
+            + markdown(["", "weights", "told", "cache of a token", "told"], rows,
+                       cases="accuracy/served_bytes"))
 
 
 def main() -> None:

@@ -198,7 +198,7 @@ def tables(judged: Sequence[tuple[Run, Judged]]) -> str:
                  f"{1e3 * case.low:,.0f} to {1e3 * case.high:,.0f}"] for run, case in worst]
     return (f"{table_of_parts(judged, PARTS)}\n\nFurthest off, in ms:\n\n"
             + markdown(["row", "TP x DP x PP", "micro-batch", "hidden", "measured", "predicted", "error", "range"],
-                       furthest, 2))
+                       furthest, 2, "accuracy/throughput_furthest_off"))
 
 
 def main() -> int:

@@ -90,7 +90,7 @@ def report_devices(report: Report) -> None:
         for words, one, whole in timed])
     rows = markdown(["model, a step with AdamW", "devices", "runs", "together, s", "each alone, s", "other figures"], [
         [name, str(s.devices), str(s.runs), f"{s.seconds:.1f}", f"{s.alone_seconds:.1f}", str(s.others)]
-        for name, s in found.items()])
+        for name, s in found.items()], cases="speed/devices")
     report.add("devices", "Processor seconds of whole commands, imports included, for one device and for all whose "
                "memory is known; and what a step on all of them takes in one process. Of each device all figures are "
                "compared with those of a profile on it alone, rows and ranges of memory on every "

@@ -207,4 +207,4 @@ def report_runs(report: Report) -> None:
                "tensors (four of each where there are four micro-batches). Profiles are on an H100, those of the "
                "checkpointed Llama 8B and of the mixture of experts on a B200.",
                markdown(["run", "bare, s", "first profile", "next", "next / bare", "blocks and steps not run",
-                         "told most often where one is run"], rows))
+                         "told most often where one is run"], rows, cases="speed/runs"))

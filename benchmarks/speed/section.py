@@ -14,7 +14,7 @@ from analyzer import Profile
 from analyzer.tools.runtime import FlopsProfiler
 from analyzer.zoo import MODELS
 from benchmarks.fuzz.replay_equality import FIELDS
-from benchmarks.page import markdown
+from benchmarks.page import end_cases, markdown
 from benchmarks.speed.case import OTHERS, OURS, REUSE_CASES, Prepared, Run, prepare
 from benchmarks.speed.timing import (
     CPU,
@@ -76,8 +76,10 @@ def report_others(report: Report) -> None:  # the other packages, which are slow
         say(f"  {rows[-1]}")
     rows.append(["**median**", *(f"**{format_ratio(median_known(columns[name]))}**" for name in names)])
     skipped = "\n".join(f"- {why} ({count} of {len(report.cases)} models)" for why, count in reasons.items())
-    report.add("others", f"Rounds: {rounds}; in the first, nothing is warm.", markdown(["model", *names], rows),
-               *([f"Where there is no figure:\n\n{skipped}"] if skipped else []))
+    medians = markdown(["", *names], [rows.pop()])
+    report.add("others", f"Rounds: {rounds}; in the first, nothing is warm.", medians,
+               markdown(["model", *names], rows, cases="speed/others")
+               + "\n" + end_cases("Where there is no figure:" if skipped else "", skipped))
 
 
 def report_cold(report: Report) -> None:
@@ -169,7 +171,7 @@ def report_compile(report: Report) -> None:  # Llama 2 7B under torch.compile, a
         rows += [[told, str(layers), *(f"{found[name]:.2f}" for name in found if name != "peak_bytes"),
                   f"{found['peak_bytes'] / 1e6:.0f}"] for layers, found in taken.items()]
     report.add("compile", markdown(["step", "layers", "first, s", "processor", "next, s", "processor",
-                                    "resident MB at the peak"], rows))
+                                    "resident MB at the peak"], rows, cases="speed/compiled"))
 
 
 def report_imports(report: Report) -> None:

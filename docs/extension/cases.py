@@ -20,4 +20,5 @@ def draw(mark: re.Match[str]) -> str:
     folder, name = mark.groups()
     told = json.loads((BENCHMARKS / folder / "tables" / f"{name}.json").read_text("utf-8"))
     rows = [told["headers"], ["---"] * len(told["headers"]), *told["rows"]]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join([*lines, "", told.get("below", "")])

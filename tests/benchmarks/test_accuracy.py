@@ -40,9 +40,10 @@ def test_a_table_of_cases_is_written_into_its_file(tmp_path, monkeypatch):
     (tmp_path / "page.md").write_text("<!-- one -->\n<!-- /one -->\n")
     rows = [["a|b", "1"], ["c", "é 2"]]
     table = page.markdown(["case", "error"], rows, cases="speed/every_one")
-    page.write_block("page.md", "one", f"Two:\n\n{table}\n\nMore.")
+    page.write_block("page.md", "one", f"Two:\n\n{table}\n{page.end_cases('1. A note.', '')}\n\nMore.")
     assert page.read_block("page.md", "one") == "Two:\n\n[Every row](cases/speed.md#every-one).\n\nMore."
     assert page.read_cases("speed/every_one") == rows
+    assert '"below": "1. A note.",' in (tmp_path / "benchmarks" / "speed" / "tables" / "every_one.json").read_text()
 
 
 @pytest.mark.parametrize(("name", "count"), [
