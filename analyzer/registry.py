@@ -22,7 +22,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-class Call(NamedTuple):
+class Form(NamedTuple):
     """How what is registered will be called."""
 
     text: str  #: as errors show it
@@ -42,7 +42,7 @@ class Call(NamedTuple):
             raise InputError(f"{caller}: {impl!r}: {error}; it is called as {self.text}") from None
 
 
-ANY_CALL = Call("f(...)")
+ANY_CALL = Form("f(...)")
 
 
 def check_name(key: str, caller: str) -> str:
@@ -78,7 +78,7 @@ class Registry(Generic[K, V]):
     """
 
     def __init__(self, name: str, check_key: Callable[[K, str], K] = lambda key, caller: key,
-                 call: Call = ANY_CALL) -> None:
+                 call: Form = ANY_CALL) -> None:
         """``check_key(key, caller)`` gives the key that is used, or raises InputError for one that cannot be meant."""
         self.name = name
         self._check_key, self._call = check_key, call
@@ -87,7 +87,7 @@ class Registry(Generic[K, V]):
         self._scoped: list[set[K]] = []  # per open scope: keys registered inside it
 
     def beside(self: _Registry, name: str, check_key: Callable[[Any, str], Any] | None = None,
-               call: Call | None = None) -> _Registry:
+               call: Form | None = None) -> _Registry:
         """Another kind of entry of the same registry, with a decorator, keys and scopes of its own.
 
         >>> register_demo = Registry("register_demo")

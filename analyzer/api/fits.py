@@ -39,7 +39,7 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
     ([('t4', False, 'forward'), ('l4', True, 'forward')], ('l4',))
     """
     from analyzer.report.verdict import (  # with reports: `import analyzer` needs none
-        Place,
+        PeakPlace,
         describe_step,
         find_peak,
         judge,
@@ -61,7 +61,7 @@ def fits(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any
     specs.sort(key=lambda spec: (spec.memory_bytes is None, spec.memory_bytes or 0))
     priced = read_prices(prices, "fits(prices=)")
     rows: list[FitRow | None] = [None] * len(specs)
-    places: dict[tuple[int, str | None], Place] = {}
+    places: dict[tuple[int, str | None], PeakPlace] = {}
     firsts: list[Profile] = []  # which are held, for places are known by them
     for i, (found, first) in profile_each(specs, model, args, kwargs, options=options, **profile_options):
         verdict = judge(found, specs[i], world_size, is_brief=True)

@@ -36,7 +36,7 @@ from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import local_part, walk_modules
 from analyzer.replay.lap.extension import run_some
-from analyzer.replay.lap.tape import Chain, find_chain
+from analyzer.replay.lap.tape import RankChain, find_chain
 from analyzer.replay.lap.update import UpdateMismatch
 from analyzer.replay.match import Mismatch
 from analyzer.results.info import ReplayInfo, ReplayReport
@@ -258,7 +258,7 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
 def _run_blocks(steps: RankStep, live: LiveStorages, reason: str | None,
                 stands_in: bool) -> tuple[ReplayReport, tuple[Log, AddressSpace] | None]:
     recorder, module = steps.recorder, steps.model
-    chain: Chain | None = None
+    chain: RankChain | None = None
     reason = reason or (RUNS_MODEL if steps.takes_closure else None)
     if reason is None:
         try:

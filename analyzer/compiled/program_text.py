@@ -33,7 +33,7 @@ class Layers:
 
 
 @dataclass
-class _Run:
+class _RepeatedLines:
     """Lines from ``start`` to ``stop`` that repeat every ``period``, ``step`` layers later or, below 0, earlier."""
 
     start: int
@@ -47,7 +47,7 @@ class _Run:
         return self.start + (self.stop - self.start) // self.period // 2 * self.period
 
 
-class _Program:
+class _ProgramText:
     """The lines of one half of a graph, as words (at the odd places) and what is between them."""
 
     def __init__(self, source: str, layers: Layers) -> None:
@@ -63,7 +63,7 @@ class _Program:
         self.lines = [_WORD.split(line.partition("  # ")[0].rstrip()) for line in lines[2:]]
         self.names = [[word for word in line[1::2] if self._is_name(word)] for line in self.lines]
         self.buffers = Chains()
-        self.runs: list[_Run] = []
+        self.runs: list[_RepeatedLines] = []
         self.laps = 1                   #: layers after which the lines repeat
         self.written: set[str] = set()  #: names that are in what was written
 
@@ -92,7 +92,7 @@ class _Program:
         self.laps = next(iter(laps), 1)
         return len(laps) == 1 and self.layers.missing % self.laps == 0
 
-    def _find_run(self, texts: Sequence[int], start: int, stop: int) -> _Run | None:
+    def _find_run(self, texts: Sequence[int], start: int, stop: int) -> _RepeatedLines | None:
         """The longest stretch between two lines in which most of the laps are."""
         steps: dict[int, int] = {}
 
@@ -111,7 +111,7 @@ class _Program:
         if found is None:
             return None
         first, last, period = start + found[0], start + found[1], found[2]
-        chains, best, i = Chains(), _Run(0, 0, period, find_step(period)), first
+        chains, best, i = Chains(), _RepeatedLines(0, 0, period, find_step(period)), first
         while i < last - period:  # the longest stretch in which each name has one that stands for it
             pairs = self._pair(i, i + period, best.step)
             if pairs is not None and all([self.buffers.allows(*pair) and chains.add(*pair) for pair in pairs]):
@@ -182,7 +182,7 @@ class _Program:
     def _write_line(self, line: Sequence[str], rename: Callable[[str], str]) -> str:
         return "".join([rename(word) if i % 2 and self._is_name(word) else word for i, word in enumerate(line)])
 
-    def _write_lap(self, run: _Run, start: int, stop: int, shift: int) -> list[str]:
+    def _write_lap(self, run: _RepeatedLines, start: int, stop: int, shift: int) -> list[str]:
         """Lines of a run; what the next lap has under the same name is of no layer."""
         of_layer, of_none = self.rename(shift), self.rename(None)
         found = []
@@ -246,7 +246,7 @@ def write_laps(layers: Layers, results: int, sources: Sequence[str]) -> list[str
     """The sources of the forward half, and of the backward one where there is one, with the laps that are missing; None
     where their laps are not alike.
     """
-    halves = [_Program(source, layers) for source in sources]
+    halves = [_ProgramText(source, layers) for source in sources]
     if not all([half.find_laps() for half in halves]) or len({half.laps for half in halves}) > 1:
         return None
     first = halves[0]
@@ -275,7 +275,7 @@ def _seeded(lines: list[str], layers: Layers) -> list[str]:
     return [line.replace(found[0], f"[{count}], out={found[2]})").replace(size, sizes) for line in lines]
 
 
-def _saved(first: _Program, second: _Program, results: int) -> dict[str, str]:
+def _saved(first: _ProgramText, second: _ProgramText, results: int) -> dict[str, str]:
     """What forward saves: by the name that backward has for it, the expression in forward."""
     layers, laps = first.layers, first.laps
     slots = dict(zip(second.arguments, first.returned[results:]))
@@ -294,7 +294,7 @@ def _saved(first: _Program, second: _Program, results: int) -> dict[str, str]:
     return found
 
 
-def _gradients(first: _Program, second: _Program) -> list[str]:
+def _gradients(first: _ProgramText, second: _ProgramText) -> list[str]:
     """Of each primal of the whole graph the expression of its gradient in backward."""
     layers = first.layers
     made = dict(zip(first.arguments, second.returned))

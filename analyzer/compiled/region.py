@@ -76,7 +76,7 @@ def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[
         state.assume(f"torch.compile(backend={backend!r}): what it compiles runs as written, since what this backend "
                      "does is unknown")
         return function(*args, **kwargs)
-    call = _Call(device, function, config)
+    call = _Outcome(device, function, config)
     decompositions = select_decomp_table() if _BACKENDS[backend] else {}
     buckets = BucketEnds.of_running(call.function)
     with _compiling, state.recorder.tracing():
@@ -142,7 +142,7 @@ _BACKENDS = {"inductor": True, "aot_eager": False, "aot_eager_default_partitione
              "aot_eager_decomp_partition": True, "cudagraphs": False}
 
 
-class _Call:
+class _Outcome:
     """What a call of a compiled function comes to."""
 
     def __init__(self, device: DeviceSpec, function: Callable[..., Any], config: dict[str, Any]) -> None:
@@ -220,7 +220,7 @@ class _Call:
         written = getattr(written, "func", written)  # of a partial one
         name = getattr(written, "__qualname__", type(written).__qualname__)
         code = getattr(self.function, "__code__", type(self.function))
-        known = recorder.compiled_graphs.setdefault((code, id(owner)), _Known())
+        known = recorder.compiled_graphs.setdefault((code, id(owner)), _KnownGraphs())
         modes = {"gradients are": ("not recorded", "recorded")[torch.is_grad_enabled()]}
         if isinstance(owner, torch.nn.Module):
             modes["its module is in mode"] = ("eval", "train")[owner.training]
@@ -235,7 +235,7 @@ class _Call:
             self.config, recorder.count_calls() - 1 if self.graphs else -1))
 
 
-class _Known:
+class _KnownGraphs:
     """The graphs that calls of a function came to."""
 
     def __init__(self) -> None:

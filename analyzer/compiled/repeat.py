@@ -33,7 +33,7 @@ torch/_inductor/scheduler.py). Three groups remain, or four where layers make su
 
 
 @dataclass
-class _Run:
+class _RepeatedOperators:
     """Operators from ``start`` to ``stop`` that repeat every ``period``."""
 
     nodes: list[fx.Node]
@@ -54,7 +54,7 @@ class Shortened:
     short graph late layers have the parameters, and the places, of those that follow the early ones.
     """
 
-    def __init__(self, whole: JointGraph, runs: list[_Run], removed: int, alike: Chains) -> None:
+    def __init__(self, whole: JointGraph, runs: list[_RepeatedOperators], removed: int, alike: Chains) -> None:
         self.whole, self.removed = whole, removed
         self._runs, self._alike = runs, alike  # nodes, each with that of the next layer
         self._late: dict[fx.Node, bool | None] = {}  # of operators, None: it is left out
@@ -177,7 +177,7 @@ def shorten(joint: JointGraph, rows: Labels) -> Shortened | None:
         return None
 
 
-def _find(nodes: list[fx.Node], rows: Labels, forward: _Run | None) -> _Run | None:
+def _find(nodes: list[fx.Node], rows: Labels, forward: _RepeatedOperators | None) -> _RepeatedOperators | None:
     """The laps of one half; of backward, those in which what is read of ``forward`` lies one lap earlier each time."""
     place = {node: i for i, node in enumerate(nodes)}
 
@@ -199,4 +199,4 @@ def _find(nodes: list[fx.Node], rows: Labels, forward: _Run | None) -> _Run | No
     ids: dict[Hashable, int] = {}
     labels = [ids.setdefault(rows[node][0], len(ids)) for node in nodes]
     found = find_run(labels, agree, lambda period: KEPT)
-    return None if found is None else _Run(nodes, *found, place)
+    return None if found is None else _RepeatedOperators(nodes, *found, place)

@@ -88,7 +88,7 @@ gate = GatedKernels("AutocastHPU")  # above AutocastIPU, where the simulated dev
 _TYPES = ("cuda", "cpu")  # the order of their keys in the dispatcher: CUDA's comes first
 
 
-class _Local(threading.local):
+class _AutocastState(threading.local):
     #: types of device whose autocast is on; torch's own switch reads as off under a dispatch mode
     enabled: tuple[str, ...] = ()
     excluded = 0                   #: inside an operator that was cast: what it calls is not cast again
@@ -97,7 +97,7 @@ class _Local(threading.local):
         self.cache: dict[int, tuple[TensorWeakRef, Tensor]] = {}  # casts of weights, until the outermost region ends
 
 
-_local = _Local()
+_local = _AutocastState()
 
 _policies = cache(read_policies)
 # Since pytorch/pytorch#165068: what is cast without gradients can be used with them.

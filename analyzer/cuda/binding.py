@@ -52,12 +52,12 @@ _CUDA = 1  # c10/core/DeviceType.h
 _MOST_PLANS = 4096  # CUFFT_DEFAULT_CACHE_SIZE in aten/src/ATen/native/cuda/CuFFTPlanCache.h
 
 
-class _Local(threading.local):
+class _BindingState(threading.local):
     sync_debug_mode = 0
     most_plans = _MOST_PLANS
 
 
-_local = _Local()
+_local = _BindingState()
 _raw: WeakKeyDictionary[AddressSpace, dict[int, MetaStorage]] = WeakKeyDictionary()  # by address: of no tensor
 
 

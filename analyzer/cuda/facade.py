@@ -34,12 +34,12 @@ from .sdp_choice import CUDNN_VERSION, simulated_capability
 from .stream import set_stream, simulated_cuda
 
 
-class _Local(threading.local):
+class _FacadeState(threading.local):
     def __init__(self) -> None:
         self.streams: dict[int, stream.SimulatedStream] = {}  #: the current one of each device in this thread
 
 
-_local = _Local()
+_local = _FacadeState()
 DeviceProperties = namedtuple("DeviceProperties", (
     "name", "major", "minor", "total_memory", "multi_processor_count", "L2_cache_size", "uuid",
     "max_threads_per_multi_processor", "warp_size", "is_integrated", "is_multi_gpu_board", "gcnArchName",

@@ -18,7 +18,7 @@ from analyzer.meta import argument as collective_hook
 from analyzer.meta.address_space import MetaStorage, new_storage, next_number
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer
-from analyzer.meta.operator_info import OperatorInfo
+from analyzer.meta.operator_info import OperatorFacts
 from analyzer.meta.state import active_state
 from analyzer.meta.tensor import device_of
 
@@ -133,10 +133,10 @@ class Collectives:
         """Numbers of storages that were made in such blocks, with their category."""
         return [(number, category) for numbers, category in self._made for number in numbers]
 
-    def shape(self, info: OperatorInfo) -> Callable[..., Any] | None:
+    def shape(self, info: OperatorFacts) -> Callable[..., Any] | None:
         return returned_by(info.op)
 
-    def launching(self, info: OperatorInfo, given: dict[str, Any]) -> AbstractContextManager[object]:
+    def launching(self, info: OperatorFacts, given: dict[str, Any]) -> AbstractContextManager[object]:
         """A block around a call: one that is asynchronous runs on the stream of its group, after what the current one
         was given (torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, ``collective``); else it runs on the current one.
         """
@@ -148,7 +148,7 @@ class Collectives:
             info, given, None if recorder is None else len(phases))
 
     @contextmanager
-    def _launching(self, info: OperatorInfo, given: dict[str, Any], phases: int | None) -> Iterator[None]:
+    def _launching(self, info: OperatorFacts, given: dict[str, Any], phases: int | None) -> Iterator[None]:
         tensors = tensors_of(list(given.values()))
         flat = _flatten(tensors_of(given[_FLATTENED[info.name]])) if info.name in _FLATTENED else []
         if not given.get("async_op", True):
@@ -183,7 +183,7 @@ class Collectives:
     def wait(self, work: Any) -> None:
         """The current stream waits for what a `Work` stands for; for all that was launched, where that is not known."""
         value = work.get_future().value()
-        is_message = isinstance(value, _Message)
+        is_message = isinstance(value, _HeldMessage)
         numbers = value.release() if is_message else _list_numbers(tensors_of((value,)))
         self._shelves = [shelf for shelf in self._shelves if shelf.numbers.isdisjoint(numbers)]
         ends = [self._ends[number] for number in numbers if number in self._ends]
@@ -208,7 +208,7 @@ def _list_numbers(tensors: list[torch.Tensor]) -> list[int]:
     return [s.number for t in tensors if isinstance(s := t.untyped_storage(), MetaStorage)]
 
 
-class _Message:
+class _HeldMessage:
     """What the `Work` of a message holds: its tensor, until the program waits. Source: what is kept for the allocator's
     safety in torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, of a batch of messages (``endCoalescing``).
     """
@@ -228,7 +228,7 @@ def _boxed_work(future: Any) -> Any:
 
 def _message_work(tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
     future: torch.futures.Future[Any] = torch.futures.Future()
-    future.set_result(_Message(tensors_of(tensors)))
+    future.set_result(_HeldMessage(tensors_of(tensors)))
     return _boxed_work(future)
 
 

@@ -13,7 +13,7 @@ from analyzer.errors import InputError
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer
-from analyzer.meta.operator_info import OperatorInfo
+from analyzer.meta.operator_info import OperatorFacts
 from analyzer.meta.value.contents import covers_storage, read_known, worth_following
 from analyzer.meta.value.expectation import origin_of
 from analyzer.meta.value.known_value import Deferred
@@ -99,7 +99,7 @@ class ContentRule:
     def __init__(self, contents: Callable[[str, list[int], Tensor], Sequence[Any]] | None) -> None:
         self._contents = contents
 
-    def propagate(self, info: OperatorInfo, given: dict[str, Any], result: Any) -> None:
+    def propagate(self, info: OperatorFacts, given: dict[str, Any], result: Any) -> None:
         """Give the tensors that a collective wrote or made their contents; unknown where they do not follow."""
         name, first = info.name.strip("_"), given[info.arguments[0]]
         if info.op.namespace == "c10d":

@@ -71,7 +71,7 @@ class _OperatorList:
             self.runs.append(_OperatorRun(*describe_call(func, args, kwargs, result), tuple(self._open)))
 
 
-class _Statistics(NamedTuple):
+class _CountedStatistics(NamedTuple):
     counts: dict[str, Counter[str]]
     unsupported: dict[str, Counter[str]]
     uncalled: set[str]
@@ -99,7 +99,7 @@ class JitModelAnalysis:
         self._handles: dict[str, Handle] = dict(self._counted)
         self._ignored = set(IGNORED)
         self._runs: list[_OperatorRun] | None = None
-        self._stats: _Statistics | None = None  # this name and the next three are those of fvcore
+        self._stats: _CountedStatistics | None = None  # this name and the next three are those of fvcore
         self._enable_warn_unsupported_ops = self._enable_warn_uncalled_mods = True
         self._warn_trace, self._ancestors = "no_tracer_warning", "owner"
 
@@ -190,7 +190,7 @@ class JitModelAnalysis:
             setattr(copied, name, getattr(self, name))
         return copied
 
-    def _statistics(self) -> _Statistics:
+    def _statistics(self) -> _CountedStatistics:
         if self._runs is None:
             with warnings.catch_warnings():
                 if self._warn_trace == "none":
@@ -202,9 +202,9 @@ class JitModelAnalysis:
             self._warn(self._stats)
         return self._stats
 
-    def _sum(self, runs: list[_OperatorRun]) -> _Statistics:
+    def _sum(self, runs: list[_OperatorRun]) -> _CountedStatistics:
         paths = list(self._first_path.values())
-        found = _Statistics({path: Counter() for path in paths}, {path: Counter() for path in paths}, set(paths))
+        found = _CountedStatistics({path: Counter() for path in paths}, {path: Counter() for path in paths}, set(paths))
         seen = {""}
         for run in runs:
             owners = set(run.modules) if self._ancestors == "caller" else {
@@ -224,7 +224,7 @@ class JitModelAnalysis:
         found.uncalled.difference_update(seen)
         return found
 
-    def _warn(self, found: _Statistics) -> None:
+    def _warn(self, found: _CountedStatistics) -> None:
         logger = logging.getLogger(__name__)
         if self._enable_warn_unsupported_ops:
             for name, number in found.unsupported[""].items():

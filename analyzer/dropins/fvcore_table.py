@@ -30,7 +30,7 @@ def print_table(model: nn.Module, parameters: Mapping[str, int], columns: Sequen
         first = shapes.get(path) or _write(parameters, path)
         rows[path] = [first, *("" if path in uncalled else _write(counts, path) for counts, uncalled in columns)]
     headers = ["#parameters or shape" if shows_shapes else "#parameters", "#flops", "#activations"]
-    return _draw(["module", *headers[:len(columns) + 1]], _Rows(rows).nest(max_depth))
+    return _draw(["module", *headers[:len(columns) + 1]], _TableRows(rows).nest(max_depth))
 
 
 def _write(counts: Mapping[str, int], path: str) -> str:
@@ -63,7 +63,7 @@ def _list_children(paths: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-class _Rows:
+class _TableRows:
     """Rows by path, the cells of which an only child may share with its parent."""
 
     def __init__(self, cells: dict[str, list[str]]) -> None:

@@ -10,7 +10,7 @@ from torch._library.custom_ops import OPDEFS
 
 from analyzer.errors import InputError, is_count
 from analyzer.hardware.catalogue import asked, simulated_spec
-from analyzer.registry import Call, Registry, adding_to
+from analyzer.registry import Form, Registry, adding_to
 
 from .address_space import MetaStorage, new_storage
 from .refusal.overlap import looks_in_place
@@ -31,7 +31,7 @@ def _refuse_name(key: Any, caller: str) -> Any:
 
 register_shape_impl: Registry[Any, Impl] = Registry(
     "register_shape_impl", lambda key, caller: _refuse_name(check_operator(key, caller, None), caller),
-    Call("f(*args, **kwargs)"))
+    Form("f(*args, **kwargs)"))
 """Register the shape of an operator: a function of its arguments that returns empty tensors of the right specs.
 
 The key is a ``torch.ops`` operator (one overload or all), what ``@torch.library.custom_op`` made, or a Python function
@@ -77,7 +77,7 @@ _HOST_OUTPUTS = {"_scaled_dot_product_efficient_attention": (2, 3), "_efficient_
 _PACKED = {"cum_seq_q", "cum_seq_k", "cu_seqlens_q", "cu_seqlens_k", "cu_seq_q", "cu_seq_k"}
 
 
-class OperatorInfo:
+class OperatorFacts:
     """Facts about one overload, read from its schema once."""
 
     def __init__(self, op: Any) -> None:
@@ -135,14 +135,14 @@ class OperatorInfo:
         self.runs_on_host: bool = torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU")
 
 
-describe_operator = functools.cache(OperatorInfo)
+describe_operator = functools.cache(OperatorFacts)
 
 
 other_rules: list[Callable[[Any], bool]] = []
 """Each tells of an operator whether a room above has a rule for it: of its FLOPs or its time."""
 
 
-def is_described(info: OperatorInfo) -> bool:
+def is_described(info: OperatorFacts) -> bool:
     """Whether anything is registered of an operator, which then is one call, whatever it does inside."""
     return (has_rule(info) or any(key in register_shape_impl for key in (info.op, info.packet))
             or any(knows(info.op) for knows in other_rules))
@@ -178,7 +178,7 @@ class MemoryNeed(NamedTuple):
 register_memory_impl: Registry[Any, Callable[..., MemoryNeed]] = Registry(
     "register_memory_impl",
     lambda key, caller: _refuse_name(check_operator(key, caller, register_shape_impl), caller),
-    Call("f(*args, out=..., **kwargs)", keywords=("out",)))
+    Form("f(*args, out=..., **kwargs)", keywords=("out",)))
 """Register what an operator needs while it runs and saves: a function of its arguments' specs and ``out`` (the spec of
 the output, or a tuple of them) that returns a `MemoryNeed`. The key is a ``torch.ops`` operator, one overload or all,
 what ``@torch.library.custom_op`` made, or a Python function with a registered shape. Raises InputError for another key.
@@ -202,7 +202,7 @@ _ORDERS: dict[Any, tuple[int, ...]] = {torch.ops.aten.native_dropout: (1, 0),
                                        torch.ops.aten._cudnn_rnn: (0, 1, 2, 4, 3)}
 
 
-def has_rule(info: OperatorInfo) -> bool:
+def has_rule(info: OperatorFacts) -> bool:
     rules = len(_rules) + len(_host_rules) + register_memory_impl.version  # none of which ever shrinks
     if info.rules_seen != rules:
         info.rules_seen = rules

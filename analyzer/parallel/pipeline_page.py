@@ -12,7 +12,7 @@ from analyzer.record.process_group import format_ranks
 from analyzer.report.holder_group import sum_exposed
 from analyzer.report.page.document import (
     Headline,
-    Part,
+    Panel,
     Tile,
     capitalize_first,
     choice_part,
@@ -71,7 +71,7 @@ _SECONDS = ("compute_seconds", "optimizer_seconds", "exposed_transfer_seconds", 
 
 
 def pipeline_part(ranks: Sequence[RankTime], actions: Sequence[StageAction], step_seconds: float,
-                  names: Sequence[str] | None = None) -> Part:
+                  names: Sequence[str] | None = None) -> Panel:
     """The lanes of a pipeline's ranks, by default with their numbers there, and what each spends its step on."""
     if names is None:
         names = [f"rank {rank.rank}: stage {', '.join(map(str, rank.stages))}" for rank in ranks]
@@ -83,7 +83,7 @@ def pipeline_part(ranks: Sequence[RankTime], actions: Sequence[StageAction], ste
     # a rank is warming up until its first backward pass begins, and cooling down from its last forward pass on
     last_forward = {a.rank: a.end for a in actions if a.kind == "forward"}  # each rank's are in its order
     cooldown = [max(0.0, step_seconds - max(rank.warmup_seconds, last_forward.get(rank.rank, 0.0))) for rank in ranks]
-    return Part("pipeline", "Schedule of the pipeline", {
+    return Panel("pipeline", "Schedule of the pipeline", {
         "step_seconds": step_seconds, "leaves_out_transfers": leaves_out, "names": list(names),
         "spans": {**columns_of(spans, _SPAN_FIELDS), "start": [round(a.start * PICOSECONDS) for a in spans],
                   "end": [round(a.end * PICOSECONDS) for a in spans]},
@@ -95,7 +95,7 @@ def pipeline_part(ranks: Sequence[RankTime], actions: Sequence[StageAction], ste
 
 
 def pipeline_headline(step_seconds: float, step_range: tuple[float, float] | None, micro_batches: int,
-                      ranks: Sequence[RankTime], shares: tuple[float, float], imbalance: float, slowest: int) -> Part:
+                      ranks: Sequence[RankTime], shares: tuple[float, float], imbalance: float, slowest: int) -> Panel:
     """What a page of a timeline says first; ``shares`` are those of the bubble and of exposed transfers."""
     bubble, transfers = shares
     between = f"{format_seconds(step_range[0])} to {format_seconds(step_range[1])}" if step_range else ""
@@ -130,7 +130,7 @@ _QUANTITIES = (("Peak reserved", "bytes", "peak_reserved_bytes"), ("Host peak", 
 
 def rank_headline(size: int, rows: Sequence[RankRow], deciding: RankRow | None, slowest: RankRow | None,
                   step_seconds: float | None, step_range: tuple[float, float] | None,
-                  profiles: Mapping[int, Profile]) -> Part:
+                  profiles: Mapping[int, Profile]) -> Panel:
     """What a page of ranks says first; ``step_range`` is low and high of the job's step."""
     verdict = None if deciding is None or deciding.rank not in profiles else profiles[deciding.rank].verdict
     said = [f"which of {size} ranks needs most memory is not known"]
@@ -192,10 +192,10 @@ def describe_rank_memory(rows: Sequence[RankRow], profiles: Mapping[int, Profile
     return {"curves": curves} if curves else None
 
 
-def list_rank_parts(rows: Sequence[RankRow], profiles: Mapping[int, Profile], deciding: RankRow | None) -> list[Part]:
+def list_rank_parts(rows: Sequence[RankRow], profiles: Mapping[int, Profile], deciding: RankRow | None) -> list[Panel]:
     """The parts of the ranks' own pages, of as many as keep the file small, the rank that decides first."""
     ordered = [row for row in sorted(rows, key=lambda row: row != deciding) if row.rank in profiles]
-    groups: dict[str, list[Part]] = {}
+    groups: dict[str, list[Panel]] = {}
     packed = 0
     for row in ordered:
         parts = list(list_parts(profiles[row.rank]))

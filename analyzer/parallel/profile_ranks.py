@@ -21,7 +21,7 @@ from .rank_row import StageCost, describe_rank, merge_alike
 from .rank_table import RankTable
 
 
-class _Run(NamedTuple):
+class _ProfiledRank(NamedTuple):
     """A rank that was run, the schedule that it made, and the ranks that it exchanges messages with, or none."""
 
     profile: Profile
@@ -53,7 +53,7 @@ def profile_ranks(build: Callable[[], Any], args: Any = (), kwargs: Any = None, 
     >>> [(row.kind, row.ranks, row.params) for row in table.rows]
     [('each', (0, 1, 2, 3, 4, 5, 6, 7), 1048576)]
     """
-    def run(rank: int) -> _Run:
+    def run(rank: int) -> _ProfiledRank:
         with world(size, rank, devices_per_host, cluster, contents):
             here = {"args": args() if callable(args) else args, "kwargs": kwargs() if callable(kwargs) else kwargs}
             try:
@@ -62,7 +62,7 @@ def profile_ranks(build: Callable[[], Any], args: Any = (), kwargs: Any = None, 
                 raise _StageWaitsError(error, list_group(active_world_state().schedules[-1])) from None
             schedules = active_world_state().schedules
             schedule = schedules[-1] if schedules else None
-            return _Run(found, schedule, _find_peers(found) if schedule is None else list_group(schedule))
+            return _ProfiledRank(found, schedule, _find_peers(found) if schedule is None else list_group(schedule))
 
     with mail_kept() as mail:
         if ranks is not None:
@@ -73,10 +73,10 @@ def profile_ranks(build: Callable[[], Any], args: Any = (), kwargs: Any = None, 
     return _tabulate(size, runs, _share_out(size, peers) if len(peers) > 1 else {0: tuple(range(size))})
 
 
-def _run_all(ranks: list[int], run: Callable[[int], _Run], mail: Mapping[int, Any],
-             finds_peers: bool = False) -> dict[int, _Run]:
+def _run_all(ranks: list[int], run: Callable[[int], _ProfiledRank], mail: Mapping[int, Any],
+             finds_peers: bool = False) -> dict[int, _ProfiledRank]:
     """Run ranks in order, and the peers of the first where asked for; again those that wait for what others tell."""
-    runs: dict[int, _Run] = {}
+    runs: dict[int, _ProfiledRank] = {}
     left = list(ranks)
     while left:
         told, waiting = len(mail), []
@@ -117,7 +117,7 @@ def _share_out(size: int, peers: Sequence[int]) -> dict[int, tuple[int, ...]]:
             for place, peer in enumerate(peers)}
 
 
-def _tabulate(size: int, runs: Mapping[int, _Run], alike: Mapping[int, tuple[int, ...]]) -> RankTable:
+def _tabulate(size: int, runs: Mapping[int, _ProfiledRank], alike: Mapping[int, tuple[int, ...]]) -> RankTable:
     peers = next(iter(runs.values())).peers if runs else ()
     ordered = {rank: runs[rank] for rank in (peers if set(peers) == set(runs) else sorted(runs))}
     profiles = {rank: one.profile for rank, one in ordered.items()}
@@ -136,7 +136,7 @@ def _tabulate(size: int, runs: Mapping[int, _Run], alike: Mapping[int, tuple[int
     return RankTable(size, tuple(rows), timeline, assumptions, profiles)
 
 
-def _join(runs: Mapping[int, _Run]) -> tuple[PipelineTimeline | None, tuple[str, ...]]:
+def _join(runs: Mapping[int, _ProfiledRank]) -> tuple[PipelineTimeline | None, tuple[str, ...]]:
     """The timeline of a pipeline of which every rank was run; None, and why, where one is missing or has no times."""
     schedules = [one.schedule for one in runs.values()]
     if None in schedules:

@@ -14,7 +14,7 @@ from analyzer.errors import ProfileFormatError
 from analyzer.output import write_output
 from analyzer.record.process_group import format_ranks
 from analyzer.report.export.json_format import damage_in, load_text, read_data, read_plain
-from analyzer.report.page.document import Headline, Part, summary_part, write_page
+from analyzer.report.page.document import Headline, Panel, summary_part, write_page
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
 from analyzer.saved_format import SavedFormat
 from analyzer.units import format_bytes, format_count, format_ends, format_seconds
@@ -121,8 +121,8 @@ class RankTable:
         parts = [
             rank_headline(self.size, self.rows, deciding, self.slowest, self.step_seconds,
                           self.step_seconds_range, self.profiles),
-            Part("ranks", "Kinds of ranks", describe_ranks(self.rows, self.profiles, deciding, self.slowest)),
-            *([Part("rank_memory", "Memory of each kind", memory)] if memory is not None else []), *lanes,
+            Panel("ranks", "Kinds of ranks", describe_ranks(self.rows, self.profiles, deciding, self.slowest)),
+            *([Panel("rank_memory", "Memory of each kind", memory)] if memory is not None else []), *lanes,
             summary_part(self.render()),
             *list_rank_parts(self.rows, self.profiles, deciding)]
         return write_page(f"A job of {self.size:,} ranks", parts, path)

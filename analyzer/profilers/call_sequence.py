@@ -23,7 +23,7 @@ from analyzer.record.process_group import communicates
 from .call_device import find_place
 from .host_time import HostTime
 from .kernel_time import COMMUNICATION, TO_DEVICE, communication_time, find_kind, find_share, find_turn, kernel_time
-from .schedule import PICOSECONDS, Work
+from .schedule import PICOSECONDS, Task
 
 
 class UnknownTimeError(Exception):
@@ -36,7 +36,7 @@ class TimedCall(NamedTuple):
     other one they copy.
     """
 
-    work: Work
+    work: Task
     kernel: KernelTime
     kind: str
     turn: Hashable
@@ -92,14 +92,14 @@ class CallTimer:
 
     def at_pace(self, pace: Pace) -> list[TimedCall]:
         """`timed` at another pace; the gap between two kernels stays as it is."""
-        def work_at(timed: TimedCall) -> Work:
+        def work_at(timed: TimedCall) -> Task:
             work, kernel = timed.work, timed.kernel
             kernels = pace.communication if timed.kind == COMMUNICATION else pace.compute
             more = round(kernel.seconds * PICOSECONDS * (kernels - 1))
             if self.is_host:  # the host runs the kernels itself
                 device = self._on_device(timed.signature, kernel)
-                return Work(round((work.host - device) * pace.host) + device + more, 0)
-            return Work(round(work.host * pace.host), work.device + more, work.waits, work.notice)
+                return Task(round((work.host - device) * pace.host) + device + more, 0)
+            return Task(round(work.host * pace.host), work.device + more, work.waits, work.notice)
 
         return [timed._replace(work=work_at(timed)) for timed in self.timed]
 
@@ -117,7 +117,7 @@ class CallTimer:
         log = self.log
         world = None if log.world is None else replace(log.world, cluster=cluster)
 
-        def work_on(timed: TimedCall) -> Work:
+        def work_on(timed: TimedCall) -> Task:
             if timed.kind != COMMUNICATION:
                 return timed.work
             kernel = communication_time(timed.signature, self.device, log.group_of(timed.signature), world)
@@ -136,7 +136,7 @@ class CallTimer:
         host = self.host.picoseconds(call, 0 if self.is_host else kernel.kernels)
         notice = self.host.notice(call)
         device = self._on_device(call.signature, kernel)
-        work = Work(host + device, 0) if self.is_host else Work(host, device, notice is not None, notice or 0)
+        work = Task(host + device, 0) if self.is_host else Task(host, device, notice is not None, notice or 0)
         # what rows and phases add up is whole picoseconds, too
         kernel = replace(kernel, seconds=round(kernel.seconds * PICOSECONDS) / PICOSECONDS)
         kind = find_kind(call.signature)

@@ -108,14 +108,14 @@ def find_inferred_peaks(log: Log, spec: DeviceSpec, predicted: Peaks) -> Inferre
             made[address] = number
         elif action == "free" and address in made:
             freed_at[made.pop(address)] = call
-    again, least, most = (_Repeat(log.memory_at_start, calls, choose).run(events, freed_at) for choose in (
+    again, least, most = (_RepeatedRequests(log.memory_at_start, calls, choose).run(events, freed_at) for choose in (
         lambda known: known.nbytes, lambda known: 0, lambda known: known.most_bytes))
     if again.reserved_bytes != predicted.reserved_bytes:  # memory was given back, or taken on several streams
         least, most = (peaks._replace(reserved_bytes=None) for peaks in (least, most))
     return InferredPeaks(predicted, least, most)
 
 
-class _Repeat:
+class _RepeatedRequests:
     """A run's allocations once more, with the workspaces of ``calls`` as chosen: each in place of that of the run, or
     when its call ends. Other blocks keep their bytes of the run, as placement would add up to 1 MiB to each.
     """

@@ -26,7 +26,7 @@ from .annotation import WAYS, Annotation, operator_key, sum_seconds
 from .call_device import find_copied
 from .call_sequence import CallSequence, CallTimer, Pace, TimedCall, UnknownTimeError
 from .kernel_time import COMMUNICATION, kernel_time
-from .schedule import PICOSECONDS, Clock, PhaseTime
+from .schedule import PICOSECONDS, FreeAt, PhaseTime
 from .stream_schedule import KernelRun, find_lanes, schedule_steps, time_phases
 
 
@@ -256,7 +256,7 @@ class Latency:
         for i in range(len(log.modules)):
             out.modules[i].update(dict.fromkeys(BOUND_FIELDS, 0.0))
         spent: defaultdict[int, Counter[str]] = defaultdict(Counter)  # of nodes, in picoseconds
-        clock = Clock()
+        clock = FreeAt()
         for index, call in enumerate(log.calls):
             if call.step != log.steps - 1:
                 continue

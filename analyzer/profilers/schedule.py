@@ -47,7 +47,7 @@ class Moment:
     time: int | None = None
 
 
-class _Launch(NamedTuple):
+class _NumberedLaunch(NamedTuple):
     number: int
     launched: int
     length: int
@@ -60,12 +60,12 @@ class _Stream:
     """When a stream is free, and what waits to run: launches, and moments that it waits for (True) or makes."""
 
     free: int = 0
-    waiting: deque[_Launch | tuple[bool, Moment]] = field(default_factory=deque)
+    waiting: deque[_NumberedLaunch | tuple[bool, Moment]] = field(default_factory=deque)
 
     def pass_moments(self) -> bool:
         """Go on to the next launch, or to a moment that is not known yet; whether a moment became known on the way."""
         waiting, made = self.waiting, False
-        while waiting and not isinstance(head := waiting[0], _Launch):
+        while waiting and not isinstance(head := waiting[0], _NumberedLaunch):
             waits, moment = head
             if not waits:
                 moment.time, made = self.free, True
@@ -105,7 +105,7 @@ class StreamClock:
     def launch(self, stream: Hashable, host: int, length: int, turn: Hashable, holds: float = 0.0) -> None:
         """The host takes its time for a call, then launches kernels that take ``length`` on a stream."""
         self.host += host
-        self._streams[stream].waiting.append(_Launch(len(self.starts), self.host, length, turn, holds))
+        self._streams[stream].waiting.append(_NumberedLaunch(len(self.starts), self.host, length, turn, holds))
         self.starts.append(-1)
         self.ends.append(-1)
         self.delays.append(0)
@@ -139,7 +139,7 @@ class StreamClock:
         while moment is None or moment.time is None:
             best: tuple[int, int, int] | None = None
             for stream in streams:
-                if stream.waiting and isinstance(head := stream.waiting[0], _Launch):
+                if stream.waiting and isinstance(head := stream.waiting[0], _NumberedLaunch):
                     ready = max(stream.free, head.launched)
                     key = max(ready, turns.get(head.turn, 0)), ready, head.number
                     if best is None or key < best:
@@ -158,10 +158,10 @@ class StreamClock:
             if launch.turn is not None:
                 turns[launch.turn] = chosen.free
             chosen.waiting.popleft()
-            if chosen.waiting and not isinstance(chosen.waiting[0], _Launch):
+            if chosen.waiting and not isinstance(chosen.waiting[0], _NumberedLaunch):
                 self._pass_moments()
 
-    def _find_delay(self, start: int, launch: _Launch) -> int:
+    def _find_delay(self, start: int, launch: _NumberedLaunch) -> int:
         """How much longer a kernel takes that would hold all multiprocessors, for what others hold that run when it
         begins, and those that are next on their streams and begin before its end. Of one that is dealt out, the blocks
         that find no multiprocessor free begin when the others end, or the collective; one that comes later waits.
@@ -173,7 +173,7 @@ class StreamClock:
             return min(length, max((end - start for end, _ in self._holding), default=0))
         changes = [(end, -share) for end, share in self._holding]
         for stream in self._streams.values():
-            if stream.waiting and isinstance(head := stream.waiting[0], _Launch) and 0 < head.holds < 1:
+            if stream.waiting and isinstance(head := stream.waiting[0], _NumberedLaunch) and 0 < head.holds < 1:
                 begin = max(stream.free, head.launched, self._turns.get(head.turn, 0))
                 changes += [(begin, head.holds), (begin + head.length, -head.holds)]
         held, now, left = sum(share for _, share in self._holding), start, float(length)
@@ -190,7 +190,7 @@ class StreamClock:
             pass
 
 
-class Work(NamedTuple):
+class Task(NamedTuple):
     """Picoseconds of the host and the kernels (with gaps) of a call; whether the host waits then, and notices."""
 
     host: int
@@ -211,13 +211,13 @@ class PhaseTime(NamedTuple):
         return PhaseTime(self.total + other.total, idle, self.exposed + other.exposed)
 
 
-class Clock(NamedTuple):
+class FreeAt(NamedTuple):
     """When the host is free, and when the device has done all that it was given."""
 
     host: int = 0
     device: int = 0
 
-    def after(self, *works: Work) -> Clock:
+    def after(self, *works: Task) -> FreeAt:
         """The clock after calls one after the other: kernels begin when they are launched and the device is free."""
         host, device = self
         for cost, kernels, waits, notice in works:
@@ -226,4 +226,4 @@ class Clock(NamedTuple):
                 device = (host if host > device else device) + kernels
             if waits:
                 host = (host if host > device else device) + notice
-        return Clock(host, device)
+        return FreeAt(host, device)

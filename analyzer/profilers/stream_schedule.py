@@ -15,7 +15,7 @@ from analyzer.record.log import Log
 
 from .call_sequence import WAIT_TENSOR, WRAP_TENSOR, CallSequence, CallTimer, TimedCall, is_functional
 from .kernel_time import COMMUNICATION, COMPUTE
-from .schedule import HOST, LAUNCH, PICOSECONDS, SYNC, WAIT, Clock, Lanes, LaneSpan, Moment, PhaseTime, StreamClock
+from .schedule import HOST, LAUNCH, PICOSECONDS, SYNC, WAIT, FreeAt, Lanes, LaneSpan, Moment, PhaseTime, StreamClock
 
 Interval = tuple[int, int]  # start, end
 
@@ -284,7 +284,7 @@ def time_phases(sequence: CallSequence, timed: Sequence[TimedCall],
     times: defaultdict[tuple[int, str], PhaseTime] = defaultdict(PhaseTime)
     phases = [phase for phase in sequence.phases if phase[0].step >= first]
     for step, parts in groupby(phases, key=lambda phase: phase[0].step):
-        clock = Clock()
+        clock = FreeAt()
         for record, runs, _ in parts:
             start = max(clock)
             clock = clock.after(*[works[number] for run in runs for number in run.calls])

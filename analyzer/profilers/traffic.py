@@ -23,14 +23,14 @@ from .annotation import WAYS, Annotation, operator_key
 from .operator.registration import bind, indexed_elements, kept_with_signature, tensors
 
 
-class Traffic(NamedTuple):
+class CallTraffic(NamedTuple):
     """Bytes of one call."""
 
     read_bytes: int
     written_bytes: int
 
 
-NOTHING = Traffic(0, 0)
+NOTHING = CallTraffic(0, 0)
 
 
 def touched_bytes(spec: TensorSpec) -> int:
@@ -45,7 +45,7 @@ def touched_bytes(spec: TensorSpec) -> int:
     return min(distinct, span) * spec.dtype.itemsize
 
 
-def call_traffic(call: OpCall, storages: Mapping[int, StorageLifetime] | None = None) -> Traffic:
+def call_traffic(call: OpCall, storages: Mapping[int, StorageLifetime] | None = None) -> CallTraffic:
     """Bytes that a call reads and writes; arguments in one of ``storages`` count no more than it holds."""
     plan = plan_of(call.signature)
     if plan.total == NOTHING:
@@ -57,7 +57,7 @@ def call_traffic(call: OpCall, storages: Mapping[int, StorageLifetime] | None = 
         for number, nbytes in zip(call.inputs, plan.reads):
             by_storage[number] = by_storage.get(number, 0) + nbytes
         read = sum(min(nbytes, storages[n].nbytes) if n in storages else nbytes for n, nbytes in by_storage.items())
-        return Traffic(read, plan.total.written_bytes)
+        return CallTraffic(read, plan.total.written_bytes)
     return plan.total
 
 
@@ -67,11 +67,11 @@ def traffic_bytes(call: OpCall, storages: Mapping[int, StorageLifetime] | None =
     return read + written
 
 
-class Plan(NamedTuple):
+class TrafficPlan(NamedTuple):
     """What any call of one signature moves."""
 
     reads: tuple[int, ...]  #: bytes of each of the signature's inputs
-    total: Traffic
+    total: CallTraffic
     may_be_view: bool  #: it writes into no argument: where its results lie in its arguments' storages, it is a view
 
 
@@ -84,7 +84,7 @@ class Argument(NamedTuple):
     is_out: bool   #: takes the result only
 
 
-class Call(NamedTuple):
+class TrafficCall(NamedTuple):
     """What the rules below look at."""
 
     name: str      #: of the operator, without namespace, ``_foreach_`` and the ``_`` of in-place ones
@@ -95,18 +95,18 @@ class Call(NamedTuple):
 
 
 @kept_with_signature
-def plan_of(signature: Signature) -> Plan:
+def plan_of(signature: Signature) -> TrafficPlan:
     """Bytes of each tensor by what the operator's schema says of it, and by the rules for its name."""
     op: Any = signature.op
     if isinstance(op, FusedKernel):
-        return Plan(op.read_bytes, Traffic(sum(op.read_bytes), sum(op.written_bytes)), False)
+        return TrafficPlan(op.read_bytes, CallTraffic(sum(op.read_bytes), sum(op.written_bytes)), False)
     schema = op._schema if isinstance(op, torch._ops.OpOverload) else None
     if schema is None:  # a Triton kernel or a higher-order operator: reads what it is given, writes what it gives
         reads = tuple(map(touched_bytes, signature.inputs))
-        return Plan(reads, Traffic(sum(reads), sum(map(touched_bytes, signature.outputs))), True)
+        return TrafficPlan(reads, CallTraffic(sum(reads), sum(map(touched_bytes, signature.outputs))), True)
     arguments = list(list_arguments(signature, schema))
     mutates = any(a.mutated for a in arguments)
-    nothing = Plan((0,) * len(arguments), NOTHING, not mutates)
+    nothing = TrafficPlan((0,) * len(arguments), NOTHING, not mutates)
     name = schema.name.partition("::")[2].removeprefix("_foreach_")
     in_place = name.endswith("_") and not name.endswith("__")
     name = name.removesuffix("_") if in_place else name
@@ -114,10 +114,10 @@ def plan_of(signature: Signature) -> Plan:
                                            for r in schema.returns)
     if schema.name == "fsdp::all_gather_copy_in":  # into a part of its results, which its schema does not say
         packed = tuple(touched_bytes(a.spec) if a.name == "all_gather_inputs" else 0 for a in arguments)
-        return Plan(packed, Traffic(sum(packed), sum(packed)), False)
+        return TrafficPlan(packed, CallTraffic(sum(packed), sum(packed)), False)
     if is_view or name.startswith(UNTOUCHED) or name in METADATA or torch.Tag.inplace_view in op.tags:
         return nothing
-    call = Call(name, in_place, schema.arguments[0].name if schema.arguments else "", bind(signature), signature)
+    call = TrafficCall(name, in_place, schema.arguments[0].name if schema.arguments else "", bind(signature), signature)
     alike: dict[tuple[str, int], tuple[int, int]] = {}  # lists hold one spec many times
     for argument in arguments:
         if (key := (argument.name, id(argument.spec))) not in alike:
@@ -131,7 +131,7 @@ def plan_of(signature: Signature) -> Plan:
     specs = {id(output): output for output in signature.outputs}
     written = sum(nbytes for _, nbytes in moved) + sum(touched_bytes(specs[i]) * number for i, number in given.items())
     reads = tuple(read for read, _ in moved)
-    return Plan(reads, Traffic(sum(reads), written), not mutates)
+    return TrafficPlan(reads, CallTraffic(sum(reads), written), not mutates)
 
 
 def list_arguments(signature: Signature, schema: Any) -> Iterator[Argument]:
@@ -169,7 +169,7 @@ LOOKS_UP = {"embedding", "index_select", "gather", "index", "_unsafe_index", "ta
 GROUPED = {"_grouped_mm", "_scaled_grouped_mm"}
 
 
-def read_bytes(call: Call, argument: Argument) -> int:
+def read_bytes(call: TrafficCall, argument: Argument) -> int:
     name, spec = call.name, argument.spec
     touched = touched_bytes(spec)
     if argument.is_out or name in SHAPE_ONLY and argument.name in ("self", "input"):
@@ -206,7 +206,7 @@ def read_bytes(call: Call, argument: Argument) -> int:
 UPDATES, READ_BY_UPDATES = {"optimizer_update_8bit_blockwise", "optimizer_update_32bit"}, {"g", "qmap1", "qmap2"}
 
 
-def written_bytes(call: Call, argument: Argument) -> int:
+def written_bytes(call: TrafficCall, argument: Argument) -> int:
     touched = touched_bytes(argument.spec)
     if call.name in UPDATES and argument.name in READ_BY_UPDATES:
         return 0
@@ -224,19 +224,19 @@ def written_bytes(call: Call, argument: Argument) -> int:
     return touched
 
 
-def sparse_addend(call: Call) -> TensorSpec | None:
+def sparse_addend(call: TrafficCall) -> TensorSpec | None:
     """The values that are added in place to the elements at their indices alone."""
     other = call.given.get("other") if call.in_place and call.name == "add" else None
     return other.parts[-1] if isinstance(other, TensorSpec) and other.parts else None
 
 
-def put_elements(call: Call, target: TensorSpec) -> int:
+def put_elements(call: TrafficCall, target: TensorSpec) -> int:
     """index_put: what the indices address; a mask addresses what data says, at most all that it covers."""
     addressed = indexed_elements(target, call.given["indices"])
     return target.numel if addressed is None else addressed
 
 
-def filled_elements(call: Call, target: TensorSpec) -> int:
+def filled_elements(call: TrafficCall, target: TensorSpec) -> int:
     """index_fill: whole slices of the target."""
     size = target[call.given["dim"]] if len(target) else 0
     index: TensorSpec = call.given["index"]
@@ -244,19 +244,19 @@ def filled_elements(call: Call, target: TensorSpec) -> int:
 
 
 # In place these change only the elements that they address: as many as an argument has, or as a function says.
-ROWS: dict[str, str | Callable[[Call, TensorSpec], int]] = {
+ROWS: dict[str, str | Callable[[TrafficCall, TensorSpec], int]] = {
     "scatter": "index", "scatter_add": "index", "scatter_reduce": "index", "put": "index", "index_copy": "source",
     "index_add": "source", "index_reduce": "source", "index_fill": filled_elements, "index_put": put_elements,
     "_index_put_impl": put_elements, "masked_scatter": "mask"}
 
 
-def rows_bytes(call: Call, target: TensorSpec) -> int:
+def rows_bytes(call: TrafficCall, target: TensorSpec) -> int:
     rule = ROWS[call.name]
     elements: int = call.given[rule].numel if isinstance(rule, str) else rule(call, target)
     return elements * target.dtype.itemsize
 
 
-def accumulates(call: Call) -> bool:
+def accumulates(call: TrafficCall) -> bool:
     if call.name in ("scatter_add", "scatter_reduce", "index_add", "index_reduce"):
         return True
     return bool(call.given.get("accumulate")) or call.given.get("reduce") is not None
@@ -277,7 +277,7 @@ def profile_traffic(log: Log) -> Annotation:
 
 
 def _fill_rows(log: Log, out: Annotation) -> None:
-    out.start_rows(log, {f"{way}_{name}": 0 for way in WAYS.values() for name in Traffic._fields})
+    out.start_rows(log, {f"{way}_{name}": 0 for way in WAYS.values() for name in CallTraffic._fields})
     for call in log.calls:
         if call.step != log.steps - 1:
             continue

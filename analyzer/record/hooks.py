@@ -42,7 +42,7 @@ def _replacements(hearing: Callable[[], Any]) -> Iterator[Undo]:
     yield replace(torch.nn.Module, "__call__", _reporting_calls(hearing))
     yield replace(torch.autograd, "backward", _while_heard(hearing, _backward(create_graph_at=3)))
     yield replace(torch.autograd, "grad", _while_heard(hearing, _backward(create_graph_at=4)))
-    yield replace(Variable, "_execution_engine", partial(_Engine, hearing))
+    yield replace(Variable, "_execution_engine", partial(_AutogradEngine, hearing))
     yield replace(torch.enable_grad, "__enter__", _while_heard(hearing, _counting_recomputation(+1)))
     yield replace(torch.enable_grad, "__exit__", _while_heard(hearing, _counting_recomputation(-1)))
     yield replace(torch.optim.Optimizer, "zero_grad", _while_heard(hearing, _during("zero_grad")))
@@ -88,7 +88,7 @@ def _backward(create_graph_at: int) -> Any:
     return run
 
 
-class _Engine:
+class _AutogradEngine:
     """The engine of autograd, for who calls it without `torch.autograd.backward`, as Megatron-LM does where gradients
     have another shape than their outputs (megatron/core/pipeline_parallel/schedules.py, ``custom_backward``).
     """

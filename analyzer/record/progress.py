@@ -9,11 +9,11 @@ Watcher = Callable[[float, str], None]
 """Called with the share that is done, from 0 to 1, and what is being done."""
 
 
-class _Watched(threading.local):
+class _WatchedRun(threading.local):
     watcher: Watcher | None = None
 
 
-_watched = _Watched()
+_watched = _WatchedRun()
 
 
 def report_progress(share: float, what: str) -> None:

@@ -194,7 +194,7 @@ class LifetimeTable:
  MODULE, WIDTH) = range(15)
 
 
-class _Column:
+class _NumberColumn:
     """An attribute that is a number in a column."""
 
     def __init__(self, column: int, meaning: str) -> None:
@@ -207,7 +207,7 @@ class _Column:
         lifetime.table.numbers[lifetime.row + self.column] = value
 
 
-class _Death(_Column):
+class _Death(_NumberColumn):
     """A number, or None: -1."""
 
     def __get__(self, lifetime: StorageLifetime, owner: type | None = None) -> int | None:  # type: ignore[override]
@@ -253,20 +253,20 @@ class StorageLifetime:
         found.table, found.row, found.number = table, row * WIDTH, number
         return found
 
-    nbytes = _Column(NBYTES, "as asked for")
-    block_bytes = _Column(BLOCK_BYTES, "as the allocator gave, rounded")
-    address = _Column(ADDRESS, "where the allocator put it")
-    born = _Column(BIRTH, "the event of its birth")
+    nbytes = _NumberColumn(NBYTES, "as asked for")
+    block_bytes = _NumberColumn(BLOCK_BYTES, "as the allocator gave, rounded")
+    address = _NumberColumn(ADDRESS, "where the allocator put it")
+    born = _NumberColumn(BIRTH, "the event of its birth")
     died = _Death(DEATH, "the event of its death")
-    born_call = _Column(BIRTH_CALL, "index in `Log.calls` of the call that made it")
+    born_call = _NumberColumn(BIRTH_CALL, "index in `Log.calls` of the call that made it")
     died_call = _Death(DEATH_CALL, "index in `Log.calls` of the call in or before which it died")
-    step = _Column(STEP, "of its birth")
-    node = _Column(NODE, "that made it, an index in `Log.nodes`")
+    step = _NumberColumn(STEP, "of its birth")
+    node = _NumberColumn(NODE, "that made it, an index in `Log.nodes`")
     device = _Name(DEVICE, "the simulated device that it is on")
     phase = _Name(PHASE, "of its birth")
     category = _Name(CATEGORY,
                      '"parameter", "buffer", "input", "gradient", "optimizer state", "cast copy"; "" is undecided')
-    module = _Column(MODULE, "that made it, an index in `Log.modules`")
+    module = _NumberColumn(MODULE, "that made it, an index in `Log.modules`")
 
     @property
     def label(self) -> str:

@@ -18,14 +18,14 @@ _MOST = 0.99  # what is done entirely is shown no more
 
 
 @dataclass
-class _Command:
+class _RunningCommand:
     """Whose bars are drawn: the name that lines in a log begin with, and whether nothing is to be shown."""
 
     name: str = ""
     is_quiet: bool = False
 
 
-_command = _Command()
+_command = _RunningCommand()
 
 
 @contextmanager
@@ -121,7 +121,7 @@ class ProgressBar:
         if self._is_drawn:
             for stream, redirect in ((sys.stdout, redirect_stdout), (sys.stderr, redirect_stderr)):
                 if stream.isatty():
-                    self._redirects.enter_context(redirect(_Noted(stream, self)))
+                    self._redirects.enter_context(redirect(_NotedStream(stream, self)))
         # among what a script prints, which may start processes of its own, no thread writes into a log
         if self._ticks and (self._is_drawn or not (self._is_quiet or self._among_output)):
             self._ticker = threading.Thread(target=self._tick, name="analyzer progress", daemon=True)
@@ -140,7 +140,7 @@ class ProgressBar:
             self._draw()
 
 
-class _Noted:
+class _NotedStream:
     """A stream whose bar is told before it is written to."""
 
     def __init__(self, stream: TextIO, bar: ProgressBar) -> None:

@@ -216,7 +216,7 @@ def describe_speed(profile: ProfileData) -> list[str]:
 
 # The roofline of a profile, as Williams, Waterman and Patterson draw it (CACM 52:4, 2009).
 
-class _Peaks(NamedTuple):  # FLOP/s
+class _Ceilings(NamedTuple):  # FLOP/s
     products: float | None
     convolutions: float | None
     others: float | None
@@ -227,15 +227,15 @@ def find_roofline(profile: ProfileData) -> Roofline:
     if profile.device is None:
         raise InputError("roofline(): the profile names no device; profile with device=, e.g. device='h100'")
     spec, kind = profile.find_device(profile.device), find_product_dtype(profile) or "float32"
-    peaks = _Peaks(find_peak(kind, spec, True, allow_tf32=uses_tf32("matmul")),
-                   find_peak(kind, spec, True, allow_tf32=uses_tf32("conv")),
-                   find_peak(kind, spec, False))
+    peaks = _Ceilings(find_peak(kind, spec, True, allow_tf32=uses_tf32("matmul")),
+                      find_peak(kind, spec, True, allow_tf32=uses_tf32("conv")),
+                      find_peak(kind, spec, False))
     rows = [*_list_operators(profile, spec, peaks), *_list_modules(profile, spec, peaks)]
     return Roofline(spec.name, spec.memory_bandwidth, _name_peaks(profile, kind, peaks), tuple(rows),
                     profile.seconds_method)
 
 
-def _name_peaks(profile: ProfileData, kind: str, peaks: _Peaks) -> tuple[RooflinePeak, ...]:
+def _name_peaks(profile: ProfileData, kind: str, peaks: _Ceilings) -> tuple[RooflinePeak, ...]:
     convolves = any(row.macs and is_convolution(row) for row in profile.operators)
     multiplies = any(row.macs and not is_convolution(row) for row in profile.operators)
     named = [("convolutions" if peaks.convolutions != peaks.products else "products", peaks.convolutions, convolves),
@@ -244,7 +244,7 @@ def _name_peaks(profile: ProfileData, kind: str, peaks: _Peaks) -> tuple[Rooflin
     return tuple(sorted([RooflinePeak(name, rate) for name, rate in found.items()], key=lambda p: -p.flops_per_second))
 
 
-def _list_operators(profile: ProfileData, spec: DeviceSpec, peaks: _Peaks) -> Iterator[RooflineRow]:
+def _list_operators(profile: ProfileData, spec: DeviceSpec, peaks: _Ceilings) -> Iterator[RooflineRow]:
     for row in profile.operators:
         nbytes = add_quantities((row.read_bytes, row.written_bytes))
         if row.flops == 0 and nbytes == 0:
@@ -254,7 +254,7 @@ def _list_operators(profile: ProfileData, spec: DeviceSpec, peaks: _Peaks) -> It
                      flops=row.flops, bytes=nbytes, seconds=row.seconds)
 
 
-def _list_modules(profile: ProfileData, spec: DeviceSpec, peaks: _Peaks) -> Iterator[RooflineRow]:
+def _list_modules(profile: ProfileData, spec: DeviceSpec, peaks: _Ceilings) -> Iterator[RooflineRow]:
     for module in () if profile.modules is None else profile.modules.walk():
         if module.shared_with is not None:
             continue
@@ -277,7 +277,7 @@ _OF_MODULE = {
     "seconds": ("fwd_seconds", "bwd_seconds")}
 
 
-def _place(spec: DeviceSpec, peaks: _Peaks, macs: int | None, convolved: int | None, **facts: Any) -> RooflineRow:
+def _place(spec: DeviceSpec, peaks: _Ceilings, macs: int | None, convolved: int | None, **facts: Any) -> RooflineRow:
     """A row with its ceiling: FLOPs over the longer of what arithmetic takes at its peaks and bytes at theirs.
     Multiply-adds are two FLOPs at the rate of products; what else a row with products does runs beside them.
     """

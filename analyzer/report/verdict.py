@@ -8,7 +8,7 @@ from analyzer.errors import UnknownDeviceError
 from analyzer.hardware import DeviceSpec, register_device
 from analyzer.results.node_info import PeakNode
 from analyzer.results.profile import ProfileData
-from analyzer.results.verdict import Advice, Option, Verdict
+from analyzer.results.verdict import Advice, AdviceOption, Verdict
 
 from .fits import check_fit
 from .text_table import format_quantity, print_rows
@@ -18,7 +18,7 @@ _DEVICES_NAMED = 3
 _WIDTH = 120  # of a terminal
 
 
-class Place(NamedTuple):
+class PeakPlace(NamedTuple):
     """Where in a step something happens, as far as it is known."""
 
     phase: str | None = None
@@ -38,7 +38,7 @@ def judge(profile: ProfileData, device: str | DeviceSpec | None = None, world_si
     info = check_fit(profile, spec, world_size)
     oom = profile.out_of_memory
     is_known = oom is not None or profile.peak_reserved_bytes is not None or profile.peak_allocated_bytes is not None
-    place = Place() if is_brief else find_peak(profile, info.place)
+    place = PeakPlace() if is_brief else find_peak(profile, info.place)
     return Verdict(
         device=spec.name, fits=info.fits, needed_bytes=info.needed_bytes if is_known else None,
         capacity_bytes=info.capacity.bytes, free_bytes=info.free_bytes, phase=place.phase, operator=place.operator,
@@ -66,24 +66,24 @@ def _name_smallest(profile: ProfileData, world_size: int | None = None) -> tuple
     return tuple([spec.name for spec in sorted(held, key=lambda spec: spec.memory_bytes or 0)][:_DEVICES_NAMED])
 
 
-def find_peak(profile: ProfileData, device: str | None = None) -> Place:
+def find_peak(profile: ProfileData, device: str | None = None) -> PeakPlace:
     """Where memory ran out, else where the most is allocated, of several devices on the fullest or the one named."""
     oom = profile.out_of_memory
     if oom is None and device not in (None, profile.fullest_device):
-        return Place(next(row.peak_phase for row in profile.devices if row.name == device))
+        return PeakPlace(next(row.peak_phase for row in profile.devices if row.name == device))
     if oom is not None:
-        return Place(oom.phase, oom.operator, oom.node, oom.module_path)
+        return PeakPlace(oom.phase, oom.operator, oom.node, oom.module_path)
     peak, found = profile.peak_allocated_bytes, profile.find_peak_node() or _read_peak(profile)
     if found is None or found.allocated_bytes != peak:  # the phase alone, a later step's before the first one's
-        return Place(next((name for name, phase in (*profile.phases.items(), *profile.first_step.items())
-                           if peak is not None and phase.peak_allocated_bytes == peak), None))
+        return PeakPlace(next((name for name, phase in (*profile.phases.items(), *profile.first_step.items())
+                               if peak is not None and phase.peak_allocated_bytes == peak), None))
     if found.op is None:
-        return Place(found.phase, found.operator or str(found.name))
+        return PeakPlace(found.phase, found.operator or str(found.name))
     forward = None if found.op == "call_module" else found.target
     operator, path = found.operator, found.module_path or None
     if found.phase == "forward":
-        return Place(found.phase, operator or forward, found.name, path)
-    return Place(found.phase, operator, found.name, path, forward if forward != operator else None)  # it runs again
+        return PeakPlace(found.phase, operator or forward, found.name, path)
+    return PeakPlace(found.phase, operator, found.name, path, forward if forward != operator else None)  # it runs again
 
 
 def _read_peak(profile: ProfileData) -> PeakNode | None:
@@ -157,7 +157,7 @@ def describe_devices(verdict: Verdict) -> str | None:
     return None
 
 
-def describe_place(place: Verdict | Place) -> str:
+def describe_place(place: Verdict | PeakPlace) -> str:
     """The phase and what runs in it."""
     inside = ", ".join(f"{what} {name}" for what, name in (
         ("gradient of", place.forward_operator), ("node", place.node), ("module", place.module_path)) if name)
@@ -221,7 +221,7 @@ def describe_step(profile: ProfileData) -> str:
     return f"{profile.name}: one {profile.mode} step" + (f" ({', '.join(facts)})" if facts else "")
 
 
-def _describe(option: Option) -> str:
+def _describe(option: AdviceOption) -> str:
     result = "" if option.keeps_result else ", another result"
     seconds = "time not known" if option.step_seconds is None else (
         f"{format_quantity(option.step_seconds, 'seconds')} a step")

@@ -84,7 +84,7 @@ def read_memory(log: Log, host_starts: Mapping[int, int]) -> tuple[tuple[Timelin
     first_call = next((record.first_call for record in log.phases if reaching and record.step == max(reaching)), 0)
     start = next((i for i, change in enumerate(changes) if change[3] >= first_call), len(changes))
     owners = _find_owners(log, changes)
-    names = _Names(log)
+    names = _Requesters(log)
     events = list(_state_after(changes[:start], owners, names))
     points = tuple(_points(log, _leave_out_others(log, changes), start, first_call, len(events) - start, host_starts))
     events += [names.describe(change, owners.get(i)) for i, change in enumerate(changes[start:], start)]
@@ -141,7 +141,7 @@ def _find_owners(log: Log, changes: list[AllocatorEvent]) -> dict[int, StorageLi
     return owners
 
 
-class _Names:
+class _Requesters:
     """Who asked for memory, and what for; found once for each storage and operator."""
 
     def __init__(self, log: Log) -> None:
@@ -169,7 +169,7 @@ class _Names:
 
 
 def _state_after(changes: list[AllocatorEvent], owners: dict[int, StorageLifetime],
-                 names: _Names) -> Iterator[MemoryEvent]:
+                 names: _Requesters) -> Iterator[MemoryEvent]:
     """What the events leave: segments, then blocks, by address."""
     blocks: dict[int, int] = {}
     segments: dict[int, int] = {}

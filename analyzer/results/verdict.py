@@ -223,7 +223,7 @@ class FitTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class AdviceOption:
     """One or more changes, and the step with them as it was profiled; None is unknown. Of several micro-batches two are
     profiled: ``step_seconds`` count the second for each further one, and what is cached after more of them may differ
     by some MiB.
@@ -250,13 +250,13 @@ class Advice:
     title: str                               #: what was profiled
     device: str
     capacity_bytes: int | None               #: of the device
-    baseline: Option
-    options: tuple[Option, ...]
+    baseline: AdviceOption
+    options: tuple[AdviceOption, ...]
     skipped: tuple[tuple[str, str], ...] = ()  #: changes that could not be profiled, and why
     assumptions: tuple[str, ...] = ()
 
     @property
-    def cheapest(self) -> tuple[Option, ...]:
+    def cheapest(self) -> tuple[AdviceOption, ...]:
         """Up to three options that fit."""
         return tuple([option for option in self.options if option.fits][:3])
 

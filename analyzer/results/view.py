@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from analyzer.errors import InputError
 from analyzer.on_use import load
-from analyzer.registry import Call, Registry, check_name, signature_of
+from analyzer.registry import Form, Registry, check_name, signature_of
 
 Groups = Mapping[Callable[[], Mapping[str, Any]], Sequence[str]]
 """Functions that work out fields of a record, with the names of these."""
@@ -128,6 +128,6 @@ def _name_options(signature: inspect.Signature | None) -> list[str]:
 
 
 #: ``(profile, **options) -> str``: what `Profile.report` and ``--report`` of the command line print.
-register_report = ViewRegistry("register_report", check_name, Call("f(profile, **options)", 1))
+register_report = ViewRegistry("register_report", check_name, Form("f(profile, **options)", 1))
 #: ``(profile, ...) -> anything``: what `Profile.export` and ``--export`` give.
-register_exporter = register_report.beside("register_exporter", call=Call("f(profile, ...)", 1))
+register_exporter = register_report.beside("register_exporter", call=Form("f(profile, ...)", 1))

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 
 from analyzer.parallel import search
-from analyzer.tools.search.compose import Step, list_probes
+from analyzer.tools.search.compose import JobStep, list_probes
 from analyzer.tools.search.layout import Layout, Question, Space, list_layouts
-from analyzer.tools.search.probe import Journal, ProbeJob, Subject, run_probe
+from analyzer.tools.search.probe import ProbeJob, ProbeJournal, Subject, run_probe
 from analyzer.tools.search.result import SearchResult
 from analyzer.tools.search.search import Interrupted, Searcher, read_cluster
 from analyzer.zoo.input_spec import InputSpec
@@ -64,7 +64,7 @@ def run(jobs: Sequence[ProbeJob]) -> Iterator[tuple[ProbeJob, dict[str, Any]]]:
 
 def make_searcher(journal: Path | None, space: Space | None = None) -> Searcher:
     question = Question(16, 8, BATCH, SEQUENCE, space or Space.of(CHOICES))
-    return Searcher(subject(), question, Journal(journal, {"model": "small"}), run)
+    return Searcher(subject(), question, ProbeJournal(journal, {"model": "small"}), run)
 
 
 def every(folder: Path) -> str:
@@ -145,11 +145,11 @@ def processor_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def published_steps(compiles: bool) -> list[Step]:
+def published_steps(compiles: bool) -> list[JobStep]:
     """Steps of the published degrees, with one, two and four stages a rank."""
     devices, spec = read_cluster(LLAMA_CLUSTER)
     searcher = Searcher(Subject(LLAMA, spec, LLAMA_TOKENS), Question(
-        devices, spec.devices_per_host, LLAMA_BATCH, LLAMA_TOKENS, Space()), Journal(None, {}), run)
+        devices, spec.devices_per_host, LLAMA_BATCH, LLAMA_TOKENS, Space()), ProbeJournal(None, {}), run)
     searcher.evaluate([replace(PUBLISHED, compile=compiles, virtual=virtual, schedule="1F1B" if virtual == 1 else
                                "Interleaved1F1B") for virtual in (1, 2, 4)])
     return list(searcher.steps.values())

@@ -34,7 +34,7 @@ from analyzer.profilers.host_time import (
     waits_for_device,
 )
 from analyzer.profilers.kernel_time import kernel_time
-from analyzer.profilers.schedule import PICOSECONDS, Clock, Work
+from analyzer.profilers.schedule import PICOSECONDS, FreeAt, Task
 from analyzer.record.log import Log
 from benchmarks.accuracy.measured_step import MeasuredStep, h200_steps
 from benchmarks.page import keep
@@ -75,11 +75,11 @@ class StepTrace:  # the phases of a step, each with its calls, and how many modu
         again = [call for calls in self.phases.values() for call in calls if call.pace == "recompute"]
         paces = find_paces(host, len(self.phases["forward"]), len(again), sum(call.packs for call in again),
                            self.module_calls, self.trains)
-        clock = Clock()
+        clock = FreeAt()
         found = {}
         for phase, calls in self.phases.items():
             start = max(clock)
-            clock = clock.after(*(Work(round(add_launches(host, paces.get(call.pace, host.update_seconds), call.kernels,
+            clock = clock.after(*(Task(round(add_launches(host, paces.get(call.pace, host.update_seconds), call.kernels,
                                                           call.convolutions, call.tensors) * PICOSECONDS),
                                        round((call.seconds + call.kernels * host.gap_seconds) * PICOSECONDS),
                                        call.waits, round(host.synchronize_seconds * PICOSECONDS)) for call in calls))

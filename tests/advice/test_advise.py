@@ -14,7 +14,7 @@ from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.unseen import list_unseen
 from analyzer.recipe import LoraSpec, Recipe
 from analyzer.results.node_info import TensorInfo
-from analyzer.results.verdict import Option
+from analyzer.results.verdict import AdviceOption
 from analyzer.tools.advice import search
 from analyzer.tools.advice.variant import Trial, _write_inputs, list_changes
 
@@ -209,10 +209,10 @@ def test_an_own_step_is_refused():
 
 
 def test_text():
-    advice = Advice("Net: one train step", "t4", 2**34, Option((), False, 2**35, 2**35, 2.0), (
-        Option(("checkpointing",), True, 2**33, 2**33, 3.0, True, "--checkpointing"),
-        Option(("AdamW on the host",), True, 2**33, 2**33, None, True, "--optimizer adamw_offloaded"),
-        Option(("SGD",), False, 2**34 + 1, 2**34, 1.0, False, "--optimizer sgd")))
+    advice = Advice("Net: one train step", "t4", 2**34, AdviceOption((), False, 2**35, 2**35, 2.0), (
+        AdviceOption(("checkpointing",), True, 2**33, 2**33, 3.0, True, "--checkpointing"),
+        AdviceOption(("AdamW on the host",), True, 2**33, 2**33, None, True, "--optimizer adamw_offloaded"),
+        AdviceOption(("SGD",), False, 2**34 + 1, 2**34, 1.0, False, "--optimizer sgd")))
     assert str(advice) == """\
 Net: one train step
 on t4 (16.00 GiB)

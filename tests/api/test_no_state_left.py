@@ -289,7 +289,7 @@ def interruptible():
 def test_an_interrupt_while_torch_is_replaced_or_put_back(run, interruptible, monkeypatch):
     model, x = Failing(under_autocast), torch.rand(4, 8)
     before = observable_torch(), observable_model(model), observable_process()
-    rebuild, made, interrupted_at = replacement._Chain.rebuild, 0, -1
+    rebuild, made, interrupted_at = replacement._ReplacedAttribute.rebuild, 0, -1
 
     def count(chain):
         nonlocal made
@@ -298,7 +298,7 @@ def test_an_interrupt_while_torch_is_replaced_or_put_back(run, interruptible, mo
         if made == interrupted_at:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(replacement._Chain, "rebuild", count)
+    monkeypatch.setattr(replacement._ReplacedAttribute, "rebuild", count)
     run(model, x)
     total = made
     for interrupted_at in (*range(1, total, total // 3), total):  # noqa: B007  # `count` reads it

@@ -6,7 +6,7 @@ from torch import nn
 from analyzer import ProfileOptions, profile
 from analyzer.cuda.kernels import host_rnn
 from analyzer.cuda.kernels.host_rnn import count_state_spaces, onednn_workspace_bytes
-from analyzer.cuda.workspaces.recurrent import GRU, LSTM, TANH, Layers
+from analyzer.cuda.workspaces.recurrent import GRU, LSTM, TANH, RnnLayers
 from analyzer.errors import DataDependentError
 from analyzer.meta.operator_info import Stage, kernel_memory
 from analyzer.tools.runtime import measure
@@ -50,7 +50,7 @@ def test_batch_first_output_is_a_view_of_time_first_memory(mode):
 def of(mode, *, layers=1, directions=1, projection=0, packed=False):
     """Layers of 16 units on three sequences of 5 steps of 8 features; packed they are of 5, 3 and 2 steps."""
     shape, sizes = ((10, 8), [3, 3, 2, 1, 1]) if packed else ((5, 3, 8), [])
-    return Layers.of(shape, mode, 16, projection, layers, False, directions == 2, sizes)
+    return RnnLayers.of(shape, mode, 16, projection, layers, False, directions == 2, sizes)
 
 
 @pytest.mark.parametrize(("layers", "dropout", "elements", "others"), [
@@ -83,18 +83,18 @@ def test_the_workspace_is_what_its_parts_are(layers, training, elements, others)
 
 @pytest.mark.parametrize(("steps", "groups"), [(8, 0), (9, 8), (32, 8), (33, 40)])
 def test_steps_run_in_groups_of_32_forward_and_8_backward(steps, groups):
-    layers = Layers.of((steps, 3, 8), LSTM, 16, 0, 2, False, True, ())
+    layers = RnnLayers.of((steps, 3, 8), LSTM, 16, 0, 2, False, True, ())
     alone = layers._replace(steps=1).workspace_bytes(1000, 4, training=True)
     assert layers.workspace_bytes(1000, 4, training=True) - alone == 4 * 2 * 2 * 3 * 4 * 16 * groups
 
 
 @pytest.mark.parametrize(("layers", "matrices", "reported", "groups"), [
     # plain, two layers of 512 units, 20 steps (tensorflow/tensorflow#30889): in cuDNN 7 they were one group
-    (Layers.of((20, 64, 512), TANH, 512, 0, 2, False, False, ()), 4 * 512 * 512, 21_496_576, 8),
-    (Layers.of((20 * 64, 512), TANH, 512, 0, 2, False, False, [64] * 20), 4 * 512 * 512, 9_961_472, 8),
+    (RnnLayers.of((20, 64, 512), TANH, 512, 0, 2, False, False, ()), 4 * 512 * 512, 21_496_576, 8),
+    (RnnLayers.of((20 * 64, 512), TANH, 512, 0, 2, False, False, [64] * 20), 4 * 512 * 512, 9_961_472, 8),
     # 800 units in two directions, 326 steps, of 672 and 800 features (SeanNaren/deepspeech.pytorch#172): its groups
     # were of 14 steps, as three gates and two states of each direction are left of what was reported
-    *((Layers.of((326 * 64, features), GRU, 800, 0, 1, False, True, [64] * 326), 2 * 3 * 800 * (features + 800),
+    *((RnnLayers.of((326 * 64, features), GRU, 800, 0, 1, False, True, [64] * 326), 2 * 3 * 800 * (features + 800),
        reported, 40 - 14) for features, reported in ((672, 313_344_000), (800, 315_801_600)))])
 def test_what_was_reported_of_cudnn_7_differs_by_groups_of_steps(layers, matrices, reported, groups):
     gates = {TANH: 1, GRU: 3}[layers.mode]
@@ -124,7 +124,7 @@ def test_what_is_held_while_a_layer_runs(mode, make, used, power, forward, backw
     for name, expected in (("_cudnn_rnn", forward), ("_cudnn_rnn_backward", backward)):
         (call,) = mode.state.recorder.find(name)
         matrices = sum(p.numel() for p in layer.parameters() if p.dim() == 2)
-        workspace = Layers.of_call(call.named_arguments()).workspace_bytes(matrices, 4, training=True)
+        workspace = RnnLayers.of_call(call.named_arguments()).workspace_bytes(matrices, 4, training=True)
         assert kernel_memory(call)[0] == tuple(Stage(tuple(workspace if b == "w" else b for b in blocks), before, kept)
                                                for blocks, before, kept in expected)
 

@@ -13,7 +13,7 @@ from analyzer.hardware.power import Work, add_work, joules_range, watts_of
 from analyzer.tools.diffusion import Component, Degrees, DiffusionPart, DiffusionProfile, Pipeline, profile_diffusion
 from analyzer.tools.diffusion.pipeline import bundled, read_pipeline
 from analyzer.tools.diffusion.run import Runs, compose, find_mean_work
-from analyzer.tools.diffusion.sharing import Attention
+from analyzer.tools.diffusion.sharing import Attended
 from analyzer.zoo import input_spec
 
 CONSTANTS = {"host_share": 1.0, "ring_seconds": 1e-3, "exchange_share": 1.0, "idle_share": 0.2, "kernel_share": 0.4,
@@ -105,7 +105,7 @@ def spread(degrees, attentions, host_seconds=0.005, tokens=1000):
                    constants=CONSTANTS).parts[0]
 
 
-INNER = Attention(rows=16, heads=8, tokens=1000, keys=1000, width=64, dtype=torch.bfloat16, calls=2)
+INNER = Attended(rows=16, heads=8, tokens=1000, keys=1000, width=64, dtype=torch.bfloat16, calls=2)
 
 
 def test_tokens_are_shared():

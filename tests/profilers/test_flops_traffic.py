@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from analyzer import profile
-from analyzer.profilers.traffic import Traffic, call_traffic
+from analyzer.profilers.traffic import CallTraffic, call_traffic
 from analyzer.record.call_table import OpCall
 from tests.call import Call
 
@@ -129,7 +129,7 @@ def total(signature):
 def test_traffic(name):
     call, read, written = CASES[name]
     signature = log(call)[-1]
-    assert total(signature) == Traffic(read, written), signature
+    assert total(signature) == CallTraffic(read, written), signature
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -137,13 +137,13 @@ def test_views_touch_nothing(name):
     t = f(6, 8)
     for signature in log(lambda: VIEWS[name](t)):
         assert call_traffic(OpCall(signature, (0, ), (0, ) * len(signature.outputs), 0, "forward", 0, 0, None,
-                                   False)) == Traffic(0, 0)
+                                   False)) == CallTraffic(0, 0)
 
 
 def test_a_result_that_lies_elsewhere_is_no_view():
     """reshape of a transposed tensor copies; the plan alone cannot tell, the storages do."""
     (signature,) = [s for s in log(lambda: f(6, 8).t().reshape(-1)) if "clone" in str(s.op)]
-    assert total(signature) == Traffic(A * F, A * F)
+    assert total(signature) == CallTraffic(A * F, A * F)
 
 
 class Life:
@@ -154,9 +154,9 @@ class Life:
 def test_arguments_in_one_storage_count_no_more_than_it_holds():
     squared = log(lambda: f(6, 8) * f(6, 8))[-1]
     call = OpCall(squared, (7, 7), (8,), 0, "forward", 0, 0, None, False)
-    assert call_traffic(call, {7: Life(A * F)}) == Traffic(A * F, A * F)            # x * x
-    assert call_traffic(call, {7: Life(2 * A * F)}) == Traffic(2 * A * F, A * F)    # two halves of one projection
-    assert call_traffic(call) == Traffic(2 * A * F, A * F)
+    assert call_traffic(call, {7: Life(A * F)}) == CallTraffic(A * F, A * F)            # x * x
+    assert call_traffic(call, {7: Life(2 * A * F)}) == CallTraffic(2 * A * F, A * F)    # two halves of one projection
+    assert call_traffic(call) == CallTraffic(2 * A * F, A * F)
 
 
 def test_a_profile_knows_the_square_reads_once():

@@ -18,7 +18,7 @@ from analyzer.profilers.flop_registry import count_call, find_formula, is_zero_f
 from analyzer.profilers.host_time import HostTime
 from analyzer.profilers.kernel_time import signature_time
 from analyzer.profilers.operator.fused import count_instructions, list_uncounted
-from analyzer.profilers.traffic import Traffic, plan_of
+from analyzer.profilers.traffic import CallTraffic, plan_of
 from analyzer.record.log import Log
 
 aten = torch.ops.aten
@@ -68,7 +68,7 @@ def test_a_part_without_a_formula_is_listed_by_its_own_name() -> None:
 
 def test_traffic_is_what_the_kernel_says() -> None:
     plan = plan_of(fused(ADD, read_bytes=(100,), written_bytes=(30,)))
-    assert (plan.reads, plan.total, plan.may_be_view) == ((100,), Traffic(100, 30), False)
+    assert (plan.reads, plan.total, plan.may_be_view) == ((100,), CallTraffic(100, 30), False)
 
 
 def test_a_stream_takes_the_time_of_its_bytes() -> None:

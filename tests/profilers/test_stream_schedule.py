@@ -15,7 +15,7 @@ from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.parallel import world
 from analyzer.profilers import call_sequence, host_time
 from analyzer.profilers.kernel_time import COMMUNICATION, find_share
-from analyzer.profilers.schedule import DEALT, Clock, StreamClock, Work
+from analyzer.profilers.schedule import DEALT, FreeAt, StreamClock, Task
 from tests.call import Call
 from tests.profilers.test_lane import replicated, sharded
 
@@ -208,7 +208,7 @@ def test_what_a_kernel_holds_of_the_device(operator, kind, turn, name, share):
 
 # Kernels on several streams begin when they may; expectations are drawn by hand.
 
-works = st.lists(st.builds(Work, st.integers(0, 50), st.integers(0, 50), st.booleans(), st.integers(0, 9)), max_size=20)
+works = st.lists(st.builds(Task, st.integers(0, 50), st.integers(0, 50), st.booleans(), st.integers(0, 9)), max_size=20)
 
 
 def spans(clock: StreamClock) -> list[tuple[int, int]]:
@@ -217,8 +217,8 @@ def spans(clock: StreamClock) -> list[tuple[int, int]]:
 
 
 @given(works)
-def test_one_stream_is_the_clock_of_one_queue(calls: list[Work]) -> None:
-    clock, single = StreamClock(), Clock()
+def test_one_stream_is_the_clock_of_one_queue(calls: list[Task]) -> None:
+    clock, single = StreamClock(), FreeAt()
     for work in calls:
         single = single.after(work)
         if work.device:
@@ -264,10 +264,10 @@ def test_a_kernel_that_would_hold_all_runs_on_what_collectives_leave(launches, s
 
 
 def test_a_slow_host_leaves_the_device_waiting_and_a_fast_one_runs_ahead() -> None:
-    launches, kernels = [Work(10, 1)] * 3, [Work(1, 10)] * 3
-    assert Clock().after(*launches) == Clock(30, 31)  # each kernel waits for its launch; the last ends one after
-    assert Clock().after(*kernels) == Clock(3, 31)    # the first is launched at 1, then one follows the other
+    launches, kernels = [Task(10, 1)] * 3, [Task(1, 10)] * 3
+    assert FreeAt().after(*launches) == FreeAt(30, 31)  # each kernel waits for its launch; the last ends one after
+    assert FreeAt().after(*kernels) == FreeAt(3, 31)    # the first is launched at 1, then one follows the other
 
 
 def test_a_wait_lets_the_host_go_on_when_the_device_is_done() -> None:
-    assert Clock().after(Work(1, 100), Work(1, 0, True, 5), Work(1, 10)) == Clock(107, 117)
+    assert FreeAt().after(Task(1, 100), Task(1, 0, True, 5), Task(1, 10)) == FreeAt(107, 117)

@@ -7,7 +7,7 @@ from analyzer.cli import main
 from analyzer.parallel import RankTable, StageCost, join_timeline, list_actions
 from analyzer.parallel import pipeline_page as rank_page_module
 from analyzer.parallel.rank_row import describe_rank
-from analyzer.report.page.document import Part, build_page, choice_part, unpack
+from analyzer.report.page.document import Panel, build_page, choice_part, unpack
 from analyzer.tools.solver import FrontierPoint, Plan, PlanRegion, SavedBytes, StepInfo, StepMemory
 from analyzer.tools.sweep import SweepResult
 
@@ -19,8 +19,8 @@ def kinds(page):
 
 
 def test_of_groups_the_first_is_in_sight():
-    parts = [choice_part("Rank", ["a", "<b>"]), Part("text", "Of a", group="a", has_chart=False),
-             Part("text", "Of b", group="<b>", has_chart=False), Part("text", "Of all", has_chart=False)]
+    parts = [choice_part("Rank", ["a", "<b>"]), Panel("text", "Of a", group="a", has_chart=False),
+             Panel("text", "Of b", group="<b>", has_chart=False), Panel("text", "Of all", has_chart=False)]
     page = build_page("Net", parts)
     assert '<section id="part-1" class="part text" aria-label="Of a" data-group="a">' in page
     assert '<section id="part-2" class="part text" aria-label="Of b" data-group="&lt;b&gt;" hidden>' in page

@@ -18,7 +18,7 @@ from analyzer.parallel import RankTable
 from analyzer.parallel.rank_row import RankRow
 from analyzer.report.page.picture import draw_memory, read_colors
 from analyzer.results.info import MemoryEvent, ModuleInfo, TimelinePoint
-from analyzer.results.verdict import FitRow, Option
+from analyzer.results.verdict import AdviceOption, FitRow
 from analyzer.results.world import RankRun
 from analyzer.tools.solver import Plan, PlanRegion, StepInfo, StepMemory
 from analyzer.units import format_bytes
@@ -196,9 +196,9 @@ def test_other_results_are_a_sentence_and_a_table() -> None:
     text = shown(found._repr_html_())
     assert text.startswith("batch size on t4 The largest batch size that fits is 2 or more: no larger one than 2")
     assert "Sizes that were tried (" in text
-    fits = Option(("<i>",), fits=True, needed_bytes=2**33, step_seconds=0.5)
-    advice = Advice("Net", "t4", 2**34, Option((), fits=False), (fits, *[Option((str(i),)) for i in range(25)]),
-                    (("LoRA", "no <lib>"),))
+    fits = AdviceOption(("<i>",), fits=True, needed_bytes=2**33, step_seconds=0.5)
+    advice = Advice("Net", "t4", 2**34, AdviceOption((), fits=False),
+                    (fits, *[AdviceOption((str(i),)) for i in range(25)]), (("LoRA", "no <lib>"),))
     text = shown(advice._repr_html_())
     assert text.startswith("Net on t4 The one change with which it fits on t4: 1. <i>: 8.00 GiB needed")
     assert "7 more" in text and "Not tried (1) LoRA: no <lib>" in text, "the step as it is, 26 changes, 20 rows"

@@ -14,13 +14,13 @@ from analyzer.parallel.pipeline_schedule import place_stages
 from analyzer.parallel.profile_ranks import find_compute_spreads, find_exchange, find_spread
 from analyzer.profilers.collective import POINT_TO_POINT
 from analyzer.tools.search.bound import DOES_MORE, does_more, least_bytes, least_seconds, list_bare
-from analyzer.tools.search.compose import ModelSizes, Step, compose, find_actions, list_parts, list_probes
+from analyzer.tools.search.compose import JobStep, ModelSizes, compose, find_actions, list_parts, list_probes
 from analyzer.tools.search.figures import Figures
 from analyzer.tools.search.layout import Layout
 from analyzer.tools.search.probe import PROBE_OPTIONS, Probe, ProbeJob, Subject, find_template, run_probe
 from analyzer.tools.search.rank import RankJob
 from analyzer.tools.search.search import model_sizes
-from analyzer.tools.search.stage import Part
+from analyzer.tools.search.stage import Piece
 from analyzer.zoo.input_spec import InputSpec
 from analyzer.zoo.llama import Llama, LlamaConfig
 from analyzer.zoo.target import Target
@@ -80,7 +80,7 @@ def sizes(subject: Subject = SUBJECT) -> ModelSizes:
     return model_sizes(find_template(subject), 64)
 
 
-def step_of(layout: Layout, subject: Subject = SUBJECT) -> Step:
+def step_of(layout: Layout, subject: Subject = SUBJECT) -> JobStep:
     return compose(layout, sizes(subject), {key: figures(probe, subject)
                                             for key, probe in list_probes(layout, sizes(subject)).items()})
 
@@ -229,4 +229,4 @@ def test_experts_are_on_several_ranks() -> None:
 def test_states_of_zero1_are_divided() -> None:
     copies, divided = (step_of(Layout(replicate=2, sharding=sharding)) for sharding in ("ddp", "zero1"))
     # the largest matrices of the rank come first: 8 bytes for each element that the other rank has
-    assert 0 < copies.peak_bytes - divided.peak_bytes <= 8 * sizes().held(Part(5), 1)
+    assert 0 < copies.peak_bytes - divided.peak_bytes <= 8 * sizes().held(Piece(5), 1)

@@ -16,10 +16,10 @@ from analyzer.tools.search.advice import list_changes, list_neighbors
 from analyzer.tools.search.bound import least_bytes
 from analyzer.tools.search.export import export
 from analyzer.tools.search.layout import Layout, Question, Space, list_layouts
-from analyzer.tools.search.probe import Journal, Probe, Subject, run_probe
+from analyzer.tools.search.probe import Probe, ProbeJournal, Subject, run_probe
 from analyzer.tools.search.result import SearchResult
 from analyzer.tools.search.search import Interrupted, Searcher, read_cluster
-from analyzer.tools.search.stage import Part
+from analyzer.tools.search.stage import Piece
 from analyzer.zoo.llama import Llama, LlamaConfig
 from analyzer.zoo.target import Target
 
@@ -111,7 +111,7 @@ def test_the_least_short_layouts_are_told_where_nothing_fits() -> None:
     choices = Space.of({**{name: OPTIONS[name] for name in ("tensor", "micro_batch", "sharding", "schedule")},
                         "pipeline": 1, "checkpointing": ["none", "blocks"]})
     subject = Subject(Target("small", small), read_cluster("4xh100")[1], 64)
-    searcher = Searcher(subject, Question(4, 8, 8, 64, choices), Journal(None, {}),
+    searcher = Searcher(subject, Question(4, 8, 8, 64, choices), ProbeJournal(None, {}),
                         lambda jobs: ((job, run_probe(job)) for job in jobs))
     layouts = list_layouts(searcher.question, searcher.facts)
     searcher.capacity = int(max(least_bytes(layout, searcher.sizes, None) for layout in layouts))  # states, no more
@@ -137,7 +137,7 @@ def test_the_best_of_half_and_of_twice_as_many_devices() -> None:
                         "pipeline": 1, "checkpointing": "none"})
     told: list[str] = []
     searcher = Searcher(Subject(Target("small", small), read_cluster("4xh100")[1], 64), Question(4, 8, 8, 64, choices),
-                        Journal(None, {}), lambda jobs: ((job, run_probe(job)) for job in jobs),
+                        ProbeJournal(None, {}), lambda jobs: ((job, run_probe(job)) for job in jobs),
                         lambda share, text: told.append(text))
     found = {devices: step for devices, step in list_neighbors(searcher) if step is not None}
     assert {devices: step.layout.devices for devices, step in found.items()} == {2: 2, 8: 8}
@@ -161,12 +161,12 @@ def test_a_lost_process_says_nothing_of_a_layout() -> None:
 
 def test_what_failed_is_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "search.jsonl"
-    probes = [Probe(Layout(shard=shard), Part(1)) for shard in (1, 2)]
-    journal = Journal(path, {})
+    probes = [Probe(Layout(shard=shard), Piece(1)) for shard in (1, 2)]
+    journal = ProbeJournal(path, {})
     journal.add(probes[0], {"step_seconds": 1.0})
     journal.add(probes[1], {"error": "ModuleNotFoundError: No module named 'torchao'"})
     assert list(journal.known) == [probe.key for probe in probes]
-    assert Journal(path, {}).known == {probes[0].key: {"step_seconds": 1.0}}
+    assert ProbeJournal(path, {}).known == {probes[0].key: {"step_seconds": 1.0}}
 
 
 def test_no_layout_takes_the_batch() -> None:

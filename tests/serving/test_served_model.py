@@ -15,10 +15,10 @@ from analyzer.hardware import cluster_of, find_device
 from analyzer.tools.serving import (
     Batch,
     Chunk,
+    FleetTarget,
     Layout,
     PassTimer,
     ServedProfile,
-    Target,
     Traffic,
     find_fleets,
     make_deployment,
@@ -29,7 +29,7 @@ from analyzer.tools.serving import (
 from analyzer.tools.serving.deployment import ENGINES, WEIGHT_FORMATS
 from analyzer.tools.serving.fleet import price_of
 from analyzer.tools.serving.pass_time import product_time, spread_over_experts
-from analyzer.tools.serving.served_model import AttentionKernel, FusedKernel, Product
+from analyzer.tools.serving.served_model import AttentionKernel, PassKernel, Product
 from analyzer.tools.serving.simulation import NoRoomError
 from analyzer.tools.serving.watts import find_work
 from analyzer.zoo.target import load_target
@@ -63,7 +63,7 @@ def test_a_decoder_of_grouped_heads(llama):
         ((4096, 1024, 1024), 4096, "column"): 32, ((4096,), 4096, "row"): 32,
         ((14336, 14336), 4096, "column"): 32, ((4096,), 14336, "row"): 32, ((128256,), 4096, "column"): 1}
     assert llama.attentions == [(AttentionKernel(32, 8, 128, 128), 32)]
-    fused = {(k.name, k.token_bytes) for k in llama.kernels if isinstance(k, FusedKernel)}
+    fused = {(k.name, k.token_bytes) for k in llama.kernels if isinstance(k, PassKernel)}
     assert ("residual add and norm", 2 * 4 * 4096) in fused  # reads two rows, writes two
     assert ("activation", 2 * 3 * 14336) in fused            # gate and up in, their product out
 
@@ -280,7 +280,7 @@ def test_drafts_that_are_kept_save_passes(llama):
 
 def test_prefill_and_decode_apart(llama):
     deployment = make_deployment(llama, device="h100")
-    found = find_fleets([deployment], Target(0.3, 0.015, 20), 1024, 128, prices=[2.5], repository="org/model")
+    found = find_fleets([deployment], FleetTarget(0.3, 0.015, 20), 1024, 128, prices=[2.5], repository="org/model")
     assert found.fleets[0].gpus == min(fleet.gpus for fleet in found.fleets)
     assert found.fleets[0].dollars_per_hour == 2.5 * found.fleets[0].gpus
     assert all(f.first_seconds <= 0.3 and f.token_seconds <= 0.015 for f in found.fleets)
@@ -288,7 +288,7 @@ def test_prefill_and_decode_apart(llama):
     assert set(apart.commands) == {"Dynamo"} and "--is-prefill-worker" in apart.commands["Dynamo"][1]
     whole = next(fleet for fleet in found.fleets if len(fleet.pools) == 1)
     assert whole.commands["vLLM"][0].startswith("vllm serve org/model --tensor-parallel-size")
-    assert not find_fleets([deployment], Target(1e-3, 1e-3, 1), 1024, 128).fleets
+    assert not find_fleets([deployment], FleetTarget(1e-3, 1e-3, 1), 1024, 128).fleets
 
 
 def test_a_layout_without_room_does_not_end_the_search(gpt_oss):
@@ -299,7 +299,7 @@ def test_a_layout_without_room_does_not_end_the_search(gpt_oss):
     held = deployment.weight_bytes() + deployment.activation_bytes() + deployment.cache_bytes(100_000)
     tight = replace(deployment, device=replace(deployment.device, memory_bytes=math.ceil(held / 0.9)))
     assert tight.most_sequences(100_000) == 1
-    found = find_fleets([tight], Target(1000, 1, 0.001), 99_900, 100)
+    found = find_fleets([tight], FleetTarget(1000, 1, 0.001), 99_900, 100)
     assert found.fleets and "l4 tp1: hf:gpt-oss-20b: no room for one sequence of 100,000 tokens" in found.refused[0]
 
 

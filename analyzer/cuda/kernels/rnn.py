@@ -12,7 +12,7 @@ from torch.backends.cudnn import CUDNN_TENSOR_DTYPES
 from analyzer.cuda.autocast import cached_cast, lower_precision
 from analyzer.cuda.kernel_registry import call_whole, device_kernel, device_shape
 from analyzer.cuda.sdp_choice import CUDNN_VERSION, simulated_capability
-from analyzer.cuda.workspaces.recurrent import GRU, LSTM, RELU, TANH, Layers
+from analyzer.cuda.workspaces.recurrent import GRU, LSTM, RELU, TANH, RnnLayers
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.state import active_state
 from analyzer.meta.tensor import with_node
@@ -87,8 +87,8 @@ def _cudnn_rnn_shape(input: Tensor, weight: list[Tensor], weight_stride0: int, w
                      cx: Tensor | None, mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool,
                      dropout: float, train: bool, bidirectional: bool, batch_sizes: list[int],
                      dropout_state: Tensor | None) -> tuple[Tensor, ...]:
-    layers = Layers.of(tuple(input.shape), mode, hidden_size, proj_size, num_layers, batch_first, bidirectional,
-                       batch_sizes)
+    layers = RnnLayers.of(tuple(input.shape), mode, hidden_size, proj_size, num_layers, batch_first, bidirectional,
+                          batch_sizes)
     if batch_sizes:
         out = input.new_empty(layers.rows, layers.width)
     else:

@@ -1,8 +1,8 @@
 """What cuDNN's recurrent layers keep for their backward pass, and what they and PyTorch hold while they run. PyTorch's
-part is read from ``aten/src/ATen/native/cudnn/RNN.cpp``. cuDNN is closed (``cudnnGetRNNTempSpaceSizes``): `Layers` says
-of which tensors its sizes are taken to be the sum. They give the bytes that one H200 with cuDNN 9.19 asked for, of one
-LSTM in float32 (two layers of 1024 units, 64 sequences of 256 steps of 512 features, dropout), and those reported of
-two layers in cuDNN 7, but for groups of steps. Projections, other dtypes and inference were not seen.
+part is read from ``aten/src/ATen/native/cudnn/RNN.cpp``. cuDNN is closed (``cudnnGetRNNTempSpaceSizes``): `RnnLayers`
+says of which tensors its sizes are taken to be the sum. They give the bytes that one H200 with cuDNN 9.19 asked for, of
+one LSTM in float32 (two layers of 1024 units, 64 sequences of 256 steps of 512 features, dropout), and those reported
+of two layers in cuDNN 7, but for groups of steps. Projections, other dtypes and inference were not seen.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORWARD_STEPS, BACKWARD_STEPS = 32, 8
 _NUMBER_BYTES = 4
 
 
-class Layers(NamedTuple):
+class RnnLayers(NamedTuple):
     """Recurrent layers and the sequences that they run on.
 
     >>> found = Layers.of((64, 256, 512), LSTM, 1024, 0, 2, True, False, ())
@@ -49,7 +49,7 @@ class Layers(NamedTuple):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool,
-           bidirectional: bool, batch_sizes: tuple[int, ...] | list[int]) -> Layers:
+           bidirectional: bool, batch_sizes: tuple[int, ...] | list[int]) -> RnnLayers:
         """From the arguments of ``aten::_cudnn_rnn``; ``shape`` is that of its input."""
         if batch_sizes:
             batch, steps, rows = batch_sizes[0], len(batch_sizes), sum(batch_sizes)
@@ -60,7 +60,7 @@ class Layers(NamedTuple):
                    rows, bool(batch_sizes))
 
     @classmethod
-    def of_call(cls, named: dict[str, Any]) -> Layers:
+    def of_call(cls, named: dict[str, Any]) -> RnnLayers:
         """From the arguments of a call of it, or of its backward pass, by their names."""
         return cls.of(named["input"].shape, *(named[name] for name in (
             "mode", "hidden_size", "proj_size", "num_layers", "batch_first", "bidirectional", "batch_sizes")))
@@ -127,7 +127,7 @@ def list_recurrent(signature: Signature) -> tuple[Inferred, ...]:
 
 def _workspace_of(named: dict[str, Any]) -> int:
     matrices = sum(w.numel for w in named["weight"] if len(w) == 2)
-    return Layers.of_call(named).workspace_bytes(matrices, named["input"].dtype.itemsize, named["train"])
+    return RnnLayers.of_call(named).workspace_bytes(matrices, named["input"].dtype.itemsize, named["train"])
 
 
 def _time_first(x: TensorSpec, named: dict[str, Any]) -> TensorSpec:

@@ -221,7 +221,7 @@ class TracedGraph(fx.Graph):
 # A graph as plain data: pickling the linked nodes themselves would recurse as deep as the graph is long.
 
 @dataclass(frozen=True)
-class _Packed:
+class _PickledNode:
     """A node, by its position, or what torch has under a name: its functions and memory formats have no pickle."""
 
     value: int | str
@@ -232,12 +232,12 @@ def _pack_graph(graph: fx.Graph) -> tuple[Any, ...]:
 
     def pack(value: Any) -> Any:
         if isinstance(value, fx.Node):
-            return _Packed(positions[value])
-        return _Packed(str(value)) if isinstance(value, torch.memory_format) else value
+            return _PickledNode(positions[value])
+        return _PickledNode(str(value)) if isinstance(value, torch.memory_format) else value
 
     def pack_target(target: Any) -> Any:
         name = None if isinstance(target, str) else qualified_name(target)
-        return target if name is None else _Packed(name)
+        return target if name is None else _PickledNode(name)
 
     nodes = [((n.op, pack_target(n.target), map_aggregate(n.args, pack), map_aggregate(n.kwargs, pack), n.name, n.type),
               n.meta) for n in graph.nodes]
@@ -249,7 +249,7 @@ def _unpack_graph(packed: tuple[Any, ...]) -> fx.Graph:
     nodes: list[fx.Node] = []
 
     def unpack(value: Any) -> Any:
-        if not isinstance(value, _Packed):
+        if not isinstance(value, _PickledNode):
             return value
         return nodes[value.value] if isinstance(value.value, int) else find_by_name(value.value)
 

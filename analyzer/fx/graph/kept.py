@@ -34,19 +34,20 @@ class KeptResults:
         self.skips_draws = skips_draws
         self._modules = [] if root is None else [root.get_submodule(path) for path in paths]
         self._buffers: list[tuple[Tensor, Tensor]] = []
-        self._calls: list[_Call] = []
+        self._calls: list[_KeptCall] = []
         self._next = 0
         self._mode: type[_Recording] | type[_Replaying] | None = None
         self._entered: list[_Recording | _Replaying | None] = []
         #: the results in each storage, while the function runs for the first time
-        self.owned: StorageTable[list[_Result]] = StorageTable()
+        self.owned: StorageTable[list[_KeptResult]] = StorageTable()
         #: storages of what was given out in the present recomputation
         self.given: StorageTable[bool] = StorageTable()
-        self.on_host = _Block(partial(self.enter, offloads=True), self.__exit__)
+        self.on_host = _KeptBlock(partial(self.enter, offloads=True), self.__exit__)
 
-    def contexts(self) -> tuple[_Block, _Block]:
+    def contexts(self) -> tuple[_KeptBlock, _KeptBlock]:
         """What is around the function, and what is around it when it runs again."""
-        return _Block(partial(self.begin, _Recording), self.end), _Block(partial(self.begin, _Replaying), self.end)
+        first, again = (partial(self.begin, mode) for mode in (_Recording, _Replaying))
+        return _KeptBlock(first, self.end), _KeptBlock(again, self.end)
 
     def begin(self, mode: type[_Recording] | type[_Replaying]) -> None:
         self._mode, self._next, self.given = mode, 0, StorageTable()
@@ -58,7 +59,7 @@ class KeptResults:
         if self._mode is _Recording:
             for result in tree_leaves([ret.value for call in self._calls for row in call.returns.values()
                                        for ret in row if ret is not None]):
-                if isinstance(result, _Result) and isinstance(result.tensor, Tensor):
+                if isinstance(result, _KeptResult) and isinstance(result.tensor, Tensor):
                     result.version = result.tensor._version
             self.owned = StorageTable()
         for buffer, before in self._buffers:
@@ -72,7 +73,7 @@ class KeptResults:
             self._entered.append(None)
             return
         if self._next == len(self._calls):
-            self._calls.append(_Call(offloads))
+            self._calls.append(_KeptCall(offloads))
         mode = self._mode(self, self._calls[self._next])
         self._next += 1
         mode.__enter__()  # type: ignore[no-untyped-call]
@@ -89,7 +90,7 @@ class KeptResults:
 
 
 @dataclass
-class _Block:
+class _KeptBlock:
     """A block that can be entered again, as a recomputation is."""
 
     enter: Callable[[], None]
@@ -102,7 +103,7 @@ class _Block:
         self.leave(*exc)
 
 
-class _Result:
+class _KeptResult:
     def __init__(self, tensor: Tensor) -> None:
         self.tensor: Tensor | HostTensor | None = alias_with_version(tensor)
         self.version = -1
@@ -119,7 +120,7 @@ class _Result:
 
 
 @dataclass(frozen=True)
-class _Argument:
+class _WrittenArgument:
     """In place of a result: it is the ``index``-th of the tensors that the operator wrote to."""
 
     index: int
@@ -132,13 +133,13 @@ class _Return(NamedTuple):
 
 
 @dataclass
-class _Call:
+class _KeptCall:
     offloads: bool
     returns: dict[Any, list[_Return | None]] = field(default_factory=dict)  #: by operator; None where given out
 
 
 class _Recording(TorchDispatchMode):
-    def __init__(self, kept: KeptResults, call: _Call) -> None:
+    def __init__(self, kept: KeptResults, call: _KeptCall) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._owned, self._call = kept.owned, call
         self._to_host: list[Tensor] = []
@@ -158,8 +159,8 @@ class _Recording(TorchDispatchMode):
                 return value
             for i, tensor in enumerate(written):
                 if value is tensor:
-                    return _Argument(i)
-            result = _Result(value)
+                    return _WrittenArgument(i)
+            result = _KeptResult(value)
             self._owned.put(value, [*(self._owned.find(value) or ()), result])
             if self._call.offloads:
                 self._to_host.append(value)
@@ -191,7 +192,7 @@ class _Recording(TorchDispatchMode):
 
 
 class _Replaying(TorchDispatchMode):
-    def __init__(self, kept: KeptResults, call: _Call) -> None:
+    def __init__(self, kept: KeptResults, call: _KeptCall) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._given, self._returns, self._skips_draws = kept.given, call.returns, kept.skips_draws
         self._position: Counter[Any] = Counter()
@@ -209,10 +210,10 @@ class _Replaying(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
 
         def give(value: Any) -> Any:
-            if isinstance(value, _Result):
+            if isinstance(value, _KeptResult):
                 value = value.give()
                 self._given.put(value, True)
-            return written[value.index] if isinstance(value, _Argument) else value
+            return written[value.index] if isinstance(value, _WrittenArgument) else value
 
         if ret.generator is not None and self._skips_draws:
             ret.generator.restore()

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from analyzer.errors import InputError
 from analyzer.meta.tensor import device_of
-from analyzer.registry import Call, Registry
+from analyzer.registry import Form, Registry
 
 
 def check_function(key: Any, caller: str) -> Any:
@@ -91,7 +91,7 @@ register_non_leaf_module = leaves.beside("register_non_leaf_module", check_modul
 """Trace into the modules of a class that would be leaves."""
 
 register_leaf_module_impl = register_tracer_impl.beside(
-    "register_leaf_module_impl", check_module_class, Call("impl(module, *args, **kwargs)", 1))
+    "register_leaf_module_impl", check_module_class, Form("impl(module, *args, **kwargs)", 1))
 """Give a leaf module what to run while tracing, in place of its forward: ``impl(module, *args, **kwargs)`` returns
 tensors of the right shapes. For modules that cannot run without data; the traced graph calls the module itself.
 """

@@ -20,7 +20,7 @@ WARP = 32
 MIN_VALUES, MAX_VALUES = 16, 256  #: per thread, before and after a reduction is divided among blocks
 
 
-class Division(NamedTuple):
+class ReduceSplit(NamedTuple):
     """How a reduction is divided; in ``rounds`` the last of ``sharing`` blocks adds up what the others left."""
 
     blocks: int
@@ -35,7 +35,8 @@ def last_power(n: int) -> int:
     return 1 << (max(n, 1).bit_length() - 1)
 
 
-def divide(outputs: int, reduced: int, reduces_fastest: bool, multiprocessors: int, resident_threads: int) -> Division:
+def divide(outputs: int, reduced: int, reduces_fastest: bool, multiprocessors: int,
+           resident_threads: int) -> ReduceSplit:
     """The division of a reduction of ``reduced`` elements for each of ``outputs``, as ``setReduceConfig`` does it."""
     vector = VECTOR if not reduces_fastest or reduced >= 128 else 1
     if not reduces_fastest:
@@ -65,7 +66,7 @@ def divide(outputs: int, reduced: int, reduces_fastest: bool, multiprocessors: i
         sharing = max(min(-(-target // grid), -(-values // MIN_VALUES)), -(-values // MAX_VALUES))
         values = -(-values // sharing)
         rounds = -(-sharing // (threads if reduces_fastest else height)) if sharing > 1 else 0
-    return Division(grid * sharing, threads, -(-values // vector) if reduces_fastest else values, sharing, rounds)
+    return ReduceSplit(grid * sharing, threads, -(-values // vector) if reduces_fastest else values, sharing, rounds)
 
 
 def reduction_time(outputs: int, reduced: int, itemsize: int, device: DeviceSpec, *, reduces_fastest: bool = True,

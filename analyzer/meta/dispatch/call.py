@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from analyzer.meta.address_space import MetaStorage, find_storage, next_number
 from analyzer.meta.argument import adopt_arguments
-from analyzer.meta.operator_info import OperatorInfo, Stage, has_rule, hold_before, kernel_memory
+from analyzer.meta.operator_info import OperatorFacts, Stage, has_rule, hold_before, kernel_memory
 from analyzer.meta.spec import SPARSE_LAYOUTS, Signature, parts_of, strided_of
 from analyzer.meta.state import CPU, MetaState, indexed_device
 from analyzer.meta.tensor import META, MetaTensor, kernel, take_class
@@ -33,7 +33,7 @@ class OperatorCall:
     born: list[MetaStorage | None]    #: the new storage of each output, None where it has none
     stages: tuple[Stage, ...]
 
-    def __init__(self, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor],
+    def __init__(self, info: OperatorFacts, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor],
                  storages: list[MetaStorage], key: list[Any] | None) -> None:
         self.info, self.args, self.kwargs = info, args, kwargs
         self.tensors, self.storages = tensors, storages  #: of the arguments, in order
@@ -62,7 +62,7 @@ class OperatorCall:
                         yield (i, j) if is_given else None, t
 
 
-def resolve(state: MetaState, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorCall:
+def resolve(state: MetaState, info: OperatorFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorCall:
     """The call with its tensors, those with data replaced by fake ones, and its key."""
     tensors: list[Tensor] = []
     storages: list[MetaStorage] = []
@@ -205,7 +205,7 @@ class ListMemo:
 NEW, VIEW, SAME, VALUE = range(4)
 
 
-class Recipe(NamedTuple):
+class OutputRecipe(NamedTuple):
     """How to make one output: a new storage, a view of an argument, the argument itself, or a plain value."""
 
     kind: int
@@ -222,7 +222,7 @@ class Entry(NamedTuple):
     """One cached call: its signature, a recipe per output, and what holds several: list, tuple, or None for one."""
 
     signature: Signature
-    recipes: list[Recipe]
+    recipes: list[OutputRecipe]
     structure: Any
 
 

@@ -13,7 +13,7 @@ from analyzer.meta import argument as collective
 from analyzer.meta.address_space import MetaStorage, next_number
 from analyzer.meta.copied_tensor import own_storages
 from analyzer.meta.operator_info import (
-    OperatorInfo,
+    OperatorFacts,
     Stage,
     device_shapes,
     has_rule,
@@ -29,7 +29,7 @@ from analyzer.meta.spec import SPARSE_LAYOUTS, Signature, TensorSpec, parts_of, 
 from analyzer.meta.state import CPU, MetaState
 from analyzer.meta.tensor import META, device_of, kernel, take_class
 
-from .call import LARGEST, NEW, SAME, VALUE, VIEW, Entry, OperatorCall, Recipe, entries, result_device, values_at
+from .call import LARGEST, NEW, SAME, VALUE, VIEW, Entry, OperatorCall, OutputRecipe, entries, result_device, values_at
 
 Tensor = torch.Tensor
 _aten = torch.ops.aten
@@ -111,14 +111,14 @@ def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, s
                 storage.space.listener.resized(storage.number, storage)
 
 
-def _make_recipes(call: OperatorCall) -> list[Recipe] | None:
+def _make_recipes(call: OperatorCall) -> list[OutputRecipe] | None:
     numbers = {s.number: i for i, s in reversed(list(enumerate(call.storages)))}
     recipes = []
     for out, born in zip(call.outputs, call.born):
         if not isinstance(out, Tensor):
             if out is not None and not isinstance(out, (int, float, bool)):
                 return None
-            recipes.append(Recipe(VALUE, value=out))
+            recipes.append(OutputRecipe(VALUE, value=out))
             continue
         if out.layout is not torch.strided or out.dtype.is_complex or out.is_neg() or out.is_quantized:
             return None
@@ -127,22 +127,22 @@ def _make_recipes(call: OperatorCall) -> list[Recipe] | None:
             extent = 0 if out.numel() == 0 else 1 + sum((n - 1) * s for n, s in zip(shape, stride))
             if out.storage_offset() or born.nbytes() != extent * out.itemsize or out.is_conj():
                 return None
-            recipes.append(Recipe(NEW, shape, stride, out.dtype, born.device))
+            recipes.append(OutputRecipe(NEW, shape, stride, out.dtype, born.device))
             continue
         same = next((i for i, t in enumerate(call.tensors) if t is out), None)
         if same is not None:
-            recipes.append(Recipe(SAME, source=same))
+            recipes.append(OutputRecipe(SAME, source=same))
             continue
         storage = out.untyped_storage()
         i = numbers.get(storage.number, -1) if isinstance(storage, MetaStorage) else -1
         if i < 0 or call.tensors[i].dtype != out.dtype or call.tensors[i].dtype.is_complex:
             return None
         offset = int(out.storage_offset() - call.tensors[i].storage_offset())
-        recipes.append(Recipe(VIEW, shape, stride, source=i, offset=offset))
+        recipes.append(OutputRecipe(VIEW, shape, stride, source=i, offset=offset))
     return recipes
 
 
-def _call(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], device: torch.device,
+def _call(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, Any], device: torch.device,
           is_sparse: bool) -> Any:
     func = info.op
     if "device" in kwargs:
@@ -324,7 +324,7 @@ def check_devices(state: MetaState, call: OperatorCall) -> bool:
     return True
 
 
-def _check_operands(info: OperatorInfo, given: list[tuple[str, Any]]) -> None:
+def _check_operands(info: OperatorFacts, given: list[tuple[str, Any]]) -> None:
     operands = []
     for name, value in given:
         for one in value if isinstance(value, (list, tuple)) else (value,):
@@ -355,7 +355,7 @@ def _check_operands(info: OperatorInfo, given: list[tuple[str, Any]]) -> None:
 
 
 @functools.cache
-def _takes_numbers(info: OperatorInfo) -> bool:
+def _takes_numbers(info: OperatorFacts) -> bool:
     """Whether a tensor of no dimensions on the host may stand beside those of a device."""
     name = info.name.removeprefix("_foreach_").removesuffix("_")
     packet = getattr(torch.ops.aten, name, None)

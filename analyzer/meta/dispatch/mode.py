@@ -20,7 +20,7 @@ from analyzer.meta.function.mode import answering
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode
 from analyzer.meta.intercept.replacement import call_handlers, waiting
 from analyzer.meta.operator_info import (
-    OperatorInfo,
+    OperatorFacts,
     describe_operator,
     has_rule,
     hold_blocks,
@@ -116,7 +116,7 @@ class MetaDispatchMode(DirectDispatchMode):
                 state.recorder.ran_out(str(func), error)
             raise
 
-    def _compositions(self, state: MetaState, info: OperatorInfo, whole: bool) -> list[Callable[..., Any]]:
+    def _compositions(self, state: MetaState, info: OperatorFacts, whole: bool) -> list[Callable[..., Any]]:
         """What takes an operator apart: a compiler's decomposition, its own, or what the device makes it of."""
         found: list[Any] = []
         if state.graph is not None and not info.composite:
@@ -178,7 +178,7 @@ class MetaDispatchMode(DirectDispatchMode):
 _runs_without_data: dict[Any, bool] = {}  #: by operator and kind of device
 
 
-def _run_written(state: MetaState, info: OperatorInfo, *args: Any, **kwargs: Any) -> Any:
+def _run_written(state: MetaState, info: OperatorFacts, *args: Any, **kwargs: Any) -> Any:
     if state.graph is not None or state.tape is not None or is_described(info):
         return NotImplemented
     kind = next((device_of(t).type for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)), "cpu")

@@ -12,7 +12,7 @@ from analyzer.meta.spec import NUMBERS
 from analyzer.meta.state import MetaState
 from analyzer.meta.value import expectation
 from analyzer.meta.value.contents import covers_storage, defer_call, read_known, storage_numel, worth_following
-from analyzer.meta.value.known_value import Call, Known, Result, Written, Zeros, window_of
+from analyzer.meta.value.known_value import DeferredCall, Known, Result, Written, Zeros, window_of
 from analyzer.meta.value.nonzero_bound import NonzeroBound, bound_result
 
 from .call import OperatorCall
@@ -133,7 +133,7 @@ def _fill(state: MetaState, call: OperatorCall) -> None:
 
 def _full(out: Tensor, numel: int, value: Any) -> Known:
     window = window_of(out)
-    return Result(Call(_FULL, [window[0], value], {"dtype": out.dtype}, []), None, window, numel, out.dtype)
+    return Result(DeferredCall(_FULL, [window[0], value], {"dtype": out.dtype}, []), None, window, numel, out.dtype)
 
 
 def _next_seed(state: MetaState) -> int:
@@ -197,7 +197,7 @@ def _drawn_in_place(state: MetaState, call: OperatorCall, position: tuple[int, .
     if any(isinstance(a, Tensor) for a in call.args[1:]):
         return None
     named = {k: v for k, v in call.kwargs.items() if k != "generator"}
-    deferred = Call(call.info.op, [None, *call.args[1:]], named, [], seed)
+    deferred = DeferredCall(call.info.op, [None, *call.args[1:]], named, [], seed)
     return Written(None, deferred, (0,), window_of(target), storage_numel(storage, target.dtype), target.dtype)
 
 

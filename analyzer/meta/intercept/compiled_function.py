@@ -89,7 +89,7 @@ def _redirecting(original: Any) -> Any:
 
 def _redirect(frame: Any) -> None:
     function = frame.f_locals["fn"]
-    if isinstance(function, (_CompiledCall, _DisabledCall)):
+    if isinstance(function, (_CallThroughCompiler, _DisabledCall)):
         return
     is_disabled = frame.f_code.co_name == "_fn"
     module = f"{getattr(function, '__module__', None)}."
@@ -104,7 +104,7 @@ def _redirect(frame: Any) -> None:
     for wrapper in _find_functions(frame.f_code, function, context):
         cell = wrapper.__closure__[frame.f_code.co_freevars.index("fn")]
         _compiled.append(partial(setattr, cell, "cell_contents", function))
-        cell.cell_contents = _DisabledCall(function) if settings is None else _CompiledCall(function, settings)
+        cell.cell_contents = _DisabledCall(function) if settings is None else _CallThroughCompiler(function, settings)
 
 
 _searching = threading.RLock()  #: a thread that searches finds what another one has unfrozen
@@ -168,7 +168,7 @@ def _context_of(function: Any) -> Any:
 MODULE_CALLS = ("__call__", "_wrapped_call_impl", "_call_impl")  #: names of what calls a module's hooks and its forward
 
 
-class _CompiledCall:
+class _CallThroughCompiler:
     """Calls a function as the mode's compiler compiles it; as it is where no mode is, or the user wants it so."""
 
     def __init__(self, function: Any, config: dict[str, Any]) -> None:
@@ -209,7 +209,7 @@ class _DisabledCall:
 
 def written_function(value: Any) -> Any:
     """The function that is compiled, or kept from it, where its own call is in its place meanwhile; else ``value``."""
-    return value.function if isinstance(value, (_CompiledCall, _DisabledCall)) else value
+    return value.function if isinstance(value, (_CallThroughCompiler, _DisabledCall)) else value
 
 
 def written_forward(module: torch.nn.Module) -> Any:

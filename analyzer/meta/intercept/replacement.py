@@ -203,7 +203,7 @@ class SharedReplacements:
                         self._put_back()
 
 
-class _Chain:
+class _ReplacedAttribute:
     """The replacements of one attribute, one around the other; they may end in any order, as threads do."""
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -233,7 +233,7 @@ class _Chain:
             delattr(self.owner, self.name)
 
 
-_chains: dict[tuple[int, str], _Chain] = {}
+_chains: dict[tuple[int, str], _ReplacedAttribute] = {}
 _chain_lock = threading.RLock()
 hold_over_forks(_chain_lock)
 
@@ -243,7 +243,7 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Undo:
     key, link = (id(owner), name), [make]
     undo = partial(_take_out, key, link)  # before there is something to undo
     with _chain_lock:
-        chain = _chains.get(key) or _chains.setdefault(key, _Chain(owner, name))
+        chain = _chains.get(key) or _chains.setdefault(key, _ReplacedAttribute(owner, name))
         chain.links.append(link)
         try:
             chain.rebuild()

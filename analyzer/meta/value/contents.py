@@ -17,7 +17,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.source_line import first_frame, is_outside, is_user_code, user_frame
 from analyzer.meta.state import MetaState
 
-from .known_value import LARGEST_INTEGER, Call, ReadArgument, Zeros, reads, window_of
+from .known_value import LARGEST_INTEGER, DeferredCall, ReadArgument, Zeros, reads, window_of
 
 Tensor = torch.Tensor
 
@@ -66,11 +66,11 @@ def look_at(tensor: Tensor) -> Tensor | None:
 
 
 def defer_call(op: Any, args: Any, kwargs: Any, *, expects: bool = False,
-               seed: int | None = None) -> tuple[Call, list[Tensor]]:
+               seed: int | None = None) -> tuple[DeferredCall, list[Tensor]]:
     """A call on known contents and the tensors that have none; with ``expects``, zeros are taken for unknown ones."""
     reads: list[ReadArgument] = []
     unknown: list[Tensor] = []
-    call = Call(op, _defer(args, reads, unknown, expects), _defer(kwargs, reads, unknown, expects), reads, seed)
+    call = DeferredCall(op, _defer(args, reads, unknown, expects), _defer(kwargs, reads, unknown, expects), reads, seed)
     return call, unknown
 
 

@@ -11,7 +11,7 @@ import torch
 from analyzer.errors import DataDependentError
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.operator_info import OperatorInfo
+from analyzer.meta.operator_info import OperatorFacts
 from analyzer.meta.refusal.check import check_call
 from analyzer.meta.source_line import asked_by, user_frame
 from analyzer.meta.spec import Signature, spec_of
@@ -37,12 +37,12 @@ _MOST_CLASSES = 1024  # that a loop over them would go by
 _MOST_PLACEHOLDERS = 100_000  # a loop that data would end does not end with them; a trace gives it up
 
 
-def depends_on_data(info: OperatorInfo, args: Any) -> bool:
+def depends_on_data(info: OperatorFacts, args: Any) -> bool:
     """Whether contents decide what an operator that is data-dependent gives for these arguments."""
     return info.name != "index" or any(isinstance(i, Tensor) and i.dtype in _BOOLEAN for i in args[1])
 
 
-def answer_data_dependent(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any],
+def answer_data_dependent(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, Any],
                           tensors: list[Tensor]) -> Any:
     """The result of a data-dependent operator, or NotImplemented where its result depends on specs only."""
     name = info.name
@@ -117,7 +117,7 @@ def _is_asked_outside(state: MetaState, tensor: Tensor) -> bool:
             and (tensor.dtype.is_floating_point or state.follows_expected))
 
 
-def _compare(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> bool:
+def _compare(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, Any]) -> bool:
     values = [read_known(t) for t in args[:2]]
     if values[0] is None or values[1] is None:
         if args[0] is args[1]:
@@ -209,7 +209,7 @@ def _first(state: MetaState, indices: Tensor, shape: tuple[int, ...], in_order: 
     return indices
 
 
-def _exact(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+def _exact(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
     call, _ = defer_call(info.op, args, kwargs)
     with without_modes():
         call.results = call.run()
@@ -244,7 +244,7 @@ def _keep_origin(picked: Tensor, source: Tensor) -> Tensor:
     return picked
 
 
-def _unique(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+def _unique(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
     x = args[0]
     origin = x.untyped_storage().drawn_from
     n = _distinct(state, x.numel() if origin is None else min(x.numel(), distinct_count(origin)), "elements")
@@ -262,7 +262,7 @@ def _distinct(state: MetaState, total: int, what: str) -> int:
     return total
 
 
-def _repeat_interleave(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
+def _repeat_interleave(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, Any]) -> Tensor:
     total = kwargs.get("output_size")
     if total is None:
         total = _expected_sum(state, args[0])
@@ -271,24 +271,24 @@ def _repeat_interleave(state: MetaState, info: OperatorInfo, args: Any, kwargs: 
     return _new(state, args[0], (total,), torch.int64)
 
 
-def _masked_select(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
+def _masked_select(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, Any]) -> Tensor:
     count = _count(state, "masked_select", args[1])
     return _keep_origin(_new(state, args[0], (count,), args[0].dtype), args[0])
 
 
-def _nms(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
+def _nms(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, Any]) -> Tensor:
     count = _count(state, "nms", args[1])  # boxes that do not overlap are all kept
     return _first(state, _new(state, args[0], (count,), torch.int64), (args[1].numel(),))
 
 
-def _nonzero(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Tensor:
+def _nonzero(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, Any]) -> Tensor:
     # a transposed matrix on CUDA and on the CPU alike: aten/src/ATen/native/cuda/Nonzero.cu, nonzero_cuda_out_impl
     count = _count(state, "nonzero", args[0])
     found = _new(state, args[0], (count, args[0].dim()), torch.int64, (1, max(count, 1)))
     return _first(state, found, tuple(args[0].shape), in_order=True)
 
 
-def _unique_dim(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+def _unique_dim(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
     x, dim = args[0], args[1]
     n = _distinct(state, x.shape[dim], "slices")
     shape = tuple(n if d == dim % x.dim() else size for d, size in enumerate(x.shape))
@@ -296,11 +296,11 @@ def _unique_dim(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[st
             _new(state, x, (n,), torch.int64))
 
 
-def _bincount(state: MetaState, info: OperatorInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def _bincount(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, Any]) -> Any:
     raise _unknown(state, "aten.bincount", "use torch.zeros(n).scatter_add_ with a size that is known")
 
 
-_RULES: dict[str, Callable[[MetaState, OperatorInfo, Any, dict[str, Any]], Any]] = {
+_RULES: dict[str, Callable[[MetaState, OperatorFacts, Any, dict[str, Any]], Any]] = {
     "index": lambda state, info, args, kwargs: _index_with_mask(state, args[0], args[1]),
     "repeat_interleave": _repeat_interleave, "masked_select": _masked_select, "nms": _nms, "nonzero": _nonzero,
     **dict.fromkeys(("_unique", "_unique2", "unique_consecutive"), _unique), "unique_dim": _unique_dim,

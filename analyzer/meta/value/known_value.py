@@ -171,7 +171,7 @@ _HISTOGRAM = torch.ops.aten.histc.default
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class DeferredCall:
     """A deferred operator call; its results are computed once."""
 
     op: Any
@@ -202,7 +202,7 @@ class Result(Known):
 
     __slots__ = ("call", "index", "window", "numel", "dtype")
 
-    def __init__(self, call: Call, index: int | None, window: Window, numel: int, dtype: torch.dtype) -> None:
+    def __init__(self, call: DeferredCall, index: int | None, window: Window, numel: int, dtype: torch.dtype) -> None:
         super().__init__(any([r.known.assumed for r in call.reads]), any([r.known.varies for r in call.reads]))
         self.call, self.index, self.window, self.numel, self.dtype = call, index, window, numel, dtype
 
@@ -229,7 +229,7 @@ class Written(Known):
 
     __slots__ = ("before", "call", "position", "window", "numel", "dtype")
 
-    def __init__(self, before: Known | None, call: Call, position: Any, window: Window, numel: int,
+    def __init__(self, before: Known | None, call: DeferredCall, position: Any, window: Window, numel: int,
                  dtype: torch.dtype) -> None:
         parents = [*([] if before is None else [before]), *(r.known for r in call.reads)]
         super().__init__(any([known.assumed for known in parents]), any([known.varies for known in parents]))

@@ -74,7 +74,7 @@ def visible_pairs(queries: int, keys: int, window: Window) -> int:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionWork:
     """batch × heads problems of ``queries`` by ``keys``; grouped-query heads are query heads."""
 
     batch_heads: int
@@ -84,7 +84,7 @@ class Attention:
     v_dim: int
 
     @classmethod
-    def of(cls, query: Spec, key: Spec, value: Spec) -> Attention:
+    def of(cls, query: Spec, key: Spec, value: Spec) -> AttentionWork:
         """From [batch..., heads, sequence, dim]."""
         return cls(prod(query[:-2]), query[-2], key[-2], query[-1], value[-1])
 
@@ -147,8 +147,8 @@ def packed_lengths(cumulative_q: Spec, cumulative_k: Spec | None) -> Counter[tup
     return Counter(zip((b - a for a, b in pairwise(queries)), (b - a for a, b in pairwise(keys))))
 
 
-def _count_method(signature: Signature) -> Callable[[Attention, Spec, Window], FlopCount]:
-    return Attention.backward if signature.op._schema.name.endswith("_backward") else Attention.forward
+def _count_method(signature: Signature) -> Callable[[AttentionWork, Spec, Window], FlopCount]:
+    return AttentionWork.backward if signature.op._schema.name.endswith("_backward") else AttentionWork.forward
 
 
 def _is_flash(signature: Signature) -> bool:
@@ -163,7 +163,7 @@ def heads_first_flops(signature: Signature) -> FlopCount | None:
     window = Window(right=0, bottom_right=_is_flash(signature)) if named.get("is_causal") else DENSE
     if len(query) == 3:  # cuDNN's packed sequences
         return _heads_inside_flops(signature, named, query, key, value, window)
-    return _count_method(signature)(Attention.of(query, key, value), query, window)
+    return _count_method(signature)(AttentionWork.of(query, key, value), query, window)
 
 
 def heads_inside_flops(signature: Signature) -> FlopCount | None:
@@ -188,10 +188,10 @@ def _heads_inside_flops(signature: Signature, named: Mapping[str, Any], query: S
                         window: Window) -> FlopCount | None:
     count, (starts_q, starts_k) = _count_method(signature), (_given(named, *names) for names in _STARTS)
     if starts_q is None:
-        return count(Attention(query[0] * query[2], query[1], key[1], query[3], value[3]), query, window)
+        return count(AttentionWork(query[0] * query[2], query[1], key[1], query[3], value[3]), query, window)
     lengths = packed_lengths(starts_q, starts_k)  # each sequence attends to itself alone
     return None if lengths is None else sum(
-        (count(Attention(query[-2], queries, keys, query[-1], value[-1]), query, window).times(number)
+        (count(AttentionWork(query[-2], queries, keys, query[-1], value[-1]), query, window).times(number)
          for (queries, keys), number in lengths.items()), FlopCount(0))
 
 
@@ -276,7 +276,8 @@ def multi_head_attention_flops(query: Spec, key: Spec, value: Spec, embed_dim: i
                                out: Any = None, **__: Any) -> FlopCount:
     """Projections of q, k, v and of the output ([.., embed] by [embed, embed]) and the attention between them."""
     projections = 2 * query.numel + key.numel + value.numel  # rows times embed_dim, each met by embed_dim columns
-    attention = Attention(prod(query[:-2]) * num_head, query[-2], key[-2], embed_dim // num_head, embed_dim // num_head)
+    width = embed_dim // num_head
+    attention = AttentionWork(prod(query[:-2]) * num_head, query[-2], key[-2], width, width)
     return multiply_adds(projections * embed_dim, query) + attention.forward(query)
 
 
@@ -292,16 +293,16 @@ def encoder_layer_flops(signature: Signature) -> FlopCount:
 
 # flex_attention, dense: its block mask is data
 register_flop_impl.add(torch.ops.higher_order.flex_attention,
-    lambda query, key, value, *_, **__: Attention.of(query, key, value).forward(query))
+    lambda query, key, value, *_, **__: AttentionWork.of(query, key, value).forward(query))
 register_flop_impl.add(torch.ops.higher_order.flex_attention_backward,
-    lambda query, key, value, *_, **__: Attention.of(query, key, value).backward(query))
+    lambda query, key, value, *_, **__: AttentionWork.of(query, key, value).backward(query))
 
 
 def compiled_flex_flops(signature: Signature) -> FlopCount | None:
     """Executed are the blocks that the mask does not hide whole."""
     named = signature.named_arguments()
     query, key, value = _find_tensors(named)
-    size, visited = Attention.of(query, key, value), named["visited"]
+    size, visited = AttentionWork.of(query, key, value), named["visited"]
     dense = _count_method(signature)(size, query, DENSE)
     pairs = max(1, size.batch_heads * size.queries * size.keys)
     return dense if visited is None else FlopCount(dense.flops, dense.macs, dense.flops * visited // pairs)

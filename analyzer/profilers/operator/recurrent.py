@@ -19,7 +19,7 @@ from analyzer.cuda.workspaces.recurrent import (
     GRU,
     KEPT,
     LSTM,
-    Layers,
+    RnnLayers,
     copied_bytes,
     missing_gradients,
 )
@@ -103,7 +103,7 @@ register_each("_thnn_fused_gru_cell_backward",
 _SMALL = ((384, 256), (384, 256), (192, 128), (192, 128))
 
 
-def is_persistent(named: Mapping[str, Any], layers: Layers, backward: bool) -> bool:
+def is_persistent(named: Mapping[str, Any], layers: RnnLayers, backward: bool) -> bool:
     """Whether one kernel runs all steps: get_algo on devices of compute capability 8.0 and more."""
     dtype, batch, units = named["input"].dtype, layers.batch, layers.hidden
     if layers.is_packed or layers.output != units or dtype is torch.float64:
@@ -120,7 +120,7 @@ class _Kernels:
 
     def __init__(self, signature: Signature, device: DeviceSpec) -> None:
         self.named, self.device, self.times = signature.named_arguments(), device, list[KernelTime | None]()
-        self.layers = layers = Layers.of_call(self.named)
+        self.layers = layers = RnnLayers.of_call(self.named)
         self.dtype, self.itemsize = name_of_dtype(self.named["input"]), self.named["input"].dtype.itemsize
         matrices = [w for w in self.named["weight"] if len(w) == 2]
         each = 2 + (layers.output != layers.hidden)

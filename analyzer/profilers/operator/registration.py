@@ -15,7 +15,7 @@ from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.meta.operator_info import other_rules, register_shape_impl
 from analyzer.meta.spec import Signature, TensorSpec, as_operator, check_operator
-from analyzer.registry import Call, Registry
+from analyzer.registry import Form, Registry
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class OperatorRegistry(Registry[Hashable, V]):
 
     _is_filled = False
 
-    def __init__(self, name: str, call: Call) -> None:
+    def __init__(self, name: str, call: Form) -> None:
         super().__init__(name, lambda key, caller: name_key(check_operator(key, caller, register_shape_impl)), call)
 
     def fill(self) -> None:
@@ -144,7 +144,7 @@ class OperatorRegistry(Registry[Hashable, V]):
 
 
 register_flop_impl: OperatorRegistry[Formula] = OperatorRegistry(
-    "register_flop_impl", Call("f(*args, out=..., **kwargs)", keywords=("out",)))
+    "register_flop_impl", Form("f(*args, out=..., **kwargs)", keywords=("out",)))
 """Register the FLOPs of an operator: a function of the call's own arguments, each tensor a `TensorSpec`, and ``out``.
 
 It returns FLOPs, a `FlopCount`, or None where data decides. The key is a ``torch.ops`` operator (one overload or all),
@@ -152,7 +152,7 @@ its name, what ``@torch.library.custom_op`` made, a Triton kernel, or a Python f
 InputError for another key, and a profile does for another result. An operator without a formula stands in
 `Profile.uncounted`, never as zero."""
 
-register_time_impl: OperatorRegistry[TimeRule] = OperatorRegistry("register_time_impl", Call("f(signature, device)", 2))
+register_time_impl: OperatorRegistry[TimeRule] = OperatorRegistry("register_time_impl", Form("f(signature, device)", 2))
 """Register the seconds of an operator's kernels: a function of the call's `Signature` and a `DeviceSpec` that returns a
 `KernelTime`, or None where it is not known. An operator without a rule takes the time of the bytes that it moves."""
 

@@ -21,7 +21,7 @@ from analyzer.replay.match import CAPTURES, Mismatch, watch_reads
 
 from .layout import Layout
 from .replayed_lap import LapSegment, Naming, Regions, ReplayedLap, renamed_node
-from .tape import KEPT, ORDERED, REFERENCE, STEP, Chain, Tape
+from .tape import KEPT, ORDERED, REFERENCE, STEP, RankChain, Tape
 from .update import LapKind, Stretch, insert, insert_specs, list_positions
 
 
@@ -211,7 +211,7 @@ class Extension:
         self.log.streams.write(call, action, stream, event)
 
 
-def run_some(recorder: Recorder, chain: Chain, live: Iterable[MetaStorage], run: Callable[[], None],
+def run_some(recorder: Recorder, chain: RankChain, live: Iterable[MetaStorage], run: Callable[[], None],
              stands_in: bool) -> tuple[Log, AddressSpace]:
     """The log of what ``run`` does as if all blocks ran, and the memory that it leaves; with gradients of blocks that
     are not run where something ``stands_in`` for them. Raises Mismatch where it cannot be told.

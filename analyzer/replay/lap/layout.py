@@ -13,7 +13,7 @@ from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import BORN, CALLED, DIED, OUTSIDE
 from analyzer.replay.match import Mismatch
 
-from .tape import LAP, ORDERED, REFERENCE, STEP, TAIL, Cut, Tape
+from .tape import LAP, ORDERED, REFERENCE, STEP, TAIL, LapCut, Tape
 from .update import (
     RELEASE,
     UPDATE,
@@ -97,13 +97,13 @@ class Layout:
         nodes = calls = expected = 0
         step = passed = -1
         gap: list[Any] | None = None  # what happened since the last block that was not run
-        for event in (*events, (LAP, Cut(0, len(self.log.node_slots), len(self.log.module_call_slots)))):
+        for event in (*events, (LAP, LapCut(0, len(self.log.node_slots), len(self.log.module_call_slots)))):
             if event[0] == STEP:
                 step, passed = event[1], -1
             if event[0] != LAP:
                 (current.events if gap is None else gap).append(event)
                 continue
-            cut: Cut = event[1]
+            cut: LapCut = event[1]
             if cut.block == 0:
                 passed, expected = passed + 1, 0
             if cut.block != expected:

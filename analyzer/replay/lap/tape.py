@@ -25,7 +25,7 @@ HEAD, TAIL = 4, 3  # blocks that are run before and behind those that are not
 REFERENCE = HEAD - 1  #: the last block before them, whose laps are played for each of them
 _FEWEST = 12  # of fewer, running all takes no longer than looking at what some do: docs/performance.md
 
-class Chain(NamedTuple):
+class RankChain(NamedTuple):
     """Blocks of one list, of which those between `HEAD` and `TAIL` are not run; ``unread`` are attributes of the
     reference (path, name) in which others differ, ``around`` the modules that the blocks are in.
     """
@@ -40,7 +40,7 @@ class Chain(NamedTuple):
         return range(HEAD, len(self.blocks) - TAIL)
 
 
-def find_chain(root: nn.Module) -> Chain:
+def find_chain(root: nn.Module) -> RankChain:
     """The longest list of blocks in ``root`` that are alike. Raises Mismatch where there is none."""
     walked = walk_modules(root)
     for _, module in walked:
@@ -58,17 +58,17 @@ def find_chain(root: nn.Module) -> Chain:
         compare_blocks(reference, outline(block), unread)
     paths = [path_of[id(block)] for block in longest]
     around = [module for path, module in walked if not path or paths[0].startswith(f"{path}.")]
-    return Chain(longest, paths, unread, around)
+    return RankChain(longest, paths, unread, around)
 
 
 STEP, LAP, ORDERED, KEPT = range(ENDED + 1, ENDED + 5)
-"""Events beside those of a step that is captured: STEP with its number, LAP with a `Cut`, ORDERED with what was asked
-of a stream, KEPT with the number of a library's workspace. Here BORN is with a number and bytes: a storage that is
-resized is born once more.
+"""Events beside those of a step that is captured: STEP with its number, LAP with a `LapCut`, ORDERED with what was
+asked of a stream, KEPT with the number of a library's workspace. Here BORN is with a number and bytes: a storage that
+is resized is born once more.
 """
 
 
-class Cut(NamedTuple):
+class LapCut(NamedTuple):
     """A block is called: its place in the chain, and how many nodes and calls of modules there were before."""
 
     block: int
@@ -85,7 +85,7 @@ class Tape:
     block has filled a slot, each with the slot: the others' are filled as it is.
     """
 
-    def __init__(self, recorder: Recorder, chain: Chain, stands_in: bool, filled: list[tuple[Any, int]]) -> None:
+    def __init__(self, recorder: Recorder, chain: RankChain, stands_in: bool, filled: list[tuple[Any, int]]) -> None:
         self.recorder, self.chain, self.stands_in, self.filled = recorder, chain, stands_in, filled
         self.states: dict[int, int] = {}
         self.returned: set[int] = set()  #: storages of what the modules around the blocks gave
@@ -162,7 +162,7 @@ class Tape:
         log, call = self.recorder.log, self.recorder.running_call()
         count = len(log.module_call_slots)
         is_own = call == count - 1 and call is not None
-        self.events.append((LAP, Cut(place, len(log.node_slots), count - is_own)))
+        self.events.append((LAP, LapCut(place, len(log.node_slots), count - is_own)))
         if place not in self.chain.skipped:
             self.filled.clear()  # the next to be filled is the reference block's, and no cache is kept for longer
             return NotImplemented

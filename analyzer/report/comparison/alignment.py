@@ -87,7 +87,7 @@ _Names = tuple[str, str]  # in the second and in the first profile
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AlignedPart:
     """Modules in the same place of alike modules; ``path`` is in the second profile where that has them."""
 
     path: str
@@ -110,7 +110,7 @@ class Part:
         return all(module.before is None for module in self.modules) or all(
             module.after is None for module in self.modules)
 
-    def split(self, alike: Alike) -> list[Part]:
+    def split(self, alike: Alike) -> list[AlignedPart]:
         """Its children by name; numbered ones that are ``alike`` together: blocks, or layers all of one class."""
         by_name: dict[_Names, list[AlignedModule]] = {}
         for module in self.modules:
@@ -123,7 +123,7 @@ class Part:
                      for i, path in enumerate((self.path, self.former_path))]
             modules = tuple([child for names in group for child in by_name[names]])
             is_removed = all(module.after is None for module in modules)
-            parts.append(Part(paths[1 if is_removed else 0], paths[1], modules))
+            parts.append(AlignedPart(paths[1 if is_removed else 0], paths[1], modules))
         return parts
 
 

@@ -16,7 +16,7 @@ from analyzer.results.info import ModuleInfo
 from analyzer.results.profile import ProfileData
 from analyzer.units import add_quantities
 
-from .alignment import AlignedModule, Part, align
+from .alignment import AlignedModule, AlignedPart, align
 
 _Read = Callable[[int, ModuleInfo], float | None]  # of a module, 0 of the first profile, 1 of the second
 
@@ -92,13 +92,13 @@ class Explainer:
     measure: Measure
     slack: float = 0.0
 
-    def list_whole(self, part: Part) -> Iterator[QuantityChange]:
+    def list_whole(self, part: AlignedPart) -> Iterator[QuantityChange]:
         """A row for the part as it is, if it changed."""
         values = self._read(part)
         if self._differs(values):
             yield self._make_row(part.title, part, values)
 
-    def explain(self, part: Part) -> Iterator[QuantityChange]:
+    def explain(self, part: AlignedPart) -> Iterator[QuantityChange]:
         """The deepest parts that changed: a module itself where all in it changed alike, or one profile has it."""
         values = self._read(part)
         if part.is_in_one:
@@ -117,7 +117,7 @@ class Explainer:
         if self._differs(own) and not any(None in found for found in below):
             yield self._make_row(join_path(part.path, OWN), part, own)
 
-    def _read(self, part: Part) -> Values:
+    def _read(self, part: AlignedPart) -> Values:
         return (add_quantities(self._read_one(0, module) for module in part.modules),
                 add_quantities(self._read_one(1, module) for module in part.modules))
 
@@ -162,7 +162,7 @@ class Explainer:
         # where nothing was before, all is new
         return not before or sum(abs(b - after / before * a) for a, b in known) <= _UNEVEN * abs(after - before)
 
-    def _make_row(self, title: str, part: Part, values: Values) -> QuantityChange:
+    def _make_row(self, title: str, part: AlignedPart, values: Values) -> QuantityChange:
         column = self.measure.column
         return QuantityChange(quantity=column.field, header=column.header, unit=column.unit, before=values[0],
                               after=values[1], category=self.measure.category, module=title, type=part.type,
@@ -177,7 +177,7 @@ def _is_close(first: float | None, second: float | None) -> bool:
 
 def explain(root: AlignedModule, measure: Measure) -> list[QuantityChange]:
     """The rows of one quantity, largest difference first. Where a profile knows it of no module, one row says so."""
-    whole = Part("", "", (root,))
+    whole = AlignedPart("", "", (root,))
     totals = [None if module is None else measure.read(side, module)
               for side, module in enumerate((root.before, root.after))]
     is_rounded = measure.column.unit == "seconds"
@@ -188,7 +188,7 @@ def explain(root: AlignedModule, measure: Measure) -> list[QuantityChange]:
     return sorted(explainer.explain(whole), key=lambda row: -abs(row.difference or 0))
 
 
-def list_structure(part: Part) -> Iterator[ModuleChange]:
+def list_structure(part: AlignedPart) -> Iterator[ModuleChange]:
     """Modules that were added, removed, renamed or replaced, alike ones together; nothing below those of one side."""
     first = part.modules[0]
     if part.is_in_one:
@@ -250,7 +250,7 @@ def compare(before: ProfileData, after: ProfileData, fail_if: Sequence[str] = ()
         before=before, after=after, settings=tuple(list_differences(after, before)), totals=totals,
         categories=tuple(sort_by(categories, lambda row: None if row.difference is None else abs(row.difference))),
         modules=tuple(sort_by(rows, lambda row: row.share)),
-        structure=() if root is None else tuple(list_structure(Part("", "", (root,)))),
+        structure=() if root is None else tuple(list_structure(AlignedPart("", "", (root,)))),
         conditions=tuple([_describe_condition(judge_limit(limit, after, before, ("before", "after")))
                           for limit in limits]))
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from analyzer.report.page.document import Headline, Part, columns_of, headline_part, write_page, write_table
+from analyzer.report.page.document import Headline, Panel, columns_of, headline_part, write_page, write_table
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
 from analyzer.report.page.part import thin_out
 from analyzer.report.summary import describe_run
@@ -75,20 +75,20 @@ def to_fragment(change: ProfileChange) -> str:
         fold("What was profiled", _write_runs(change)))
 
 
-def _list_parts(change: ProfileChange) -> Iterator[Part]:
+def _list_parts(change: ProfileChange) -> Iterator[Panel]:
     runs = f'<details class="run"><summary>What was profiled</summary><p>{_write_runs(change)}</p></details>'
     yield headline_part(_find_headline(change), more=runs)
     tables = "".join([f"{write_table(*table)}<br>" for table in _list_tables(change)])
-    yield Part("text", "Figures", lead=tables + _write_unchanged(change), has_chart=False)
+    yield Panel("text", "Figures", lead=tables + _write_unchanged(change), has_chart=False)
     if (memory := describe_both(change.before, change.after)) is not None:
-        yield Part("memory_change", "Memory over both steps", memory)
+        yield Panel("memory_change", "Memory over both steps", memory)
     if change.modules or change.structure:
         quantities = list(_list_quantities(change.modules))
         built = "".join([f"<li>{_text(kind)}: {_text(', '.join(said))}</li>"
                          for kind, said in words.list_structure_lines(change.structure, 20)])
-        yield Part("module_change", "Modules", {"quantities": quantities}, lead=f"<ul>{built}</ul>" if built else "",
-                   has_chart=bool(quantities))
-    yield Part("text", "As text", lead=f"<pre>{_text(change.render())}</pre>", has_chart=False)
+        yield Panel("module_change", "Modules", {"quantities": quantities}, lead=f"<ul>{built}</ul>" if built else "",
+                    has_chart=bool(quantities))
+    yield Panel("text", "As text", lead=f"<pre>{_text(change.render())}</pre>", has_chart=False)
 
 
 def _list_quantities(rows: Iterable[QuantityChange]) -> Iterator[dict[str, Any]]:

@@ -39,7 +39,7 @@ _ASSETS = resources.files(__package__) / "assets"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Panel:
     """A part of a page: ``assets/<kind>.js`` draws its ``data``, which are JSON, into a section under its title.
 
     ``lead`` is HTML, made by the caller and escaped there, which stands there without any script. Of parts with a
@@ -54,20 +54,20 @@ class Part:
     group: str = ""
 
 
-def choice_part(title: str, groups: Sequence[str], note: str = "") -> Part:
+def choice_part(title: str, groups: Sequence[str], note: str = "") -> Panel:
     """A part that chooses which group of parts is in sight."""
-    return Part("choice", title, {"groups": list(groups), "note": note}, has_chart=False)
+    return Panel("choice", title, {"groups": list(groups), "note": note}, has_chart=False)
 
 
-def summary_part(text: str) -> Part:
+def summary_part(text: str) -> Panel:
     """A part with what a record prints."""
-    return Part("text", "Summary as text", lead=f"<pre>{escape(text)}</pre>", has_chart=False)
+    return Panel("text", "Summary as text", lead=f"<pre>{escape(text)}</pre>", has_chart=False)
 
 
-def build_page(title: str, parts: Sequence[Part]) -> str:
+def build_page(title: str, parts: Sequence[Panel]) -> str:
     """The whole page as text. Raises MissingExtraError where a part has a chart and plotly is not installed.
 
-    >>> page = build_page("<Net>", [Part("text", "Peak", lead="<p>3 B</p>", has_chart=False)])
+    >>> page = build_page("<Net>", [Panel("text", "Peak", lead="<p>3 B</p>", has_chart=False)])
     >>> "<title>&lt;Net&gt;</title>" in page, "<p>3 B</p>" in page
     (True, True)
     """
@@ -101,7 +101,7 @@ def check_page(path: str | Path | None) -> None:
     check_charts(path)
 
 
-def write_page(title: str, parts: Sequence[Part], path: str | Path | None) -> str:
+def write_page(title: str, parts: Sequence[Panel], path: str | Path | None) -> str:
     """`build_page`, also written to ``path`` if one is given. Raises OutputError where no file can be written there."""
     check_output(path)
     page = build_page(title, parts)
@@ -119,7 +119,7 @@ def pack(data: object) -> str:
 def unpack(page: str) -> list[dict[str, Any]]:
     """The data of the parts of a page, as its scripts read them.
 
-    >>> unpack(build_page("Net", [Part("text", "Peak", {"bytes": 3}, has_chart=False)]))[0]["data"]
+    >>> unpack(build_page("Net", [Panel("text", "Peak", {"bytes": 3}, has_chart=False)]))[0]["data"]
     {'bytes': 3}
     """
     packed = page.partition('<script id="data" type="application/gzip+base64">')[2].partition("<")[0]
@@ -133,14 +133,14 @@ def columns_of(rows: Iterable[object], names: Iterable[str]) -> dict[str, list[A
     return {name: [getattr(row, name) for row in all_rows] for name in names}
 
 
-def _section(part: Part, i: int, is_hidden: bool) -> str:
+def _section(part: Panel, i: int, is_hidden: bool) -> str:
     heading = f"<h2>{escape(part.title)}</h2>" if part.title else ""
     group = f' data-group="{escape(part.group)}"{" hidden" if is_hidden else ""}' if part.group else ""
     return (f'<section id="part-{i}" class="part {escape(part.kind)}" aria-label="{escape(part.title or "Verdict")}"'
             f'{group}>{heading}{part.lead}<div class="body"></div></section>')
 
 
-def _contents(parts: Sequence[Part]) -> str:
+def _contents(parts: Sequence[Panel]) -> str:
     return " ".join(f'<a href="#part-{i}">{escape(part.title)}</a>' for i, part in enumerate(parts)
                     if part.title and not part.group)
 
@@ -188,12 +188,12 @@ def capitalize_first(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def headline_part(headline: Headline, tiles: Iterable[Tile] = (), more: str = "") -> Part:
+def headline_part(headline: Headline, tiles: Iterable[Tile] = (), more: str = "") -> Panel:
     """The part with which a page begins; ``more`` is HTML that stands below the figures."""
     said = "".join([f'<p class="said">{escape(line)}</p>' for line in headline.said])
     cells = "".join([_write_tile(tile) for tile in tiles])
-    return Part("verdict", "", lead=f'<p class="headline {headline.state}">{escape(headline.title)}</p>{said}'
-                f'<dl class="tiles">{cells}</dl>{more}', has_chart=False)
+    return Panel("verdict", "", lead=f'<p class="headline {headline.state}">{escape(headline.title)}</p>{said}'
+                 f'<dl class="tiles">{cells}</dl>{more}', has_chart=False)
 
 
 def _write_tile(tile: Tile) -> str:

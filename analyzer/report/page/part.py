@@ -160,7 +160,7 @@ def sort_categories(names: Iterable[str]) -> list[str]:
     return sorted(set(names), key=lambda name: (places.get(name, len(places)), name))
 
 
-class Block(NamedTuple):
+class HeldBlock(NamedTuple):
     """Memory that one holder has from moment ``born`` until before moment ``freed``."""
 
     holder: int
@@ -198,7 +198,7 @@ def describe_memory(profile: ProfileData) -> dict[str, Any] | None:
         "categories": categories,
         "holders": {"label": [label for label, _ in holders], "module": paths,
                     "category": [categories.index(category) for _, category in holders]},
-        "blocks": {name: [getattr(block, name) for block in blocks] for name in Block._fields},
+        "blocks": {name: [getattr(block, name) for block in blocks] for name in HeldBlock._fields},
         "thinned": len(profile.timeline) - len(points)}
 
 
@@ -208,7 +208,7 @@ def shown_device(profile: ProfileData) -> int:
 
 
 def find_blocks(points: Sequence[TimelinePoint], events: Sequence[MemoryEvent],
-                device: int = 0) -> tuple[list[Block], list[tuple[str, str]]]:
+                device: int = 0) -> tuple[list[HeldBlock], list[tuple[str, str]]]:
     """Blocks of a device in terms of moments, and their holders (label and category); what lives in no moment is left
     out.
     """
@@ -225,7 +225,7 @@ def find_blocks(points: Sequence[TimelinePoint], events: Sequence[MemoryEvent],
             label = "optimizer states" if event.category == "optimizer state" else event.label
             holder = holders.setdefault((label, event.category), len(holders))
             merged[holder, born, freed] = merged.get((holder, born, freed), 0) + event.bytes
-    blocks = [Block(holder, nbytes, born, freed) for (holder, born, freed), nbytes in merged.items()]
+    blocks = [HeldBlock(holder, nbytes, born, freed) for (holder, born, freed), nbytes in merged.items()]
     return blocks, list(holders)
 
 

@@ -18,7 +18,7 @@ from analyzer.results.profile import ProfileData
 from analyzer.results.view import register_exporter
 
 from . import part
-from .document import Headline, Part, Tile, headline_part, write_page, write_table
+from .document import Headline, Panel, Tile, headline_part, write_page, write_table
 
 
 def find_headline(profile: ProfileData) -> Headline:
@@ -106,7 +106,7 @@ def to_html(profile: ProfileData, path: str | Path | None = None) -> str:
     return write_page(describe_run(profile)[0], list(list_parts(profile)), path)
 
 
-def list_parts(profile: ProfileData) -> Iterator[Part]:
+def list_parts(profile: ProfileData) -> Iterator[Panel]:
     """The parts of the page of a profile; those of which it knows nothing are left out."""
     _, *run = describe_run(profile)
     asked = "" if profile.made_by is None else f"<p>Asked by <code>{escape(str(profile.made_by))}</code></p>"
@@ -114,17 +114,17 @@ def list_parts(profile: ProfileData) -> Iterator[Part]:
         find_headline(profile), list_tiles(profile), '<details class="run"><summary>What was run</summary>'
         f'<p>{"<br>".join(map(escape, run))}</p>{asked}</details>')
     if (memory := part.describe_memory(profile)) is not None:
-        yield Part("memory", f"Memory over the step{_name_fullest(profile)}", memory)
+        yield Panel("memory", f"Memory over the step{_name_fullest(profile)}", memory)
     if profile.devices:
         tables = [write_table(DEVICE_HEADERS, list(list_device_rows(profile))),
                   *([write_table(COPY_HEADERS, list(list_copy_rows(profile)))] if profile.copies else [])]
-        yield Part("devices", "Devices", lead="".join(tables), has_chart=False)
+        yield Panel("devices", "Devices", lead="".join(tables), has_chart=False)
     if phases := write_phases(profile):
-        yield Part("phases", "Phases", lead=phases, has_chart=False)
+        yield Panel("phases", "Phases", lead=phases, has_chart=False)
     for kind, title, describe in _PARTS:
         if (data := describe(profile)) is not None:
-            yield Part(kind, title, data, has_chart=kind != "nodes")
+            yield Panel(kind, title, data, has_chart=kind != "nodes")
     assumed = "".join(f"<li>{escape(line)}</li>" for line in profile.assumptions)
     taken = f"<h3>Taken for granted</h3><ul>{assumed}</ul>" if assumed else ""
-    yield Part("text", "Summary as text", has_chart=False, lead=(
+    yield Panel("text", "Summary as text", has_chart=False, lead=(
         f"{taken}<details><summary>All totals</summary><pre>{escape(summarize(profile))}</pre></details>"))

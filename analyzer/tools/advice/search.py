@@ -19,7 +19,7 @@ from analyzer.hardware import DeviceSpec, find_device
 from analyzer.recipe import Recipe
 from analyzer.record.progress import progress_part
 from analyzer.report.verdict import describe_step
-from analyzer.results.verdict import Advice, Option
+from analyzer.results.verdict import Advice, AdviceOption
 from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, model_errors, read_recipe
 from analyzer.zoo.target import load_target
 
@@ -68,7 +68,7 @@ def advise(model: nn.Module | Callable[[], nn.Module], args: tuple[Any, ...] | A
     base = Variant(recipe, autocast)
     found = trial.run(base) if baseline is None else baseline
     trial.batch = found.batch_size
-    search = _Search(trial, base, found)
+    search = _ChangeSearch(trial, base, found)
     trial.times_all = not quick
     if quick:
         search.run_quickly()
@@ -78,18 +78,18 @@ def advise(model: nn.Module | Callable[[], nn.Module], args: tuple[Any, ...] | A
                   tuple(search.options), tuple(search.skipped), found.assumptions)
 
 
-class _Search:
+class _ChangeSearch:
     def __init__(self, trial: Trial, base: Variant, found: Profile) -> None:
         self.trial, self.base, self.found = trial, base, found
         self.baseline = trial.describe(base, found)
         self.changes = list(list_changes(found, base, trial.build(base.recipe), trial.spec))
-        self.alone: dict[Change, Option] = {}
-        self.combined: dict[frozenset[Change], Option] = {}
+        self.alone: dict[Change, AdviceOption] = {}
+        self.combined: dict[frozenset[Change], AdviceOption] = {}
         self.skipped: list[tuple[str, str]] = [] if found.batch_size is not None else [
             ("smaller batches", "how many samples the inputs are is not known")]
 
     @property
-    def options(self) -> list[Option]:
+    def options(self) -> list[AdviceOption]:
         """Each change alone, and the combinations that fit; where nothing fits, the one that needs the least."""
         found = [*self.alone.values(), *(option for option in self.combined.values() if option.fits)]
         if not any(option.fits for option in found) and self.combined:
@@ -212,7 +212,7 @@ class _Search:
                 changes = fewer
         return changes
 
-    def _try(self, changes: Sequence[Change]) -> Option | None:
+    def _try(self, changes: Sequence[Change]) -> AdviceOption | None:
         variant = self.base.make(changes)
         try:
             return self.trial.describe(variant, self.trial.run(variant))
@@ -248,7 +248,7 @@ def _describe(error: Exception) -> str:
     return text if isinstance(error, AnalyzerError) else f"the model fails: {type(error).__name__}: {text}"
 
 
-def _rank(option: Option) -> tuple[Any, ...]:
+def _rank(option: AdviceOption) -> tuple[Any, ...]:
     """What fits first, of that what keeps the result, of that the fastest."""
     unknown = option.step_seconds is None
     return (not option.fits, not option.keeps_result if option.fits else False,

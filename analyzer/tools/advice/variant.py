@@ -21,7 +21,7 @@ from analyzer.meta.structure import children, holds_tensor, replace_tensors, ten
 from analyzer.recipe import LoraSpec, Recipe
 from analyzer.record.eager import casting
 from analyzer.report.verdict import judge
-from analyzer.results.verdict import Option
+from analyzer.results.verdict import AdviceOption
 from analyzer.tools.solver.plan import Plan
 from analyzer.tools.solver.recorded_step import find_optimizer_bytes
 from analyzer.tools.solver.solve import Planner
@@ -230,15 +230,15 @@ class Trial:
         return profile(model, args, kwargs, device=self.spec, autocast=variant.autocast,
                        **{**self.options, **step})
 
-    def describe(self, variant: Variant, found: Profile) -> Option:
+    def describe(self, variant: Variant, found: Profile) -> AdviceOption:
         verdict = judge(found, self.spec, is_brief=True)
         assert verdict is not None  # the profile has a device
         flags = [change.flag for change in variant.changes]
-        return Option(tuple([change.name for change in variant.changes]), verdict.fits, verdict.needed_bytes,
-                      found.peak_allocated_bytes,
-                      self._count_seconds(variant, found) if verdict.fits or self.times_all else None,
-                      all(change.keeps_result for change in variant.changes),
-                      " ".join(flags) if all(flags) else "")
+        return AdviceOption(tuple([change.name for change in variant.changes]), verdict.fits, verdict.needed_bytes,
+                            found.peak_allocated_bytes,
+                            self._count_seconds(variant, found) if verdict.fits or self.times_all else None,
+                            all(change.keeps_result for change in variant.changes),
+                            " ".join(flags) if all(flags) else "")
 
     def _count_seconds(self, variant: Variant, found: Profile) -> float | None:
         if variant.recipe.optimizer == "adamw_offloaded":

@@ -86,7 +86,7 @@ def read_pipeline(config: str | Path | Mapping[str, Any], batch: int = 1, *, hei
     diffusers = import_extra("diffusers", f"{PREFIX}{said}", "diffusion")
     fields = config if isinstance(config, Mapping) else _read_config(said)
     with telling(f"{PREFIX}{said}: {fields['_class_name']}"):
-        return _Reader(diffusers, said, dict(fields), batch, dtype).read(height, width, frames, steps, guidance)
+        return _PipelineReader(diffusers, said, dict(fields), batch, dtype).read(height, width, frames, steps, guidance)
 
 
 _WAY_OUT = ("give whole configs (a folder with model_index.json and each component's config.json), or call "
@@ -137,7 +137,7 @@ def _read_config(text: str) -> Mapping[str, Any]:
     return found
 
 
-class _Decoder(nn.Module):
+class _ImageDecoder(nn.Module):
     """An autoencoder of which a pipeline calls the decoder; its encoder lies on the device too."""
 
     def __init__(self, vae: Any) -> None:
@@ -148,7 +148,7 @@ class _Decoder(nn.Module):
         return self.vae.decode(latents, return_dict=False)[0]
 
 
-class _Reader:
+class _PipelineReader:
     """Reads one pipeline's components."""
 
     def __init__(self, diffusers: Any, said: str, fields: dict[str, Any], batch: int, dtype: torch.dtype) -> None:
@@ -254,7 +254,7 @@ class _Reader:
             self.assumptions.append("videos are decoded one after the other (enable_slicing)")
         latents = torch.empty((batch, channels, *deep, self.height // space, self.width // space),
                               dtype=self.dtype, device="meta")
-        return Component("decoder", _Decoder(self.vae), (latents,), {}, calls)
+        return Component("decoder", _ImageDecoder(self.vae), (latents,), {}, calls)
 
     # --- sizes ---
 

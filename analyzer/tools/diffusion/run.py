@@ -28,7 +28,7 @@ from analyzer.zoo.command_option import model_errors, read_recipe
 
 from .diffusion_profile import DiffusionPart, DiffusionProfile
 from .pipeline import Component, Pipeline, read_pipeline, telling
-from .sharing import Attention, Degrees, find_attentions, share
+from .sharing import Attended, Degrees, find_attentions, share
 
 _FLASH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _FASTER = 1e4  # than the device: its kernels then end before the host has launched the next one
@@ -68,14 +68,14 @@ class Runs(NamedTuple):
 
     parts: tuple[DiffusionPart, ...]
     chosen: str
-    attentions: tuple[Attention, ...] = ()
+    attentions: tuple[Attended, ...] = ()
     host_seconds: float | None = None
 
 
 def run_components(pipeline: Pipeline, device: DeviceSpec, attention: str, shares: bool) -> Runs:
     """``shares``: whether several devices will share the denoiser's tokens."""
     parts: list[DiffusionPart] = []
-    attentions: list[Attention] = []
+    attentions: list[Attended] = []
     with nullcontext() if attention == "sdpa" else sdpa_kernel(_FLASH, set_priority=True):
         for component in pipeline.components:
             is_shared = shares and component is pipeline.denoiser

@@ -36,7 +36,7 @@ class Degrees(NamedTuple):
         return self.ring * self.ulysses
 
 
-class Attention(NamedTuple):
+class Attended(NamedTuple):
     """An attention of which a call of the denoiser runs ``calls``; ``width``: of a head. ``keys`` are ``tokens`` where
     these look at themselves, else those of a text.
     """
@@ -50,7 +50,7 @@ class Attention(NamedTuple):
     calls: int
 
 
-def find_attentions(into: list[Attention], tokens: int) -> Callable[[Log], Annotation]:
+def find_attentions(into: list[Attended], tokens: int) -> Callable[[Log], Annotation]:
     """A profiler that adds those of at least so many tokens."""
     def profiler(log: Log) -> Annotation:
         found = Counter[tuple[TensorSpec, int]]()
@@ -62,7 +62,7 @@ def find_attentions(into: list[Attention], tokens: int) -> Callable[[Log], Annot
                     found[query, key[2]] += tally.number
         for (query, keys), calls in found.items():
             rows, heads, length, width = query
-            into.append(Attention(rows, heads, length, keys, width, query.dtype, calls))
+            into.append(Attended(rows, heads, length, keys, width, query.dtype, calls))
         return Annotation()
 
     return profiler
@@ -104,7 +104,7 @@ def _time_module(kind: type[nn.Module], arguments: tuple[int, ...], shapes: tupl
     return bound_seconds(found.phases["forward"])
 
 
-def share(name: str, part: DiffusionPart, attentions: tuple[Attention, ...], tokens: int | None, host_seconds: float,
+def share(name: str, part: DiffusionPart, attentions: tuple[Attended, ...], tokens: int | None, host_seconds: float,
           device: DeviceSpec, degrees: Degrees, constants: Mapping[str, float]) -> tuple[DiffusionPart, float]:
     """A call of the denoiser on one of the devices, and what its host takes. ``host_seconds``: on one device alone.
 

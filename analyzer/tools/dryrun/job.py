@@ -41,7 +41,7 @@ _LOG_LINES = 40  # of what a rank that died printed
 
 
 @dataclass(frozen=True)
-class RankJob:
+class ScriptRank:
     """A script, and the rank as which it is to run."""
 
     script: Path
@@ -66,7 +66,7 @@ class RankResult:
 class RankProcess:
     """A process that runs a job; ``shows`` its output, which else is kept for the case that it dies."""
 
-    def __init__(self, job: RankJob, *, shows: bool) -> None:
+    def __init__(self, job: ScriptRank, *, shows: bool) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="analyzer-rank-")
         self._path = Path(self._folder.name)
         (self._path / "job.pickle").write_bytes(pickle.dumps(job))
@@ -98,7 +98,7 @@ class RankProcess:
 
 def run_job(folder: str) -> None:
     torch.set_num_threads(1)  # nothing is computed; the cores belong to the other ranks
-    job: RankJob = pickle.loads((Path(folder) / "job.pickle").read_bytes())  # nosec B301 # as above
+    job: ScriptRank = pickle.loads((Path(folder) / "job.pickle").read_bytes())  # nosec B301 # as above
     with mail_kept() as mail:
         mail.update(job.mail)
         run = dry_run(job.script, job.arguments, device=job.device, steps=job.steps, world=World(job.world))
@@ -136,7 +136,7 @@ def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: in
     """
     path = check_script(script, steps).absolute()
     spec = WorldSpec.of(size, 0, devices_per_host, cluster)
-    job = RankJob(path, tuple(arguments), spec, find_device(device), steps)
+    job = ScriptRank(path, tuple(arguments), spec, find_device(device), steps)
     if ranks is not None:
         reasons = dict.fromkeys([replace(spec, rank=rank).rank for rank in ranks], ASKED)
         if not reasons:
@@ -158,7 +158,7 @@ def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: in
     return JobDryRun(RankTable(size, rows, assumptions=(*failed, ran), profiles=taken), results)
 
 
-def _run_chosen(job: RankJob) -> tuple[dict[int, str], dict[int, RankResult]]:
+def _run_chosen(job: ScriptRank) -> tuple[dict[int, str], dict[int, RankResult]]:
     size = job.world.size
     reasons = {0: FIRST}
     results = _run(job, [0], {}, 0)
@@ -193,7 +193,7 @@ def figures(profile: Profile) -> object:
     return replace(describe_rank(profile, 0, (0,), ""), step_seconds=None), profile.out_of_memory
 
 
-def _run(job: RankJob, ranks: Sequence[int], mail: Mapping[int, object], shown: int | None) -> dict[int, RankResult]:
+def _run(job: ScriptRank, ranks: Sequence[int], mail: Mapping[int, object], shown: int | None) -> dict[int, RankResult]:
     """The results of ranks, as many at once as there are cores; in turn where stages leave each other mail."""
     results: dict[int, RankResult] = {}
     letters = dict(mail)

@@ -22,7 +22,7 @@ _POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions?|position_embeddings?)$")
 _CACHE_DEPTH = 6  # of objects and containers around the tensors of a cache
 
 
-class Decoder:
+class TokenDecoder:
     """Reads tokens without keeping anything: every pass reads all tokens again."""
 
     cache_kind = "none"
@@ -51,7 +51,7 @@ class Decoder:
         return None
 
 
-class CachedDecoder(Decoder):
+class CachedDecoder(TokenDecoder):
     """A model of this package, which takes its own cache."""
 
     def __init__(self, model: nn.Module, cache: str, tokens: int) -> None:
@@ -68,7 +68,7 @@ class CachedDecoder(Decoder):
             layer.extend(*(x.new_empty((*x.shape[:2], count, x.shape[3])) for x in (layer.keys, layer.values)))
 
 
-class TransformersDecoder(Decoder):
+class TransformersDecoder(TokenDecoder):
     """A model of transformers, called as its ``generate()`` calls it when it decodes greedily and nothing is padded."""
 
     def __init__(self, model: Any, cache: str, tokens: int) -> None:
@@ -134,7 +134,7 @@ class EncoderDecoder(TransformersDecoder):
         return find_logits(output)
 
 
-def make_decoder(model: nn.Module, form: CacheForm, prompt_tokens: int, new_tokens: int) -> Decoder:
+def make_decoder(model: nn.Module, form: CacheForm, prompt_tokens: int, new_tokens: int) -> TokenDecoder:
     """What reads tokens with ``model`` over a cache of that form. Raises InputError for a model that cannot."""
     is_theirs, config = is_of_transformers(model), getattr(model, "config", None)
     if form.is_stored and not is_theirs:
@@ -154,7 +154,7 @@ def make_decoder(model: nn.Module, form: CacheForm, prompt_tokens: int, new_toke
         return TransformersDecoder(model, form.kind, prompt_tokens + new_tokens)
     if "cache" in inspect.signature(model.forward).parameters:
         return CachedDecoder(model, form.kind, prompt_tokens + new_tokens)
-    return Decoder(model)
+    return TokenDecoder(model)
 
 
 def prompt_shape(model: Any, prompt_tokens: int) -> tuple[tuple[int, ...], torch.dtype]:

@@ -30,7 +30,7 @@ from analyzer.results.verdict import Verdict
 from analyzer.zoo.command_option import find_autocast, model_errors, read_recipe
 from analyzer.zoo.target import load_target
 
-from .decoder import Decoder, kept_bytes, make_decoder, prompt_shape
+from .decoder import TokenDecoder, kept_bytes, make_decoder, prompt_shape
 from .generation_profile import GenerationProfile, GenerationStep, fill_in, spread
 from .serving import ServingPoint, fill_costs, max_sequences, run_pass, serving_table, sweep_sequences, tell_which_fit
 from .stored_cache import BLOCK_SIZE, CacheForm
@@ -170,7 +170,7 @@ class _Generation:
         beside = {index for bend in bends for index in range(bend - 1, bend + 3) if 0 < index < last}
         return sorted({0, *(1 + i for i in spread(last, max(2, samples))), *beside})
 
-    def _pass(self, recorder: Recorder, decoder: Decoder, tokens: Tensor, step: int, index: int) -> Tensor:
+    def _pass(self, recorder: Recorder, decoder: TokenDecoder, tokens: Tensor, step: int, index: int) -> Tensor:
         """One pass, and the choice of the next token, (batch, 1)."""
         chosen = run_pass(self.session, recorder, decoder, tokens, step)
         context = self.prompt_tokens + index

@@ -26,13 +26,13 @@ from analyzer.results.timeline import describe_shortage
 from analyzer.results.tree import ModulePaths
 from analyzer.results.verdict import Verdict
 
-from .decoder import Decoder, StoredDecoder, check_positions, is_of_transformers, kept_bytes, tensors_kept
+from .decoder import StoredDecoder, TokenDecoder, check_positions, is_of_transformers, kept_bytes, tensors_kept
 from .stored_cache import BLOCK_SIZE, CacheForm
 
 Pass = TypeVar("Pass")
 
 
-def run_pass(session: Session, recorder: Recorder, decoder: Decoder, tokens: Tensor, step: int) -> Tensor:
+def run_pass(session: Session, recorder: Recorder, decoder: TokenDecoder, tokens: Tensor, step: int) -> Tensor:
     """One pass over ``tokens``, a step of the log, and the choice of the next ones, (batch, 1): the largest of the last
     logits in float32.
     """
@@ -349,13 +349,13 @@ def max_sequences(model: nn.Module | Callable[[], nn.Module], context_tokens: in
             raise InputError(f"max_sequences(): the memory of {spec.name!r} is not known; give "
                              "options=ProfileOptions(capacity_bytes=...)")
         capacity = int(memory_share * spec.memory_bytes) - sum(unseen.bytes or 0 for unseen in list_unseen(spec))
-    search = _Search(server, capacity, at_most)
+    search = _CapacitySearch(server, capacity, at_most)
     search.close()
     return MaxSequences(search.low, context_tokens, spec.name, capacity, search.points.get(search.low),
                         search.points.get(search.high or 0), search.tried)
 
 
-class _Search:
+class _CapacitySearch:
     """Follows the line of what is reserved to the capacity, and keeps the answer in a bracket."""
 
     def __init__(self, server: Server, capacity: int, at_most: int | None) -> None:

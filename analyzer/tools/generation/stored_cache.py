@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from analyzer.errors import InputError, is_count
 from analyzer.meta.operator_info import register_shape_impl
 from analyzer.profilers.flop_registry import FlopCount, register_flop_impl
-from analyzer.profilers.operator.attention import Attention, Window
+from analyzer.profilers.operator.attention import AttentionWork, Window
 
 CACHES = ("dynamic", "static", "paged")
 BLOCK_SIZE = 16  # tokens of a page, vLLM's default (vllm/config/cache.py)
@@ -159,7 +159,7 @@ keys with positions (batch, tokens, 1, rotated channels), both wider by scales w
 def _flops(query: Any, keys: Any, values: Any, window: int, scales: int, out: Any) -> FlopCount:
     """The two products, dense, and what the mask leaves as executed. A single token sees all that it is given."""
     seen = Window() if query[1] == 1 else Window(left=window - 1 if window else None, right=0, bottom_right=True)
-    return Attention(query[0] * query[2], query[1], keys[1], query[3], out[3]).forward(query, seen)
+    return AttentionWork(query[0] * query[2], query[1], keys[1], query[3], out[3]).forward(query, seen)
 
 
 register_shape_impl(cached_attention, lambda query, keys, values, window, scales: query.new_empty(

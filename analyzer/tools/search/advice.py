@@ -7,13 +7,13 @@ from typing import Any
 
 from analyzer.units import format_bytes
 
-from .compose import Step
-from .result import Change
+from .compose import JobStep
+from .result import LayoutChange
 
 _Searcher = Any  # `search.Searcher`, whose file imports this one
 
 
-def list_changes(searcher: _Searcher) -> tuple[Change, ...]:
+def list_changes(searcher: _Searcher) -> tuple[LayoutChange, ...]:
     """What would make the best step faster for each token, the most first."""
     best = searcher.best
     if best is None:
@@ -36,17 +36,17 @@ def list_changes(searcher: _Searcher) -> tuple[Change, ...]:
         step = searcher.steps.pop(layout, None)
         if step is not None and searcher.fits(step):
             gain = (best.step_seconds / lay.global_batch) / (step.step_seconds / layout.global_batch)
-            found.append(Change(name, gain, layout))
+            found.append(LayoutChange(name, gain, layout))
     short = [step for step in searcher.steps.values() if not searcher.fits(step)]
     faster = min(short, key=lambda step: step.step_seconds, default=None)
     if faster is not None and searcher.capacity is not None and faster.step_seconds < best.step_seconds:
         more = format_bytes(faster.needed_bytes - searcher.capacity)
         gain = best.step_seconds / faster.step_seconds
-        found.append(Change(f"{more} more memory of each device", gain, faster.layout))
+        found.append(LayoutChange(f"{more} more memory of each device", gain, faster.layout))
     return tuple(sorted([change for change in found if round(change.gain, 2) > 1], key=lambda c: -c.gain)[:3])
 
 
-def list_neighbors(searcher: _Searcher) -> tuple[tuple[int, Step | None], ...]:
+def list_neighbors(searcher: _Searcher) -> tuple[tuple[int, JobStep | None], ...]:
     """The best step of half and of twice as many devices, for as many samples; None where none fits."""
     found, progress = [], searcher._progress
 
@@ -66,7 +66,7 @@ def list_neighbors(searcher: _Searcher) -> tuple[tuple[int, Step | None], ...]:
     return tuple(found)
 
 
-def list_assumptions(searcher: _Searcher, best: Sequence[Step]) -> tuple[str, ...]:
+def list_assumptions(searcher: _Searcher, best: Sequence[JobStep]) -> tuple[str, ...]:
     facts, found = searcher.facts, []
     # as docs/search.md measures them
     if any(step.layout.virtual > 1 for step in best):

@@ -11,7 +11,7 @@ from .compose import HALF, ModelSizes, list_parts, list_stages, most_in_flight, 
 from .figures import Figures
 from .layout import Layout
 from .probe import Probe, bare_probe
-from .stage import Part
+from .stage import Piece
 
 _ADAM = ("adam", "adamw", "adamw_fused")
 _FLOAT = 4  # bytes
@@ -41,16 +41,16 @@ def does_more(layout: Layout, other: Layout) -> bool:
 def list_bare(layout: Layout, sizes: ModelSizes) -> dict[str, Probe]:
     """The bare probes from which a layout's bounds follow."""
     if not sizes.blocks:
-        return {"whole": bare_probe(layout, Part(0))}
+        return {"whole": bare_probe(layout, Piece(0))}
     if not sizes.has_ends:
-        return {"one": bare_probe(layout, Part(1)), "two": bare_probe(layout, Part(2))}
+        return {"one": bare_probe(layout, Piece(1)), "two": bare_probe(layout, Piece(2))}
     plain = replace(layout, checkpointing="none")  # the ends have no part in it
-    return {"one": bare_probe(layout, Part(1, False, False)), "two": bare_probe(layout, Part(2, False, False)),
-            "plain": bare_probe(plain, Part(1, False, False)), "first": bare_probe(plain, Part(1, True, False)),
-            "last": bare_probe(plain, Part(1, False, True))}
+    return {"one": bare_probe(layout, Piece(1, False, False)), "two": bare_probe(layout, Piece(2, False, False)),
+            "plain": bare_probe(plain, Piece(1, False, False)), "first": bare_probe(plain, Piece(1, True, False)),
+            "last": bare_probe(plain, Piece(1, False, True))}
 
 
-def least_state_bytes(layout: Layout, sizes: ModelSizes, part: Part) -> tuple[float, float]:
+def least_state_bytes(layout: Layout, sizes: ModelSizes, part: Piece) -> tuple[float, float]:
     """Bytes of parameters and states that a rank holds of a part, and of its gradients, all on the device."""
     if layout.offload:
         return 0.0, 0.0
@@ -80,7 +80,7 @@ def least_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures] |
     return most
 
 
-def _least_saved_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures], held: Sequence[Part],
+def _least_saved_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures], held: Sequence[Piece],
                        in_flight: float) -> float:
     """What a rank that holds some parts saves of its micro-batches in flight, with what is gathered for both passes."""
     block = max(0.0, _grow(bare, "kept_bytes") - _grow(bare, "param_bytes"))
@@ -94,7 +94,7 @@ def _least_saved_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Fig
 
 def _least_head_bytes(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures]) -> float:
     """What the head and the loss need beside a block, their parameters and the gradients of these."""
-    head = 2 * sizes.held(Part(0, not sizes.has_ends, True), layout.tensor) * HALF
+    head = 2 * sizes.held(Piece(0, not sizes.has_ends, True), layout.tensor) * HALF
     if sizes.has_ends:
         return max(0.0, bare["last"]["pass_peak_bytes"] - bare["plain"]["kept_bytes"] - head)
     return max(0.0, bare["one"]["pass_peak_bytes"] - _grow(bare, "kept_bytes") - head)
@@ -126,7 +126,7 @@ def least_seconds(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures]
                for stages, fill in zip(list_stages(layout), fills))
 
 
-def _least_costs(parts: Sequence[Part], sizes: ModelSizes, bare: Mapping[str, Figures],
+def _least_costs(parts: Sequence[Piece], sizes: ModelSizes, bare: Mapping[str, Figures],
                  read: Callable[[Figures], float]) -> list[float]:
     """Seconds of one micro-batch in each part, of the device or of its host."""
     one, two = read(bare["one"]), read(bare["two"])
@@ -150,7 +150,7 @@ def _least_comm_seconds(layout: Layout, sizes: ModelSizes, cluster: ClusterSpec)
     if not layout.is_sharded:
         return 0.0
     ranks = layout.shard * layout.context
-    held = int(sizes.held(Part(1, False, False), layout.tensor)) - sizes.experts * (layout.expert > 1)
+    held = int(sizes.held(Piece(1, False, False), layout.tensor)) - sizes.experts * (layout.expert > 1)
     per_host = max(1, min(ranks, cluster.devices_per_host // layout.tensor))
     total = 0.0
     for kind, size, number in (

@@ -18,7 +18,7 @@ from .figures import Figures
 from .layout import BACKWARDS, Layout
 from .peaks import SEVERAL, extend
 from .probe import LONG, SHORT, Probe
-from .stage import Part
+from .stage import Piece
 
 #: a rank's blocks of which more are added up from these many and one more
 FEW = 1
@@ -41,13 +41,13 @@ class ModelSizes:
     sequence: int
     experts: int = 0                #: elements of a block's experts
 
-    def held(self, part: Part, tensor: int) -> float:
+    def held(self, part: Piece, tensor: int) -> float:
         """Elements of a part that a rank holds, before they are divided among those that share the data."""
         whole = part.blocks * self.block + part.first * self.before + part.last * self.behind
         divided = part.blocks * self.divided[0] + part.first * self.divided[1] + part.last * self.divided[2]
         return whole - divided + divided / tensor
 
-    def gathered(self, part: Part, layout: Layout) -> float:
+    def gathered(self, part: Piece, layout: Layout) -> float:
         """Elements of a part that a rank of a sharded model computes with."""
         return self.held(part, layout.tensor) - part.blocks * self.experts * (1 - 1 / layout.expert)
 
@@ -56,7 +56,7 @@ class ModelSizes:
 class StageFigures:
     """A stage of a composed step: bytes at the peak of its passes and of the update, seconds of a micro-batch."""
 
-    part: Part
+    part: Piece
     rank: int
     in_flight: int
     params: int
@@ -72,7 +72,7 @@ class StageFigures:
 
 
 @dataclass(frozen=True)
-class Step:
+class JobStep:
     """A step of a layout: of all its devices, or of one of each stage. ``bounds`` are seconds of one rank by what they
     are spent on. ``timeline`` is that of a pipeline.
     """
@@ -111,9 +111,9 @@ def divide_blocks(blocks: int, stages: int) -> list[int]:
     return [least + (stage in order) for stage in range(stages)]
 
 
-def list_parts(layout: Layout, blocks: int) -> list[Part]:
+def list_parts(layout: Layout, blocks: int) -> list[Piece]:
     """What each stage of the pipeline holds of a model with so many blocks."""
-    return [Part(n, stage == 0, stage == layout.stages - 1)
+    return [Piece(n, stage == 0, stage == layout.stages - 1)
             for stage, n in enumerate(divide_blocks(blocks, layout.stages))]
 
 
@@ -162,7 +162,7 @@ def most_in_flight(lists: ActionLists, saved: Sequence[float] | None = None) -> 
 
 # Probes of a layout, by what they are for.
 
-def _kind(part: Part) -> str:
+def _kind(part: Piece) -> str:
     return "first" if part.first else "last" if part.last else "middle"
 
 
@@ -172,13 +172,13 @@ def list_probes(layout: Layout, sizes: ModelSizes) -> dict[tuple[str, int, int],
         most = min(2, layout.micro_batches)
         # of copies the last micro-batch alone sends something: what one more takes is told by the step of one
         numbers = range(most if layout.is_sharded else 1, most + 1)
-        return {("only", blocks, n): Probe(replace(layout, micro_batches=n), Part(blocks), with_spreads=n == most)
+        return {("only", blocks, n): Probe(replace(layout, micro_batches=n), Piece(blocks), with_spreads=n == most)
                 for blocks in _list_counts(layout, sizes) for n in numbers}
     found: dict[tuple[str, int, int], Probe] = {}
     counts = [part.blocks for part in list_parts(layout, sizes.blocks)]
     more = (FEW, ) if set(counts) == {FEW} and layout.virtual == 1 else (FEW, FEW + 1)
     base = replace(layout, virtual=1, schedule="1F1B")
-    middle, first, last = Part(FEW, False, False), Part(FEW, True, False), Part(FEW, False, True)
+    middle, first, last = Piece(FEW, False, False), Piece(FEW, True, False), Piece(FEW, False, True)
     for part in (*(middle._replace(blocks=blocks) for blocks in more), first, last):
         for ranks in (SHORT, LONG):
             # a middle stage has one before it; the last one is that of two
@@ -212,14 +212,14 @@ def _round(nbytes: int) -> int:
 
 # The step.
 
-def compose(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, int], Figures]) -> Step:
+def compose(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, int], Figures]) -> JobStep:
     """The step of a layout from the figures of its probes (`list_probes`)."""
     if layout.pipeline == 1:
         return _compose_one(layout, sizes, known)
     return _compose_pipeline(layout, sizes, known)
 
 
-def _compose_one(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, int], Figures]) -> Step:
+def _compose_one(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, int], Figures]) -> JobStep:
     """Of further micro-batches each takes what the second one did; the peak is that of two and their inputs'."""
     def of(micro_batches: int) -> Figures:
         counts = _list_counts(layout, sizes)
@@ -241,7 +241,7 @@ def _compose_one(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, in
     seconds = total("step_seconds")
     passes = int(found["pass_peak_bytes"]) + inputs
     update = int(found["update_peak_bytes"]) + inputs
-    stage = StageFigures(Part(sizes.blocks), 0, 1, int(found["params"]), passes, update,
+    stage = StageFigures(Piece(sizes.blocks), 0, 1, int(found["params"]), passes, update,
                          total("forward_seconds") / layout.micro_batches,
                          total("backward_seconds") / layout.micro_batches, found["optimizer_seconds"])
     known_range = None
@@ -250,7 +250,8 @@ def _compose_one(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, in
     ideal = total("ideal_seconds") if "ideal_seconds" in found else None
     bounds = {name.removeprefix("bound_"): total(name) for name in found if name.startswith("bound_")}
     bounds = {name: seconds + found.get(f"update_bound_{name}", 0.0) for name, seconds in bounds.items()}
-    return Step(layout, seconds, known_range, stage.needed_bytes + int(found["unseen_bytes"]), ideal, bounds, (stage, ))
+    return JobStep(layout, seconds, known_range, stage.needed_bytes + int(found["unseen_bytes"]), ideal, bounds,
+                   (stage, ))
 
 
 class _Adder:
@@ -271,7 +272,7 @@ class _Adder:
         """What a further micro-batch adds to what a further block adds."""
         return self.per_block(name, LONG) - self.per_block(name)
 
-    def buffers(self, part: Part, micro_batches: int) -> int:
+    def buffers(self, part: Piece, micro_batches: int) -> int:
         """To receive into, one for each micro-batch and way (torch/distributed/pipelining/stage.py,
         `_prepare_forward_infra` and `_create_grad_recv_info`), and the tokens of all of them.
         """
@@ -282,23 +283,23 @@ class _Adder:
         """What a further micro-batch, of a middle or first stage in flight too, adds to a stage of few blocks."""
         return self.known[kind, FEW, LONG].get(name, 0.0) - self.known[kind, FEW, SHORT].get(name, 0.0)
 
-    def total(self, part: Part, name: str, ranks: int = SHORT) -> float:
+    def total(self, part: Piece, name: str, ranks: int = SHORT) -> float:
         """Of a step with ``ranks + 1`` micro-batches."""
         return self.known[_kind(part), FEW, ranks].get(name, 0.0) + (part.blocks - FEW) * self.per_block(name, ranks)
 
-    def each(self, part: Part, name: str) -> float:
+    def each(self, part: Piece, name: str) -> float:
         """Of each further micro-batch."""
         return self.added(_kind(part), name) + (part.blocks - FEW) * self.added_per_block(name)
 
-    def saved(self, part: Part) -> float:
+    def saved(self, part: Piece) -> float:
         """What a micro-batch in flight holds of a stage; of the last one, of which one is, a middle one's."""
         kind = "first" if part.first else "middle"
-        first = Part(FEW, kind == "first", False)
+        first = Piece(FEW, kind == "first", False)
         step = self.buffers(first, LONG + 1) - self.buffers(first, SHORT + 1)
         return self.added(kind, "pass_peak_bytes") - step + (part.blocks - FEW) * self.added_per_block(
             "pass_peak_bytes")
 
-    def peak(self, part: Part, held: float) -> tuple[float, float]:
+    def peak(self, part: Piece, held: float) -> tuple[float, float]:
         """Of the passes and of the update, where micro-batches in flight hold so many bytes."""
         buffers = self.buffers(part, self.layout.micro_batches) - self.buffers(part, SHORT + 1)
         passes = self.total(part, "pass_peak_bytes") + held - (1 if part.last else SHORT) * self.saved(part) + buffers
@@ -306,12 +307,12 @@ class _Adder:
             passes -= (part.blocks - FEW) * self.added_per_block("pass_peak_bytes")
         return passes, self.total(part, "update_peak_bytes") + buffers
 
-    def kept(self, part: Part) -> float:
+    def kept(self, part: Piece) -> float:
         """What a middle stage holds without any micro-batch, beside another stage of its rank."""
         by_block = self.per_block("pass_peak_bytes") - SHORT * self.added_per_block("pass_peak_bytes")
         return part.blocks * by_block + self.buffers(part, self.layout.micro_batches)
 
-    def cost(self, part: Part) -> StageCost:
+    def cost(self, part: Piece) -> StageCost:
         """As `analyzer.parallel.profile_ranks` has it: all passes of a step, divided evenly among micro-batches."""
         count, found = self.layout.micro_batches, self.known[_kind(part), FEW, LONG]
 
@@ -326,7 +327,7 @@ class _Adder:
                          transfer_spread=found.get("transfer_spread"), group_spread=found.get("group_spread"))
 
 
-def _compose_pipeline(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, int], Figures]) -> Step:
+def _compose_pipeline(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[str, int, int], Figures]) -> JobStep:
     adder, parts = _Adder(layout, sizes, known), list_parts(layout, sizes.blocks)
     costs = [adder.cost(part) for part in parts]
     timeline, seconds, known_range = _time(layout, costs)
@@ -339,7 +340,7 @@ def _compose_pipeline(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[st
         beside = sum(adder.kept(parts[s]) for s in own if s != chief)
         passes, update = adder.peak(parts[chief], in_use[rank])
         held = sum(parts[s].blocks for s in own)
-        part = Part(held, any(parts[s].first for s in own), any(parts[s].last for s in own))
+        part = Piece(held, any(parts[s].first for s in own), any(parts[s].last for s in own))
         params = sum(int(adder.total(parts[s], "params")) for s in own)
         stages.append(StageFigures(part, rank, int(in_flight[rank]), params, int(passes + beside), int(update + beside),
                                    sum(costs[s].forward for s in own), sum(costs[s].backward for s in own),
@@ -352,8 +353,8 @@ def _compose_pipeline(layout: Layout, sizes: ModelSizes, known: Mapping[tuple[st
     bounds = {name.removeprefix("bound_"): spent(name) for name in known["middle", FEW, SHORT]
               if name.startswith("bound_")}
     needed = max(stage.needed_bytes for stage in stages) + int(known["first", FEW, SHORT]["unseen_bytes"])
-    return Step(layout, seconds, known_range, needed, spent("ideal_seconds") or None,
-                {**bounds, "bubble": timeline.bubble_share * seconds}, tuple(stages), timeline)
+    return JobStep(layout, seconds, known_range, needed, spent("ideal_seconds") or None,
+                   {**bounds, "bubble": timeline.bubble_share * seconds}, tuple(stages), timeline)
 
 
 def _time(layout: Layout, costs: Sequence[StageCost]) -> tuple[PipelineTimeline, float, tuple[float, float] | None]:

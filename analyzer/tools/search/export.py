@@ -10,15 +10,15 @@ from typing import Any
 from analyzer.errors import InputError
 from analyzer.output import write_output
 
-from .compose import Step, list_parts
+from .compose import JobStep, list_parts
 from .layout import Layout
 from .result import SearchResult
-from .stage import Part
+from .stage import Piece
 
 _ADAMW = ("adamw", "adamw_fused")
 
 
-def export(found: SearchResult, program: str, path: str | Path | None = None, step: Step | None = None) -> str:
+def export(found: SearchResult, program: str, path: str | Path | None = None, step: JobStep | None = None) -> str:
     """A layout of a search, by default the best, as the text of a file that ``program`` takes, also written to
     ``path``. Raises InputError for another program, and for a layout that it cannot run.
     """
@@ -30,7 +30,7 @@ def export(found: SearchResult, program: str, path: str | Path | None = None, st
     return text
 
 
-def write_torchtitan(found: SearchResult, step: Step) -> str:
+def write_torchtitan(found: SearchResult, step: JobStep) -> str:
     """A TOML file by the names of torchtitan/config/job_config.py (0.2), without the model's and the data's part; the
     stages are those of its own Llama's names.
     """
@@ -68,18 +68,18 @@ def write_torchtitan(found: SearchResult, step: Step) -> str:
                      for name, table in tables.items())
 
 
-def _name_parts(step: Step) -> list[list[str]]:
+def _name_parts(step: JobStep) -> list[list[str]]:
     """What each stage of a pipeline holds, by the names of torchtitan's models."""
     places = itertools.count()
     return [["tok_embeddings"] * part.first + [f"layers.{next(places)}" for _ in range(part.blocks)]
             + ["norm", "output"] * part.last for part in _list_parts(step)]
 
 
-def _list_parts(step: Step) -> list[Part]:
+def _list_parts(step: JobStep) -> list[Piece]:
     return list_parts(step.layout, sum(stage.part.blocks for stage in step.stages))
 
 
-def write_megatron(found: SearchResult, step: Step) -> str:
+def write_megatron(found: SearchResult, step: JobStep) -> str:
     """Arguments of Megatron-LM's pretrain_gpt.py (megatron/training/arguments.py), without the model's and data's.
     Where they are not all of the layout, a comment before them says so.
     """
@@ -117,7 +117,7 @@ def write_megatron(found: SearchResult, step: Step) -> str:
     return "\n".join([*notes, arguments]) + "\n"
 
 
-def write_deepspeed(found: SearchResult, step: Step) -> str:
+def write_deepspeed(found: SearchResult, step: JobStep) -> str:
     """DeepSpeed's JSON (deepspeed.ai/docs/config-json). Tensor, context, expert and pipeline parallelism are not in it,
     nor are checkpoints and compilation: these are the model's (``gradient_checkpointing_enable()``) and the engine's.
     """
@@ -141,7 +141,7 @@ def write_deepspeed(found: SearchResult, step: Step) -> str:
     return json.dumps(data, indent=2) + "\n"
 
 
-def write_accelerate(found: SearchResult, step: Step) -> str:
+def write_accelerate(found: SearchResult, step: JobStep) -> str:
     """The YAML file of `accelerate launch --config_file` for FSDP2 (accelerate/utils/dataclasses.py). The script sets
     micro-batches, as a comment says; on several hosts ``--machine_rank`` and ``--main_process_ip`` are given beside it.
     """
@@ -167,7 +167,7 @@ def write_accelerate(found: SearchResult, step: Step) -> str:
     return "\n".join(lines) + "\n"
 
 
-_WRITERS: dict[str, Callable[[SearchResult, Step], str]] = {
+_WRITERS: dict[str, Callable[[SearchResult, JobStep], str]] = {
     "torchtitan": write_torchtitan, "megatron": write_megatron, "deepspeed": write_deepspeed,
     "accelerate": write_accelerate}
 FORMATS = tuple(_WRITERS)

@@ -26,7 +26,7 @@ Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
-class _Message:
+class _RankMessage:
     """What a rank sent or received in the last step, and how long: ``exposed`` seconds while it computed nothing."""
 
     kind: str | None
@@ -45,7 +45,7 @@ class FigureReader:
 
     def __init__(self, device: DeviceSpec, blocks: str | None = None) -> None:
         self.device, self.blocks = device, blocks
-        self._messages: list[_Message] = []
+        self._messages: list[_RankMessage] = []
         self._peaks: dict[str, float] = {}
         self._parts: list[tuple[str, float]] = []
 
@@ -104,7 +104,7 @@ class FigureReader:
         by_phase = [[seconds for name, seconds in self._parts if name == phase] for phase in ("forward", "backward")]
         return sum(parts[-1] for parts in by_phase) if all(len(parts) > 1 for parts in by_phase) else None
 
-    def _list_exchange(self) -> list[_Message]:
+    def _list_exchange(self) -> list[_RankMessage]:
         """The exchange of gradients: sums over groups that the forward pass does not use."""
         used = {message.group for message in self._messages if message.phase == "forward"}
         return [message for message in self._messages
@@ -138,7 +138,7 @@ def _read_bytes(p: Profile) -> dict[str, float | None]:
             "kept_bytes": None if forward is None else forward.allocated_bytes}
 
 
-def _list_messages(latency: Latency) -> list[_Message]:
+def _list_messages(latency: Latency) -> list[_RankMessage]:
     """What the last step sent and received, in the order of its calls."""
     runs = [run for run in latency.runs.values() if run.kind == COMMUNICATION]
     purposes = find_purposes(latency.log) if runs else {}
@@ -147,7 +147,7 @@ def _list_messages(latency: Latency) -> list[_Message]:
         call = latency.log.calls[run.call]
         message, kernel = find_message(latency.log, call), latency.timer.time(call).kernel
         phase = purposes[run.call].phase if run.call in purposes else call.phase
-        found.append(_Message(None if message is None else message.kind, latency.log.group_of(call.signature), phase,
-                              str(call.signature.op), kernel.seconds, kernel.spread,
-                              latency.exposed_seconds(run.call)))
+        found.append(_RankMessage(None if message is None else message.kind, latency.log.group_of(call.signature),
+                                  phase, str(call.signature.op), kernel.seconds, kernel.spread,
+                                  latency.exposed_seconds(run.call)))
     return found

@@ -18,17 +18,17 @@ from torch.distributed._functional_collectives import all_to_all_single, all_to_
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
-from .stage import Stage, Template, find_way, list_experts
+from .stage import StageNet, Template, find_way, list_experts
 
 _TOKENS = Shard(1)  # (batch, tokens, channels): the dimension that sequence parallelism divides
 
 
-def divide_stage(template: Template, stage: Stage, blocks: Sequence[nn.Module], mesh: Any, by_tokens: bool) -> None:
+def divide_stage(template: Template, stage: StageNet, blocks: Sequence[nn.Module], mesh: Any, by_tokens: bool) -> None:
     """Divide a stage's blocks, and its embedding and head where it has them."""
     residual: Any = _TOKENS if by_tokens else Replicate()
     for i, block in enumerate(blocks):
         _divide_block(template, f"{template.path}.{i}", block, mesh, residual)
-    entry = _Entry(mesh.size()) if by_tokens and blocks else None
+    entry = _ResidualEntry(mesh.size()) if by_tokens and blocks else None
     if stage.part.first:
         embedding = stage.model.get_submodule(template.before[0])
         parallelize_module(embedding, mesh, RowwiseParallel(input_layouts=Replicate(), output_layouts=residual))
@@ -77,7 +77,7 @@ def _gather(mesh: Any, layout: Any, _module: nn.Module, args: tuple[Any, ...], k
         mesh, [Replicate()]), args, kwargs)
 
 
-class _Entry:
+class _ResidualEntry:
     """Holds a rank's part of the residual between the embedding and the first block."""
 
     def __init__(self, ranks: int) -> None:

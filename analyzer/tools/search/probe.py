@@ -24,7 +24,7 @@ from analyzer.zoo.target import Target, load_target
 from .figures import FigureReader, Figures
 from .layout import Layout
 from .rank import RankJob
-from .stage import Part, Template
+from .stage import Piece, Template
 
 #: Ranks of the short pipeline in which each kind of stage runs, its place there, how many of its micro-batches are in
 #: flight at once in 1F1B, and how many there are: one more than that.
@@ -40,7 +40,7 @@ class Probe:
     """
 
     layout: Layout
-    part: Part
+    part: Piece
     place: int = 0
     bare: bool = False
     with_spreads: bool = False
@@ -118,7 +118,7 @@ def _build_planned(plan: BlockPlan, job: RankJob) -> Any:
 
 
 @lru_cache(maxsize=1)
-def plan_rank(subject: Subject, layout: Layout, part: Part) -> BlockPlan:
+def plan_rank(subject: Subject, layout: Layout, part: Piece) -> BlockPlan:
     """The plan of a rank's blocks within the device's memory, in the world that there is. Gradients of micro-batches
     before have their place there.
     """
@@ -132,7 +132,7 @@ def plan_rank(subject: Subject, layout: Layout, part: Part) -> BlockPlan:
     return planner.plan(room - (planner.profile_ends()[0].param_bytes or 0) * layout.is_sharded)
 
 
-class Journal:
+class ProbeJournal:
     """Figures of probes that were made, also kept in a file, so that a search that was stopped goes on."""
 
     def __init__(self, path: Path | None, head: Mapping[str, Any]) -> None:
@@ -166,7 +166,7 @@ class Journal:
                 file.write(json.dumps([probe.key, figures]) + "\n")
 
 
-def bare_probe(layout: Layout, part: Part) -> Probe:
+def bare_probe(layout: Layout, part: Piece) -> Probe:
     """One micro-batch of a part without wrappers and update: what a rank of the layout computes at least. Experts are
     those of the rank, and others of its host have the rest.
     """

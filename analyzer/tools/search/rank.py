@@ -17,7 +17,7 @@ from analyzer.record.eager import default_loss
 
 from .layout import ONE_STAGE, Layout
 from .model_parallel import divide_experts, divide_stage
-from .stage import Part, Stage, Template
+from .stage import Piece, StageNet, Template
 
 
 def causal_loss(logits: Any, labels: Tensor) -> Tensor:
@@ -25,13 +25,13 @@ def causal_loss(logits: Any, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
 
 
-def make_part(template: Template, part: Part, layout: Layout, mesh: Any, is_half: bool) -> Stage:
+def make_part(template: Template, part: Piece, layout: Layout, mesh: Any, is_half: bool) -> StageNet:
     """A part of a model as a rank of a layout holds it, in bfloat16 or in float32: float8 and tensor parallel first,
     then checkpoints, then compiled, then sharded, in the order of torchtitan (torchtitan/models/llama3/infra/
     parallelize.py).
     """
     model = template.cut(part)
-    stage = Stage(model, part, template.path.rpartition(".")[0])
+    stage = StageNet(model, part, template.path.rpartition(".")[0])
     if is_half:
         stage.to(torch.bfloat16)
     blocks = list(model.get_submodule(template.path).children())[:part.blocks] if template.blocks else []
@@ -127,7 +127,7 @@ class RankJob:
     ``stages`` are the places of its stages in the pipeline, ``parts`` what each of them holds.
     """
 
-    def __init__(self, template: Template, layout: Layout, parts: Sequence[Part], stages: Sequence[int],
+    def __init__(self, template: Template, layout: Layout, parts: Sequence[Piece], stages: Sequence[int],
                  sequence: int, is_bare: bool = False) -> None:
         self.template, self.layout, self.sequence = template, layout, sequence
         self.parts, self.stages = list(parts), list(stages)
@@ -157,7 +157,7 @@ class RankJob:
             return nn.ModuleList([self.model])
         return nn.ModuleList(made)  # which takes no arguments: `step` has them
 
-    def _make_schedule(self, made: Sequence[Stage]) -> Any:
+    def _make_schedule(self, made: Sequence[StageNet]) -> Any:
         from torch.distributed.pipelining import PipelineStage
         from torch.distributed.pipelining.schedules import get_schedule_class
 

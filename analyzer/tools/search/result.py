@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from analyzer.output import write_output
 from analyzer.parallel.pipeline_page import pipeline_part
 from analyzer.report.export.table_file import import_pandas
-from analyzer.report.page.document import Headline, Part, Tile, headline_part, summary_part, write_page
+from analyzer.report.page.document import Headline, Panel, Tile, headline_part, summary_part, write_page
 from analyzer.report.text_table import print_rows
 from analyzer.results.run_cost import SECONDS_PER_HOUR
 from analyzer.tools.sweep.result import list_dimensions, list_fits
 from analyzer.units import format_bytes, format_count, format_ends, format_percent, format_seconds
 
-from .compose import Step
+from .compose import JobStep
 from .layout import Layout
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _WIDTH = 120
 
 
 @dataclass(frozen=True)
-class Change:
+class LayoutChange:
     """Something that would help: by what factor tokens a second grow, and the layout then."""
 
     name: str
@@ -55,34 +55,34 @@ class SearchResult:
     sequence: int
     tokens: int | None
     price: float | None
-    steps: tuple[Step, ...]
-    composed: tuple[Step, ...]
+    steps: tuple[JobStep, ...]
+    composed: tuple[JobStep, ...]
     fits: bool
-    changes: tuple[Change, ...]
-    neighbors: tuple[tuple[int, Step | None], ...]
+    changes: tuple[LayoutChange, ...]
+    neighbors: tuple[tuple[int, JobStep | None], ...]
     counts: Mapping[str, int]
     failed: Mapping[str, int]
     profiles: int
     assumptions: tuple[str, ...]
 
     @property
-    def best(self) -> Step:
+    def best(self) -> JobStep:
         """The fastest step that fits; where none does, the one that lacks the least memory."""
         return self.steps[0]
 
-    def tokens_per_second(self, step: Step) -> float:
+    def tokens_per_second(self, step: JobStep) -> float:
         """Of all devices together."""
         return step.layout.global_batch * self.sequence / step.step_seconds
 
-    def free_bytes(self, step: Step) -> int | None:
+    def free_bytes(self, step: JobStep) -> int | None:
         """What is left of a device's memory; negative where a step lacks some."""
         return None if self.capacity_bytes is None else self.capacity_bytes - step.needed_bytes
 
-    def days(self, step: Step) -> float | None:
+    def days(self, step: JobStep) -> float | None:
         """Of the whole run."""
         return None if self.tokens is None else self.tokens / self.tokens_per_second(step) / _DAY
 
-    def dollars(self, step: Step) -> float | None:
+    def dollars(self, step: JobStep) -> float | None:
         """Of the whole run."""
         days = self.days(step)
         if days is None or self.price is None:
@@ -90,15 +90,15 @@ class SearchResult:
         return days * _DAY / SECONDS_PER_HOUR * step.layout.devices * self.price
 
     @property
-    def pareto(self) -> tuple[Step, ...]:
+    def pareto(self) -> tuple[JobStep, ...]:
         """Of all composed steps those than which none is both faster and smaller, the fastest first."""
-        found: list[Step] = []
+        found: list[JobStep] = []
         for step in sorted(self.composed, key=lambda s: (s.step_seconds, s.needed_bytes, s.layout)):
             if not found or step.needed_bytes < found[-1].needed_bytes:
                 found.append(step)
         return tuple(found)
 
-    def rows(self, steps: Sequence[Step] | None = None) -> list[dict[str, Any]]:
+    def rows(self, steps: Sequence[JobStep] | None = None) -> list[dict[str, Any]]:
         """A row of plain numbers for each of the ranked steps, or of those given."""
         found = []
         for step in self.steps if steps is None else steps:
@@ -134,7 +134,7 @@ class SearchResult:
         """The rows of all composed steps. Raises MissingExtraError without pandas."""
         return import_pandas().DataFrame(self.rows(self.composed))
 
-    def table(self, steps: Sequence[Step] | None = None, fmt: str = "text") -> str:
+    def table(self, steps: Sequence[JobStep] | None = None, fmt: str = "text") -> str:
         """The ranked layouts, a row each."""
         headers = ["", "Layout", "Needed", "Free", "Step", "Bound", "MFU", "Tokens/s", "Days", "Cost"]
         rows = []
@@ -219,13 +219,13 @@ class SearchResult:
         parts.append(summary_part(str(self)))
         return write_page(f"Layouts of {self.name} on {self.devices:,} {self.device}", parts, path)
 
-    def _sweep_part(self) -> Part:
+    def _sweep_part(self) -> Panel:
         rows = self.rows(self.composed)
         quantities = [{"title": title, "unit": unit, "more": more, "values": [row[name] for row in rows]}
                       for title, unit, name, more in (("Needed", "bytes", "needed_bytes", False),
                                                       ("Step", "seconds", "step_seconds", False),
                                                       ("MFU", "share", "mfu", True))]
-        return Part("sweep", "Layouts", {
+        return Panel("sweep", "Layouts", {
             "dimensions": list_dimensions(rows, ("sharding", "tensor", "context", "pipeline", "schedule", "micro_batch",
                                                  "checkpointing")),
             "fits": list_fits(rows), "quantities": quantities, "x": "Needed", "y": "Step"})

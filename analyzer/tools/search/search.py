@@ -25,10 +25,10 @@ from analyzer.zoo.target import Target
 
 from .advice import list_assumptions, list_changes, list_neighbors
 from .bound import DOES_MORE, does_more, least_bytes, least_seconds, list_bare
-from .compose import ModelSizes, Step, compose, list_probes
+from .compose import JobStep, ModelSizes, compose, list_probes
 from .figures import Figures
 from .layout import Layout, Question, Space, list_layouts
-from .probe import Journal, Probe, ProbeJob, Subject, find_template, make_template, run_probe
+from .probe import Probe, ProbeJob, ProbeJournal, Subject, find_template, make_template, run_probe
 from .result import SearchResult
 from .stage import LINEAR_WAYS, Template, find_way, list_experts
 
@@ -97,14 +97,14 @@ class Interrupted(KeyboardInterrupt):
 class Searcher:
     """One search: what is asked, what is known, and who profiles."""
 
-    def __init__(self, subject: Subject, question: Question, journal: Journal, run: Run,
+    def __init__(self, subject: Subject, question: Question, journal: ProbeJournal, run: Run,
                  progress: Progress | None = None) -> None:
         self.subject, self.question, self.journal, self._run, self._progress = subject, question, journal, run, progress
         self.template = find_template(subject)
         self.facts = self.template.facts
         self.sizes = model_sizes(self.template, question.sequence)
         self.capacity = subject.device.memory_bytes
-        self.steps: dict[Layout, Step] = {}
+        self.steps: dict[Layout, JobStep] = {}
         self.counts: Counter[str] = Counter()
         self.failed: dict[Layout, str] = {}
         self.bounds: dict[Layout, float] = {}  #: of the steps of layouts that may fit, the fastest first
@@ -114,16 +114,16 @@ class Searcher:
         self.span = 0.0, 1.0  #: of all work, the part that is being done
 
     @property
-    def best(self) -> Step | None:
+    def best(self) -> JobStep | None:
         return next(iter(self.ranked), None)
 
     @property
-    def ranked(self) -> list[Step]:
+    def ranked(self) -> list[JobStep]:
         """Steps that fit, the fastest first."""
         return sorted((step for step in self.steps.values() if self.fits(step)), key=lambda s: (
             s.step_seconds, s.needed_bytes, s.layout))
 
-    def fits(self, step: Step) -> bool:
+    def fits(self, step: JobStep) -> bool:
         return self.capacity is None or step.needed_bytes <= self.capacity
 
     def measure(self, probes: Sequence[Probe]) -> None:
@@ -278,7 +278,7 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
     subject = Subject(model, spec, sequence, plan)
     question = Question(devices, spec.devices_per_host, global_batch or max(GLOBAL_BATCH, devices), sequence,
                         Space.of(choices))
-    journal = Journal(None if resume is None else Path(resume), {
+    journal = ProbeJournal(None if resume is None else Path(resume), {
         "target": getattr(model, "name", model), "cluster": spec.to_dict(), "sequence": sequence, "plan": plan,
         "torch": str(torch.__version__), "analyzer": package_version()})
     with _running(workers, executor) as run:

@@ -19,7 +19,7 @@ from .layout import ModelFacts
 LINEAR_WAYS = ("colwise", "rowwise")
 
 
-class Part(NamedTuple):
+class Piece(NamedTuple):
     """Which part of a model a rank holds."""
 
     blocks: int
@@ -97,7 +97,7 @@ class Template:
                 sizes.append(module.out_features if way == "colwise" else module.in_features)
         return math.gcd(*sizes) if sizes else 0
 
-    def cut(self, part: Part) -> nn.Module:
+    def cut(self, part: Piece) -> nn.Module:
         """A copy of a part of the model on meta: so many of its blocks, nothing in the place of what others hold."""
         outside = [*([] if part.first else self.before), *([] if part.last else self.behind)]
         left_out = [*self.blocks[part.blocks:], *(self.model.get_submodule(path) for path in outside)]
@@ -143,12 +143,12 @@ def find_way(plan: dict[str, str], path: str) -> str | None:
     return plan.get(path, plan.get(name))
 
 
-class Stage(nn.Module):
+class StageNet(nn.Module):
     """A part of a model that takes one tensor and gives one: tokens or hidden states to hidden states or logits.
     ``inner`` is the path of what holds the blocks, which alone runs where there is nothing behind them.
     """
 
-    def __init__(self, model: nn.Module, part: Part, inner: str = "") -> None:
+    def __init__(self, model: nn.Module, part: Piece, inner: str = "") -> None:
         super().__init__()
         self.model, self.part, self.inner = model, part, "" if part.last else inner
         config: Any = getattr(model, "config", None)

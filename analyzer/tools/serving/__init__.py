@@ -1,6 +1,6 @@
 """Models behind a server: what requests see, how many are served at once, on how many devices, at what cost."""
 from .deployment import ENGINES, WEIGHT_FORMATS, Deployment, Layout
-from .fleet import Fleet, FleetSearch, Target, find_fleets
+from .fleet import Fleet, FleetSearch, FleetTarget, find_fleets
 from .pass_time import Batch, Chunk, PassTime, PassTimer
 from .read_model import read_served_model
 from .serve import make_deployment, profile_served
@@ -9,5 +9,5 @@ from .served_profile import ServedProfile
 from .simulation import Traffic, simulate
 
 __all__ = ["ENGINES", "WEIGHT_FORMATS", "Batch", "Chunk", "Deployment", "Fleet", "FleetSearch", "Layout", "PassTime",
-           "PassTimer", "ServedModel", "ServedProfile", "Target", "Traffic", "find_fleets", "make_deployment",
+           "PassTimer", "ServedModel", "ServedProfile", "FleetTarget", "Traffic", "find_fleets", "make_deployment",
            "profile_served", "read_served_model", "simulate"]

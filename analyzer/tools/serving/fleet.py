@@ -28,7 +28,7 @@ _DEGREES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class FleetTarget:
     """What a fleet must keep: seconds to the first token and of each token, for so many of a hundred requests."""
 
     first_seconds: float
@@ -42,7 +42,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class ReplicaPool:
     """Replicas of one layout that do one thing: ``role`` is "both", "prefill" or "decode"."""
 
     role: str
@@ -62,7 +62,7 @@ class Fleet:
     """Pools that together keep a target."""
 
     device: str
-    pools: tuple[Pool, ...]
+    pools: tuple[ReplicaPool, ...]
     first_seconds: float          #: at the target's percentile, the transfer of the cache included
     token_seconds: float
     dollars_per_hour: float | None
@@ -91,7 +91,7 @@ class FleetSearch:
     """All fleets that were found, the smallest first; by dollars where prices are known."""
 
     name: str
-    target: Target
+    target: FleetTarget
     prompt_tokens: int
     new_tokens: int
     fleets: tuple[Fleet, ...]
@@ -142,12 +142,12 @@ def list_layouts(deployment: Deployment) -> Iterator[Layout]:
                 yield layout
 
 
-def _size(timer: PassTimer, target: Target, prompt_tokens: int, new_tokens: int, role: str) -> Pool | None:
+def _size(timer: PassTimer, target: FleetTarget, prompt_tokens: int, new_tokens: int, role: str) -> ReplicaPool | None:
     """The fewest replicas of a layout that do their part of the work in time; None where no number does."""
     share = target.percentile / 100
 
     @cache
-    def run(replicas: int) -> Pool | None:
+    def run(replicas: int) -> ReplicaPool | None:
         traffic = Traffic(prompt_tokens, 1 if role == "prefill" else new_tokens, rate=target.rate / replicas,
                           is_read=role == "decode")
         line = simulate(timer.deployment, timer, traffic, _REQUESTS)
@@ -156,7 +156,7 @@ def _size(timer: PassTimer, target: Target, prompt_tokens: int, new_tokens: int,
                 role != "prefill" and token > target.token_seconds):
             return None
         slots = max(1, math.ceil(1.5 * line.running))
-        return Pool(role, replicas, timer.deployment.layout, slots, first, token)
+        return ReplicaPool(role, replicas, timer.deployment.layout, slots, first, token)
 
     low, high = 0, 1
     if run(_MOST_REPLICAS) is None:  # alone in a replica, a request does not keep it
@@ -172,7 +172,7 @@ def _size(timer: PassTimer, target: Target, prompt_tokens: int, new_tokens: int,
     return run(high)
 
 
-def find_fleets(deployments: Sequence[Deployment], target: Target, prompt_tokens: int, new_tokens: int, *,
+def find_fleets(deployments: Sequence[Deployment], target: FleetTarget, prompt_tokens: int, new_tokens: int, *,
                 prices: Sequence[float | None] = (), repository: str = "MODEL") -> FleetSearch:
     """Fleets of each of ``deployments`` (one a device; their layouts are varied) that keep ``target``, and the command
     that starts each. ``prices``: dollars of a GPU and hour, by deployment.
@@ -181,7 +181,7 @@ def find_fleets(deployments: Sequence[Deployment], target: Target, prompt_tokens
     refused: list[str] = []
     for place, base in enumerate(deployments):
         price = prices[place] if place < len(prices) else None
-        pools: dict[str, list[tuple[Deployment, Pool]]] = {"both": [], "prefill": [], "decode": []}
+        pools: dict[str, list[tuple[Deployment, ReplicaPool]]] = {"both": [], "prefill": [], "decode": []}
         for layout in list_layouts(base):
             deployment = replace(base, layout=layout)
             if deployment.most_sequences(prompt_tokens + new_tokens) == 0:
@@ -197,7 +197,7 @@ def find_fleets(deployments: Sequence[Deployment], target: Target, prompt_tokens
                         refused.append(f"{base.device.name} {layout}: one request alone takes longer")
             except (UnknownSpeedError, NoRoomError) as error:
                 refused.append(f"{base.device.name} {layout}: {error}")
-        found: list[tuple[Deployment, tuple[Pool, ...], float]] = [
+        found: list[tuple[Deployment, tuple[ReplicaPool, ...], float]] = [
             (deployment, (pool,), 0.0) for deployment, pool in pools["both"]]
         for prefill, first in pools["prefill"]:
             # the cache of a prompt goes to another replica over the network between hosts; each rank sends its own
@@ -220,7 +220,7 @@ _QUANTIZATION = {"fp8": "fp8", "int8": "compressed-tensors", "int4": "awq_marlin
                  "nvfp4": "modelopt_fp4", "fp8-block": "fp8"}
 
 
-def write_commands(deployment: Deployment, pools: Sequence[Pool], repository: str,
+def write_commands(deployment: Deployment, pools: Sequence[ReplicaPool], repository: str,
                    tokens: int) -> dict[str, tuple[str, ...]]:
     """The command of each server for one replica of each pool; those of vLLM and SGLang for aggregated fleets, and of
     Dynamo, which routes between pools, for both.
@@ -238,7 +238,7 @@ def write_commands(deployment: Deployment, pools: Sequence[Pool], repository: st
     return found
 
 
-def _vllm(start: str, deployment: Deployment, pool: Pool, repository: str, tokens: int) -> str:
+def _vllm(start: str, deployment: Deployment, pool: ReplicaPool, repository: str, tokens: int) -> str:
     layout, engine = pool.layout, deployment.engine
     words = [start, repository, f"--tensor-parallel-size {layout.tp}"]
     words += [f"--data-parallel-size {layout.dp}"] * (layout.dp > 1) + ["--enable-expert-parallel"] * (layout.ep > 1)
@@ -247,7 +247,7 @@ def _vllm(start: str, deployment: Deployment, pool: Pool, repository: str, token
     return " ".join(words)
 
 
-def _sglang(deployment: Deployment, pool: Pool, repository: str, tokens: int) -> str:
+def _sglang(deployment: Deployment, pool: ReplicaPool, repository: str, tokens: int) -> str:
     layout = pool.layout
     words = [f"python -m sglang.launch_server --model-path {repository} --tp {layout.gpus}"]
     words += [f"--dp {layout.dp} --enable-dp-attention"] * (layout.dp > 1) + [f"--ep {layout.ep}"] * (layout.ep > 1)

@@ -15,7 +15,7 @@ from analyzer.profilers.operator.fused import name_of
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 
-from .served_model import AttentionKernel, FusedKernel, Kernel, Product, ServedModel
+from .served_model import AttentionKernel, Kernel, PassKernel, Product, ServedModel
 
 TOKENS = 211  #: a prime that is no size of a model, so that what is in proportion to the tokens shows
 _PRODUCTS = ("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "_grouped_mm", "linear", "matmul")
@@ -257,8 +257,8 @@ class PassReading:
         name, kernels, sorts = self._name(names)
         self.groups[len(self.items)] = group
         is_split = bool(self.split.intersection(writes)) or bool(writes) and bool(self.split.intersection(reads))
-        self.items.append(FusedKernel(name, moved // self.tokens, sum(weight for _, weight in reads.values()), is_split,
-                                      kernels, sorts))
+        self.items.append(PassKernel(name, moved // self.tokens, sum(weight for _, weight in reads.values()), is_split,
+                                     kernels, sorts))
 
     @staticmethod
     def _bytes_of(spec: TensorSpec) -> int:
@@ -293,7 +293,7 @@ class PassReading:
                     item = replace(item, is_held=False)
             elif isinstance(item, AttentionKernel) and item.is_latent:
                 item = self._expand(place, item)
-            elif isinstance(item, FusedKernel) and place > head and is_whole:
+            elif isinstance(item, PassKernel) and place > head and is_whole:
                 continue  # sampling, which servers do their own way
             kernels[item] += 1
         output: Any = items[head]

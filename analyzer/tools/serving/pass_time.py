@@ -18,7 +18,7 @@ from analyzer.hardware.kernel_time.pointwise import stream_time
 from analyzer.hardware.listing import find_peak
 
 from .deployment import CACHE_BYTES, Deployment, WeightFormat
-from .served_model import AttentionKernel, FusedKernel, Kernel, Product, ServedModel
+from .served_model import AttentionKernel, Kernel, PassKernel, Product, ServedModel
 
 #: Part of the tensor cores' 16-bit peak that latent attention reaches where arithmetic bounds it: 660 of 989 TFLOP/s on
 #: an H800 (github.com/deepseek-ai/FlashMLA, README, "compute-bound configuration").
@@ -229,7 +229,7 @@ class PassTimer:
         arithmetic = flops / (LATENT_SHARE * peak)
         return found if arithmetic <= found.seconds else KernelTime(arithmetic, found.spread, "arithmetic", 2)
 
-    def _time_fused(self, kernel: FusedKernel, batch: Batch) -> KernelTime | None:
+    def _time_fused(self, kernel: PassKernel, batch: Batch) -> KernelTime | None:
         parts = self.deployment.layout.tp if kernel.is_split else 1
         found = stream_time(batch.tokens * kernel.token_bytes / parts + kernel.weight_bytes, self.device,
                             kernels=kernel.kernels)

@@ -21,9 +21,9 @@ from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 from analyzer.tools.generation.decoder import (
-    Decoder,
     EncoderDecoder,
     StoredDecoder,
+    TokenDecoder,
     TransformersDecoder,
     is_of_transformers,
     kept_bytes,
@@ -96,7 +96,7 @@ def _add_encoder(found: ServedModel, log: Log, steps: list[list[OpCall]], positi
     return replace(found, encoder=dict(kernels), prompt_tokens=positions if is_fixed else None)
 
 
-def _make_decoder(module: Any, theirs: bool, encodes: bool) -> Decoder:
+def _make_decoder(module: Any, theirs: bool, encodes: bool) -> TokenDecoder:
     if encodes:
         return EncoderDecoder(module, "dynamic", 4)
     if theirs:
@@ -104,4 +104,4 @@ def _make_decoder(module: Any, theirs: bool, encodes: bool) -> Decoder:
             return StoredDecoder(module, CacheForm("paged"), 8, TOKENS)
         except InputError:  # its attention is its own code
             return TransformersDecoder(module, "dynamic", 8)
-    return Decoder(module)
+    return TokenDecoder(module)

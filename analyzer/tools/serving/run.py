@@ -18,7 +18,7 @@ from analyzer.zoo.published_shape import find_shape
 from analyzer.zoo.target import load_target
 
 from .deployment import CACHE_BYTES, Layout
-from .fleet import Target, find_fleets, price_of
+from .fleet import FleetTarget, find_fleets, price_of
 from .pass_time import Batch, Chunk, PassTimer
 from .read_model import read_served_model
 from .serve import make_deployment, profile_served
@@ -126,7 +126,7 @@ def _run_fleets(arguments: argparse.Namespace, devices: list[str]) -> tuple[str,
     given = [f"--{name}" for name in _RANKS if getattr(arguments, name) != 1]
     if given:
         raise InputError(f"{', '.join(given)}: the search for fleets chooses ranks itself; leave it out")
-    target = Target(arguments.ttft, arguments.tpot, arguments.rate, arguments.percentile)
+    target = FleetTarget(arguments.ttft, arguments.tpot, arguments.rate, arguments.percentile)
     model = read_target(arguments)
     deployments = [make_deployment(model, device=device, **read_settings(arguments, Layout())) for device in devices]
     found = find_fleets(deployments, target, arguments.prompt, arguments.new_tokens,

@@ -52,7 +52,7 @@ class AttentionKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class FusedKernel:
+class PassKernel:
     """A kernel that moves bytes: of each token (or sequence), and of weights."""
 
     name: str
@@ -63,7 +63,7 @@ class FusedKernel:
     sorts: int = 0  #: of ``kernels``, those that choose or count
 
 
-Kernel = Product | AttentionKernel | FusedKernel
+Kernel = Product | AttentionKernel | PassKernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from analyzer.hardware.power import Work, add_work, watts_of
 
 from .deployment import WEIGHT_FORMATS, Deployment
 from .pass_time import Batch, Chunk, PassTimer, choose_experts, find_format_peak, split_pass
-from .served_model import FusedKernel, Kernel, Product
+from .served_model import Kernel, PassKernel, Product
 from .simulation import Timeline
 
 
@@ -41,7 +41,7 @@ def _load(deployment: Deployment, kernel: Kernel, batch: Batch, sees_all: bool) 
     prompt see those behind them too, as in encoders.
     """
     tp, device = deployment.layout.tp, deployment.device
-    if isinstance(kernel, FusedKernel):
+    if isinstance(kernel, PassKernel):
         return 0.0, batch.tokens * kernel.token_bytes / (tp if kernel.is_split else 1) + kernel.weight_bytes
     if isinstance(kernel, Product):
         local, form = deployment.local_product(kernel), deployment.format_of(kernel)

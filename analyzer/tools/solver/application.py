@@ -75,11 +75,11 @@ class KeepResults:
     __name__ = "keep_results"  # in generated code
 
     def __call__(self) -> tuple[AbstractContextManager[Any], _Again]:
-        kept = _Keeping(frozenset(self.keeps), frozenset(self.skips), frozenset(self.offloads), self.copies)
+        kept = _KeepingMode(frozenset(self.keeps), frozenset(self.skips), frozenset(self.offloads), self.copies)
         return kept if kept.keeps or kept.skips else nullcontext(), _Again(kept, self.norms)
 
 
-class _Keeping(TorchDispatchMode):
+class _KeepingMode(TorchDispatchMode):
     """Is around the region when it runs, and holds the results that this run keeps."""
 
     def __init__(self, keeps: frozenset[str], skips: frozenset[str], offloads: frozenset[str],
@@ -144,7 +144,7 @@ def _writes_first(op: Any) -> bool:
 
 
 class _Giving(TorchDispatchMode):
-    def __init__(self, kept: _Keeping) -> None:
+    def __init__(self, kept: _KeepingMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kept, self.met = kept, Counter[str]()
         self.given: StorageTable[bool] = StorageTable()  #: where results lie that were given out
@@ -170,7 +170,7 @@ class _Giving(TorchDispatchMode):
 class _Again:
     """What is around the region when it runs again; it can be entered again, for another backward pass."""
 
-    def __init__(self, kept: _Keeping, norms: tuple[_NormBase, ...]) -> None:
+    def __init__(self, kept: _KeepingMode, norms: tuple[_NormBase, ...]) -> None:
         self.kept, self.norms = kept, norms
         self.undo = ExitStack()
 

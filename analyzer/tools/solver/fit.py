@@ -138,7 +138,7 @@ def max_sequence_length(model: torch.nn.Module | Callable[[], torch.nn.Module], 
     return _search("sequence length", model, make_inputs, **options)
 
 
-class _Search:
+class _SizeSearch:
     """Profiles sizes, given in steps of ``multiple_of``, and keeps the bracket."""
 
     def __init__(self, what: str, run: Callable[[int], Profile], multiple_of: int, last: int | None,
@@ -236,14 +236,14 @@ def _search(what: str, model: Any, make_inputs: Callable[[int], Any], *, device:
             args, kwargs = args
         return profile(model, args=args, kwargs=kwargs, device=spec, options=limited, **profile_options)
 
-    search = _Search(what, run, multiple_of, last, capacity)
+    search = _SizeSearch(what, run, multiple_of, last, capacity)
     if search.fits(first) and not search.is_closed:
         _close_in(search, first, what)
     return FitResult(what, spec.name, capacity, search.low * multiple_of, at_most, search.profiles.get(search.low),
                      search.profiles.get(search.high), tuple(search.evaluations), unseen)
 
 
-def _close_in(search: _Search, first: int, what: str) -> None:
+def _close_in(search: _SizeSearch, first: int, what: str) -> None:
     search.fits(first + 1)
     if not search.is_closed and not search.high and (half := search.follow_lines(0.5)) > search.low:
         search.fits(half)  # near the limit, but far enough off to fit where memory fragments
@@ -267,7 +267,7 @@ def _close_in(search: _Search, first: int, what: str) -> None:
     _narrow(search)
 
 
-def _narrow(search: _Search) -> None:
+def _narrow(search: _SizeSearch) -> None:
     """Follow the line of the reserved bytes while that gains much, else halve what is left."""
     follows = True
     while not search.is_closed:

@@ -12,7 +12,7 @@ from torch import fx
 
 from analyzer.errors import InputError
 from analyzer.report.export.json_format import read_record, write_record
-from analyzer.report.page.document import Headline, Part, Tile, headline_part, summary_part, write_page
+from analyzer.report.page.document import Headline, Panel, Tile, headline_part, summary_part, write_page
 from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_picture
 from analyzer.report.page.picture import draw_curves
 from analyzer.report.text_table import print_rows
@@ -212,7 +212,7 @@ class Plan:
                  ("plan_regions", "Checkpoints", _describe_regions(self)))
         return write_page(f"Checkpointing of {self.model}", [
             headline_part(self._judge(), self._list_tiles()),
-            *(Part(kind, title, data, has_chart=kind != "plan_regions") for kind, title, data in known
+            *(Panel(kind, title, data, has_chart=kind != "plan_regions") for kind, title, data in known
               if data is not None),
             summary_part(self.summary())], path)
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.errors import InputError, MissingExtraError, how_to_install
-from analyzer.registry import Call, Registry, check_name
+from analyzer.registry import Form, Registry, check_name
 from analyzer.units import format_bytes
 
 from .chain import UnitGraph, find_prices, search_states, solve_chain, undominated, units_left
@@ -146,7 +146,7 @@ class SolverRegistry(Registry[str, Solver]):
         return found
 
 
-register_solver = SolverRegistry("register_solver", check_name, Call("f(units, limit_bytes)", 2))
+register_solver = SolverRegistry("register_solver", check_name, Form("f(units, limit_bytes)", 2))
 """Register a way to solve plans: a function of a list of `analyzer.tools.solver.unit.Unit` and a limit in bytes
 that returns a list of some of them, or None. `SolverRegistry` says what is asked of it."""
 register_solver("auto", solve_chain)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from analyzer.errors import InputError
 from analyzer.output import check_output, write_output
 from analyzer.report.export.table_file import import_pandas
-from analyzer.report.page.document import Headline, Part, Tile, headline_part, write_page
+from analyzer.report.page.document import Headline, Panel, Tile, headline_part, write_page
 from analyzer.units import format_bytes, format_seconds
 
 from .configuration import AXES
@@ -35,15 +35,15 @@ _COSTS = (("Time a token", "tokens_per_second"), ("Time a sample", "samples_per_
 _SIZES = ("batch", "sequence", "accumulate")
 
 
-def list_sweep_parts(rows: Sequence[Row]) -> list[Part]:
+def list_sweep_parts(rows: Sequence[Row]) -> list[Panel]:
     done = [row for row in rows if row.get("error") is None]
     failed = [row for row in rows if row.get("error") is not None]
     found = describe_sweep(done)
     parts = [sweep_headline(done, failed)]
     if found is not None:
-        parts.append(Part("sweep", "Configurations", found))
+        parts.append(Panel("sweep", "Configurations", found))
     if failed:
-        parts.append(Part("failed", "Failed configurations", {
+        parts.append(Panel("failed", "Failed configurations", {
             "dimensions": list_dimensions(failed, least=0), "error": [str(row["error"]) for row in failed]},
             has_chart=False))
     return parts
@@ -92,7 +92,7 @@ def _word(value: Any) -> str:
     return {None: "none", True: "yes", False: "no"}[value] if value is None or isinstance(value, bool) else str(value)
 
 
-def sweep_headline(done: Sequence[Row], failed: Sequence[Row]) -> Part:
+def sweep_headline(done: Sequence[Row], failed: Sequence[Row]) -> Panel:
     rows = [*done, *failed]
     fitting = [row for row in done if row.get("fits")]
     unknown = sum(row.get("fits") is None for row in done)
