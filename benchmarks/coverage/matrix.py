@@ -7,7 +7,7 @@
 
 An environment is made once, beside the repository's own with the packages of
 constraints.txt but for torch's, and the torchvision that was built for that torch: 2 to 8 GB. `--keep-result` writes
-what came out into matrix.json, of which `python -m benchmarks.fuzz.trust --only versions` makes a table. Exits 1 where
+what came out into matrix.json, of which `python -m benchmarks.fuzz.run versions` makes a table. Exits 1 where
 a test failed or nothing could be installed. Needs no package but Python's own.
 """
 from __future__ import annotations

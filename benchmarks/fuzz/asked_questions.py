@@ -1,8 +1,8 @@
 """What installed libraries ask of tensors, and whether a tensor without data answers as one with data does.
 
-    python -m benchmarks.fuzz.asked_questions                    # docs/reliability.md: all questions of four libraries
-    python -m benchmarks.fuzz.asked_questions --differing   # a line for each that differs, also for those in `KNOWN`
-    python -m benchmarks.fuzz.asked_questions --only is_leaf type
+    python -m benchmarks.fuzz.run questions                 # docs/reliability.md: all questions of four libraries
+    python -m benchmarks.fuzz.run questions --differing     # a line for each that differs, also for those in `KNOWN`
+    python -m benchmarks.fuzz.run questions --only is_leaf --only type
 
 A parser (`ast`) finds the questions: attributes by the names that tensors have, classes that ``isinstance`` and
 ``type(x) is`` compare with, names that ``hasattr`` and ``getattr`` look for, and functions ``torch.is_…``. Each is
@@ -15,7 +15,6 @@ import ast
 import builtins
 import importlib
 import importlib.util
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -240,30 +239,23 @@ def _is_kind_of(simulated: str, real: str) -> bool:
     return (simulated, real) == ("raises NotImplementedError", "raises RuntimeError")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", metavar="TEXT", help="names of attributes, classes and functions")
-    parser.add_argument("--device", default="cpu", help="of the profile; right answers of CUDA are those of the CPU "
-                        "with another device in them")
-    parser.add_argument("--differing", action="store_true", help="a line for each answer that differs")
-    args = parser.parse_args(argv)
+def tell(options: argparse.Namespace) -> bool:
+    """Print how many answers are equal, and what differs without a reason. Returns whether none does. Right answers of
+    CUDA are those of the CPU with another device in them.
+    """
     asked = find_questions()
-    questions = sorted(q for q in asked if args.only is None or q.text in args.only)
+    questions = sorted(q for q in asked if not options.only or q.text in options.only)
     count: Counter[str] = Counter()
     known = 0
-    for (question, kind), (real, simulated) in compare(questions, args.device).items():
+    for (question, kind), (real, simulated) in compare(questions, options.device or "cpu").items():
         verdict = judge(real, simulated)
         count[verdict] += 1
         if verdict == DIFFERS:
             known += question in KNOWN
-            if args.differing or question not in KNOWN:
+            if options.differing or question not in KNOWN:
                 print(f"{question.kind} {question.text} of {kind}: {simulated} where it is {real}"
                       f"{' (' + KNOWN[question] + ')' if question in KNOWN else ''}")
     print(f"{len(questions)} questions, {sum(count.values())} answers:",
           ", ".join(f"{number} {verdict}" for verdict, number in count.items()),
           f"of which {known} with a reason")
-    return 0 if count[DIFFERS] == known else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return count[DIFFERS] == known

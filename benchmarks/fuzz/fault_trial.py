@@ -1,7 +1,7 @@
 """A run is stopped at a line of Python, the n-th time that it is reached, or by a full disk: one fault after the
 other in a stage, each in a process that none has harmed yet, and what was changed by it.
 
-    python -m benchmarks.fuzz.trust --only faults
+    python -m benchmarks.fuzz.run faults
 """
 from __future__ import annotations
 

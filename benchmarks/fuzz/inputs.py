@@ -1,6 +1,6 @@
 """What comes from outside and is not what it should be: files, names, paths, and models without measure.
 
-    python -m benchmarks.fuzz.trust --only inputs
+    python -m benchmarks.fuzz.run inputs
 """
 from __future__ import annotations
 

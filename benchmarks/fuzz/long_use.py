@@ -1,6 +1,6 @@
 """A process that goes on for long: a thousand profiles and a thousand traces, of one model and of many.
 
-    python -m benchmarks.fuzz.trust --only long-use
+    python -m benchmarks.fuzz.run long-use
 """
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Modules of torch's own database, run with data and without: shapes of results and gradients, and what is refused.
 
-    python -m benchmarks.fuzz.module_samples     # docs/reliability.md: all, in training and in evaluation
-    python -m benchmarks.fuzz.module_samples --only Conv        # those whose names contain a text
+    python -m benchmarks.fuzz.run modules                # docs/reliability.md: all, in training and in evaluation
+    python -m benchmarks.fuzz.run modules --only Conv    # those whose names contain a text
 
 The samples are those of torch/testing/_internal/common_modules.py. The run with data is on the CPU; those without are
 on the CPU and on a simulated GPU. Of those of ``LinearCrossEntropyLoss``, 1,714, every hundredth one is run.
@@ -9,10 +9,8 @@ on the CPU and on a simulated GPU. Of those of ``LinearCrossEntropyLoss``, 1,714
 from __future__ import annotations
 
 import argparse
-import sys
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -83,20 +81,13 @@ def compare_all(only: str = "") -> Iterator[tuple[str, str, str, Any]]:
             yield f"{name} on {device}", device, judge(right, found), found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="TEXT", default="")
-    arguments = parser.parse_args(argv)
-    warnings.simplefilter("ignore")
+def tell(options: argparse.Namespace) -> bool:
+    """Print how many samples went which way on each device, and what differs. Returns whether none does."""
     counts: dict[str, Counter[str]] = {"cpu": Counter(), "cuda": Counter()}
-    for name, device, verdict, found in compare_all(arguments.only):
+    for name, device, verdict, found in compare_all((options.only or [""])[0]):
         counts[device][verdict] += 1
         if verdict in (DIFFERS, PRICED, REFUSED):
             print(f"{name}: {verdict}: {str(found).splitlines()[0][:200]}", flush=True)
     for device, count in counts.items():
         print(f"{device}: {sum(count.values())} samples; " + ", ".join(f"{n} {what}" for what, n in count.items()))
-    return int(any(count[bad] for count in counts.values() for bad in (DIFFERS, PRICED, REFUSED)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return not any(count[bad] for count in counts.values() for bad in (DIFFERS, PRICED, REFUSED))

@@ -1,8 +1,8 @@
 """Samples of torch's operators, run on data and without: shapes, strides, dtypes and devices of results are the same;
 and whether the operators on the zero list of FLOPs move values, or make them (`ZeroCheck`).
 
-    python -m benchmarks.fuzz.operator_samples                     # docs/reliability.md: every operator of op_db
-    python -m benchmarks.fuzz.operator_samples --only nn.functional.fold  # the samples of one, and what differs
+    python -m benchmarks.fuzz.run operators                        # docs/reliability.md: every operator of op_db
+    python -m benchmarks.fuzz.run operators --only nn.functional.fold  # the samples of one, and what differs
 
 Samples are those of PyTorch's own tests (torch/testing/_internal/common_methods_invocations.py, `op_db`), in float32,
 with gradients where the operator has them: its results, and the gradients of its inputs by a backward pass through all.
@@ -16,7 +16,6 @@ import random
 import sys
 import types
 import unittest
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -228,19 +227,14 @@ def samples_of(operator: Any, most: int) -> Iterator[Any]:
         yield sample
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="OPERATOR")
-    parser.add_argument("--samples", type=int, default=8, metavar="N", help="of each operator (%(default)s)")
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+def tell(options: argparse.Namespace) -> bool:
+    """Print how many samples went which way, and what differs."""
     define_torchvision_ops()
     counts: Counter[str] = Counter()
-    chosen = [op for op in operators() if arguments.only in (None, op.name)]
+    chosen = [op for op in operators() if not options.only or op.name in options.only]
     for operator in chosen:
         seen = set()
-        for sample in samples_of(operator, arguments.samples):
+        for sample in samples_of(operator, options.samples or 8):
             told = compare(operator, sample)
             counts[told.partition(":")[0]] += 1
             if ":" in told and told not in seen:
@@ -248,7 +242,4 @@ def main() -> None:
             seen.add(told)
     print(f"{sum(counts.values())} samples of {len(chosen)} operators; torch {torch.__version__}")
     print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
-
-
-if __name__ == "__main__":
-    main()
+    return True

@@ -1,14 +1,12 @@
 """Random programs on tensors, run without data by the package and with data by torch: both must tell the same.
 
-    python -m benchmarks.fuzz.trust --only programs            # docs/reliability.md: 5,000 programs
-    python -m benchmarks.fuzz.programs --only 1234       # the source of one program, and what differs
+    python -m benchmarks.fuzz.run programs            # docs/reliability.md: 5,000 programs
+    python -m benchmarks.fuzz.run programs --only 1234       # the source of one program, and what differs
 """
 from __future__ import annotations
 
-import argparse
 import gc
 import random
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -162,20 +160,13 @@ def measure(count: int | None = None) -> Found:
     return Found(tried, lost, f"| programs | a step | its graph | replayed |\n|---|---:|---:|---:|\n{rows}")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz.programs", description=__doc__.split("\n")[0])
-    parser.add_argument("--only", type=int, action="append", required=True, help="the program of this number")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
+def show(numbers: Iterable[int]) -> bool:
+    """Print programs with what was found of each. Returns whether all held."""
     fails = False
-    for number in options.only:
+    for number in numbers:
         program = draw_number(number)
         print(program)
         for what, finding in try_program(number, program):
             fails |= finding.kind not in HOLDS
             print(f"{what}: {finding.kind}", *finding.differences, sep="\n    ")
-    return int(fails)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return not fails

@@ -1,8 +1,8 @@
 """Calls that PyTorch refuses, from its own tests: each is refused here too, with an error of the same kind.
 
-    python -m benchmarks.fuzz.refused_calls     # docs/reliability.md: all, on the CPU and on a simulated GPU
-    python -m benchmarks.fuzz.refused_calls --only softmax     # the calls of one operator, module or optimizer
-    python -m benchmarks.fuzz.refused_calls --differing        # a line for each that differs, also for those in `KNOWN`
+    python -m benchmarks.fuzz.run refused-calls                   # docs/reliability.md: all, on the CPU and on a simulated GPU
+    python -m benchmarks.fuzz.run refused-calls --only softmax    # the calls of one operator, module or optimizer
+    python -m benchmarks.fuzz.run refused-calls --differing       # a line for each that differs, also for those in `KNOWN`
 
 The calls are the ``error_inputs`` of torch's databases of operators, modules and optimizers (torch/testing/_internal/
 common_methods_invocations.py, common_modules.py, common_optimizers.py). On the CPU each one runs with data first, and
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -127,23 +126,17 @@ def compare_all(device: str, only: Sequence[str] = ("",)) -> Iterator[tuple[Refu
             yield call, verdict, f"{found}; right {call.kind.__name__}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="NAME", default="")
-    parser.add_argument("--device", choices=DEVICES, action="append")
-    parser.add_argument("--differing", action="store_true")
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    for device in arguments.device or DEVICES:
+def tell(options: argparse.Namespace) -> bool:
+    """Print how many calls went which way on each device, and what differs without a reason. Returns whether none does.
+    """
+    holds = True
+    for device in [options.device] if options.device else DEVICES:
         counts: Counter[str] = Counter()
-        for call, verdict, told in compare_all(device, [arguments.only]):
+        for call, verdict, told in compare_all(device, options.only or [""]):
             counts[verdict] += 1
-            if verdict != AGREES and ((device, call.name) not in KNOWN or arguments.differing):
+            holds &= verdict == AGREES or (device, call.name) in KNOWN
+            if verdict != AGREES and ((device, call.name) not in KNOWN or options.differing):
                 print(f"{device} {call.name}: {verdict}: {told}", file=sys.stderr)
         total = sum(counts.values())
         print(f"{device}: {total} calls; " + ", ".join(f"{name} {count}" for name, count in counts.items()))
-
-
-if __name__ == "__main__":
-    main()
+    return holds

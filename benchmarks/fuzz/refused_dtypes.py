@@ -1,6 +1,6 @@
 """Which dtypes the kernels of the CPU and of CUDA are not there for: the table in analyzer/meta/refusal/dtype.py.
 
-    python -m benchmarks.fuzz.refused_dtypes     # prints the table anew, to be held against the one that stands there
+    python -m benchmarks.fuzz.run refused-dtypes     # prints the table anew, to be held against the one that stands there
 
 Operators that samples of torch's database call (benchmarks/fuzz/operator_samples.py) are called again with all floating
 tensors in another dtype. The CPU refuses a dtype where all calls with elements fail and say that it is the dtype. Of
@@ -8,8 +8,8 @@ CUDA the database tells itself for which dtypes it has tests; what it leaves out
 """
 from __future__ import annotations
 
+import argparse
 import re
-import warnings
 from collections import defaultdict
 from typing import Any
 
@@ -129,15 +129,11 @@ def is_refused(calls: list[tuple[Any, Any, Any]], given: torch.dtype, dtype: tor
         return any(refusal(cast(call, given, dtype)) is None for call in calls)
 
 
-def main() -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+def tell(_: argparse.Namespace) -> bool:
+    """Print the table."""
     grouped = defaultdict(list)
     for name, letters in sorted(find_refused().items()):
         grouped[letters].append(name)
     for letters, names in sorted(grouped.items()):
         print(letters, " ".join(names))
-
-
-if __name__ == "__main__":
-    main()
+    return True

@@ -1,7 +1,7 @@
 """Valid calls with one thing changed: what the CPU refuses then is refused here, and what it runs is not.
 
-    python -m benchmarks.fuzz.refused_mutations                 # docs/reliability.md: two samples of every operator
-    python -m benchmarks.fuzz.refused_mutations --only conv2d   # those of one, with a line for each that differs
+    python -m benchmarks.fuzz.run refused-mutations                 # docs/reliability.md: two samples of every operator
+    python -m benchmarks.fuzz.run refused-mutations --only conv2d   # those of one, with a line for each that differs
 
 The calls are samples of torch's database of operators (`operator_samples`). Of each one tensor has another dtype, one
 element or one dimension more or less, a number is another one, or all floating tensors have another dtype.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -110,22 +109,14 @@ def compare_all(only: str = "", samples: int = 2) -> Iterator[tuple[str, str, st
                     yield f"{operator.formatted_name}, {name}", *result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="NAME", default="")
-    parser.add_argument("--samples", type=int, default=2, metavar="N", help="of each operator (%(default)s)")
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+def tell(options: argparse.Namespace) -> bool:
+    """Print how many calls went which way, and what differs."""
     counts: Counter[str] = Counter()
-    for name, verdict, told in compare_all(arguments.only, arguments.samples):
+    for name, verdict, told in compare_all((options.only or [""])[0], options.samples or 2):
         counts[verdict] += 1
         if verdict in (PRICED, FALSELY, OTHER_KIND):
             print(f"{name}: {verdict}: {told}", flush=True)
     refused = counts[SAME_KIND] + counts[OTHER_KIND] + counts[PRICED] + counts[EMPTY]
     print(f"{sum(counts.values())} calls, {refused} that the CPU refuses; "
           + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
-
-
-if __name__ == "__main__":
-    main()
+    return True

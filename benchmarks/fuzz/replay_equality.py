@@ -1,17 +1,15 @@
 """Random programs, profiled with replay and without: every field of the two profiles must be equal.
 
-    python -m benchmarks.fuzz.trust --only replay                         # docs/reliability.md: 2,000 programs
-    python -m benchmarks.fuzz.replay_equality --only 100017               # one program; its field by field differences
+    python -m benchmarks.fuzz.run replay                         # docs/reliability.md: 2,000 programs
+    python -m benchmarks.fuzz.run replay --only 100017               # one program; its field by field differences
 
 Exits 1 where a program differs.
 """
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import re
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -170,15 +168,8 @@ def measure(count: int | None = None) -> Found:
                  f"| {number} programs | |\n|---|---:|\n{rows}")
 
 
-def main() -> int:  # compare programs by number, and print those that differ
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz.replay_equality",
-                                     description=__doc__.split("\n")[0])
-    parser.add_argument("--only", type=int, action="append", required=True, help="the program of this number")
-    options = parser.parse_args()
-    counts, different = run_programs(options.only)
+def show(numbers: Iterable[int]) -> bool:
+    """Compare programs, and print those that differ. Returns whether none does."""
+    counts, different = run_programs(numbers)
     print(", ".join(f"{counts[kind]} {kind}" for kind in KINDS))
-    return int(bool(different))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return not different

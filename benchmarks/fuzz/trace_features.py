@@ -1,7 +1,7 @@
 """Graphs of layers, losses and features of models, run on three sets of data: they give what the model gives.
 
-    python -m benchmarks.fuzz.trace_features     # docs/reliability.md: all, in training and in evaluation
-    python -m benchmarks.fuzz.trace_features --only Dropout     # those whose names contain a text
+    python -m benchmarks.fuzz.run traces                   # docs/reliability.md: all, in training and in evaluation
+    python -m benchmarks.fuzz.run traces --only Dropout    # those whose names contain a text
 
 A model is traced once, on the first set of data, and its graph is run on all three, with the same random numbers as the
 model: outputs, gradients and buffers are compared. A model that is refused when it is traced says so, as does a graph
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 
@@ -21,6 +20,7 @@ from analyzer.errors import AnalyzerError
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 from benchmarks.coverage.check import Candidate, Case, Inputs, compare_results, results_of, trace_with
 from benchmarks.coverage.layers import layer_cases
+from benchmarks.page import is_named
 
 SETS = 3
 
@@ -64,15 +64,10 @@ def _draw(candidate: Candidate, model: torch.nn.Module, trains: bool, seed: int)
     return candidate.make_inputs(model, trains)
 
 
-def main() -> None:
+def tell(options: argparse.Namespace) -> bool:
     """Compare every case in both modes, and print how many went which way, and what differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="TEXT", default="")
-    arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     define_torchvision_ops()
-    cases = [case for case in layer_cases() if arguments.only in case.name]
+    cases = [case for case in layer_cases() if is_named(case.name, options.only or ())]
     counts: Counter[str] = Counter()
     for case in cases:
         for trains in (True, False):
@@ -82,7 +77,4 @@ def main() -> None:
                     print(f"{case.name} in {'training' if trains else 'evaluation'}: {told}", file=sys.stderr)
     print(f"{len(cases)} models in 2 modes on {SETS} sets of data; torch {torch.__version__}")
     print(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
-
-
-if __name__ == "__main__":
-    main()
+    return not counts["differs"]

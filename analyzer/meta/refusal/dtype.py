@@ -18,7 +18,7 @@ _LETTERS = {torch.bool: "b", torch.uint8: "u", torch.int8: "c", torch.int16: "s"
 
 # Dtypes that the CPU refuses and those that CUDA refuses, then operators. Sources: AT_DISPATCH and TORCH_CHECK of the
 # CPU's kernels, as real calls tell them; for CUDA ``dtypesIfCUDA`` in torch/testing/_internal/
-# common_methods_invocations.py. `python -m benchmarks.fuzz.refused_dtypes` prints it anew (torch 2.13).
+# common_methods_invocations.py. `python -m benchmarks.fuzz.run refused-dtypes` prints it anew (torch 2.13).
 _TABLE = {
     ("FD", ""):
         "nansum",

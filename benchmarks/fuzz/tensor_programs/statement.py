@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_TEXTS = dict(re.findall(r"^== (\w+)\n(.*?)\n(?=\n== |\Z)", Path(__file__).with_name("statements.txt").read_text("utf-8"),
-                         re.MULTILINE | re.DOTALL))
+_TEXT = Path(__file__).with_name("statements.txt").read_text("utf-8")
+_TEXTS = dict(re.findall(r"^== (\w+)\n(.*?)\n(?=\n== |\Z)", _TEXT, re.MULTILINE | re.DOTALL))
 
 
 def _split(name: str) -> list[str]:
