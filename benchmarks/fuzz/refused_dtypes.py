@@ -1,6 +1,6 @@
 """Which dtypes the kernels of the CPU and of CUDA are not there for: the table in analyzer/meta/refusal/dtype.py.
 
-    python -m benchmarks.fuzz.run refused-dtypes     # prints the table anew, to be held against the one that stands there
+    python -m benchmarks.fuzz.run refused-dtypes     # prints it anew, to be held against that which stands there
 
 Operators that samples of torch's database call (benchmarks/fuzz/operator_samples.py) are called again with all floating
 tensors in another dtype. The CPU refuses a dtype where all calls with elements fail and say that it is the dtype. Of
