@@ -1,17 +1,15 @@
 """How good the answers of `analyzer search` are, and how few ranks it profiles for them; writes into docs/search.md.
 
-    python -m benchmarks.accuracy.search [every] [llama] [published] [stopped] [--journal FOLDER]
+    python -m benchmarks.accuracy.search [every] [llama] [published] [--journal FOLDER]
 
 ``every``: a model of which every layout's step is composed, so that the best are known. ``llama``: Llama 3 405B on
 16,384 H100. ``published``: groups of runs that others measured (``benchmarks/truth/vtrain.json``), which differ in one
-degree. ``stopped``: searches that were stopped and went on, and by other workers. What was profiled is kept in FOLDER;
-with parts named, only these blocks are written.
+degree. What was profiled is kept in FOLDER; with parts named, only these blocks are written.
 """
 from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.util
 import os
 import resource
 import statistics
@@ -19,7 +17,7 @@ import sys
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +28,7 @@ from analyzer.parallel import search
 from analyzer.tools.search.compose import JobStep, list_probes
 from analyzer.tools.search.layout import Layout, Question, Space, list_layouts
 from analyzer.tools.search.probe import ProbeJob, ProbeJournal, Subject, run_probe
-from analyzer.tools.search.result import SearchResult
-from analyzer.tools.search.search import Interrupted, Searcher, read_cluster
+from analyzer.tools.search.search import Searcher, read_cluster
 from analyzer.zoo.input_spec import InputSpec
 from analyzer.zoo.llama import Llama, LlamaConfig
 from analyzer.zoo.target import Target
@@ -191,64 +188,7 @@ def published(folder: Path) -> str:
         ["differ in", "groups", "runs of each", "median Spearman", "best is first", "among the first three"], rows))
 
 
-def tiny() -> Llama:
-    return Llama(LlamaConfig(vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
-                             num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False))
-
-
-def search_tiny(**settings: Any) -> SearchResult:
-    return search("benchmarks.accuracy.search:tiny", "4xh100", global_batch=16, sequence=256, count=3, advice=False,
-                  tensor=1, micro_batch=[1, 2], checkpointing="none", **settings)
-
-
-def stopped(folder: Path) -> str:
-    """A search that is stopped after each of several numbers of ranks and goes on, and searches by several workers."""
-    straight = search_tiny()
-    total, same = straight.profiles, []
-    limits = 1, total // 3, total - 2
-    for limit in limits:
-        path = folder / f"stopped{limit}.jsonl"
-        path.unlink(missing_ok=True)
-        try:
-            search_tiny(resume=path, progress=stop_after(limit))
-        except Interrupted:
-            pass
-        written = path.read_text().count("\n") - 1
-        again = search_tiny(resume=path)
-        same.append(written == limit and path.read_text().count("\n") - 1 == total
-                    and (again.steps, again.composed, again.counts) == (straight.steps, straight.composed,
-                                                                        straight.counts))
-    told = [f"A search of {total} ranks, stopped after {limits[0]}, {limits[1]} and {limits[2]} of them and started "
-            f"again with its file: {sum(same)} of {len(same)} give the same answer,\nand profile no rank twice."]
-    for name, found in (("two processes", search_tiny(workers=2)), ("two workers of Dask", search_by_dask())):
-        is_same = found is not None and (found.steps, found.counts) == (straight.steps, straight.counts)
-        told.append(f"By {name}: {'not tried' if found is None else 'the same' if is_same else 'ANOTHER answer'}.")
-    return "\n".join(told)
-
-
-def search_by_dask() -> SearchResult | None:
-    """None where Dask is not installed."""
-    if importlib.util.find_spec("distributed") is None:
-        return None
-    from distributed import Client, LocalCluster
-
-    cluster: Any = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
-    with cluster, Client(cluster) as client:
-        return search_tiny(executor=client.get_executor())
-
-
-def stop_after(limit: int) -> Callable[[float, str], None]:
-    told: list[str] = []
-
-    def progress(share: float, text: str) -> None:
-        told.append(text)
-        if len(told) == limit:
-            raise KeyboardInterrupt
-
-    return progress
-
-
-PARTS = {"every": every, "llama": llama, "published": published, "stopped": stopped}
+PARTS = {"every": every, "llama": llama, "published": published}
 
 
 def main() -> int:

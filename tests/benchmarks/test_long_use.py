@@ -12,7 +12,7 @@ def test_traced_models_are_freed_with_their_last_name():
 def test_objects_files_and_threads_stay_level(course):
     name, one, _ = course
     if "page" in name:
-        pytest.skip("benchmarks.fuzz.long_use")
+        pytest.skip("too long for a test: python -m benchmarks.fuzz.run long-use")
     found = run_rounds(name, one, 20, looks=5)  # each runs the collector over all that tests hold
     assert found.last.objects - found.first.objects < 1000  # a profile that is kept each round has more in all
     assert (found.last.files, found.last.threads) == (found.first.files, found.first.threads), Level._fields
