@@ -103,7 +103,52 @@ CALLS: dict[str, Call] = {
     "unfolded integers": lambda: F.unfold(torch.ones(1, 2, 4, 4, dtype=torch.int64), 2),
     "an extreme of complex numbers": lambda: torch.zeros(3, dtype=torch.complex64).scatter_reduce(
         0, torch.tensor([0]), torch.ones(1, dtype=torch.complex64), "amax"),
+    "a whole quotient of booleans": lambda: torch.div(
+        torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.bool), rounding_mode="trunc"),
+    "bounds of booleans": lambda: torch.ones(3, dtype=torch.bool).clamp(*[torch.ones(3, dtype=torch.bool)] * 2),
+    "a complex number beside floats": lambda: torch.atan2(torch.rand(3), torch.tensor(1j)),
+    "steps of complex numbers as floats": lambda: torch.linspace(torch.tensor(1j), 2, 3, dtype=torch.float32),
+    "booleans summed as booleans": lambda: torch.rand(3).cumsum(0, dtype=torch.bool),
+    "a number's extreme so far along another dimension": lambda: torch.rand(()).cummax(3),
+    "a copy of a view beyond the storage": lambda: torch.as_strided_copy(torch.rand(4), (2, 2), (3, 2)),
+    "negative strides": lambda: torch.empty_strided((2, 2), (-1, 1)),
+    "a source for a place that is not there": lambda: torch.rand(5, 5).select_scatter(torch.rand(5), 0, 7),
+    "a view whose elements are one": lambda: torch.rand(4).as_strided_scatter(torch.rand(2, 2), (2, 2), (0, 1)),
+    "a complex number in floats": lambda: torch.rand(3).index_fill(0, torch.tensor([0]), 1j),
+    "a mean of complex numbers at indices": lambda: torch.rand(3, dtype=torch.complex64).index_reduce(
+        0, torch.tensor([0]), torch.rand(1, dtype=torch.complex64), "mean"),
+    "a mask of other sizes": lambda: torch.rand(5, 5).index_put((torch.ones(4, dtype=torch.bool),), torch.rand(5)),
+    "more values than a mask marks": lambda: torch.rand(3, 5).index_put(
+        (torch.tensor([True, False, True]),), torch.rand(3, 5)),
+    "values of a leading dimension": lambda: torch.rand(5, 5).index_put((torch.tensor([1]),), torch.rand(1, 1, 5)),
+    "a group norm's weight of two dimensions": lambda: F.group_norm(torch.rand(2, 4, 3), 2, torch.rand(1, 4)),
+    "logits of whole numbers": lambda: F.binary_cross_entropy_with_logits(
+        torch.ones(3, dtype=torch.int64), torch.rand(3)),
+    "weights wider than the logits": lambda: F.binary_cross_entropy_with_logits(
+        torch.rand(5), torch.rand(5), torch.rand(2, 5)),
+    "an image of no size": lambda: F.interpolate(torch.rand(1, 1, 4, 4), size=(0, 3), mode="bilinear"),
+    "maxima of integers in one dimension": lambda: F.max_pool1d(torch.ones(1, 2, 6, dtype=torch.int64), 2),
+    "a distance of booleans": lambda: torch.dist(torch.rand(3), torch.ones(3, dtype=torch.bool)),
+    "a draw beyond the dtype": lambda: torch.randint(0, 300, (3,), dtype=torch.uint8),
+    "uniform whole numbers": lambda: torch.rand(3, dtype=torch.int64),
+    "a complex deviation": lambda: torch.normal(torch.rand(3), torch.rand(3, dtype=torch.complex64)),
+    "whole means": lambda: torch.normal(torch.ones(3, dtype=torch.int64), 1.0),
+    "complex boundaries": lambda: torch.bucketize(torch.rand(3), torch.rand(2, dtype=torch.complex64)),
+    "a bounded norm of whole rows": lambda: F.embedding(
+        torch.tensor([1]), torch.ones(3, 2, dtype=torch.int64), max_norm=1.0),
+    "weights of samples in another dtype": lambda: F.embedding_bag(
+        torch.tensor([[0]]), torch.rand(3, 2), per_sample_weights=torch.rand(1, 1).half(), mode="sum"),
+    "lengths that are booleans": lambda: F.ctc_loss(
+        torch.rand(5, 1, 3), torch.tensor([[1, 2]]), torch.tensor([5]), torch.tensor([True])),
+    "more dimensions than the product": lambda: torch.addmm(torch.rand(1, 2, 3), torch.rand(2, 4), torch.rand(4, 3)),
+    "shifts of other dimensions": lambda: torch.rand(0, 3).roll((1, 2), (1,)),
     "states of another dtype": lambda: torch.nn.GRU(4, 4)(torch.rand(2, 1, 4, dtype=torch.float64)),
+}
+ON_THE_CPU_ALONE: dict[str, Call] = {
+    "a division by a known zero": lambda: torch.tensor([4, 6]) // torch.tensor([2, 0]),
+    "a remainder by zero": lambda: torch.tensor([4, 6]) % 0,
+    "a transform in half": lambda: torch.stft(
+        torch.rand(16).half(), 4, window=torch.ones(4).half(), return_complex=True),
 }
 VALID: dict[str, Call] = {
     "a label that is ignored": lambda: F.cross_entropy(torch.rand(2, 5), torch.tensor([1, -100])),
@@ -132,6 +177,33 @@ VALID: dict[str, Call] = {
     "bags": lambda: F.embedding_bag(torch.tensor([1, 2]), torch.rand(3, 2), torch.tensor([0, 2])),
     "places of numbers": lambda: torch.unravel_index(torch.tensor([11]), (3, 4)),
     "segments": lambda: torch.segment_reduce(torch.rand(5), "sum", lengths=torch.tensor([2, 3])),
+    "complex convolution": lambda: F.conv1d(
+        torch.rand(2, 9, dtype=torch.complex64), torch.rand(3, 2, 3, dtype=torch.complex64)),
+    "complex means": lambda: torch.normal(torch.rand(2, dtype=torch.complex64), 1.1),
+    "a label in a vector of one": lambda: F.nll_loss(torch.rand(3), torch.tensor([1])),
+    "a loss of images whose weight is a row": lambda: F.nll_loss(
+        torch.rand(2, 3, 2, 2), torch.zeros(2, 2, 2, dtype=torch.int64), torch.rand(1, 3)),
+    "no elements repeated": lambda: torch.rand(0).repeat(2, -6),
+    "no elements rolled": lambda: torch.rand(0, 0).roll(1, 4),
+    "no booleans in a softmax": lambda: torch.zeros(0, 3, dtype=torch.bool).log_softmax(1),
+    "no whole numbers drawn": lambda: torch.randn_like(torch.zeros(0, dtype=torch.int64)),
+    "no elements in a bag of booleans": lambda: F.embedding_bag(
+        torch.zeros(4, dtype=torch.int64), torch.rand(4, 3), torch.tensor([False, True])),
+    "values with a leading dimension": lambda: torch.rand(5, 2).__setitem__(torch.tensor([1, 3]), torch.rand(1, 2, 2)),
+    "values with a leading dimension in a slice": lambda: torch.rand(5, 2).__setitem__(
+        slice(0, 2), torch.rand(1, 2, 2)),
+    "as many values as a mask marks": lambda: torch.rand(3, 5).index_put(
+        (torch.tensor([True, False, True]),), torch.rand(2, 5)),
+    "a value for all that a mask marks": lambda: torch.rand(3, 5).index_put(
+        (torch.tensor([True, False, True]),), torch.rand(5)),
+    "a quotient by a zero": lambda: torch.tensor([4, 6]) / torch.tensor([2, 0]),
+    "a float's remainder by zero": lambda: torch.tensor([4.0]) % 0,
+    "booleans summed": lambda: torch.ones(3, dtype=torch.bool).cumsum(0),
+    "a draw of all of a dtype": lambda: torch.randint(0, 256, (3,), dtype=torch.uint8),
+    "a boolean limited by one tensor": lambda: torch.ones(3, dtype=torch.bool).clamp(
+        min=torch.ones(3, dtype=torch.bool)),
+    "a product of complex numbers at indices": lambda: torch.rand(3, 2, dtype=torch.complex64).index_reduce(
+        0, torch.tensor([0]), torch.rand(1, 2, dtype=torch.complex64), "prod"),
     "a reduction of a number": lambda: torch.rand(()).amax(0),
 }
 
@@ -142,6 +214,18 @@ def test_what_the_cpu_runs_is_not_refused(name: str, device: str) -> None:
     VALID[name]()
     with MetaTensorMode(), torch.device(device):
         VALID[name]()
+
+
+@pytest.mark.parametrize("name", ON_THE_CPU_ALONE)
+def test_what_only_the_cpu_refuses_is_refused_there(name: str) -> None:
+    call = ON_THE_CPU_ALONE[name]
+    with pytest.raises(RuntimeError) as right:
+        call()
+    with MetaTensorMode():
+        with pytest.raises(RuntimeError, match=str(right.value)):
+            call()
+        with torch.device("cuda"):
+            call()
 
 
 def test_what_lies_over_the_written_tensor_is_looked_for_after_a_call_that_was_fine() -> None:

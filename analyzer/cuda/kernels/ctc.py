@@ -13,6 +13,7 @@ from analyzer.meta.argument import own
 from analyzer.meta.function.answer import move
 from analyzer.meta.function.mode import constant
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.refusal.layer import check_lengths
 from analyzer.meta.state import MetaState, active_state
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import read_known
@@ -26,6 +27,7 @@ _MEAN, _SUM = 1, 2  # at::Reduction
 def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
               reduction: int = _MEAN, zero_infinity: bool = False) -> Any:
     """Lengths in tensors are read on the host, where they are known; else the kernel gets copies of them."""
+    check_lengths(input_lengths, target_lengths)
     state = active_state()
     inputs, labels = _read(state, input_lengths), _read(state, target_lengths)
     if inputs is None or labels is None:

@@ -11,6 +11,7 @@ from analyzer.errors import DataDependentError
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.function.mode import constant
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.refusal.rule import name_dtype
 from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import CPU, active_state
 from analyzer.meta.tensor import name_of_node, with_node
@@ -26,6 +27,14 @@ def _drop_out(input: Tensor, p: float, train: bool) -> Any:
     """``aten/src/ATen/native/Dropout.cpp``, is_fused_kernel_acceptable: one kernel that saves a boolean mask."""
     if train and 0 < p < 1 and input.numel():
         return aten.native_dropout.default(input, p, True)[0]
+    return NotImplemented
+
+
+@device_kernel("max_pool1d", on_any_device=True)
+def _pool_maxima(self: Tensor, *_args: Any) -> Any:
+    """``aten/src/ATen/native/MaxPooling.cpp``, max_pool1d_impl, where no gradient is asked for, as of integers."""
+    if self.numel() and not self.dtype.is_floating_point:
+        raise NotImplementedError(f'"max_pool1d_impl" not implemented for \'{name_dtype(self.dtype)}\'')
     return NotImplemented
 
 

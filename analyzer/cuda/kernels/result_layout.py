@@ -60,8 +60,8 @@ host_shape("log_sigmoid_forward")(lambda self: (_laid_out(self), _laid_out(self)
 @host_shape("roll")
 def _roll(self: Tensor, shifts: list[int], dims: list[int] = []) -> Tensor:  # noqa: B006
     """TensorTransformations.cpp: dimension after dimension, two parts put together the other way around."""
-    if not dims or not self.numel():
-        return torch.empty_like(aten.roll.default(self, shifts, dims))
+    if not dims or not self.numel():  # copied before dimensions are looked at
+        return torch.empty_like(aten.roll.default(self, shifts, dims) if self.numel() else self)
     for shift, dim in zip(shifts, dims):
         start = -shift % self.shape[dim]
         self = torch.cat((self.narrow(dim, start, self.shape[dim] - start), self.narrow(dim, 0, start)), dim)
@@ -71,8 +71,11 @@ def _roll(self: Tensor, shifts: list[int], dims: list[int] = []) -> Tensor:  # n
 @host_shape("_embedding_bag", "_embedding_bag_forward_only")
 def _embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor, *args: Any, **kwargs: Any) -> Any:
     """EmbeddingBag.cpp: the bag of each index is made with one more (make_offset2bag_out), and an index for each bag
-    also where no maximum is looked for (make_max_indices_out).
+    also where no maximum is looked for (make_max_indices_out). Indices and offsets are cast to one dtype before
+    (promoteIndicesAndOffsets).
     """
+    dtype = torch.promote_types(indices.dtype, offsets.dtype)
+    indices, offsets = indices.to(dtype), offsets.to(dtype)
     out, bag, size, maximum = aten._embedding_bag.default(weight, indices, offsets, *args, **kwargs)
     if bag.numel():
         bag = bag.new_empty(bag.numel() + 1).resize_(bag.shape)
@@ -82,10 +85,24 @@ def _embedding_bag(weight: Tensor, indices: Tensor, offsets: Tensor, *args: Any,
 def _normalize_batch(name: str) -> Callable[..., Any]:
     """batch_norm_cpu in Normalization.cpp: moments are empty where running ones are used."""
     in_order, has_mean = _in_order(name, 0), not name.endswith("no_stats")
-    def shape(input: Tensor, weight: Tensor | None, *args: Any, **kwargs: Any) -> Any:
-        out, *moments = _cast_moments(in_order(input, weight, *args, **kwargs), input, weight)
-        return (out, *(m.new_empty(0) if has_mean and not args[3] else m for m in moments))
+    def shape(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        args = _cut_to_channels(input, args)
+        out, *moments = _cast_moments(in_order(input, *args, **kwargs), input, args[0])
+        return (out, *(m.new_empty(0) if has_mean and not args[4] else m for m in moments))
     return shape
+
+
+def _cut_to_channels(input: Tensor, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Weights and statistics are read for the channels that there are: what is longer is not looked at."""
+    channels = input.shape[1] if input.dim() > 1 else 0
+    return tuple(a[:channels] if isinstance(a, Tensor) and channels and a.dim() == 1 and a.numel() > channels else a
+                 for a in args)
+
+
+@host_shape("_batch_norm_with_update")
+def _normalize_and_update(input: Tensor, *args: Any) -> Any:
+    """The same for torch.export's operator."""
+    return aten._batch_norm_with_update.default(input, *_cut_to_channels(input, args))
 
 
 def _cast_moments(results: tuple[Tensor, ...], input: Tensor, weight: Tensor | None) -> tuple[Tensor, ...]:
@@ -118,7 +135,15 @@ def _normalize(*args: Any, op: torch._ops.OpOverload, weight: int) -> Any:
 
 
 host_shape("native_layer_norm")(partial(_normalize, op=aten.native_layer_norm.default, weight=2))  # layer_norm.cpp
-host_shape("native_group_norm")(partial(_normalize, op=aten.native_group_norm.default, weight=1))  # group_norm.cpp
+
+
+@host_shape("native_group_norm")
+def _normalize_groups(input: Tensor, weight: Tensor | None, *args: Any) -> Any:
+    """group_norm.cpp: the sizes that are given count, in whatever shape the elements come."""
+    shape = args[1:4]
+    given = input.reshape(shape) if input.shape[:2] != shape[:2] else input
+    out, *moments = _normalize(given, weight, *args, op=aten.native_group_norm.default, weight=1)
+    return out.view(input.shape), *moments
 
 
 @host_shape("native_group_norm_backward")

@@ -324,6 +324,19 @@ def _with_fake_arguments(state: MetaState, func: Any, args: Any, kwargs: Any) ->
     return func(*adopt_arguments(state, args), **adopt_arguments(state, kwargs))
 
 
+@handles(torch.conv1d, torch.conv2d, torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d,
+         torch.conv_transpose3d)
+def _convolve(state: MetaState, func: Any, args: Any, kwargs: Any) -> Any:
+    """The same of complex tensors, which C++ takes apart (``complex_convolution`` in Convolution.cpp)."""
+    weight = args[1] if len(args) > 1 else kwargs.get("weight")
+    is_complex = isinstance(weight, Tensor) and weight.dtype.is_complex
+    return (_with_fake_arguments if is_complex else _call)(state, func, args, kwargs)
+
+
+def _call(state: MetaState, func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
 handles(Tensor.share_memory_)(lambda state, func, args, kwargs: args[0])
 
 

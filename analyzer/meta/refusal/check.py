@@ -5,17 +5,18 @@ from typing import Any
 
 import torch
 
-from . import function, index, layer
+from . import creation, function, index, layer
 from .dtype import check_dtype
 from .rule import rules
 
-ROOMS = function, index, layer  #: which fill the table
+_NAMESPACES = ("aten", "torch_nn")  #: the second of operators that `torch.nn` defines in Python
+ROOMS = creation, function, index, layer  #: which fill the table
 
 
 def check_call(op: torch._ops.OpOverload, name: str, device_type: str, args: tuple[Any, ...],
                kwargs: dict[str, Any]) -> None:
     """Raise what PyTorch's kernel of a device raises for these arguments, of which kernels on meta raise nothing."""
-    if op.namespace != "aten":
+    if op.namespace not in _NAMESPACES:
         return
     rule = rules.get(name)
     if rule is not None:

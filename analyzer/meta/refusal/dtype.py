@@ -48,7 +48,7 @@ _TABLE = {
     ("bhgfdFD", "bhgfdFD"):
         "bitwise_left_shift bitwise_right_shift gcd",
     ("bucsil", "bucsil"):
-        "lerp lerp_ logcumsumexp normal silu std uniform_ var",
+        "lerp lerp_ logcumsumexp silu std uniform_ var",
     ("bucsilFD", ""):
         "_safe_softmax _softmax_backward_data",
     ("bucsilFD", "bFD"):
@@ -62,8 +62,8 @@ _TABLE = {
         "max_pool2d_with_indices_backward max_unpool2d max_unpool3d mish mse_loss nextafter "
         "segment_reduce smooth_l1_loss",
     ("bucsilhg", "bucsilhg"):
-        "_cholesky_solve_helper _linalg_eigh cholesky cholesky_inverse linalg_householder_product linalg_lu "
-        "linalg_lu_factor_ex linalg_solve_triangular "
+        "_cholesky_solve_helper _linalg_eigh cholesky cholesky_inverse cholesky_solve linalg_householder_product "
+        "linalg_lu linalg_lu_factor_ex linalg_solve_triangular "
         "ormqr triangular_solve",
     ("bucsilhFD", "bucsilFD"):
         "rrelu_with_noise",
@@ -95,9 +95,12 @@ _TABLE = {
 }
 _REFUSED = {name: {"cpu": cpu, "cuda": cuda} for (cpu, cuda), names in _TABLE.items() for name in names.split()}
 #: whose numbers are settings of the kernel, in which the result's dtype has no part
-_WITH_SETTINGS = frozenset("hardshrink softshrink softplus lerp lerp_ threshold celu elu rrelu_with_noise".split())
+_WITH_SETTINGS = frozenset("hardshrink softshrink softplus lerp lerp_ threshold celu elu rrelu_with_noise "
+                           "smooth_l1_loss mse_loss".split())
 #: which copy a tensor of no dimension before they look at its dtype
 _ALONG_A_DIMENSION = frozenset(("cummax", "cummin", "kthvalue"))
+#: which work element by element before they reduce
+_OF_ELEMENTS = frozenset(("smooth_l1_loss", "mse_loss"))
 _PYTHON_NAMES = {"__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor",
                  "__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift"}
 
@@ -110,6 +113,23 @@ def refused_dtypes(name: str, device_type: str) -> str:
     return "" if found is None else found.get(device_type, "")
 
 
+def promote_operands(tensors: Iterable[Tensor]) -> torch.dtype:
+    """The dtype in which an operator of elements computes: aten/src/ATen/native/TypeProperties.cpp, update_result_type_
+    state and combine_categories, where a tensor without dimensions counts by its kind alone.
+    """
+    kinds: dict[bool, torch.dtype] = {}
+    for t in tensors:
+        found = kinds.get(bool(t.dim()))
+        kinds[bool(t.dim())] = t.dtype if found is None else torch.promote_types(found, t.dtype)
+    higher, lower = kinds.get(True), kinds.get(False)
+    if higher is None or lower is None or higher.is_complex:
+        return higher or lower or torch.get_default_dtype()
+    if higher.is_floating_point:
+        return higher.to_complex() if lower.is_complex else higher
+    is_lifted = higher is torch.bool or lower.is_floating_point or lower.is_complex
+    return torch.promote_types(higher, lower) if is_lifted else higher
+
+
 def check_dtype(name: str, device_type: str, args: Iterable[Any], kwargs: dict[str, Any], is_pointwise: bool) -> None:
     """Raise NotImplementedError for a dtype without a kernel; none is asked for where there are no elements."""
     refused = refused_dtypes(name, device_type)
@@ -118,15 +138,12 @@ def check_dtype(name: str, device_type: str, args: Iterable[Any], kwargs: dict[s
     given = [a for a in args if isinstance(a, Tensor)]
     if not given or not all(t.numel() for t in given) or not given[0].dim() and name in _ALONG_A_DIMENSION:
         return
-    # c10/core/ScalarType.h, promoteTypes: a scalar of another kind may lift what it is computed in
-    dtypes = {kwargs.get("dtype") or functools.reduce(torch.promote_types, (t.dtype for t in given))}
-    if not is_pointwise:
-        dtypes.add(kwargs.get("dtype") or given[0].dtype)
+    if not is_pointwise and name not in _OF_ELEMENTS:
+        promoted = functools.reduce(torch.promote_types, (t.dtype for t in given))
+        dtypes = {kwargs.get("dtype") or dtype for dtype in (promoted, given[0].dtype)}
     else:
-        dimensioned = [t.dtype for t in given if t.dim()]
-        if dimensioned:
-            dtypes.add(functools.reduce(torch.promote_types, dimensioned))
-        if name not in _WITH_SETTINGS:
+        dtypes = {kwargs.get("dtype") or promote_operands(given)}
+        if name not in _WITH_SETTINGS:  # a number of another kind may lift what it is computed in
             numbers = [a for a in args if isinstance(a, (bool, int, float, complex))]
             dtypes |= {torch.result_type(given[0], a) for a in numbers}
     if all(_LETTERS.get(d, " ") in refused for d in dtypes):

@@ -34,6 +34,8 @@ def bucketize(_: str, self: Any, boundaries: Tensor, **_kwargs: Any) -> None:
     """aten/src/ATen/native/BucketizationUtils.h, searchsorted_pre_check."""
     if boundaries.dim() != 1:
         raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})")
+    if boundaries.dtype.is_complex and boundaries.numel() and not (isinstance(self, Tensor) and not self.numel()):
+        raise NotImplementedError(f'"searchsorted" not implemented for \'{name_dtype(boundaries.dtype)}\'')
 
 
 @refuses("_pdist_forward")
@@ -55,32 +57,6 @@ def searchsorted(_: str, sorted_sequence: Tensor, self: Any, *_args: Any, sorter
     if not sorted_sequence.dim():
         raise RuntimeError("torch.searchsorted(): boundaries tensor should have positive dimension, but got 0 "
                            "dimension")
-
-
-@refuses("bernoulli")
-def bernoulli(device_type: str, self: Tensor, p: float | None = None, **_kwargs: Any) -> None:
-    """aten/src/ATen/native/cpu/DistributionTemplates.h, bernoulli_kernel, where the tensor has the probabilities."""
-    if p is None and not self.dtype.is_floating_point and self.numel():
-        raise NotImplementedError(f'"bernoulli_tensor_{device_type}_p_" not implemented for '
-                                  f"'{name_dtype(self.dtype)}'")
-
-
-@refuses("randint", "randint_like")
-def random_between(_: str, *args: Any, **_kwargs: Any) -> None:
-    """aten/src/ATen/native/DistributionTemplates.h, check_from_to_in_range."""
-    numbers = [a for a in args if isinstance(a, int)]
-    least, end = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
-    if least >= end:
-        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={least} >= to={end}")
-
-
-@refuses("uniform_")
-def uniform(_: str, self: Tensor, start: float = 0.0, end: float = 1.0, *, generator: Any = None,
-            **named: float) -> None:
-    """aten/src/ATen/native/DistributionTemplates.h, uniform_impl_."""
-    start, end = named.get("from", start), named.get("to", end)
-    if start > end:
-        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={start:g} > to={end:g}")
 
 
 @refuses("complex", "polar")
@@ -115,10 +91,12 @@ def extremes(_: str, self: Tensor, dim: Any = (), keepdim: bool = False, *, out:
 
 @refuses("roll")
 def roll(_: str, self: Tensor, shifts: Any, dims: Any = (), **_kwargs: Any) -> None:
-    """aten/src/ATen/native/TensorTransformations.h, roll_common; a tensor without elements is cloned before."""
+    """aten/src/ATen/native/TensorTransformations.h, roll_common. Along one dimension a tensor without elements is
+    cloned before.
+    """
     shifts = [shifts] if isinstance(shifts, int) else list(shifts)
     dims = [dims] if isinstance(dims, int) else list(dims)
-    if self.numel() == 0:
+    if self.numel() == 0 and len(shifts) == len(dims) == 1:
         return
     if not shifts:
         raise RuntimeError("`shifts` required")
@@ -135,9 +113,9 @@ def svd(_: str, A: Tensor, *_args: Any, **_kwargs: Any) -> None:
         raise NotImplementedError(f'"svd_cpu" not implemented for \'{name_dtype(A.dtype)}\'')
 
 
-@refuses("sub", "sub_", "rsub")
+@refuses("sub", "sub_", "rsub", "dist")
 def sub(_: str, self: Any, other: Any, *_args: Any, **_kwargs: Any) -> None:
-    """aten/src/ATen/native/BinaryOps.h, sub_check."""
+    """aten/src/ATen/native/BinaryOps.h, sub_check; ReduceOps.cpp, dist, which subtracts."""
     if any(isinstance(x, Tensor) and x.dtype is torch.bool for x in (self, other)):
         raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to "
                            "invert a mask, use the `~` or `logical_not()` operator instead.")
@@ -180,3 +158,70 @@ def mvlgamma(_: str, self: Tensor, p: int, **_kwargs: Any) -> None:
         raise RuntimeError("The input tensor may not be a boolean tensor.")
     if p < 1:
         raise RuntimeError("p has to be greater than or equal to 1")
+
+
+@refuses("div", "div_", "divide", "divide_")
+def divide(_: str, self: Any, other: Any, *, rounding_mode: str | None = None, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/BinaryOpsKernel.cpp, div_trunc_kernel and div_floor_kernel, and those of CUDA."""
+    given = [x for x in (self, other) if isinstance(x, Tensor)]
+    if rounding_mode is None or not all(t.numel() for t in given):
+        return
+    dtypes = {t.dtype for t in given}
+    is_bool = dtypes == {torch.bool} and all(isinstance(x, (Tensor, bool)) for x in (self, other))
+    if is_bool or any(d.is_complex for d in dtypes) or isinstance(other, complex):
+        name = "Bool" if is_bool else next((name_dtype(d) for d in dtypes if d.is_complex), "ComplexFloat")
+        raise NotImplementedError(f'"div_{rounding_mode}" not implemented for \'{name}\'')
+
+
+@refuses("floor_divide", "floor_divide_")
+def floor_divide(device_type: str, self: Any, other: Any, **_kwargs: Any) -> None:
+    """The same kernel."""
+    divide(device_type, self, other, rounding_mode="floor")
+
+
+@refuses("cummax", "cummin", "_cummax_helper", "_cummin_helper")
+def extremes_so_far(_: str, self: Tensor, *args: Any, **named: Any) -> None:
+    """aten/src/ATen/native/ReduceOpsUtils.h, zero_numel_check; ReduceOps.cpp, cummax_out."""
+    dim = args[-1] if args else named.get("dim", 0)
+    if isinstance(dim, int) and not self.dim() and dim not in (-1, 0):
+        raise IndexError(f"Expected reduction dim -1 or 0 for scalar but got {dim}")
+
+
+@refuses("cumsum", "cumsum_", "cumprod", "cumprod_")
+def accumulate(_: str, self: Tensor, dim: int, *, dtype: torch.dtype | None = None, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/ReduceOpsKernel.cpp, cumsum_cpu_kernel; integers are otherwise summed in int64."""
+    if dtype is torch.bool and self.numel() and self.dim():
+        raise NotImplementedError("\"cumsum\" not implemented for 'Bool'")
+
+
+@refuses("_fft_r2c", "_fft_c2r", "_fft_c2c")
+def transform(device_type: str, self: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/mkl/SpectralOps.cpp, which has kernels for two dtypes; cuFFT has one for half."""
+    if device_type == "cpu" and self.dtype in (torch.float16, torch.bfloat16, torch.complex32):
+        raise RuntimeError(f"MKL FFT doesn't support tensors of type: {name_dtype(self.dtype)}")
+
+
+@refuses("addmm", "addmm_", "addbmm", "addbmm_", "addr", "addr_")
+def add_product(_: str, self: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/ExpandUtils.h: what is added is expanded to the sizes of a matrix."""
+    _check_expanded(self, 2)
+
+
+@refuses("baddbmm", "baddbmm_")
+def add_products(_: str, self: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """The same of a batch of matrices."""
+    _check_expanded(self, 3)
+
+
+def _check_expanded(tensor: Tensor, dims: int) -> None:
+    if tensor.dim() > dims:
+        raise RuntimeError(f"expand({list(tensor.shape)}): the number of sizes provided ({dims}) must be greater or "
+                           f"equal to the number of dimensions in the tensor ({tensor.dim()})")
+
+
+@refuses("clamp", "clamp_")
+def clamp(device_type: str, self: Tensor, min: Any = None, max: Any = None, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/TensorCompareKernel.cpp, clamp_kernel_impl, for two tensors of bounds."""
+    given = [x for x in (self, min, max) if isinstance(x, Tensor)]
+    if len(given) == 3 and all(t.numel() and t.dtype is torch.bool for t in given):
+        raise NotImplementedError(f"\"clamp_{device_type}\" not implemented for 'Bool'")

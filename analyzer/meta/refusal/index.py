@@ -20,13 +20,15 @@ def index_add(_: str, self: Tensor, dim: int, index: Tensor, source: Tensor, **_
 
 @refuses("index_reduce", "index_reduce_")
 def index_reduce(device_type: str, self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str,
-                 **_kwargs: Any) -> None:
-    """The same; aten/src/ATen/native/TensorAdvancedIndexing.cpp, index_reduce."""
+                 include_self: bool = True, **_kwargs: Any) -> None:
+    """The same; aten/src/ATen/native/TensorAdvancedIndexing.cpp, index_reduce, which fills extremes where what was
+    there is left out.
+    """
     if reduce not in ("prod", "mean", "amax", "amin"):
         raise RuntimeError(f"index_reduce(): Expected reduce to be one of prod, mean, amax or amin but got {reduce}.")
     _check_indexed("index_reduce_", self, wrap_dim(dim, self.dim()), index, source)
-    is_refused = reduce in ("amax", "amin") if self.dtype.is_complex else self.dtype == torch.bool and (
-        reduce in ("amax", "mean") or device_type == "cuda")
+    is_refused = reduce != "prod" or not include_self or self.dim() < 2 if self.dtype.is_complex else (
+        self.dtype == torch.bool and (reduce in ("amax", "mean") or not include_self or device_type == "cuda"))
     if source.numel() and is_refused:
         raise NotImplementedError(f'"index_reduce_{reduce}" not implemented for \'{name_dtype(self.dtype)}\'')
 
@@ -149,11 +151,9 @@ def _result_shape(shape: tuple[int, ...], indices: Sequence[tuple[int, ...] | No
 
 
 def _expands(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether values of ``shape`` broadcast to ``wanted``; leading dimensions of size one are left out, as
-    ``x[0:2] = values[None]`` may have.
+    """Whether values of ``shape`` broadcast to ``wanted``. Of ``x[i] = values`` C++ takes off leading dimensions of
+    size one before (slicePrefix1sSize in ATen/TensorIndexing.h).
     """
-    while len(shape) > len(wanted) and shape[0] == 1:
-        shape = shape[1:]
     return len(shape) <= len(wanted) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(wanted)))
 
 
@@ -193,7 +193,12 @@ def masked_scatter(_: str, self: Tensor, mask: Tensor, source: Tensor, **_kwargs
 @refuses("as_strided_scatter")
 def as_strided_scatter(_: str, self: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int],
                        storage_offset: int | None = None, **_kwargs: Any) -> None:
-    """aten/src/ATen/native/Resize.h, checkInBoundsForStorage: the view is taken of a copy of the whole storage."""
+    """aten/src/ATen/native/Resize.h, checkInBoundsForStorage: the view is taken of a copy of the whole storage. No
+    element of it may stand for several: MemoryOverlap.cpp, assert_no_internal_overlap.
+    """
+    if 0 not in size and any(step == 0 and n > 1 for n, step in zip(size, stride)):
+        raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a single "
+                           "memory location. Please clone() the tensor before performing the operation.")
     offset = self.storage_offset() if storage_offset is None else storage_offset
     extent = 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride)) + offset
     held_bytes = self.untyped_storage().nbytes()
@@ -206,9 +211,9 @@ def as_strided_scatter(_: str, self: Tensor, src: Tensor, size: Sequence[int], s
 
 @refuses("select_scatter")
 def select_scatter(_: str, self: Tensor, src: Tensor, dim: int, index: int) -> None:
-    """aten/src/ATen/native/TensorShape.cpp, select_scatter_symint."""
+    """aten/src/ATen/native/TensorShape.cpp, select_scatter_symint and select."""
     dim = wrap_dim(dim, self.dim())
-    if not -self.shape[dim] <= index < self.shape[dim]:
+    if self.dim() and not -self.shape[dim] <= index < self.shape[dim]:
         raise IndexError(f"select(): index {index} out of range for tensor of size {list(self.shape)} at dimension "
                          f"{dim}")
     _check_source(src, [n for d, n in enumerate(self.shape) if d != dim])
@@ -230,7 +235,7 @@ def _check_source(src: Tensor, shape: Sequence[int]) -> None:
                            f"{list(src.shape)}, slice size = {list(shape)}")
 
 
-@refuses("as_strided")
+@refuses("as_strided", "as_strided_copy")
 def as_strided(_: str, self: Tensor, size: Sequence[int], stride: Sequence[int],
                storage_offset: int | None = None) -> None:
     """aten/src/ATen/native/Resize.h, checkInBoundsForStorage."""
@@ -248,6 +253,9 @@ def as_strided(_: str, self: Tensor, size: Sequence[int], stride: Sequence[int],
 @refuses("_unsafe_masked_index_put_accumulate")
 def masked_index_put(_: str, self: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> None:
     """aten/src/ATen/native/TensorAdvancedIndexing.cpp, _unsafe_masked_index_put_accumulate: as index_put."""
+    if self.numel():
+        check_written(tuple(self.shape), [None if i is None else tuple(i.shape) for i in indices],
+                      tuple(torch.broadcast_shapes(values.shape, mask.shape)))
     if values.dtype != self.dtype and self.numel():
         raise RuntimeError("Index put requires the source and destination dtypes match, got "
                            f"{name_dtype(self.dtype)} for the destination and {name_dtype(values.dtype)} for the "
@@ -282,8 +290,11 @@ def put(_: str, self: Tensor, index: Tensor, source: Tensor, *_args: Any, **_kwa
 
 
 @refuses("index_fill", "index_fill_")
-def index_fill(_: str, self: Tensor, dim: int, index: Tensor, *_args: Any, **_kwargs: Any) -> None:
+def index_fill(_: str, self: Tensor, dim: int, index: Tensor, value: Any, **_kwargs: Any) -> None:
     """aten/src/ATen/native/TensorAdvancedIndexing.cpp, index_fill_."""
+    is_complex = isinstance(value, complex) or isinstance(value, Tensor) and value.dtype.is_complex
+    if is_complex and not self.dtype.is_complex:
+        raise RuntimeError("index_fill_(): Converting complex Scalar to non-complex type is not supported")
     if index.dtype != torch.int64:
         raise IndexError("index_fill_(): Expected dtype int64 for index.")
     if index.dim() > 1:

@@ -98,6 +98,9 @@ def nll_loss(_: str, self: Tensor, target: Tensor, weight: Tensor | None, *_args
         raise RuntimeError(f"expected scalar type Long but found {name_dtype(target.dtype)}")
     if not self.dtype.is_floating_point:
         raise NotImplementedError(f'"nll_loss_out_frame" not implemented for \'{name_dtype(self.dtype)}\'')
+    classes = self.shape[1 if self.dim() > 1 else 0]
+    if weight is not None and weight.numel() != classes:
+        raise RuntimeError("weight tensor should be defined either for all or no classes")
     if weight is not None and weight.dtype != self.dtype:
         raise RuntimeError(f"expected scalar type {name_dtype(self.dtype)} but found {name_dtype(weight.dtype)}")
 
@@ -170,8 +173,18 @@ def fused_cell(_: str, input_gates: Tensor, hidden_gates: Tensor, *_args: Any, *
                            f"'hidden_gates'; but {list(input_gates.shape)} does not equal {list(hidden_gates.shape)}")
 
 
-@refuses("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm",
-         "native_group_norm")
+@refuses("native_group_norm")
+def group_norm(device_type: str, input: Tensor, weight: Tensor | None, bias: Tensor | None, batch: int, channels: int,
+               *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/group_norm.cpp, check_group_norm_inputs, and the dtypes of other norms."""
+    for name, given in (("weight", weight), ("bias", bias)):
+        if given is not None and tuple(given.shape) != (channels,):
+            raise RuntimeError(f"Expected {name} to be a vector of size equal to the number of channels in input, but "
+                               f"got {name} of shape {list(given.shape)} and input of shape {list(input.shape)}")
+    norm(device_type, input, weight, bias)
+
+
+@refuses("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
 def norm(device_type: str, input: Tensor, weight: Tensor | None, bias: Tensor | None, *args: Any,
          **_kwargs: Any) -> None:
     """aten/src/ATen/native/mixed_data_type.h; cuda/Normalization.cu, batch_norm_cuda_out, and group_norm_kernel.cu.
@@ -240,3 +253,73 @@ def max_pool2d(_: str, self: Tensor, *_args: Any, **_kwargs: Any) -> None:
     if self.dim() not in (3, 4):
         raise RuntimeError("non-empty 3D or 4D (batch mode) tensor expected for input, but got "
                            f"{list(self.shape)}")
+
+
+@refuses("upsample_linear1d", "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_bilinear2d",
+         "upsample_bicubic2d", "upsample_nearest2d", "_upsample_nearest_exact2d", "_upsample_bilinear2d_aa",
+         "_upsample_bicubic2d_aa", "upsample_trilinear3d", "upsample_nearest3d", "_upsample_nearest_exact3d")
+def upsample(_: str, self: Tensor, output_size: Sequence[int], *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/UpSample.h, upsample_2d_common_check, and those of one and three dimensions."""
+    if min(*self.shape[2:], *output_size) <= 0:
+        raise RuntimeError(f"Input and output sizes should be greater than 0, but got input {list(self.shape[2:])} "
+                           f"output {list(output_size)}")
+
+
+@refuses("binary_cross_entropy_with_logits")
+def cross_entropy_of_logits(device_type: str, self: Tensor, target: Tensor, weight: Tensor | None = None,
+                            pos_weight: Tensor | None = None, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/Loss.cpp, which takes log_sigmoid of the input and multiplies by weights in place."""
+    if self.numel() and not self.dtype.is_floating_point:
+        raise NotImplementedError(f'"log_sigmoid_{device_type}" not implemented for \'{name_dtype(self.dtype)}\'')
+    for given in (weight, pos_weight):
+        shape = list(self.shape)
+        if given is not None and list(wider := torch.broadcast_shapes(self.shape, given.shape)) != shape:
+            raise RuntimeError(f"output with shape {shape} doesn't match the broadcast shape {list(wider)}")
+
+
+@refuses("embedding_renorm_")
+def embedding_renorm(_: str, self: Tensor, indices: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/Embedding.cpp, embedding_renorm_cpu_, which takes norms of rows."""
+    if is_integral(self) and indices.numel():
+        raise RuntimeError("norm(): input dtype should be either floating point or complex. Got "
+                           f"{name_dtype(self.dtype)} instead.")
+
+
+@refuses("_embedding_bag", "_embedding_bag_forward_only")
+def embedding_bag(_: str, weight: Tensor, indices: Tensor, offsets: Tensor, *args: Any,
+                  per_sample_weights: Tensor | None = None, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/EmbeddingBag.cpp, check_arguments."""
+    given = args[3] if len(args) > 3 else per_sample_weights
+    if given is not None and given.dtype != weight.dtype:
+        raise RuntimeError("Expected tensor for argument #1 'weight' to have the same type as tensor for argument #1 "
+                           f"'per_sample_weights'; but type {name_dtype(weight.dtype)} does not equal "
+                           f"{name_dtype(given.dtype)} (while checking arguments for embedding_bag)")
+
+
+@refuses("_ctc_loss")
+def ctc_loss(_: str, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any,
+             *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/LossCTC.cpp, ctc_loss_tensor."""
+    check_lengths(input_lengths, target_lengths)
+
+
+def check_lengths(input_lengths: Any, target_lengths: Any) -> None:
+    """Raise RuntimeError for lengths of sequences in tensors that hold no whole numbers."""
+    for name, lengths in (("input_lengths", input_lengths), ("target_lengths", target_lengths)):
+        if isinstance(lengths, Tensor) and (not is_integral(lengths) or lengths.dtype is torch.bool):
+            raise RuntimeError(f"{name} must be integral")
+
+
+@refuses("_linear_cross_entropy_batch_chunked", "_linear_cross_entropy_batch_chunked_no_reduction")
+def linear_cross_entropy(_: str, input: Tensor, linear_weight: Tensor, target: Tensor, linear_bias: Tensor | None,
+                         weight: Tensor | None, *_args: Any, **_kwargs: Any) -> None:
+    """torch/nn/modules/linear_cross_entropy.py: products of chunks, and labels and their weights by index."""
+    if linear_weight.dtype != torch.promote_types(input.dtype, linear_weight.dtype):  # the input is cast to it
+        raise RuntimeError("expected m1 and m2 to have the same dtype, but got: "
+                           f"{name_dtype(input.dtype)} != {name_dtype(linear_weight.dtype)}")
+    if input.dim() != 2:
+        raise RuntimeError(f"mat1 must be a matrix, got {input.dim()}-D tensor")
+    if target.dim() != 1:
+        raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
+    if weight is not None and not weight.dim():
+        raise IndexError("index out of range in self")

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import look_at
 from analyzer.registry import adding_to
 
 from .index import check_written
-from .rule import wrap_dim
+from .rule import is_integral, wrap_dim
 
 Tensor = torch.Tensor
 _BOOLEAN = (torch.bool, torch.uint8)
@@ -71,6 +72,26 @@ def index_put(self: Tensor, indices: Sequence[Tensor | None], values: Tensor, *_
         shapes += [(count,)] * i.dim()
     if any(i is not None and i.dtype in _BOOLEAN and i.dim() for i in indices):
         check_written(tuple(self.shape), shapes, tuple(values.shape))
+
+
+@_checks("remainder", "remainder_", "fmod", "fmod_", "floor_divide", "floor_divide_")
+def divide_whole(self: Any, other: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/BinaryOpsKernel.cpp, ZERO_DIVISION: of whole numbers on the CPU."""
+    given = [x for x in (self, other) if isinstance(x, Tensor)]
+    if isinstance(self, float) or isinstance(other, float) or not all([
+            is_integral(t) and t.numel() and device_of(t).type == "cpu" for t in given]):
+        return
+    values = look_at(other) if isinstance(other, Tensor) else None
+    with without_modes():
+        if other == 0 if not isinstance(other, Tensor) else values is not None and not bool(values.all()):
+            raise RuntimeError("ZeroDivisionError")
+
+
+@_checks("div", "div_")
+def divide(self: Any, other: Any, *, rounding_mode: str | None = None, **_kwargs: Any) -> None:
+    """The same where the quotient is rounded."""
+    if rounding_mode is not None:
+        divide_whole(self, other)
 
 
 @_checks("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_")

@@ -1,0 +1,93 @@
+"""What draws of random numbers and functions that make tensors refuse."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .rule import is_integral, name_dtype, refuses
+
+Tensor = torch.Tensor
+
+
+@refuses("bernoulli")
+def bernoulli(device_type: str, self: Tensor, p: float | None = None, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/cpu/DistributionTemplates.h, bernoulli_kernel, where the tensor has the probabilities."""
+    if p is None and not self.dtype.is_floating_point and self.numel():
+        raise NotImplementedError(f'"bernoulli_tensor_{device_type}_p_" not implemented for '
+                                  f"'{name_dtype(self.dtype)}'")
+
+
+_BOUNDS = {torch.bool: (0, 1), torch.float16: (-65504, 65504), **{
+    dtype: (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)}}
+
+
+@refuses("randint", "randint_like")
+def random_between(_: str, *args: Any, dtype: torch.dtype | None = None, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/DistributionTemplates.h, check_from_to_in_range."""
+    numbers = [a for a in args if isinstance(a, int)]
+    if not numbers:  # the end is a tensor's number
+        return
+    least, end = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
+    if least >= end:
+        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={least} >= to={end}")
+    like = args[0].dtype if isinstance(args[0], Tensor) else torch.int64
+    dtype = dtype or like
+    if dtype.is_complex:
+        raise RuntimeError("check_random_bounds handles only integral, floating-point and boolean types")
+    if dtype in _BOUNDS:
+        low, high = _BOUNDS[dtype]
+        for name, value in (("from", least), ("to - 1", end - 1)):
+            if not low <= value <= high:
+                raise RuntimeError(f"{name} is out of bounds for {name_dtype(dtype)}")
+
+
+@refuses("uniform_")
+def uniform(_: str, self: Tensor, start: float = 0.0, end: float = 1.0, *, generator: Any = None,
+            **named: float) -> None:
+    """aten/src/ATen/native/DistributionTemplates.h, uniform_impl_."""
+    start, end = named.get("from", start), named.get("to", end)
+    if start > end:
+        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={start:g} > to={end:g}")
+
+
+@refuses("rand_like", "rand")
+def draw_uniformly(_: str, *args: Any, dtype: torch.dtype | None = None, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/DistributionTemplates.h, uniform_impl_: check_uniform_bounds."""
+    found = dtype or (args[0].dtype if isinstance(args[0], Tensor) else torch.get_default_dtype())
+    if not (found.is_floating_point or found.is_complex):
+        raise NotImplementedError(f'"check_uniform_bounds" not implemented for \'{name_dtype(found)}\'')
+
+
+@refuses("normal")
+def draw_normally(device_type: str, mean: Any, std: Any = 1.0, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/DistributionTemplates.h, CHECK_NORMAL_TENSOR_STD and normal_out_impl."""
+    if isinstance(std, Tensor) and std.dtype.is_complex:
+        raise RuntimeError("normal expects standard deviation to be non-complex")
+    result = mean if isinstance(mean, Tensor) else std
+    if isinstance(result, Tensor) and is_integral(result) and result.numel():
+        raise NotImplementedError(f'"normal_kernel_{device_type}" not implemented for \'{name_dtype(result.dtype)}\'')
+
+
+@refuses("linspace", "logspace")
+def space(_: str, start: Any, end: Any, *_args: Any, dtype: torch.dtype | None = None, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/TensorFactories.cpp, linspace and logspace."""
+    is_complex = any(isinstance(x, complex) or isinstance(x, Tensor) and x.dtype.is_complex for x in (start, end))
+    if is_complex and dtype is not None and not dtype.is_complex:
+        raise RuntimeError("torch.linspace(): inferred dtype c10::complex<float> can't be safely cast to passed dtype "
+                           f"{name_dtype(dtype)}")
+
+
+@refuses("empty_strided")
+def empty_strided(_: str, size: Sequence[int], stride: Sequence[int], **_kwargs: Any) -> None:
+    """aten/src/ATen/EmptyTensor.cpp, computeStorageNbytes."""
+    if 0 not in size and any(step < 0 and n > 1 for n, step in zip(size, stride)):
+        raise RuntimeError(f"Storage size calculation overflowed with sizes={list(size)} and strides={list(stride)}")
+
+
+@refuses("new_empty_strided")
+def new_empty_strided(_: str, self: Tensor, size: Sequence[int], stride: Sequence[int], **_kwargs: Any) -> None:
+    """The same."""
+    empty_strided(_, size, stride)
