@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import io
+import random
 import threading
 import warnings
 import weakref
@@ -25,7 +27,7 @@ from analyzer.meta.tensor import PLAIN_TENSORS, is_around_tensors, keep_class, m
 from analyzer.on_use import rare_collections
 from analyzer.output import hold_over_forks
 from analyzer.record.tensor_walk import walk_modules
-from analyzer.replay.state_fingerprint import CodeRecord, StateRecord
+from analyzer.replay.state_fingerprint import CodeRecord, StateRecord, is_written_iterator
 from analyzer.replay.state_value import MOST_OBJECTS, PLAIN, look_up
 
 _NOT_ENTERED = (type, ModuleType, CodeType, BuiltinFunctionType)
@@ -115,6 +117,8 @@ class Holders(StateRecord):
 
     def __init__(self, **settings: Any) -> None:
         self.code: list[Any] = []  #: functions and classes of objects that were met
+        #: arrays, buffers, files, iterators and generators of random numbers that were met
+        self.unrecorded: list[Any] = []
         super().__init__(keeps=True, **settings)
 
     def _take(self, value: Any, kind: type) -> Iterable[Any]:
@@ -126,7 +130,10 @@ class Holders(StateRecord):
         return super()._take(value, kind)
 
     def _take_object(self, value: Any, kind: type) -> Iterable[Any]:
-        if kind.__module__.startswith(("numpy", "random")) or hasattr(kind, "tobytes") or kind is bytearray:
+        if _holds_data(value, kind):
+            self.unrecorded.append(value)
+            return ()
+        if kind.__module__.startswith(("numpy", "random")):
             return ()
         self.code.append(kind)
         if is_plain_object(value) and not vars(value):
@@ -163,6 +170,8 @@ class Surroundings(Holders, CodeRecord):
         while code := [*self.code, *self._given.code]:
             self.code, self._given.code = [], []
             self.follow((), code)
+        self.unrecorded += self._given.unrecorded
+        self._given.unrecorded.clear()
         self.seen.clear()
         self._given.seen.clear()
 
@@ -181,6 +190,20 @@ class Surroundings(Holders, CodeRecord):
     def put_back_all(self) -> None:
         with without_modes(), torch._C.DisableTorchFunction():
             super().put_back()
+
+
+def _holds_data(value: Any, kind: type) -> bool:
+    """Whether its state is bytes, a position or where a generator of random numbers is, and not what it refers to."""
+    if isinstance(value, (io.IOBase, random.Random)) or hasattr(kind, "bit_generator") or (
+            hasattr(kind, "get_state") and kind.__module__.startswith("numpy")):
+        return True
+    if hasattr(kind, "__next__"):
+        return kind not in weakref.ProxyTypes and not is_written_iterator(kind)
+    try:
+        memoryview(value)
+    except (TypeError, ValueError, BufferError):
+        return hasattr(kind, "tobytes")
+    return True
 
 
 def leads_to_fake(values: Iterable[Any]) -> bool:

@@ -7,7 +7,16 @@ import random
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, MutableSet, Sequence
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+    Sequence,
+)
 from functools import _lru_cache_wrapper, partial
 from itertools import repeat
 from operator import is_
@@ -181,7 +190,7 @@ class StateRecord:
             was_empty = not value.cache_info().currsize  # what is in another cannot be put back, and stays
             self.add_object(value, lambda: value.cache_info().misses,
                             lambda old: value.cache_clear() if was_empty else None)
-        elif hasattr(kind, "__next__"):
+        elif hasattr(kind, "__next__") and not is_written_iterator(kind):
             self.give_up(f"it holds an iterator ({kind.__name__}), whose position cannot be read")
         elif isinstance(value, (MutableMapping, MutableSet, MutableSequence)):
             return self._take_collection(value)
@@ -264,6 +273,13 @@ class StateRecord:
         for held, read, write, before in self.objects:
             if not is_equal(read(), before):
                 yield "an array or a generator of random numbers", (held,), partial(write, before)
+
+
+def is_written_iterator(kind: type) -> bool:
+    """Whether a class of iterators is the user's, written in Python: attributes tell where one of it is."""
+    return not is_stateless(kind) and all(
+        [isinstance(vars(base)["__next__"], FunctionType) for base in kind.__mro__ if "__next__" in vars(base)
+         and base not in (Iterator, Generator)])
 
 
 _METHODS = (FunctionType, staticmethod, classmethod, property)

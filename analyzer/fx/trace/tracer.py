@@ -37,6 +37,7 @@ from analyzer.meta.value.known_value import Watched
 from analyzer.on_use import rare_collections
 from analyzer.record.failure import telling_depth
 
+from .data_watch import DataWatch
 from .effect_patch import RandomWatch
 from .function_call import HeldModule
 from .input_check import (
@@ -159,7 +160,7 @@ class _Attempt:
         options = MetaOptions(devices=count_devices(module, bound.given)) if outer is None else outer.options
         mode = MetaTensorMode(options, is_this_machine=is_here, has_plain_tensors=True)
         with (rare_collections(), InterruptsDeferred(), mode, keep_surroundings(module, values=bound.given) as found,
-              borrow_module(module) as borrowed, tracing_patches(self.outlined)):
+              borrow_module(module) as borrowed, DataWatch(found.unrecorded) as data, tracing_patches(self.outlined)):
             if borrowed.compiled:
                 mode.state.assume("a module under torch.compile is traced as the module that it wraps")
             self.put_back = found.put_back_all
@@ -202,6 +203,7 @@ class _Attempt:
                 tape.check_content(*content)
             tape.states.tell(mode.state)
             tape.leaks.tell(found, borrowed, mode.state)
+            data.tell(mode.state)
             tape.output(result)
             self.assumptions = list(mode.state.assumptions)
             for e, fake in places:
