@@ -1,6 +1,10 @@
 """What a forward does besides computing its result: the graph does it too, or says or refuses what it does not."""
+import array
 import collections
 import copy
+import ctypes
+import io
+import itertools
 import random
 import weakref
 from collections import deque
@@ -490,3 +494,90 @@ def test_what_forward_puts_into_weak_and_other_containers_is_told(held, count):
     gm = symbolic_trace(Holding(held, count), meta_args={"x": torch.rand(2)})
     assert [text for text in gm.meta["assumptions"]
             if text.startswith(f"forward changes a {type(held).__name__} that ")]
+
+
+class OwnNumbers:
+    """An iterator that Python code of the user's advances."""
+
+    def __init__(self):
+        self.last = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.last += 1
+        return self.last
+
+
+def yielded():
+    yield from range(1, 9)
+
+
+def add_one(held):
+    held[0] += 1
+    return int(held[0])
+
+
+ADVANCED = {
+    "count": (lambda: itertools.count(1), next), "cycle": (lambda: itertools.cycle([1, 2]), next),
+    "list": (lambda: iter([1, 2, 3]), next), "dict": (lambda: iter({1: 0, 2: 0}), next),
+    "generator": (yielded, next), "generator expression": (lambda: (n for n in (1, 2)), next),
+    "enumerate": (lambda: enumerate("ab", 1), lambda held: next(held)[0]),
+    "map of an iterator": (lambda: map(abs, iter([1, 2])), next)}
+CHANGED = {
+    "bytearray": (lambda: bytearray(2), add_one), "array": (lambda: array.array("l", [1, 2]), add_one),
+    "ndarray": (lambda: numpy.ones(2), add_one), "c_int": (lambda: (ctypes.c_int * 1)(1), add_one),
+    "StringIO": (io.StringIO, lambda held: held.write("ab"))}
+DRAWN = {
+    "Random": (lambda: random.Random(0), random.Random.random),
+    "RandomState": (lambda: numpy.random.RandomState(0), lambda held: held.rand()),
+    "Generator": (lambda: numpy.random.default_rng(0), lambda held: held.random())}
+
+
+@pytest.mark.parametrize("name, words", [
+    *((name, "forward advances an iterator (") for name in ADVANCED),
+    *((name, "forward changes a") for name in CHANGED), *((name, "forward draws from a") for name in DRAWN)])
+def test_state_that_is_no_container_is_told(name, words):
+    make, use = {**ADVANCED, **CHANGED, **DRAWN}[name]
+
+    class Uses(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.held = [make()]
+
+        def forward(self, x):
+            return x * use(self.held[0])
+
+    for model in (Uses(), (lambda held: lambda x: x * use(held))(make())):
+        told = symbolic_trace(model, meta_args={"x": X}).meta["assumptions"]
+        assert [text for text in told if text.startswith(words)], told
+
+
+def test_arrays_and_generators_that_forward_changes_are_as_before_the_trace():
+    for make, use in ((lambda: bytearray(b"ab"), add_one), CHANGED["array"], CHANGED["ndarray"], *DRAWN.values()):
+        held, other = make(), make()
+        symbolic_trace(lambda x: x * use(held), meta_args={"x": X})  # noqa: B023  # it runs at once
+        assert use(held) == use(other)
+
+
+def test_iterators_that_forward_leaves_alone_and_those_of_the_users_own_are_told_by_what_they_hold():
+    numbers, unused = OwnNumbers(), (n for n in range(3))
+    told = symbolic_trace(lambda x: (x * next(numbers), unused)[0], meta_args={"x": X}).meta["assumptions"]
+    assert told == ["forward changes last in what it reaches outside of modules: the graph does not"]
+    assert list(unused) == [0, 1, 2]
+
+
+def test_tensors_that_containers_hold_are_no_change_of_these():
+    class Holds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(6, 6)
+            self.states = [{"weight": torch.ones(6)}]
+            self.weak = weakref.WeakKeyDictionary({self.inner: torch.ones(6)})
+            self.chained = collections.ChainMap({"weight": torch.ones(6)})
+
+        def forward(self, x):
+            return self.inner(x) * self.states[0]["weight"] * self.weak[self.inner] * self.chained["weight"]
+
+    assert symbolic_trace(Holds(), meta_args={"x": X}).meta["assumptions"] == []

@@ -28,7 +28,7 @@ from analyzer.meta.state import MetaState
 from analyzer.meta.structure import holds_tensor, is_plain_object
 from analyzer.replay.reachable_code import CodeSearch
 from analyzer.replay.state_fingerprint import CodeRecord, StateRecord
-from analyzer.replay.state_value import MISSING, PLAIN, are_alike, find_added, is_equal, look_up, set_value
+from analyzer.replay.state_value import MISSING, PLAIN, are_alike, find_added, look_up, set_value
 
 from .outline import Site, code_of
 
@@ -136,7 +136,7 @@ def _list_changed(record: StateRecord) -> Iterator[tuple[Any, Any, Any, Any]]:
 
 _LISTED = (dict, list, set)  #: of which `module_state` tells what they hold where a module has them
 #: kinds of what holds values and is none of Python's own containers: weak ones, views on others
-_CONTENTS = (MutableMapping, MutableSequence, MutableSet, bytearray)
+_CONTENTS = (MutableMapping, MutableSequence, MutableSet)
 
 
 class _Leak(NamedTuple):
@@ -194,12 +194,15 @@ class Leaks:
             is_ours = isinstance(now, FunctionType) or file is not None and not is_user_code(str(file))
             if is_ours or issubclass(held.get(id(holder), object), _LISTED) or self._is_left(holder, key, before, now):
                 continue
+            if before is not None and isinstance(now, torch.Tensor) and borrowed.original_of(now) is before:
+                continue
             where = "that a module holds" if id(holder) in held else "in what it reaches outside of modules"
             state.assume(f"forward changes {_name_place(holder, key)} {where}: the graph does not")
 
+        originals = {id(fake): id(original) for original, fake in borrowed.fakes}
         for holder, read, _, before in record.objects:
-            if isinstance(holder, _CONTENTS) or hasattr(holder, "tobytes"):
-                if not is_equal(read(), before):
+            if isinstance(holder, _CONTENTS):
+                if [originals.get(item, item) for item in read()] != before:  # its values, others than plain ones by id
                     state.assume(f"forward changes a {type(holder).__name__} that it reaches: the graph does not")
 
     def _is_left(self, holder: Any, key: Any, before: Any, now: Any) -> bool:
