@@ -14,10 +14,10 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1] / "analyzer"
 FILES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
          for path in sorted(PACKAGE.rglob("*.py"))}
-#: Each function that says which modules, operators or rows of a model repeat: file and function. One that asks another
-#: of these is no further one.
-ALIKE = {"replay/chain.py": "compare_blocks", "replay/lap/tape.py": "find_chain", "recipe/recipe.py": "list_blocks",
-         "tools/search/stage.py": "_describe", "compiled/repeat.py": "shorten", "report/screen/screen.py": "_fold"}
+#: Functions that compare modules of a model to say which are alike, file and function; one that asks another of these
+#: is no further one. Which modules are of one class (`list_blocks`), which operators of a graph repeat (`shorten`) and
+#: which rows of a table are one (`_fold`) are other questions, as their docstrings say.
+ALIKE = {"replay/chain.py": "compare_blocks", "replay/lap/tape.py": "find_chain", "tools/search/stage.py": "_describe"}
 
 
 @cache
@@ -98,10 +98,12 @@ def list_shared_names() -> dict[str, list[str]]:
 
 
 def list_alike() -> list[str]:
-    """Those of `ALIKE` that are there."""
-    return [f"{file}:{function}" for file, function in ALIKE.items() if (PACKAGE / file).exists() and any(
-        isinstance(node, ast.FunctionDef) and node.name == function
-        for node in ast.walk(ast.parse((PACKAGE / file).read_text())))]
+    """Those of `ALIKE` that are there and ask none of the others."""
+    found = {f"{file}:{node.name}": {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+             for file, function in ALIKE.items() if (PACKAGE / file).exists()
+             for node in ast.parse((PACKAGE / file).read_text()).body
+             if isinstance(node, ast.FunctionDef) and node.name == function}
+    return [place for place, names in found.items() if not names.intersection(ALIKE.values())]
 
 
 def count_room(room: str) -> tuple[int, int]:
@@ -119,7 +121,7 @@ def measure() -> Mapping[str, int]:
     lines, files = count_room("replay")
     search = [name for name in FILES if name.startswith("analyzer.tools.search")]
     return {
-        "implementations of alike blocks": len(list_alike()),
+        "functions that say which modules are alike": len(list_alike()),
         "replay/: lines": lines, "replay/: files": files, "record/: files": count_room("record")[1],
         "methods of the largest live object": max(len(list_methods(place, inherited=True)) for place in LIVE),
         "methods of Profile": len(list_methods(PROFILE)),

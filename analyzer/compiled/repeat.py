@@ -146,7 +146,11 @@ class Shortened:
 
 
 def shorten(joint: JointGraph, rows: Labels) -> Shortened | None:
-    """``joint`` with fewer laps, None where it has none that are alike, or too few."""
+    """``joint`` with fewer laps, None where it has none that are alike, or too few.
+
+    That modules are alike (`analyzer.replay.chain`) would not do: a compiler's graph has no modules, and what stands
+    between blocks, or is shared by them, is moved into one of them or out of all.
+    """
     nodes = [node for node in rows if node.op == "call_function"]
     forward = [node for node in nodes if node.meta.get("partitioner_tag") != "is_backward"]
     backward = [node for node in nodes if node.meta.get("partitioner_tag") == "is_backward"]

@@ -165,7 +165,11 @@ def blocks_of(model: nn.Module, caller: str) -> list[nn.Module]:
 
 
 def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules that repeat: they hold modules, in a list or sequence that holds another of their class."""
+    """The outermost modules that repeat: they hold modules, in a list or sequence that holds another of their class.
+
+    What is checkpointed or compiled one by one, as users wrap it. They need not be alike (`analyzer.replay.chain`): the
+    blocks of a Swin transformer are of one class and of several widths.
+    """
     children = [child for child in model.children()]
     kinds = [type(child) for child in children]
     for child, kind in zip(children, kinds):

@@ -131,9 +131,22 @@ def _is_shared(chain: Chain, walked: Sequence[tuple[str, nn.Module]]) -> bool:
                for parameter in module._parameters.values())
 
 
-def outline(block: nn.Module) -> Outline:
-    """What `compare_blocks` looks at."""
-    return [(path, module, _registered(module)) for path, module in walk_modules(block)]
+def are_alike(blocks: Sequence[nn.Module]) -> bool:
+    """Whether blocks have the same modules, parameters and buffers as `compare_blocks` says, so that one costs what
+    another does. What a wrapper or an optimizer reads of a parameter's attributes makes no difference to that.
+
+    >>> are_alike([nn.Linear(4, 4), nn.Linear(4, 4)]), are_alike([nn.Linear(4, 4), nn.Linear(4, 5)])
+    (True, False)
+    """
+    first, *others = [outline(block, reads_attributes=False) for block in blocks]
+    return all(_is_alike(first, other, set()) for other in others)
+
+
+def outline(block: nn.Module, *, reads_attributes: bool = True) -> Outline:
+    """What `compare_blocks` looks at. Raises Mismatch for parameters with attributes of their own, unless these are
+    not read.
+    """
+    return [(path, module, _registered(module, reads_attributes)) for path, module in walk_modules(block)]
 
 
 def compare_blocks(mine: Outline, other: Outline, differing: set[Place]) -> None:
@@ -160,15 +173,16 @@ def compare_blocks(mine: Outline, other: Outline, differing: set[Place]) -> None
                 differing.add((path, name))
 
 
-def _registered(module: nn.Module) -> list[Any]:
-    return [{name: _specs(tensor) for name, tensor in held.items()} if held else None
+def _registered(module: nn.Module, reads_attributes: bool) -> list[Any]:
+    return [{name: _specs(tensor, reads_attributes) for name, tensor in held.items()} if held else None
             for held in (module._parameters, module._buffers)]
 
 
-def _specs(tensor: Any) -> Any:
+def _specs(tensor: Any, reads_attributes: bool) -> Any:
     if tensor is None:
         return None
-    if own := vars(tensor).keys() - {"_is_param"}:  # torch/nn/parameter.py; others are how a wrapper finds its buffers
+    # _is_param: torch/nn/parameter.py; others are how a wrapper finds its buffers
+    if reads_attributes and (own := vars(tensor).keys() - {"_is_param"}):
         raise Mismatch(f"its parameters have attributes: {', '.join(sorted(own))}")
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     spec = tensor._spec if isinstance(tensor, DTensor) else None

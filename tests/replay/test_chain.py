@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer.replay.chain import FEWEST, find_chains
+from analyzer.replay.chain import FEWEST, are_alike, find_chains
 
 
 class Layer(nn.Module):
@@ -77,3 +77,13 @@ def test_a_chain_says_in_what_its_blocks_differ() -> None:
     assert chain.differing == {("", "number")}
     assert chain.paths == [f"layers.{i}" for i in range(9)]
     assert list(chain.skipped) == [3, 4, 5] and chain.run == [0, 1, 2, 6, 7, 8]
+
+
+def test_blocks_cost_alike_where_their_modules_and_parameters_are() -> None:
+    """As a search takes them: two are enough, and a mark on a parameter, as Mamba's, makes no other cost."""
+    marked = Layer()
+    marked.weight._no_weight_decay = True  # type: ignore[attr-defined]
+    assert are_alike([Layer(0), marked, Layer(2)])
+    assert not are_alike([Layer(), Layer(width=5)])
+    assert not are_alike([Layer(), nn.Sequential(Layer())])
+    assert not are_alike([nn.Linear(4, 4), nn.Linear(4, 4, bias=False)])

@@ -216,6 +216,9 @@ def _open(module: ModuleInfo, measure: Measure) -> list[ModuleGroup]:
 
 
 def _fold(siblings: Sequence[ModuleInfo]) -> Iterable[ModuleGroup]:
+    """Rows of one class, size and name but for its number, as one row. They are rows of a profile that may be read from
+    a file: there are no modules that could be compared (`analyzer.replay.chain`).
+    """
     alike: dict[tuple[object, ...], list[ModuleInfo]] = {}
     for module in siblings:
         alike.setdefault((module.type, module.params, _NUMBER.sub("*", name_module(module))), []).append(module)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from analyzer.api.argument import build_model
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.recipe.recipe import list_blocks
+from analyzer.replay.chain import are_alike
 from analyzer.zoo.target import Target
 
 from .layout import ModelFacts
@@ -44,7 +45,7 @@ class Template:
         paths = [names[id(block)] for block in blocks]
         self.path = paths[0].rpartition(".")[0] if paths else ""
         is_list = bool(paths) and [path.rpartition(".")[0] for path in paths] == [self.path] * len(paths)
-        self.blocks = blocks if is_list and len({_describe(block) for block in blocks}) == 1 else []
+        self.blocks = blocks if is_list and are_alike(blocks) else []
         self.before, self.behind = self._list_outside() if self.blocks else ([], [])
         specs = target.choose_inputs((), train=False) or ()
         self.inputs = specs
@@ -125,12 +126,6 @@ def list_experts(block: nn.Module) -> list[tuple[str, Any]]:
                 len(signature(module.forward).parameters) == 3):
             found.append((path, module))
     return found
-
-
-def _describe(block: nn.Module) -> tuple[Any, ...]:
-    """What two alike blocks have in common: modules and shapes of parameters."""
-    return tuple([(path, type(m)) for path, m in block.named_modules()]), tuple(
-        [(name, tuple(p.shape), p.dtype) for name, p in block.named_parameters()])
 
 
 def find_way(plan: dict[str, str], path: str) -> str | None:
