@@ -8,14 +8,14 @@ import pytest
 
 from analyzer.api.argument import build_model
 from analyzer.recipe import Recipe
-from analyzer.tools.generation import profile_serving
+from analyzer.tools.generation import profile_eager_passes
 from analyzer.zoo.target import load_target
 
 GIB = 2**30
 
 
 def serve(name, **options):
-    return profile_serving(build_model(load_target(f"hf:{name}").build), 1, 2049, **options)
+    return profile_eager_passes(build_model(load_target(f"hf:{name}").build), 1, 2049, **options)
 
 
 @pytest.mark.parametrize(("name", "quantize", "gib", "within"), [
@@ -49,7 +49,7 @@ def test_peak_of_a_long_prompt(tokens, peak):
     vLLM's, which is written in place.
     """
     model = build_model(load_target("hf:llama-3.1-8b-instruct").build)
-    found = profile_serving(model, 1, tokens + 1, prefill_chunk=tokens, device="rtx_4090")
+    found = profile_eager_passes(model, 1, tokens + 1, prefill_chunk=tokens, device="rtx_4090")
     without_cache = found.prefill.peak_allocated_bytes - found.cache_bytes
     assert without_cache == pytest.approx(peak * GIB, rel=0.0125)
     assert without_cache > peak * GIB

@@ -13,8 +13,8 @@ from analyzer.errors import InputError
 from analyzer.tools.generation import (
     GenerationProfile,
     max_sequences,
+    profile_eager_passes,
     profile_generate,
-    profile_serving,
     sweep_sequences,
 )
 from analyzer.tools.generation.serving import serving_table
@@ -61,26 +61,26 @@ def test_a_cache_of_grouped_heads(llama_8b):
 def test_a_cache_of_windows():
     mistral = build_model(load_target("hf:mistral-7b-v0.1").build)  # a window of 4,096 in every layer
     per_token = 2 * 32 * 8 * 128 * 2
-    paged = profile_serving(mistral, 3, 10_000)
+    paged = profile_eager_passes(mistral, 3, 10_000)
     assert paged.used_cache_bytes == 3 * 4096 * per_token
     assert paged.cache_bytes == 3 * (4096 + 16) * per_token  # a window need not begin where a page does
-    assert profile_serving(mistral, 3, 10_000, cache="static").cache_bytes == 3 * 4096 * per_token
+    assert profile_eager_passes(mistral, 3, 10_000, cache="static").cache_bytes == 3 * 4096 * per_token
 
 
 def test_a_cache_of_windows_in_every_second_layer():
     gemma = build_model(load_target("hf:gemma-2-2b").build)  # 26 layers, 13 with a window of 4,096; 4 heads of 256
     per_token = 2 * 4 * 256 * 2
-    found = profile_serving(gemma, 2, 8000, cache="static")
+    found = profile_eager_passes(gemma, 2, 8000, cache="static")
     assert found.cache_bytes == found.used_cache_bytes == 2 * per_token * 13 * (4096 + 8000)
 
 
 def test_a_cache_of_latents():
     deepseek = build_model(load_target("hf:deepseek-v2-lite").build)
     per_token = 27 * (512 + 64) * 2  # layers, the latent's rank and the rotated channels: no heads
-    found = profile_serving(deepseek, 2, 1024)
+    found = profile_eager_passes(deepseek, 2, 1024)
     assert found.cache_bytes == found.used_cache_bytes == 2 * 1024 * per_token
     # the decode pass reads it once, and expands nothing: its products grow by those of 16 heads with rank and rotation
-    longer = profile_serving(deepseek, 2, 2048)
+    longer = profile_eager_passes(deepseek, 2, 2048)
     assert longer.decode.flops - found.decode.flops == 2 * 1024 * 27 * 16 * 2 * (512 + 64 + 512)
     assert longer.decode.read_bytes - found.decode.read_bytes == 2 * 1024 * per_token
 
@@ -123,7 +123,7 @@ def test_the_window_is_all_that_a_token_reads():
 def test_a_model_is_as_it_was_after_a_run():
     model = small()()
     before = model.config._attn_implementation
-    profile_serving(model, 2, 20)
+    profile_eager_passes(model, 2, 20)
     assert model.config._attn_implementation == before and model.training
 
 
@@ -148,8 +148,8 @@ def test_a_latent_of_packed_weights_is_expanded():
     options = {"num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 64, "q_lora_rank": None,
                "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "hidden_size": 128,
                "first_k_dense_replace": 2, "n_routed_experts": 4, "moe_intermediate_size": 32, "head_dim": 16}
-    plain = profile_serving(small("DeepseekV2", **options), 2, 64)
-    packed = profile_serving(lambda: Recipe(quantize="int8").build(small("DeepseekV2", **options)), 2, 64,
+    plain = profile_eager_passes(small("DeepseekV2", **options), 2, 64)
+    packed = profile_eager_passes(lambda: Recipe(quantize="int8").build(small("DeepseekV2", **options)), 2, 64,
                              cache_dtype=torch.int8)
     assert plain.used_cache_bytes == 2 * 64 * 2 * (64 + 16) * 4
     assert packed.used_cache_bytes == 2 * 64 * 2 * (64 + 4 + 16 + 4)
@@ -165,7 +165,7 @@ def test_the_kernel_cannot_be_run_on_data():
 
 
 def test_a_point_splits_its_memory(llama_8b):
-    p = profile_serving(llama_8b, 16, 4096, device="h100_sxm", prefill_chunk=512)
+    p = profile_eager_passes(llama_8b, 16, 4096, device="h100_sxm", prefill_chunk=512)
     assert p.weight_bytes == 8_030_261_248 * 2
     assert p.cache_bytes == p.used_cache_bytes == 16 * 4096 * 131_072
     assert p.weight_bytes + p.cache_bytes + p.activation_bytes == p.peak_allocated_bytes
@@ -195,7 +195,7 @@ def test_layers_of_states_have_one_for_each_sequence():
     build = small("Qwen3Next", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8,
                   shared_expert_intermediate_size=16, linear_num_value_heads=2, linear_num_key_heads=2,
                   linear_key_head_dim=8, linear_value_head_dim=8, layer_types=["linear_attention", "full_attention"])
-    one, three = (profile_serving(build, n, 64) for n in (1, 3))
+    one, three = (profile_eager_passes(build, n, 64) for n in (1, 3))
     of_tokens = 2 * 2 * 8 * 4  # keys and values, heads, channels, in one layer
     assert (one.used_cache_bytes, three.used_cache_bytes) == (64 * of_tokens, 3 * 64 * of_tokens)
     states = one.cache_bytes - one.used_cache_bytes
@@ -228,15 +228,16 @@ def test_weights_are_read_once_for_a_batch_and_a_cache_for_each_sequence():
 
 
 @pytest.mark.parametrize(("call", "said"), [
-    (lambda: profile_serving(small(), 0, 10), "profile_serving(sequences=0): must be 1 or more"),
-    (lambda: profile_serving(small(), 1, 1), "context_tokens=1, prefill_chunk=2048): a context has 2 tokens"),
-    (lambda: profile_serving(small(), 1, 10, cache="dynamic"), "cache='dynamic'): a server takes its cache at once"),
-    (lambda: profile_serving(small(), 1, 10, block_size=0), "block_size=0): must be 1 token or more"),
+    (lambda: profile_eager_passes(small(), 0, 10), "profile_eager_passes(sequences=0): must be 1 or more"),
+    (lambda: profile_eager_passes(small(), 1, 1), "context_tokens=1, prefill_chunk=2048): a context has 2 tokens"),
+    (lambda: profile_eager_passes(small(), 1, 10, cache="dynamic"),
+     "cache='dynamic'): a server takes its cache at once"),
+    (lambda: profile_eager_passes(small(), 1, 10, block_size=0), "block_size=0): must be 1 token or more"),
     (lambda: sweep_sequences(small(), [], 10), "numbers=[]): give numbers of sequences"),
     (lambda: max_sequences(small(), 10, at_most=0), "at_most=0): must be 1 or more"),
     (lambda: max_sequences(small(), 10, memory_share=1.5), "memory_share=1.5): a share lies above 0"),
     (lambda: max_sequences(small(), 10, device="cpu"), "the memory of 'cpu' is not known"),
-    (lambda: profile_serving(load_target("hf:gpt2").build, 1, 2000), "has 1,024 positions"),
+    (lambda: profile_eager_passes(load_target("hf:gpt2").build, 1, 2000), "has 1,024 positions"),
     (lambda: profile_generate(small(), 8, 2, cache_dtype=FP8), "cache_dtype=torch.float8_e4m3fn): what grows has"),
     (lambda: profile_generate(small(), 8, 2, cache="pages"), "must be one of 'dynamic', 'static', 'paged'")])
 def test_errors(call, said):

@@ -8,10 +8,10 @@ from .serving import (
     PassCost,
     ServingPoint,
     max_sequences,
-    profile_serving,
+    profile_eager_passes,
     serving_table,
     sweep_sequences,
 )
 
 __all__ = ["GenerationProfile", "GenerationStep", "MaxSequences", "PassCost", "ServingPoint", "max_sequences",
-           "profile_generate", "profile_serving", "serving_table", "sweep_sequences"]
+           "profile_generate", "profile_eager_passes", "serving_table", "sweep_sequences"]

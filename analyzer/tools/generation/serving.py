@@ -132,13 +132,15 @@ class ServingPoint:
 
 
 @leaves_no_tensor
-def profile_serving(model: nn.Module | Callable[[], nn.Module], sequences: int, context_tokens: int, *,
-                    cache: Literal["paged", "static"] = "paged", cache_dtype: torch.dtype | None = None,
-                    block_size: int = BLOCK_SIZE, prefill_chunk: int = PREFILL_CHUNK,
-                    autocast: torch.dtype | None = None, device: str | DeviceSpec = "h200",
-                    options: ProfileOptions | None = None) -> ServingPoint:
-    """Predict what serving ``sequences`` at once takes when each has ``context_tokens``: the memory of weights, cache
-    and activations, and what a prefill of ``prefill_chunk`` tokens and a decode pass of all sequences cost.
+def profile_eager_passes(model: nn.Module | Callable[[], nn.Module], sequences: int, context_tokens: int, *,
+                         cache: Literal["paged", "static"] = "paged", cache_dtype: torch.dtype | None = None,
+                         block_size: int = BLOCK_SIZE, prefill_chunk: int = PREFILL_CHUNK,
+                         autocast: torch.dtype | None = None, device: str | DeviceSpec = "h200",
+                         options: ProfileOptions | None = None) -> ServingPoint:
+    """Predict what two passes of a model take in eager PyTorch with a cache of ``sequences`` of ``context_tokens``
+    each: the memory of weights, cache and activations, and the cost of a prefill of ``prefill_chunk`` tokens and of a
+    decode pass of all sequences. An inference server runs other kernels and less of its host, and a token takes it an
+    eighth of the time or so: what it takes is `analyzer.tools.serving.profile_served`'s to tell.
 
     ``model`` is a decoder of transformers, or a callable that builds one; its cache is ``"paged"`` in pages of
     ``block_size`` tokens, or ``"static"``, of the model's type or ``cache_dtype``. Raises InputError for arguments that
@@ -150,14 +152,14 @@ def profile_serving(model: nn.Module | Callable[[], nn.Module], sequences: int, 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
     ...                      num_key_value_heads=2, vocab_size=100)
-    >>> p = profile_serving(lambda: LlamaForCausalLM(config), sequences=3, context_tokens=20)
+    >>> p = profile_eager_passes(lambda: LlamaForCausalLM(config), sequences=3, context_tokens=20)
     >>> per_token = 2 * 2 * 2 * 8 * 4
     >>> p.used_cache_bytes == 3 * 20 * per_token, p.cache_bytes == 3 * 32 * per_token, p.fits
     (True, True, True)
     """
     if not is_count(sequences, 1):
-        raise InputError(f"profile_serving(sequences={sequences!r}): must be 1 or more")
-    server = Server("profile_serving", model, context_tokens, cache=cache, cache_dtype=cache_dtype,
+        raise InputError(f"profile_eager_passes(sequences={sequences!r}): must be 1 or more")
+    server = Server("profile_eager_passes", model, context_tokens, cache=cache, cache_dtype=cache_dtype,
                     block_size=block_size, prefill_chunk=prefill_chunk, autocast=autocast, device=device,
                     options=options)
     return server.run(sequences)
@@ -166,7 +168,7 @@ def profile_serving(model: nn.Module | Callable[[], nn.Module], sequences: int, 
 @leaves_no_tensor
 def sweep_sequences(model: nn.Module | Callable[[], nn.Module], numbers: Sequence[int], context_tokens: int,
                     **settings: Any) -> tuple[ServingPoint, ...]:
-    """`profile_serving` for each of ``numbers`` of sequences; what does not fit is told too, with its cost."""
+    """`profile_eager_passes` for each of ``numbers`` of sequences; what does not fit is told too, with its cost."""
     if not numbers or not all(is_count(n, 1) for n in numbers):
         raise InputError(f"sweep_sequences(numbers={numbers!r}): give numbers of sequences, each 1 or more")
     server = Server("sweep_sequences", model, context_tokens, **settings)
@@ -331,12 +333,12 @@ class MaxSequences:
 def max_sequences(model: nn.Module | Callable[[], nn.Module], context_tokens: int, *, memory_share: float = 1.0,
                   at_most: int | None = None, **settings: Any) -> MaxSequences:
     """The largest number of sequences of ``context_tokens`` each whose serving fits on a device: what
-    `profile_serving` runs with the same settings, under the memory of the device as a limit. Memory rises with the
+    `profile_eager_passes` runs with the same settings, under the memory of the device as a limit. Memory rises with the
     number, so the answer lies between the largest that was run and fits and the smallest that was run and does not;
     they end up side by side.
 
     ``memory_share`` is what the server may take of the device's memory (vLLM's ``gpu_memory_utilization``), and
-    ``options.capacity_bytes`` takes its place. Raises InputError as `profile_serving` does.
+    ``options.capacity_bytes`` takes its place. Raises InputError as `profile_eager_passes` does.
     """
     if at_most is not None and not is_count(at_most, 1):
         raise InputError(f"max_sequences(at_most={at_most!r}): must be 1 or more, or None")

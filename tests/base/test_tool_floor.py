@@ -1,0 +1,31 @@
+"""What tools import of the core: the floor, and how many modules beyond it each still reaches."""
+import pytest
+
+from benchmarks.house import FILES, imports_of
+
+#: The floor on which tools stand, as CONTRIBUTING.md says it.
+FLOOR = {f"analyzer.{name}" for name in (
+    "errors units output on_use registry saved_format hardware parallel recipe "
+    "api.argument api.profile api.result api.session record.log record.options profilers.annotation "
+    "results.info results.verdict zoo.command_option zoo.input_spec zoo.target").split()}
+#: Modules beyond the floor that a tool imports. A change may make one less, none more.
+BEYOND = {"advice": 11, "calibration": 10, "diffusion": 11, "dryrun": 29, "generation": 19, "runtime": 25, "search": 32,
+          "serving": 21, "solver": 30, "sweep": 11}
+
+
+def list_beyond(tool: str) -> set[str]:
+    """The modules of the package, outside of a tool and of the floor, that a tool imports."""
+    own = f"analyzer.tools.{tool}"
+    return {other for name in FILES if f"{name}.".startswith(f"{own}.") for other in imports_of(name)
+            if not f"{other}.".startswith(f"{own}.")} - FLOOR
+
+
+@pytest.mark.parametrize("tool", sorted({name.split(".")[2] for name in FILES if name.startswith("analyzer.tools.")}))
+def test_a_tool_reaches_no_further_below_the_floor_than_it_does(tool: str) -> None:
+    found = list_beyond(tool)
+    assert len(found) <= BEYOND[tool], sorted(found)
+
+
+def test_the_floor_is_there_and_knows_no_tool() -> None:
+    assert FLOOR <= set(FILES)
+    assert [(name, other) for name in FLOOR for other in imports_of(name) if other.startswith("analyzer.tools")] == []
