@@ -27,10 +27,10 @@ from analyzer.record.failure import first_line, noting_failures
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
 from analyzer.record.tensor_walk import walk_modules
-from analyzer.replay.chain import FEWEST, Chain
+from analyzer.replay.chain import ENDS, FEWEST, Chain
 from analyzer.replay.match import why_unsupported
 from analyzer.replay.repeated_step import RepeatedStep, chains_of
-from analyzer.replay.short_run import NotRepeated
+from analyzer.replay.short_run import BlocksDiffer, NotRepeated
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.tree import list_wrappers
 
@@ -277,12 +277,14 @@ class Repeats:
         is_repeated = self.chains or (self.refusal is None and self.step_refusal is None)
         return RepeatedStep if is_repeated else EagerStep
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, refused: NotRepeated) -> None:
         """The last run found why it tells nothing: fewer things are repeated in the next."""
-        if self.chains:
-            self.chain_refusal = reason
+        if not self.chains:
+            self.refusal = refused.reason
+        elif isinstance(refused, BlocksDiffer) and self.chains[0].ends < ENDS[-1]:
+            self._found = [chain._replace(ends=ENDS[-1]) for chain in self.chains]
         else:
-            self.refusal = reason
+            self.chain_refusal = refused.reason
 
     def report(self, root: torch.nn.Module) -> ReplayReport:
         name, step = type(root).__name__, self.step
@@ -327,7 +329,7 @@ def run_repeating(session: Session, module: torch.nn.Module, run_step: Callable[
                 return expect_values(run_once, session.options)
             except Restart as restart:
                 if isinstance(restart, NotRepeated):
-                    repeats.refuse(restart.reason)
+                    repeats.refuse(restart)
                 restart.__traceback__ = None  # whose frames hold the run
             except DeviceOutOfMemoryError as error:
                 return session.build_unplaced(module, error)

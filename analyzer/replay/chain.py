@@ -21,9 +21,8 @@ from analyzer.record.tensor_walk import walk_modules
 from .match import Mismatch
 from .state_value import look_up
 
-HEAD = TAIL = 3  # blocks of a chain that are run before and behind those that are not
-REFERENCE = HEAD - 1  #: the last block before them: its part of the log is theirs too
-FEWEST = HEAD + TAIL + 2  # of fewer, running all takes no longer than looking at what some do
+ENDS = 2, 3  #: blocks that are run at each end of a chain: at first, and where the second and the last but one differ
+FEWEST = 8   # of fewer, running all takes no longer than looking at what some do
 _CONTAINERS = frozenset((dict, OrderedDict, list, set))
 _DEEPEST = 8  # containers and objects in each other that are compared
 #: attributes that are compared otherwise, or that no step reads
@@ -49,11 +48,17 @@ class Chain(NamedTuple):
     paths: list[str]
     differing: set[Place]
     modules: list[list[nn.Module]]  #: of each block, itself first
+    ends: int = ENDS[0]             #: blocks that are run before, and behind, those that are not
+
+    @property
+    def reference(self) -> int:
+        """The place of the last block that is run before those that are not: its part of the log is theirs too."""
+        return self.ends - 1
 
     @property
     def skipped(self) -> range:
         """The places of the blocks that need not run."""
-        return range(HEAD, len(self.blocks) - TAIL)
+        return range(self.ends, len(self.blocks) - self.ends)
 
     @property
     def run(self) -> list[int]:

@@ -6,15 +6,12 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from analyzer.meta.spec import TensorSpec
 from analyzer.record.log import Log, LogModuleCall, LogNode
-from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD
+from analyzer.record.storage_lifetime import BORN, CALLED
 
-from .chain import HEAD, REFERENCE
-from .part import APART, FAR, Cutter, Part, laps_of
-from .short_run import KEPT, NotRepeated, ShortRun
+from .part import APART, FAR, Cutter, Part
+from .short_run import NotRepeated, ShortRun
 
 Numbers = npt.NDArray[np.int64]
 REACH = 1  #: from a block, blocks that are no further away are named by their distance, all others absolutely
@@ -32,27 +29,28 @@ class Names:
         self.short = np.full(count, FAR, np.int64)
         self.block = np.zeros(count, np.int64)
         self.place = np.arange(count, dtype=np.int64)
+        self.of_copies = self.short, self.place  #: the same for blocks that were not run; see `compare_laps`
 
     def give(self, index: Any, part: Part) -> None:
         """Name things after the part that made them, in order."""
         self.kind[index], self.short[index], self.block[index] = part.kind, part.short, part.place
         self.place[index] = np.arange(len(self.kind[index]))
 
-    def seen_from(self, part: Part, index: Any) -> Iterable[Numbers]:
-        """Names that things have from a block."""
+    def seen_from(self, part: Part, index: Any) -> Numbers:
+        """Names that things have from a block, in rows: the distance, the kind, the block of what is far, the place."""
         distance = self.short[index] - part.short
         is_near = np.abs(distance) <= REACH
-        return (np.where(is_near, distance, FAR), self.kind[index], self.place[index],
-                np.where(is_near, 0, self.block[index]))
+        return np.stack((np.where(is_near, distance, FAR), self.kind[index], np.where(is_near, 0, self.block[index]),
+                         self.place[index]))
 
 
 class RunNames:
-    """The names of all things in the log of a short run. Raises NotRepeated where blocks beside those that were not run
-    did not do the same, as seen from them.
-    """
+    """The names of all things in the log of a short run."""
 
     def __init__(self, short_run: ShortRun, log: Log) -> None:
         self.short_run, self.log, self.chains = short_run, log, short_run.chains
+        #: of each chain: the short place of its reference block
+        self.references = [number * APART + chain.reference for number, chain in enumerate(self.chains)]
         self.cutter = cutter = Cutter(short_run, log)
         self.parts = cutter.parts
         self.numbers = np.array(sorted({*log.storage_table, *short_run.stand_ins}), np.int64)
@@ -67,7 +65,6 @@ class RunNames:
         self._name_modules()
         self._name_parameters()
         self._name_stand_ins()
-        self._compare_laps()
 
     def rows(self, numbers: Sequence[int]) -> Numbers:
         """The rows of storages' names."""
@@ -150,77 +147,7 @@ class RunNames:
             storages.kind[i], storages.place[i] = storages.kind[j], storages.place[j]
             storages.repetition[i], storages.block[i] = stand_in.repetition, storages.block[j]
             if stand_in.block is not None:
-                storages.block[i] = stand_in.block + storages.short[j] - (stand_in.chain * APART + REFERENCE)
-
-    # ---- comparing
-
-    def _compare_laps(self) -> None:
-        references = {number * APART + REFERENCE: chain for number, chain in enumerate(self.chains)}
-        seen = set()
-        for laps in laps_of(self.parts):
-            some = next(iter(laps.values()))
-            assert some.lap is not None
-            first = some.lap.chain * APART
-            chain = self.chains[some.lap.chain]
-            seen.add(some.lap.chain)
-            if len(laps) != len(chain.run):
-                raise NotRepeated("not all of its blocks have all passes")
-            reference, behind = laps[first + REFERENCE], laps[first + HEAD]
-            for part in (reference, behind):
-                if any(kind in (BEGAN, ENDED, KEPT) for kind, _ in part.events):
-                    raise NotRepeated("a phase begins, or a library takes a workspace, in one of its blocks")
-            self._compare(reference, behind)
-            shorts = list(laps)
-            reference.copies = sorted([reference.place, *chain.skipped], reverse=shorts[0] > shorts[-1])
-        if len(seen) < len(self.chains):
-            raise NotRepeated("its blocks are not called")
-        self._check_reach(set(references))
-
-    def _compare(self, mine: Part, other: Part) -> None:
-        for what, a, b in zip(_LINES, self._outline(mine), self._outline(other)):
-            if not (np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b):
-                raise NotRepeated(f"its blocks differ in {what}")
-
-    def _outline(self, part: Part) -> list[Any]:
-        """What a lap does, as seen from its block; `_LINES` says what is what."""
-        log, slots = self.log, self.log.call_slots
-        calls = [slots[i] for i in part.numbers(CALLED)]
-        births = [log.storage_table[number] for number in part.numbers(BORN)]
-        nodes, module_calls = nodes_of(log, part), module_calls_of(log, part)
-        lines: list[Any] = [
-            [_plain(call.signature) for call in calls],
-            [(c.phase, c.recomputed, c.forward is None, c.node < 0, len(c.inputs)) for c in calls],
-            [(kind, what if kind == HELD else None) for kind, what in part.events],
-            [(life.nbytes, life.device, life.category, life.requires_grad, life.phase) for life in births],
-            [(node.op, None if node.op == "call_module" else (node.target, node.base), node.region, len(node.inputs),
-              len(node.reads), [_frozen(spec) for _, spec in node.outputs]) for node in nodes],
-            [(_frozen(call.inputs), _frozen(call.outputs)) for call in module_calls]]
-        for names, index in (
-                (self.storages, self.rows([n for call in calls for n in (*call.inputs, *call.outputs)])),
-                (self.storages, self.rows(part.numbers(DIED))),
-                (self.storages, self.rows([n for x in nodes for n in (*[out[0] for out in x.outputs], *x.reads)])),
-                (self.nodes, [call.node for call in calls if call.node >= 0]),
-                (self.nodes, [n for node in nodes for n in node.inputs]),
-                (self.calls, [call.forward for call in calls if call.forward is not None]),
-                (self.modules, [*(c.module for c in calls), *(life.module for life in births),
-                                *(node.module for node in nodes), *(call.module for call in module_calls)])):
-            lines.append(np.concatenate([*names.seen_from(part, np.asarray(index, np.int64))]))
-        return lines
-
-    def _check_reach(self, references: set[int]) -> None:
-        """Nothing that is further away from a reference block may name what that makes, but for gradients."""
-        for reference in references:
-            parts = [part for part in self.parts if part.short == reference]
-            births = {number for part in parts for number in part.numbers(BORN)} - self.short_run.owners.keys()
-            for part in self.parts:
-                if abs(part.short - reference) <= REACH:
-                    continue
-                named = set(part.numbers(DIED))
-                for i in part.numbers(CALLED):
-                    call = self.log.call_slots[i]
-                    named.update(call.inputs, call.outputs)
-                if not births.isdisjoint(named):
-                    raise NotRepeated("something that one of its blocks makes is used or held outside of those beside")
+                storages.block[i] = stand_in.block + storages.short[j] - self.references[stand_in.chain]
 
 
 def nodes_of(log: Log, part: Part) -> list[LogNode]:
@@ -229,25 +156,3 @@ def nodes_of(log: Log, part: Part) -> list[LogNode]:
 
 def module_calls_of(log: Log, part: Part) -> list[LogModuleCall]:
     return cast(list[LogModuleCall], log.module_call_slots[part.module_calls.start:part.module_calls.stop])
-
-
-#: the lines of an outline, by what a refusal calls them
-_LINES = ("the operators that they call", "passes of their operators", "the order of births and deaths",
-          "the tensors that they make", "their nodes", "what their modules are given", "what their operators read",
-          "what dies in them", "what their nodes read", "the nodes of their operators", "the inputs of their nodes",
-          "gradients of their operators", "the modules that run")
-
-
-def _plain(signature: Any) -> Any:
-    return signature.op, _frozen(signature.args), _frozen(signature.kwargs), _frozen(signature.outputs)
-
-
-def _frozen(value: Any) -> Any:
-    """A value with tensors' specs, of which there is one object each, by their identity."""
-    if isinstance(value, TensorSpec):
-        return id(value)
-    if isinstance(value, (list, tuple)):
-        return [_frozen(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _frozen(item) for name, item in value.items()}
-    return type(value) if isinstance(value, torch.ScriptObject) else value

@@ -2,14 +2,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE
 
-from .chain import REFERENCE
 from .short_run import AGAIN, CUT, KEPT, LEFT, STEP, Cut, NotRepeated, ShortRun
 
 APART = 1 << 30  #: more than any distance between blocks of a chain
@@ -38,7 +37,17 @@ class Part:
     events: list[tuple[int, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.copies = [0 if self.lap is None else self.lap.place]  #: places of the blocks whose laps it stands for
+        self.copies = [self.place]  #: places of the blocks whose laps it stands for
+        self.is_copy = False        #: whether all of these were not run
+        self.written = [self]       #: what is written in its place: itself, and its copy before or behind it
+
+    def copy(self, places: Sequence[int], backwards: bool) -> None:
+        """Let it stand for the laps of the blocks at these ``places`` too, which come behind it or, ``backwards``,
+        the last one first, before it.
+        """
+        copied = replace(self)
+        copied.copies, copied.is_copy = sorted(places, reverse=backwards), True
+        self.written = [copied, self] if backwards else [self, copied]
 
     @property
     def short(self) -> int:
@@ -133,7 +142,10 @@ class Cutter:
     def _end_surroundings(self) -> None:
         """Another block is called: what ran behind the one before it is what ran behind the reference block."""
         last = self._last
-        if last is None or last.block is None or not REFERENCE <= last.block < self.chains[last.chain].skipped.stop:
+        if last is None or last.block is None:
+            return
+        chain = self.chains[last.chain]
+        if not chain.reference <= last.block < chain.skipped.stop:
             return
         found = [self.log.call_slots[index].signature for index in self._behind]
         if self._surroundings.setdefault(last.chain, found) != found:

@@ -33,7 +33,6 @@ from analyzer.record.storage_lifetime import (
 )
 from analyzer.record.storage_lifetime import STEP as STEP_COLUMN
 
-from .chain import REFERENCE
 from .name import REACH, Names, Numbers, RunNames, module_calls_of, nodes_of
 from .part import Part
 from .placing import Before, Events, place_events
@@ -53,8 +52,8 @@ class Repeat:
         parts, ends = names.parts, [0, *names.cutter.again, None]
         self.written: list[tuple[Part, int]] = []  #: parts in order, with the repetition of the step that each is of
         for repetition, (start, stop) in enumerate(pairwise(ends)):
-            self.written += [(part, repetition) for part in (repeated if repetition else ())]
-            self.written += [(part, 0) for part in parts[start:stop]]
+            self.written += [(each, repetition) for part in (repeated if repetition else ()) for each in part.written]
+            self.written += [(each, 0) for part in parts[start:stop] for each in part.written]
         self.repetitions = len(ends) - 1
         self.is_repeated = np.zeros(len(names.cutter.kinds), bool)
         self.is_repeated[[part.kind for part in repeated]] = True
@@ -98,7 +97,8 @@ class Repeat:
     def _numbers(self, kind: str, names: Names, index: Any, part: Part, repetition: int) -> Numbers:
         """What things are in each copy of a part: an array (copies, things)."""
         index = np.asarray(index, np.int64)
-        kinds, places, repetitions = names.kind[index], names.place[index], names.repetition[index]
+        kinds, repetitions = names.kind[index], names.repetition[index]
+        places = self._seen(names, part)[1][index]
         if repetition:
             repetitions = np.where((kinds >= 0) & self.is_repeated[np.maximum(kinds, 0)], repetition, repetitions)
         blocks = self._blocks(names, index, part)
@@ -115,9 +115,13 @@ class Repeat:
         blocks = np.broadcast_to(names.block[index], (len(copies), len(index)))
         if part.lap is None:
             return blocks
-        distance = names.short[index] - part.short
+        distance = self._seen(names, part)[0][index] - part.short
         found: Numbers = np.where(np.abs(distance) <= REACH, copies + distance, blocks)
         return found
+
+    def _seen(self, names: Names, part: Part) -> tuple[Numbers, Numbers]:
+        """The short places of blocks that made things, and the places of these, as a part of the log sees them."""
+        return names.of_copies if part.is_copy else (names.short, names.place)
 
     def _optional(self, kind: str, names: Names, index: Numbers, part: Part, repetition: int) -> Numbers:
         """As `_numbers`, of indices below 0 for none."""
@@ -131,7 +135,7 @@ class Repeat:
         index, names = np.asarray(index, np.int64), self.names
         if part.lap is None:
             return np.broadcast_to(index, (1, len(index)))
-        distance = names.modules.short[index] - part.short
+        distance = self._seen(names.modules, part)[0][index] - part.short
         is_near = np.abs(distance) <= REACH
         blocks = np.where(is_near, np.array(part.copies, np.int64)[:, None] + distance, 0)
         found: Numbers = np.where(is_near, names.first_modules[part.lap.chain][blocks] + names.modules.place[index],
@@ -305,7 +309,7 @@ class Repeat:
         """What is assumed of a reference block is assumed of those that were not run, behind it."""
         found = list(self.source.assumptions)
         for chain in self.names.chains:
-            path = re.compile(rf"(?<![\w.]){re.escape(chain.paths[REFERENCE])}(?!\w)")
+            path = re.compile(rf"(?<![\w.]){re.escape(chain.paths[chain.reference])}(?!\w)")
             texts, found = found, []
             for is_of_block, together in groupby(texts, partial(_mentions, path)):
                 mine = list(together)
@@ -325,7 +329,7 @@ class Repeat:
         for chain, first, size in zip(names.chains, names.first_modules, names.block_sizes):
             for place in chain.skipped:
                 for i in range(size):
-                    mine, theirs = log.modules[int(first[place]) + i], log.modules[int(first[REFERENCE]) + i]
+                    mine, theirs = log.modules[int(first[place]) + i], log.modules[int(first[chain.reference]) + i]
                     mine.calls, mine.inputs, mine.outputs = theirs.calls, theirs.inputs, theirs.outputs
         self._count_outside(log)
 

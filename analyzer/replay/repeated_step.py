@@ -15,6 +15,7 @@ from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import BEGAN, BORN, DIED, ENDED
 
 from .chain import Chain, find_chains
+from .compare import compare_laps
 from .match import CAPTURES, USES_STREAMS
 from .name import RunNames
 from .placing import Before
@@ -130,7 +131,9 @@ class RepeatedStep(EagerStep):
             if reason is not None:
                 raise NotRepeated(reason)
             try:
-                return Repeat(RunNames(self.short_run, log), self._memory).write()
+                names = RunNames(self.short_run, log)
+                compare_laps(names)
+                return Repeat(names, self._memory).write()
             except torch.OutOfMemoryError as error:
                 raise NotRepeated("memory runs out") from error
 

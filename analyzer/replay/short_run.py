@@ -20,7 +20,7 @@ from analyzer.record.storage_lifetime import ENDED
 from analyzer.record.tensor_walk import tensors_in, walk_modules
 
 from .cache_slot import Index, fill_as, list_counting, noting_slots
-from .chain import REFERENCE, Chain
+from .chain import Chain
 from .match import USES_STREAMS, Mismatch
 from .state_fingerprint import StateRecord
 from .state_value import MISSING
@@ -34,6 +34,12 @@ keeps.
 
 class NotRepeated(Restart):
     """The run begins again with all blocks: ``reason`` says why some of them do not tell what all do."""
+
+
+class BlocksDiffer(NotRepeated):
+    """The blocks beside those that were not run did different things, as a second block may that the first prepares
+    something for: more blocks at the ends of chains may tell.
+    """
 
 
 class Cut(NamedTuple):
@@ -117,13 +123,13 @@ class ShortRun:
         """
         held = [StateRecord() for _ in self.chains]
         for chain, record in zip(self.chains, held):
-            for module in chain.modules[REFERENCE]:
+            for module in chain.modules[chain.reference]:
                 record.capture_module(module, own=True)
         with ExitStack() as stack:
             for number, chain in enumerate(self.chains):
                 counting = list_counting(chain.blocks, chain.differing)
                 _, self._filled[number] = stack.enter_context(noting_slots(
-                    chain.blocks[REFERENCE], counting, refuse_read))
+                    chain.blocks[chain.reference], counting, refuse_read))
                 stack.enter_context(refusing_reads(chain))
             yield
         for record in held:
@@ -162,11 +168,12 @@ class ShortRun:
         """Note whose the gradients are that there are; give blocks that were not run theirs."""
         with torch._C.DisableTorchFunction(), torch.no_grad(), self.unheard():
             for number, (chain, parameters) in enumerate(zip(self.chains, self._parameters)):
+                reference = parameters[chain.reference]
                 for place in chain.run:
                     self.owners.update((self._describe(p.grad).number, (number, place)) for p in parameters[place]
                                        if p.grad is not None)
                 for place in chain.skipped:
-                    for mine, theirs in zip(parameters[place], parameters[REFERENCE]):
+                    for mine, theirs in zip(parameters[place], reference):
                         if mine.grad is None and theirs.grad is not None:
                             mine.grad = self._make(self._describe(theirs.grad), number, place)
 
@@ -205,7 +212,7 @@ class ShortRun:
         """Fill the slot of a block that is not run with stand-ins for what the reference block put into its own."""
         try:
             with torch._C.DisableTorchFunction(), self.unheard():
-                fill_as(cache, slot, slot + place - REFERENCE,
+                fill_as(cache, slot, slot + place - self.chains[chain].reference,
                         lambda tensor: self._make(self._describe(tensor), chain, place))
         except Mismatch as mismatch:
             raise NotRepeated(str(mismatch)) from None
@@ -262,7 +269,7 @@ def refusing_reads(chain: Chain) -> Iterator[None]:
     attribute of a class that has the `property` protocol comes before what an instance holds, so nothing else of an
     instance changes, and modules elsewhere find what they hold.
     """
-    below = dict(walk_modules(chain.blocks[REFERENCE]))
+    below = dict(walk_modules(chain.blocks[chain.reference]))
     watched: dict[tuple[type, str], dict[int, str]] = {}
     for path, name in chain.differing:
         watched.setdefault((type(below[path]), name), {})[id(below[path])] = path

@@ -123,7 +123,7 @@ def test_a_profile_says_what_was_replayed():
     assert {row.path for row in found.replay if row.kind == "block"} == {f"blocks.{i}" for i in range(8)}
     assert Profile.from_json(found.to_json()).replay.rows == found.replay.rows
     assert "blocks.4  block Block: replayed" in found.replay.explain()
-    assert "blocks.5  block Block: run: it is one of the first or last" in found.replay.explain()
+    assert "blocks.6  block Block: run: it is one of the first or last" in found.replay.explain()
 
 
 def test_a_torch_that_is_not_tested_replays_nothing(monkeypatch):
