@@ -122,6 +122,7 @@ class ShortRun:
         what they hold.
         """
         held = [StateRecord() for _ in self.chains]
+        before = self._list_trained()
         for chain, record in zip(self.chains, held):
             for module in chain.modules[chain.reference]:
                 record.capture_module(module, own=True)
@@ -135,6 +136,14 @@ class ShortRun:
         for record in held:
             for what, _, _ in record.list_changes():
                 raise NotRepeated(f"its blocks change {what}")
+        if self._list_trained() != before:
+            raise NotRepeated("its blocks change requires_grad of a parameter")
+
+    def _list_trained(self) -> list[bool]:
+        """What `requires_grad` says of the parameters of reference blocks."""
+        with torch._C.DisableTorchFunction():
+            return [p.requires_grad for chain, parameters in zip(self.chains, self._parameters)
+                    for p in parameters[chain.reference]]
 
     # ---- what the recorder tells
 

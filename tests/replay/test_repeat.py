@@ -226,6 +226,20 @@ def test_what_is_drawn_between_blocks_is_drawn_for_each():
     assert found == run and len(list_replayed(found)) == COUNT - 4
 
 
+class Freezing(Block):
+    """Freezes one of its layers where it runs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.up.requires_grad_(False)
+        return super().forward(x)
+
+
+def test_blocks_that_freeze_themselves_are_run():
+    found, run = profile_both(lambda: Stack(Freezing() for _ in range(COUNT)), step=None, mode="infer", optimizer=None)
+    assert found == run and not list_replayed(found)
+    assert "its blocks change requires_grad of a parameter" in [row.reason for row in found.replay]
+
+
 class Keeping(Stack):
     """Holds what its first block gives until the end."""
 
