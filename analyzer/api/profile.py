@@ -24,6 +24,7 @@ from analyzer.meta.structure import tensors_of
 from analyzer.on_use import rare_collections
 from analyzer.record.eager import RUNS_MODEL, EagerStep, GradientFound, OptimizerFactory
 from analyzer.record.failure import first_line, noting_failures
+from analyzer.record.log import Log
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
 from analyzer.record.tensor_walk import walk_modules
@@ -227,6 +228,8 @@ def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -
 
 def limit_run(session: Session, found: Profile, call: ModelCall, reuse: bool, **settings: Any) -> Profile:
     """What was ``found``, or the profile of a step that gives cached memory back where its device has too little."""
+    if session.found_limited is not None:
+        return session.found_limited
     limited = session.limit(found.peak_allocated_bytes, found.peak_reserved_bytes)
     if limited is None:
         return found
@@ -286,6 +289,13 @@ class Repeats:
         else:
             self.chain_refusal = refused.reason
 
+    def write_limited(self, limited: Session) -> Log | None:
+        """The log of the run that is under way, with the limit of memory of a session; None where it has to run."""
+        capacity = limited.options.capacity_bytes
+        if not isinstance(self.step, RepeatedStep) or capacity is None:
+            return None
+        return self.step.write_limited(capacity)
+
     def report(self, root: torch.nn.Module) -> ReplayReport:
         name, step = type(root).__name__, self.step
         rows = [ReplayInfo(path, "block", type(block).__name__, place in chain.skipped,
@@ -310,14 +320,24 @@ def run_repeating(session: Session, module: torch.nn.Module, run_step: Callable[
                 with run.recording():
                     run_step(run, options)
                 if isinstance(repeats.step, RepeatedStep):
-                    run.recorder.log = repeats.step.write_log()
-                if repeats.step is not None and repeats.step.mode == "infer" and not repeats.step.looks_for_gradient:
+                    run.replace_log(repeats.step.write_log())
+                describes = repeats.step is not None and repeats.step.mode == "infer" and (
+                    not repeats.step.looks_for_gradient)
+                if describes:
                     run.describe_training()
                 alike = session.list_alike()
                 settings: dict[str, Any] = dict(is_final=True, wrappers=wrappers, replay=repeats.report(run.root))
                 found = run.build(**settings)
                 for other in alike:
                     other.found = run.build_for(other, **settings)
+                for one in (session, *alike):  # whose peaks are those of the first
+                    limited = one.limit(found.peak_allocated_bytes, found.peak_reserved_bytes)
+                    log = None if limited is None else repeats.write_limited(limited)
+                    if limited is not None and log is not None:
+                        run.replace_log(log)
+                        if describes:
+                            run.describe_training()
+                        one.found_limited = run.build_for(limited, **settings)
                 return found
             finally:
                 repeats.step = None

@@ -39,6 +39,7 @@ from analyzer.profilers.memory import profile_memory
 from analyzer.profilers.traffic import profile_traffic
 from analyzer.recipe.optimizer import find_optimizer, fold_optimizer
 from analyzer.record.eager import OptimizerFactory, StepOptimizer
+from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions, count_listed
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import partition_of
@@ -93,6 +94,7 @@ class Session:
         self.others: list[Session] = []  #: those of further devices, for which the run may be the same
         self._alike: Alike | None = None  #: devices for which it has been so far
         self.found: Profile | None = None  #: of one of the others, what a run that is the same says of its device
+        self.found_limited: Profile | None = None  #: as `limit` has it, where the run need not be made again
         self.frames: Any = None  #: what is known of frames of compiled functions: `compiled.frame.Frames`
         self.restarts = False    #: whether a run may begin again, which such knowledge makes right
         self.facts: dict[str, Any] = {
@@ -275,6 +277,10 @@ class Run:
         taken: tuple[tuple[Any, ...], dict[str, Any]] = fake_arguments(
             self.recorder.mode.state, (args, dict(kwargs)), device)
         return taken
+
+    def replace_log(self, log: Log) -> None:
+        self.recorder.log = log
+        self._annotations.clear()
 
     def describe_training(self) -> None:
         with torch._C.DisableTorchFunction():

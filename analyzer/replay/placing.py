@@ -47,6 +47,24 @@ class Before(NamedTuple):
         return cls(copied, host, blocks, log.events, log.peak_bytes, log.peak_event, len(log.allocator_event_slots))
 
 
+    def again(self, capacity_bytes: int | None = None) -> Before:
+        """The same once more, for another pass; of an allocator with that capacity, where one is given. Placing changes
+        what there is.
+        """
+        host = self.host.copy()
+        if not isinstance(self.memory, CachingAllocator):
+            return self._replace(memory=host, host=host)
+        copied, blocks = self.memory.copy(is_limited=True)
+        if capacity_bytes is not None:
+            copied.capacity_bytes = capacity_bytes
+        copied.begin_lap()
+        return self._replace(memory=copied, host=host, blocks=blocks)
+
+    def takes_capacity(self) -> bool:
+        """Whether a capacity does nothing before memory runs short: it is the range of expandable segments too."""
+        return isinstance(self.memory, CachingAllocator) and not self.memory.options.expandable_segments
+
+
 class Events(NamedTuple):
     """The events of a log in columns. ``rows`` are the lifetimes that births, deaths and kept workspaces are about (-1:
     none), ``numbers`` and ``calls`` how many events and calls there were up to each; ``what`` of phases, steps and held

@@ -46,8 +46,8 @@ _UNKNOWN = -10**12
 class Repeat:
     """Writes the log of a run of all blocks. Raises NotRepeated where it cannot be told."""
 
-    def __init__(self, names: RunNames, before: Before) -> None:
-        self.names, self.before, self.source = names, before, names.log
+    def __init__(self, names: RunNames) -> None:
+        self.names, self.source = names, names.log
         repeated = self._list_repeated() if names.cutter.again else []
         parts, ends = names.parts, [0, *names.cutter.again, None]
         self.written: list[tuple[Part, int]] = []  #: parts in order, with the repetition of the step that each is of
@@ -64,6 +64,8 @@ class Repeat:
         self.nodes: list[LogNode | None] = []
         self.module_calls: list[LogModuleCall | None] = []
         self._operands = 0
+        self._write_parts()
+        self._write_modules()
 
     def _list_repeated(self) -> list[Part]:
         """The parts of the first step's model, which end where its optimizer begins."""
@@ -144,7 +146,7 @@ class Repeat:
 
     # ---- writing
 
-    def write(self) -> Log:
+    def _write_parts(self) -> None:
         for part, repetition in self.written:
             events = [e for e in part.events if e[0] not in (STEP, KEPT)] if repetition else part.events
             self._write_events(events, part, repetition)
@@ -156,9 +158,16 @@ class Repeat:
                 self._write_nodes(part, repetition)
             if part.module_calls and not repetition:
                 self._write_module_calls(part)
+        first = self._join("first")
+        _, at, alike, counts = np.unique(first, return_index=True, return_inverse=True, return_counts=True)
+        self.calls = self.source.call_slots.gather(
+            first // self.repetitions, self._join("fields"), self._join("operands"), Copies(at, alike, counts))
+
+    def write(self, before: Before) -> Log:
+        """The log of a run that begins with what there was ``before``; DeviceOutOfMemoryError where memory runs out."""
         log = Log(device=self.source.device)
-        self._finish_storages(log)
-        self._finish_calls(log)
+        self._finish_storages(log, before)
+        log.call_slots = self.calls
         log.node_slots, log.module_call_slots = self.nodes, self.module_calls
         self._copy_facts(log)
         return log
@@ -251,7 +260,7 @@ class Repeat:
         found = self.columns[name]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
-    def _finish_storages(self, log: Log) -> None:
+    def _finish_storages(self, log: Log, before: Before) -> None:
         """Storages of before, and workspaces that libraries keep, come first; then all that was born, in order."""
         source = self.source
         born = {number for part, _ in self.written for number in part.numbers(BORN)}
@@ -261,12 +270,12 @@ class Repeat:
         lives = np.concatenate([self._lives()[fixed_at], self._join("lives").reshape(-1, WIDTH)])
         first = len(fixed)
         lives[first:, [DEATH, DEATH_CALL]] = -1
-        events = self._list_events({number: row for row, number in enumerate(fixed)}, lives)
-        place_events(events, lives, first, self.before, source, log)
+        events = self._list_events({number: row for row, number in enumerate(fixed)}, lives, before.events)
+        place_events(events, lives, first, before, source, log)
         self._fill_lifetimes(log, lives, fixed, np.concatenate([fixed_at, self._join("born_at")]))
 
-    def _list_events(self, row_of_fixed: dict[int, int], lives: Numbers) -> Events:
-        """The events with the storages that they are about; births and deaths are written into ``lives``."""
+    def _list_events(self, row_of_fixed: dict[int, int], lives: Numbers, count: int) -> Events:
+        """The events behind ``count`` earlier ones, with their storages; births and deaths go into ``lives``."""
         kinds, what, first = self._join("kinds"), self._join("what"), len(row_of_fixed)
         rows = np.full(len(kinds), -1, np.int64)
         is_birth, is_death = kinds == BORN, kinds == DIED
@@ -279,7 +288,7 @@ class Repeat:
         if (dead < 0).any() or len(np.unique(dead)) < len(dead):
             raise NotRepeated("something that is older dies in it")
         is_event = is_birth | is_death | (kinds == HELD) | (kinds == KEPT)
-        numbers, calls = self.before.events + np.cumsum(is_event), np.cumsum(kinds == CALLED)
+        numbers, calls = count + np.cumsum(is_event), np.cumsum(kinds == CALLED)
         begins = is_birth | (kinds == KEPT)
         lives[rows[begins], BIRTH], lives[rows[begins], BIRTH_CALL] = numbers[begins], calls[begins]
         lives[dead, DEATH], lives[dead, DEATH_CALL] = numbers[is_death], calls[is_death]
@@ -299,12 +308,6 @@ class Repeat:
         for row in np.argsort(lives[:, BIRTH], kind="stable").tolist():
             log.storage_table[numbers[row]] = StorageLifetime.at(table, row, numbers[row])
 
-    def _finish_calls(self, log: Log) -> None:
-        first = self._join("first")
-        _, at, alike, counts = np.unique(first, return_index=True, return_inverse=True, return_counts=True)
-        log.call_slots = self.source.call_slots.gather(
-            first // self.repetitions, self._join("fields"), self._join("operands"), Copies(at, alike, counts))
-
     def _repeat_assumptions(self) -> list[str]:
         """What is assumed of a reference block is assumed of those that were not run, behind it."""
         found = list(self.source.assumptions)
@@ -319,26 +322,31 @@ class Repeat:
         return list(dict.fromkeys(found))
 
     def _copy_facts(self, log: Log) -> None:
-        names, source = self.names, self.source
+        source = self.source
         log.assumptions = self._repeat_assumptions()
         for name in ("saved_inputs", "groups", "steps", "listed_samples", "world", "modules",
                      "index_of_path", "layouts", "events_at_start", "memory_at_start"):
             setattr(log, name, getattr(source, name))
         log.outer_calls = [call._replace(position=self._call(call.position)) for call in source.outer_calls]
         log.compiled_calls = [call._replace(position=self._call(call.position)) for call in source.compiled_calls]
+
+    def _write_modules(self) -> None:
+        """Write what is told of the modules of blocks that were not run, as of those of reference blocks."""
+        names, modules = self.names, self.source.modules
         for chain, first, size in zip(names.chains, names.first_modules, names.block_sizes):
             for place in chain.skipped:
                 for i in range(size):
-                    mine, theirs = log.modules[int(first[place]) + i], log.modules[int(first[chain.reference]) + i]
+                    mine, theirs = modules[int(first[place]) + i], modules[int(first[chain.reference]) + i]
                     mine.calls, mine.inputs, mine.outputs = theirs.calls, theirs.inputs, theirs.outputs
-        self._count_outside(log)
+        self._count_outside()
 
-    def _count_outside(self, log: Log) -> None:
+    def _count_outside(self) -> None:
         """Blocks that were not run call modules outside of blocks as those that were do, as a layer that all share."""
-        before, after = (np.bincount([call.module for call in calls if call is not None], minlength=len(log.modules))
+        modules = self.source.modules
+        before, after = (np.bincount([call.module for call in calls if call is not None], minlength=len(modules))
                          for calls in (self.source.module_call_slots, self.module_calls))
         for index in np.nonzero((after > before) & (self.names.modules.kind < 0))[0].tolist():
-            module = log.modules[index]
+            module = modules[index]
             if module.calls != before[index]:  # it ran in a recomputation, or counts a module that it holds aside
                 raise NotRepeated(f"its blocks call {module.path}, which is outside of them, more than in forward")
             module.calls = int(after[index])

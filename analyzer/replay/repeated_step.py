@@ -31,6 +31,7 @@ class RepeatedStep(EagerStep):
 
     chains: Sequence[Chain] = ()
     step_reason: str | None = "the steps are the caller's own"  #: why steps after the first are run
+    _repeat: Repeat | None = None
     _left: list[tuple[torch.Tensor, Spec]] | None = None  # parameters and their gradients, of a step that is repeated
 
     @property
@@ -133,9 +134,19 @@ class RepeatedStep(EagerStep):
             try:
                 names = RunNames(self.short_run, log)
                 compare_laps(names)
-                return Repeat(names, self._memory).write()
+                self._repeat = Repeat(names)
+                return self._repeat.write(self._memory.again())
             except torch.OutOfMemoryError as error:
                 raise NotRepeated("memory runs out") from error
+
+    def write_limited(self, capacity_bytes: int) -> Log | None:
+        """The log that `write_log` gave, of a device with less memory; None where the step has to run there."""
+        if self._repeat is None or not self._memory.takes_capacity():
+            return None
+        try:
+            return self._repeat.write(self._memory.again(capacity_bytes))
+        except torch.OutOfMemoryError:
+            return None
 
     def _why_not_written(self) -> str | None:
         """Why the log of this run tells nothing of one of all blocks and steps."""

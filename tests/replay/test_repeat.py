@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from analyzer import Profile, ProfileOptions, profile
+from analyzer.hardware import DeviceSpec
+from analyzer.replay.repeated_step import RepeatedStep
 from tests.replay.block_model import Block, PostNorm, Stack, list_replayed
 
 COUNT = 9  # blocks, of which five are not run
@@ -298,6 +300,42 @@ def test_memory_that_runs_out_is_found_where_it_runs_out():
     found, run = (profile(Stack(Block() for _ in range(30)), x, device="h100", options=options, reuse=reuse)
                   for reuse in (True, False))
     assert run.out_of_memory is not None and found == run
+
+
+class Wide(Stack):
+    """Of which the allocator caches more than it needs."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 256)) for _ in range(COUNT))
+        self.head = nn.Linear(256, 5000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(super().forward(x)).double().log_softmax(-1)
+
+
+def test_a_step_that_reserves_too_much_is_placed_again_and_not_run_again(monkeypatch):
+    settings: dict[str, Any] = {"args": (torch.empty(20_000, 256),), "optimizer": "adamw"}
+    runs: list[str] = []
+
+    def count(self: RepeatedStep) -> None:
+        runs.append(self.recorder.log.device)
+        run(self)
+
+    run = RepeatedStep.run
+    monkeypatch.setattr(RepeatedStep, "run", count)
+    unlimited = profile(Wide, device=DeviceSpec("large", memory_bytes=10**12), **settings)
+    assert unlimited.peak_allocated_bytes is not None and unlimited.peak_reserved_bytes is not None
+    enough = unlimited.peak_reserved_bytes - (32 << 20)
+    card = DeviceSpec("card", memory_bytes=enough)
+    found, whole = (profile(Wide, device=card, reuse=reuse, **settings) for reuse in (True, False))
+    assert len(runs) == 2  # of the large device and of the card
+    assert found == whole and found.peak_allocated_bytes == unlimited.peak_allocated_bytes
+    assert found.peak_reserved_bytes is not None and found.peak_reserved_bytes <= enough
+    assert "the allocator may take" in " ".join(found.assumptions) and list_replayed(found)
+    few = DeviceSpec("few", memory_bytes=enough - (64 << 20))  # what is free lies in pieces
+    assert few.memory_bytes is not None and few.memory_bytes > unlimited.peak_allocated_bytes
+    found, whole = (profile(Wide, device=few, reuse=reuse, **settings) for reuse in (True, False))
+    assert found == whole and found.peak_reserved_bytes == unlimited.peak_reserved_bytes
 
 
 def test_the_model_is_as_it_was():
