@@ -84,7 +84,7 @@ def _split(page: str, name: str) -> tuple[str, str, str]:
 def publish(page: str, blocks: Mapping[str, str], is_whole: bool) -> None:
     """Print blocks, and write those of a whole run into their page."""
     for name, text in blocks.items():
-        print(f"{text}\n", flush=True)
+        print(re.sub("<!-- /?cases.*?-->\n?", "", text) + "\n", flush=True)
         if is_whole:
             write_block(page, name, text)
 

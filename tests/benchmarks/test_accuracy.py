@@ -28,7 +28,7 @@ def test_a_block_is_written_in_its_place(tmp_path, monkeypatch):
         page.write_block("page.md", "three", "")
 
 
-def test_a_table_of_cases_is_written_into_its_file(tmp_path, monkeypatch):
+def test_a_table_of_cases_is_written_into_its_file(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(page, "DOCS", tmp_path)
     monkeypatch.setattr(page, "ROOT", tmp_path)
     (tmp_path / "benchmarks" / "speed" / "tables").mkdir(parents=True)
@@ -38,6 +38,9 @@ def test_a_table_of_cases_is_written_into_its_file(tmp_path, monkeypatch):
     page.write_block("page.md", "one", f"Two:\n\n{table}\n{page.end_cases('1. A note.', '')}\n\nMore.")
     assert page.read_block("page.md", "one") == "Two:\n\n[Every row](cases/speed.md#every-one).\n\nMore."
     assert page.read_cases("speed/every_one") == rows
+    page.publish("page.md", {"one": f"{table}\n{page.end_cases('1. A note.')}"}, is_whole=False)
+    printed = capsys.readouterr().out
+    assert "<!--" not in printed and "| c" in printed and "1. A note." in printed
     assert '"below": "1. A note.",' in (tmp_path / "benchmarks" / "speed" / "tables" / "every_one.json").read_text()
 
 
