@@ -9,7 +9,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -232,17 +232,18 @@ class Repeat:
                               repetition)
         inputs = self._numbers("node", names.nodes, [n for x in nodes for n in x.inputs], part, repetition)
         modules = self._modules([x.module for x in nodes], part)
+        spans = [list(starmap(slice, pairwise(accumulate(lengths, initial=0)))) for lengths in (
+            [len(x.outputs) for x in nodes], [len(x.inputs) for x in nodes], [len(x.reads) for x in nodes])]
+        specs = [[spec for _, spec in x.outputs] for x in nodes]
         for out, read, given, module in zip(outputs.tolist(), reads.tolist(), inputs.tolist(), modules.tolist()):
-            mine = iter(out), iter(read), iter(given)
-            for node, index in zip(nodes, module):
+            for node, index, spec, makes, takes, looks in zip(nodes, module, specs, *spans):
                 target, base = node.target, node.base
                 if index != node.module and node.op == "call_module":
                     target = log.modules[index].path
                     base = identifier(target)
                 self.nodes.append(LogNode(
                     node.op, "", target, index, base, node.source,
-                    tuple([(next(mine[0]), spec) for _, spec in node.outputs]),
-                    tuple([next(mine[2]) for _ in node.inputs]), tuple([next(mine[1]) for _ in node.reads]),
+                    tuple(zip(out[makes], spec)), tuple(given[takes]), tuple(read[looks]),
                     node.region, node.step + repetition))
 
     def _write_module_calls(self, part: Part) -> None:
