@@ -244,8 +244,9 @@ def _as_float32(tensor: Tensor) -> Tensor:
 _SAME_DTYPE = {
     **dict.fromkeys((_aten.mm, _aten.mv, _aten.linalg_cross, _aten.grid_sampler_2d, _aten.grid_sampler_3d,
                      _aten._cdist_forward, _aten._softmax_backward_data, _aten._log_softmax_backward_data,
-                     _aten.heaviside, _aten.binary_cross_entropy), (0, 1)),
-    **dict.fromkeys((_aten.addmm, _aten.addmv, _aten.addbmm, _aten.huber_loss_backward, _aten.mse_loss_backward,
+                     _aten.heaviside, _aten.heaviside_, _aten.binary_cross_entropy), (0, 1)),
+    **dict.fromkeys((_aten.addmm, _aten.addmm_, _aten.addmv, _aten.addmv_, _aten.addbmm, _aten.addbmm_,
+                     _aten.baddbmm_, _aten.huber_loss_backward, _aten.mse_loss_backward,
                      _aten.smooth_l1_loss_backward), (0, 1, 2)),
     **dict.fromkeys((_aten.index_copy, _aten.index_copy_), (0, 3))}
 

@@ -44,6 +44,24 @@ def random_between(_: str, *args: Any, dtype: torch.dtype | None = None, **_kwar
                 raise RuntimeError(f"{name} is out of bounds for {name_dtype(dtype)}")
 
 
+@refuses("random_")
+def random_in_place(_: str, self: Tensor, *numbers: int | None, generator: Any = None, **named: int | None) -> None:
+    """aten/src/ATen/native/DistributionTemplates.h, random_from_to."""
+    bounds = [*numbers, *named.values()]
+    if not bounds or bounds[-1] is None:  # up to the largest of the dtype
+        return
+    least, end = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
+    if least is not None and end is not None and least >= end:
+        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={least} >= to={end}")
+
+
+@refuses("bernoulli_")
+def bernoulli_in_place(_: str, self: Tensor, p: float | Tensor = 0.5, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/DistributionTemplates.h, bernoulli_impl_."""
+    if not isinstance(p, Tensor) and not 0 <= p <= 1:
+        raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p:g}")
+
+
 @refuses("uniform_")
 def uniform(_: str, self: Tensor, start: float = 0.0, end: float = 1.0, *, generator: Any = None,
             **named: float) -> None:

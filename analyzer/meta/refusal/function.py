@@ -187,7 +187,13 @@ def extremes_so_far(_: str, self: Tensor, *args: Any, **named: Any) -> None:
         raise IndexError(f"Expected reduction dim -1 or 0 for scalar but got {dim}")
 
 
-@refuses("cumsum", "cumsum_", "cumprod", "cumprod_")
+@refuses("cumsum_", "cumprod_")
+def accumulate_in_place(device_type: str, self: Tensor, dim: int, **_kwargs: Any) -> None:
+    """The same, where the dtype is that of the tensor."""
+    accumulate(device_type, self, dim, dtype=self.dtype)
+
+
+@refuses("cumsum", "cumprod")
 def accumulate(_: str, self: Tensor, dim: int, *, dtype: torch.dtype | None = None, **_kwargs: Any) -> None:
     """aten/src/ATen/native/cpu/ReduceOpsKernel.cpp, cumsum_cpu_kernel; integers are otherwise summed in int64."""
     if dtype is torch.bool and self.numel() and self.dim():
@@ -201,7 +207,14 @@ def transform(device_type: str, self: Tensor, *_args: Any, **_kwargs: Any) -> No
         raise RuntimeError(f"MKL FFT doesn't support tensors of type: {name_dtype(self.dtype)}")
 
 
-@refuses("addmm", "addmm_", "addbmm", "addbmm_", "addr", "addr_")
+@refuses("addr_")
+def add_outer_product(_: str, self: Tensor, vec1: Tensor, vec2: Tensor, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/LinearAlgebra.cpp, addr_: the tensor has the shape of the product."""
+    if tuple(self.shape) != (*vec1.shape, *vec2.shape):
+        raise RuntimeError(f"size mismatch, input: {list(self.shape)}, v1: {list(vec1.shape)}, v2: {list(vec2.shape)}")
+
+
+@refuses("addmm", "addmm_", "addbmm", "addbmm_", "addr")
 def add_product(_: str, self: Tensor, *_args: Any, **_kwargs: Any) -> None:
     """aten/src/ATen/ExpandUtils.h: what is added is expanded to the sizes of a matrix."""
     _check_expanded(self, 2)

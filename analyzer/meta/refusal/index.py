@@ -179,7 +179,24 @@ def unique_consecutive(_: str, self: Tensor, return_inverse: bool = False, retur
         wrap_dim(dim, self.dim())
 
 
-@refuses("masked_scatter", "masked_scatter_")
+@refuses("masked_fill_")
+def masked_fill(_: str, self: Tensor, mask: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/TensorAdvancedIndexing.cpp, masked_fill_impl_cpu; cuda/Indexing.cu has the same."""
+    if mask.dtype != torch.bool:
+        raise RuntimeError("masked_fill_ only supports boolean masks, but got mask with dtype "
+                           f"{name_dtype(mask.dtype)}")
+
+
+@refuses("masked_scatter_")
+def masked_scatter_in_place(device_type: str, self: Tensor, mask: Tensor, source: Tensor, **_kwargs: Any) -> None:
+    """As masked_scatter; the mask is expanded to the tensor that is written (expand_inplace)."""
+    if torch.broadcast_shapes(self.shape, mask.shape) != self.shape:
+        raise RuntimeError(f"mask of shape {list(mask.shape)} cannot be expanded to that of the tensor, "
+                           f"{list(self.shape)}")
+    masked_scatter(device_type, self, mask, source)
+
+
+@refuses("masked_scatter")
 def masked_scatter(_: str, self: Tensor, mask: Tensor, source: Tensor, **_kwargs: Any) -> None:
     """aten/src/ATen/native/TensorAdvancedIndexing.cpp, masked_scatter__cpu; cuda/IndexKernel.cpp."""
     if mask.dtype != torch.bool:
