@@ -10,6 +10,7 @@ from analyzer.units import format_bytes
 
 # What an optimizer or the model makes once, in whichever step first needs it, and what is freed where a step begins.
 _MADE_ONCE = frozenset({"parameter", "buffer", "gradient", "optimizer state", "workspace", "cast copy"})
+_LASTING = frozenset({"parameter", "gradient", "optimizer state", "workspace", "cast copy"})  # none is made longer
 _ENDS = 3  # of the last steps, where there are as many: what one step alone makes may be a cache
 
 
@@ -49,27 +50,64 @@ class Growth:
 
     def describe(self) -> str | None:
         """A sentence on it; None where it is what is made once."""
-        held = [self._list_held(end) for end in self.ends]
+        return self._describe_more(made_once=False) or self._describe_longer() or (
+            self._describe_more(made_once=True) if len(self.ends) == _ENDS else None)
+
+    def _describe_more(self, *, made_once: bool) -> str | None:
+        """Of more tensors than before, those of states of optimizers among them where what is ``made_once`` counts."""
+        held = [self._list_held(end, made_once) for end in self.ends]
         kept_on = [sum([_is_kept(one, end) for one in alive]) for alive, end in zip(held, self.ends)]
         if any(after <= before for counts in ([*map(len, held)], kept_on) for before, after in pairwise(counts)):
             return None
-        kept, number = [one for one in held[-1] if one.step == self.ends[-1].step and one.died is None], self.log.steps
+        kept = [one for one in held[-1] if one.step == self.ends[-1].step and one.died is None]
         grown = sum([one.block_bytes for one in held[-1]]) - sum([one.block_bytes for one in held[-2]])
         if grown <= 0 or not kept:
             return None
-        largest = max(kept, key=lambda one: one.block_bytes)
-        node = self.log.nodes[largest.node].name if largest.node >= 0 else "an operator outside of modules"
-        path = self.log.modules[largest.module].path
-        return (f"memory grows: step {number} ended with {format_bytes(grown)} more than the one before, in "
-                f"{len(held[-1]) - len(held[-2])} more tensors; the largest that it made and kept is of "
-                f"{largest.label or node}{f' (module {path})' if path else ''}, {format_bytes(largest.block_bytes)}. "
-                f"Where each step keeps as much, peaks are those of {number} steps and rise with every further one: "
-                "something holds results of earlier steps, such as a list of losses (loss.item() keeps no graph)")
+        cause = ("an optimizer's state has more in each step" if made_once else
+                 "something holds results of earlier steps, such as a list of losses (loss.item() keeps no graph)")
+        where = f"in {len(held[-1]) - len(held[-2])} more tensors; the largest that it made and kept is of"
+        return self._say(grown, where, max(kept, key=lambda one: one.block_bytes), cause)
 
-    def _list_held(self, end: StepEnd) -> list[StorageLifetime]:
+    def _describe_longer(self) -> str | None:
+        """Of a tensor that each step makes of the one before and more, as ``torch.cat([kept, new])`` does."""
+        found: list[tuple[int, StorageLifetime]] = []
+        for before, after in pairwise(self.ends):
+            longer = [(one.block_bytes - old, one) for one in self._list_alive(after)
+                      if one.step == after.step and _is_kept(one, after) and (old := self._made_longer(one, before))]
+            if not longer:
+                return None
+            found.append(max(longer, key=lambda pair: pair[0]))
+        grown, one = found[-1]
+        return self._say(grown, "in a tensor that each step makes of the one before and more, of", one,
+                         "keep a number of steps alone")
+
+    def _made_longer(self, one: StorageLifetime, before: StepEnd) -> int:
+        """The bytes of what was there at the end of a step and gone after this storage was made of it; else 0."""
+        calls = self.log.calls
+        if not 0 <= one.born_call < len(calls):
+            return 0
+        given = {number: self.log.storages[number] for number in calls[one.born_call].inputs
+                 if number in self.log.storages}
+        return max([old.block_bytes for old in given.values()
+                    if old.block_bytes < one.block_bytes and old.category not in _LASTING and old.died is not None
+                    and old.born <= before.event < old.died and _is_kept(old, before)], default=0)
+
+    def _say(self, grown: int, where: str, one: StorageLifetime, cause: str) -> str:
+        number = self.log.steps
+        node = self.log.nodes[one.node].name if one.node >= 0 else "an operator outside of modules"
+        path = self.log.modules[one.module].path
+        return (f"memory grows: step {number} ended with {format_bytes(grown)} more than the one before, {where} "
+                f"{one.label or node}{f' (module {path})' if path else ''}, {format_bytes(one.block_bytes)}. "
+                f"Where each step keeps as much, peaks are those of {number} steps and rise with every further one: "
+                f"{cause}")
+
+    def _list_held(self, end: StepEnd, made_once: bool) -> list[StorageLifetime]:
+        left_out = _MADE_ONCE - {"optimizer state"} if made_once else _MADE_ONCE
+        return [one for one in self._list_alive(end) if one.category not in left_out]
+
+    def _list_alive(self, end: StepEnd) -> list[StorageLifetime]:
         return [one for one in self.log.storages.values() if one.device == self.log.device
-                and one.category not in _MADE_ONCE and one.born <= end.event and (
-                    one.died is None or one.died > end.event)]
+                and one.born <= end.event and (one.died is None or one.died > end.event)]
 
 
 def _is_kept(one: StorageLifetime, end: StepEnd) -> bool:

@@ -38,6 +38,47 @@ def test_a_list_of_outputs_is_told(steps, device):
                            "; the largest that it made and kept is of _0 (module 0), 1.00 MiB.")
 
 
+@pytest.mark.parametrize("steps", [2, 4])
+def test_a_tensor_that_each_step_makes_longer_is_told(steps):
+    bank = []
+
+    def step(model, optimizer, x):
+        out = update(model, optimizer, x).detach()
+        bank[:] = [torch.cat([*bank, out])]
+
+    class Bank(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 1024)
+            self.register_buffer("seen", torch.zeros(1, 1024))
+
+        def forward(self, x):
+            out = self.layer(x)
+            self.seen = torch.cat([self.seen, out.detach()])
+            return out
+
+    def profiled(model, **how):
+        return growths(profile(model, torch.rand(256, 64), optimizer="adam", device="h100",
+                               options=ProfileOptions(steps=steps), **how))
+
+    text, = profiled(nn.Linear(64, 1024), step=step)
+    assert text.startswith(f"memory grows: step {steps} ended with 1.00 MiB more than the one before, in a tensor that "
+                           "each step makes of the one before and more, of")
+    text, = profiled(Bank())
+    assert f"step {steps} ended with 1.00 MiB more" in text and f", {steps}.00 MiB. Where" in text
+
+
+def test_a_state_of_the_optimizer_that_each_step_adds_to_is_told():
+    def step(model, optimizer, x):
+        update(model, optimizer, x)
+        p = next(model.parameters())
+        optimizer.state[p].setdefault("history", []).append(torch.zeros_like(p))
+
+    text, = growths(profile(nn.Linear(256, 1024), torch.rand(8, 256), step=step, optimizer="adam", device="h100",
+                            options=ProfileOptions(steps=4)))
+    assert "1.00 MiB more than the one before, in 1 more tensors" in text and "an optimizer's state has more" in text
+
+
 def test_what_a_step_replaces_or_makes_once_is_no_growth():
     kept = {}
 
