@@ -54,6 +54,26 @@ def test_bins_behind_all_classes_take_nothing_from_them(mark, drops, more):
         assert not any(f"into {8 + more} bins" in text for text in mode.state.assumptions) or not more
 
 
+@pytest.mark.parametrize("drop", [
+    lambda chosen, out: torch.where(out, torch.full_like(chosen, 8), chosen),
+    lambda chosen, out: torch.where(out, 8, chosen), lambda chosen, out: chosen.masked_fill(out, torch.tensor(-1)),
+    lambda chosen, out: chosen.masked_fill_(out, 8), lambda chosen, out: chosen.clamp(0, 8),
+    lambda chosen, out: chosen.flatten().sort().values.view_as(chosen)])
+def test_choices_among_which_some_are_dropped_are_among_the_classes(drop):
+    with MetaTensorMode():
+        chosen = drop(torch.topk(torch.rand(64, 8), 2).indices, torch.rand(64, 2) < 0.1)
+        assert [len((chosen == e).nonzero()) for e in range(8)] == [16] * 8
+        assert [len((chosen == e).any(-1).nonzero()) for e in range(8)] == [16] * 8  # the two of a token differ
+        assert torch.histc(chosen.flatten().float(), bins=9, min=0, max=8).long().tolist() == [16] * 8 + [0]
+        assert bool((chosen == 3).any())
+
+
+def test_a_bound_that_changes_choices_is_not_passed_over():
+    with MetaTensorMode():
+        chosen = torch.topk(torch.rand(64, 8), 2).indices.clamp(max=3)
+        assert len((chosen == 2).nonzero()) != 16
+
+
 @pytest.mark.parametrize(("call", "text"), [
     (lambda x: x.nonzero(), "unknown_size='balanced'"), (lambda x: x.long().bincount(), "scatter_add_"),
     (lambda x: x.repeat_interleave(x.long()), "output_size")])

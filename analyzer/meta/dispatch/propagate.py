@@ -239,7 +239,8 @@ def _written_in_list(call: OperatorCall, alike: dict[Any, Known | None] | None, 
 def _estimate(state: MetaState, call: OperatorCall) -> None:
     name, born = call.info.name, call.born
     first = born[0] if born else None
-    if call.storages and first is not None and first.exact is None and not call.outputs[0].dtype.is_floating_point:
+    if call.storages and first is not None and first.exact is None and (
+            name == "_to_copy" or not call.outputs[0].dtype.is_floating_point):
         first.drawn_from = expectation.drawn_contents(name, call.args, call.storages)
     choice = expectation.CHOOSING.get(name)
     if choice is not None and (chosen := born[choice]) is not None and chosen.exact is None:
@@ -255,6 +256,7 @@ def _estimate(state: MetaState, call: OperatorCall) -> None:
     if first.exact is not None:
         return
     if name == "histc":
-        expectation.count_classes(state, name, call.outputs[0], call.args[0].numel())
+        expectation.count_classes(state, name, call.outputs[0], call.args[0].numel(),
+                                  expectation.classes_below(call.args[0], call.outputs[0].numel()))
     else:
         expectation.count_marked(state, name, call.args, call.outputs[0], before)

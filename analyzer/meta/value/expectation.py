@@ -19,7 +19,8 @@ from analyzer.meta.state import MetaState
 from .known_value import Deferred, Known
 
 Rule = Callable[[Any, list[MetaStorage], "float | None"], "float | None"]
-_KEEPING = {"_to_copy", "clone", "contiguous", "index", "cat", "_reshape_copy", "flip", "gather", "index_select"}
+_KEEPING = {"_to_copy", "clone", "contiguous", "index", "cat", "_reshape_copy", "flip", "gather", "index_select", "sort",
+            "repeat", "roll"}
 
 
 def expected_counts(total: int, bins: int, only: int | None = None, skew: float = 0.0) -> list[int]:
@@ -104,18 +105,57 @@ def count_marked(state: MetaState, name: str, args: Any, out: torch.Tensor, dens
 
 
 def drawn_contents(name: str, args: Any, storages: list[MetaStorage]) -> Known | None:
-    """Known integers that hold every element of the first output: picked by unknown indices, or copies of that."""
-    if not storages or name not in _KEEPING or name == "cat" and len({id(origin_of(s)) for s in storages}) > 1:
-        return None if name != "masked_fill" else _beside_dropped(args, origin_of(storages[0]))
-    return origin_of(storages[0])
+    """Known integers that hold every element of the first output: picked by unknown indices, or copies of that, and
+    choices of classes beside numbers that are none.
+    """
+    if not storages or name == "cat" and len({id(origin_of(s)) for s in storages}) > 1:
+        return None
+    if name in _KEEPING:
+        return origin_of(storages[0])
+    if name in _CUTTING:
+        return _within(args[0], *_CUTTING[name](*args[1:]))
+    if name == "masked_fill":
+        return _beside_dropped(args[0], args[2] if len(args) > 2 else None)
+    if name == "where" and len(args) == 3:
+        return _beside_dropped(args[1], args[2]) or _beside_dropped(args[2], args[1])
+    return None
 
 
-def _beside_dropped(args: Any, origin: Known | None) -> Known | None:
+_CUTTING: dict[str, Callable[..., tuple[Any, Any]]] = {
+    "clamp": lambda low=None, high=None: (low, high), "clamp_min": lambda low: (low, None),
+    "clamp_max": lambda high: (None, high)}
+
+
+def _positions_in(given: Any) -> Positions | None:
+    origin = origin_of(given.untyped_storage()) if isinstance(given, torch.Tensor) else None
+    return origin if isinstance(origin, Positions) else None
+
+
+def _within(index: Any, low: Any, high: Any) -> Known | None:
+    """Choices that lie between bounds, which change none of them."""
+    origin = _positions_in(index)
+    is_whole = origin is not None and (low is None or isinstance(low, (int, float)) and low <= 0) and (
+        high is None or isinstance(high, (int, float)) and high >= origin.count - 1)
+    return origin if is_whole else None
+
+
+def _beside_dropped(index: Any, value: Any) -> Known | None:
     """Choices of which those in a mask are put behind all classes, where a capacity leaves them out: none is taken to
     be.
     """
-    value = args[2] if len(args) > 2 else None
-    is_behind = isinstance(origin, Positions) and isinstance(value, int) and not 0 <= value < origin.count
+    origin = _positions_in(index)
+    if origin is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        storage: Any = value.untyped_storage()
+        known = storage.exact if isinstance(storage, MetaStorage) and value.numel() else None
+        if known is None:
+            return None
+        with without_modes():
+            found = known.flat()
+            is_behind = bool(((found < 0) | (found >= origin.count)).all())
+    else:
+        is_behind = isinstance(value, int) and not 0 <= value < origin.count
     return origin if is_behind else None
 
 
@@ -215,15 +255,26 @@ def _clamped(args: Any, storages: list[MetaStorage], first: float | None) -> flo
     return first if low is None else max(first, float(low))
 
 
+def _any(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    """Some element of all is marked where any can be; of a row as many rows have one as there are marks: the choices of
+    a token differ.
+    """
+    if first is None or len(args) < 2 or args[1] is None:
+        return None if first is None else float(first > 0)
+    dims = [args[1]] if isinstance(args[1], int) else args[1]
+    count = math.prod([args[0].shape[d] for d in dims])
+    return float(first > 0) if count == args[0].numel() else min(1.0, first * count)
+
+
 _RULES: dict[str, Rule] = {
     "eq": _equal, "sum": _sum, "scatter": _scatter, "scatter_": _scatter, "clamp": _clamped, "clamp_min": _clamped,
     "gt": _greater, "ge": _greater, "ne": _not_equal,
-    "any": lambda args, storages, first: None if first is None else float(first > 0),
+    "any": _any,
     # floating data made whole counts something, as predicted durations do: 1 is expected where nothing else is
     **dict.fromkeys(("ceil", "round", "floor"), lambda args, storages, first: 1.0 if first is None else first),
     **dict.fromkeys((*_KEEPING, "max", "amax", "select", "squeeze", "masked_fill"),
                     lambda args, storages, first: first)}
-ESTIMATED = frozenset({*_RULES, *_ADDING, *CHOOSING, "histc"})
+ESTIMATED = frozenset({*_RULES, *_ADDING, *_CUTTING, *CHOOSING, "histc", "where"})
 """Operators of whose unknown results something is expected."""
 
 
