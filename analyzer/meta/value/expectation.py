@@ -19,8 +19,8 @@ from analyzer.meta.state import MetaState
 from .known_value import Deferred, Known
 
 Rule = Callable[[Any, list[MetaStorage], "float | None"], "float | None"]
-_KEEPING = {"_to_copy", "clone", "contiguous", "index", "cat", "_reshape_copy", "flip", "gather", "index_select", "sort",
-            "repeat", "roll"}
+_KEEPING = {"_to_copy", "clone", "contiguous", "index", "cat", "_reshape_copy", "flip", "gather", "index_select",
+            "sort", "repeat", "roll"}
 
 
 def expected_counts(total: int, bins: int, only: int | None = None, skew: float = 0.0) -> list[int]:
