@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -201,6 +202,7 @@ class StepCounts:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.stepped_in: dict[str, int] = {}  #: the step of the script in which each stepped last
+        self._times: defaultdict[int, Counter[str]] = defaultdict(Counter)  # how often each did, by step of the script
         self._known: dict[int, _Counted] = {}
         self._gone: dict[str, list[str]] = {}  # names by class
         self._floor = 0
@@ -250,10 +252,22 @@ class StepCounts:
     def add(self, name: str, step: int) -> None:
         self.counts[name] = self.counts.get(name, 0 if self._live() else self._floor) + 1
         self.stepped_in[name] = step
+        self._times[step][name] += 1
+
+    def join(self) -> None:
+        """What were taken for steps are parts of the first."""
+        self.stepped_in = dict.fromkeys(self.stepped_in, 0)
+        self._times = defaultdict(Counter, {0: sum(self._times.values(), Counter())})
 
     def of_step(self, step: int) -> list[str]:
-        """The names of those that stepped in this step or later; all where none did."""
-        return [name for name, last in self.stepped_in.items() if last >= step] or list(self.counts)
+        """The names of those that stepped in this step or later, all where none did; with how often each did in it,
+        where one did more than once.
+        """
+        names = [name for name, last in self.stepped_in.items() if last >= step] or list(self.counts)
+        times = self._times[step]
+        if len(names) < 2 or max(times.values(), default=1) == 1:
+            return names
+        return [f"{name} ({n} step{'s' if n > 1 else ''})" if (n := times[name]) else name for name in names]
 
     def _live(self) -> dict[str, int]:
         gone = {name for names in self._gone.values() for name in names}

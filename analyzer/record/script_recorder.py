@@ -347,7 +347,7 @@ class ScriptRecorder(Recorder):
         self._outer_runs = join_steps(self.log, self._outer_runs, [*self._described, StepDescription.of(self.log)])
         for root in self._roots.roots:
             root.died_in = None if root.died_in is None else 0
-        self.step_counts.stepped_in = dict.fromkeys(self.step_counts.stepped_in, 0)
+        self.step_counts.join()
         self.step = self.described_step = 0
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:

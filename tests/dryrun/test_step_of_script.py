@@ -61,10 +61,12 @@ BOTH = 16 * 64 * 32 * 2 + 16 * 32 * (64 + 1)  # multiply-adds of a pass of gener
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-@pytest.mark.parametrize("order", ["cg", "gc", "cccccg"])
+@pytest.mark.parametrize("order", ["cg", "gc", "ccg", "cccccg"])
 def test_a_step_is_whole_once_each_optimizer_that_is_there_has_stepped(run, order, steps):
     p = run(ALTERNATE.format(order=order), steps=steps)
-    assert p.optimizer == "Adam, Adam 2" and p.fwd_macs == len(order) * BOTH
+    critics = order.count("c")
+    assert p.optimizer == ("Adam, Adam 2" if critics == 1 else f"Adam ({critics} steps), Adam 2 (1 step)")
+    assert p.fwd_macs == len(order) * BOTH
     assert p.first_step["forward"].macs == len(order) * BOTH
     assert sum(m.fwd_macs for m in p.modules.walk() if m.type == "Linear") == p.fwd_macs
     assert [(m.path, m.calls) for m in p.modules.children] == [("Sequential", len(order)), ("Sequential_2", len(order))]

@@ -127,7 +127,8 @@ _CUTTING: dict[str, Callable[..., tuple[Any, Any]]] = {
 
 
 def _positions_in(given: Any) -> Positions | None:
-    origin = origin_of(given.untyped_storage()) if isinstance(given, torch.Tensor) else None
+    storage: Any = given.untyped_storage() if isinstance(given, torch.Tensor) else None
+    origin = origin_of(storage) if isinstance(storage, MetaStorage) else None
     return origin if isinstance(origin, Positions) else None
 
 
