@@ -102,6 +102,22 @@ ROUND_TRIPS = {
     "best": """
     torch.save(net.state_dict(), path); shutil.copyfile(path, path + ".best"); os.remove(path)
     assert not Path(path).exists() and os.path.isfile(path + ".best"); back = torch.load(path + ".best")""",
+    "listed": """
+    import glob
+    folder = Path(path).parent / "kept"
+    for step in (1, 2):
+        os.makedirs(folder, exist_ok=True)
+        torch.save(net.state_dict(), folder / f"step_{step}.pt")
+    names = ["step_1.pt", "step_2.pt"]
+    assert sorted(os.listdir(folder)) == names == sorted(p.name for p in folder.glob("*.pt"))
+    assert names == sorted(p.name for p in folder.iterdir()) == sorted(os.walk(folder).__next__()[2])
+    with os.scandir(folder) as entries:
+        assert sorted(e.name for e in entries if e.is_file() and e.stat().st_size) == names
+    latest = max(glob.glob(str(folder / "*.pt")), key=os.path.getmtime)
+    assert latest == str(folder / "step_2.pt") and glob.glob(latest) == [latest]
+    back = torch.load(latest)
+    shutil.rmtree(folder)
+    assert not os.path.exists(latest) and os.listdir(folder.parent).count("kept") == 0""",
     "safetensors": """
     save_file(net.state_dict(), path); back = load_file(path, device="cuda")""",
     "safetensors of a model": """
