@@ -81,8 +81,8 @@ def _backward(create_graph_at: int) -> Any:
                 result = original(*args, **kwargs)
         finally:
             recorder.recomputing, recorder.creates_graph = before
-        if recorder.notes is not None and recorder.phase != "backward":
-            recorder.notes.backward_ended()
+        for listener in recorder.listeners if recorder.phase != "backward" else ():
+            listener.backward_ended()
         return result
 
     return run

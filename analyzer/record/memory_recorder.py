@@ -19,6 +19,7 @@ from analyzer.meta.tensor import is_around_tensors, names_of_parts
 from .device_log import DeviceLog, PhaseMemory, PhaseRecord, device_index
 from .evaluation import NO_STEP
 from .log import Log
+from .run_listener import RunListener
 from .storage_lifetime import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, Event, StorageLifetime
 from .tensor_walk import describe, tensors_in
 
@@ -46,7 +47,7 @@ class MemoryRecorder:
         self.node = OUTSIDE
         self._stack: list[int] = []  #: the modules that run, the innermost last
         self.events: list[Event] | None = None  #: collected while a step is to be replayed
-        self.notes: Any = None  #: of a run in which blocks are skipped: what is told of more than events
+        self.listeners: list[RunListener] = []  #: what else hears of the run
 
     def _list_others(self, claim: torch.device) -> list[tuple[CachingAllocator, DeviceLog]]:
         indices = range(self.space.devices) if self.space.devices > 1 and claim.type != "cpu" else ()
@@ -111,6 +112,8 @@ class MemoryRecorder:
             region.bytes, region.address, str(storage.device), log.events, len(log.call_slots), self.phase, self.step,
             self.node, self._stack[-1] if self._stack else ROOT)
         self.watch_peak(0)
+        for listener in self.listeners:
+            listener.born(storage)
 
     def died(self, storage: MetaStorage) -> None:
         log = self.log
@@ -206,14 +209,14 @@ class MemoryRecorder:
             log.lifetime_table, number, nbytes, region.bytes, region.address, str(claim), log.events,
             len(log.call_slots), self.phase, self.step, OUTSIDE, ROOT)
         lifetime.category, lifetime.label = "workspace", label
-        if self.notes is not None:
-            self.notes.kept(number)
+        for listener in self.listeners:
+            listener.kept(number)
         self.watch_peak(0)
 
     def freed_workspace(self, region: Region) -> None:
         """A library gave back a workspace that it had kept."""
-        if self.notes is not None:
-            self.notes.ordered()
+        for listener in self.listeners:
+            listener.gave_back()
         log = self.log
         log.events += 1
         for number in range(_FIRST_WORKSPACE, self._free_number(), -1):
@@ -228,8 +231,8 @@ class MemoryRecorder:
     # ---- streams (CallListener)
 
     def ordered(self, action: StreamAction, stream: int, event: int) -> None:
-        if self.notes is not None:
-            self.notes.ordered()
+        for listener in self.listeners:
+            listener.ordered(action, stream, event)
         self.log.streams.write(len(self.log.call_slots), action, stream, event)
 
     def used_on(self, storage: MetaStorage, stream: int) -> None:
@@ -275,6 +278,8 @@ class MemoryRecorder:
         """Mark an optimizer's states, also those of one inside it, as `ZeroRedundancyOptimizer` has."""
         for keeper in (optimizer, getattr(optimizer, "optim", None)):
             self.mark_built(tensors_in(list(getattr(keeper, "state", {}).values())), "optimizer state")
+        for listener in self.listeners:
+            listener.states_marked(optimizer)
 
     def mark_built(self, tensors: Any, category: str) -> None:
         """As `mark`, also of what was there before the first step."""

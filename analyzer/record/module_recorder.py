@@ -49,8 +49,8 @@ class ModuleRecorder(MemoryRecorder):
     def start_step(self, step: int, placeholders: bool = True) -> None:
         """Another step begins: its first nodes are the inputs, unless the driver has its own."""
         self.end()
-        if self.notes is not None:
-            self.notes.step_begins(step)
+        for listener in self.listeners:
+            listener.step_begins(step)
         self.step, self.log.steps = step, step + 1
         self.producers.clear()
         self.node = OUTSIDE
@@ -204,8 +204,8 @@ class ModuleRecorder(MemoryRecorder):
         index, call = self._stack.pop(), self._open_calls.pop()
         if self.is_leaf is not None and self.phase == "forward":
             self._note_result(module, index, call, token, result)
-        if self.notes is not None:
-            self.notes.module_left(module, result)
+        for listener in self.listeners:
+            listener.module_left(module, result)
 
     def _note_result(self, module: torch.nn.Module, index: int, call: int | None, token: int, result: Any) -> None:
         own = self._module_index.get(id(module))

@@ -86,7 +86,8 @@ class RepeatedStep(EagerStep):
         if self.step_reason is None:
             self._left = [(p, spec) for p, spec in left if spec is not None]
         elif not self.chains:
-            self.recorder.events = self.recorder.notes = None  # the log is that of what runs
+            self.recorder.events = None  # the log is that of what runs
+            self.recorder.listeners.clear()
 
     def _why_run_again(self, left: Sequence[tuple[torch.Tensor, Spec | None]]) -> str | None:
         """Why the model of a later step is run; None where it does what the first did, which ``left`` parameters with

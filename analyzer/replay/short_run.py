@@ -13,9 +13,10 @@ from torch import nn
 
 from analyzer.meta.address_space import MetaStorage, NoRegion, next_number
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.state import Restart
+from analyzer.meta.state import Restart, StreamAction
 from analyzer.meta.tensor import META, take_class
 from analyzer.record.recorder import Recorder
+from analyzer.record.run_listener import RunListener
 from analyzer.record.storage_lifetime import ENDED
 from analyzer.record.tensor_walk import tensors_in, walk_modules
 
@@ -87,7 +88,7 @@ class _Output(NamedTuple):
     is_tuple: bool
 
 
-class ShortRun:
+class ShortRun(RunListener):
     """What is noted of a run of a few blocks of each chain: events in order, stand-ins by number of their storage, and
     of gradients of blocks that are run the block whose parameters they are of.
     """
@@ -109,12 +110,14 @@ class ShortRun:
     def running(self) -> Iterator[None]:
         """Note what the recorder hears in a block, in which blocks are skipped."""
         recorder = self.recorder
-        recorder.events, recorder.notes = self.events, self
+        recorder.events = self.events
+        recorder.listeners.append(self)
         recorder.skip_block = self._enter if self.chains else None
         try:
             yield
         finally:
-            recorder.events = recorder.notes = recorder.skip_block = None
+            recorder.events = recorder.skip_block = None
+            recorder.listeners.clear()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -150,7 +153,10 @@ class ShortRun:
     def kept(self, number: int) -> None:
         self.events.append((KEPT, number))
 
-    def ordered(self) -> None:
+    def ordered(self, action: StreamAction, stream: int, event: int) -> None:
+        self.gave_back()
+
+    def gave_back(self) -> None:
         self.is_ordered = True
         if self.chains:
             raise NotRepeated(USES_STREAMS)

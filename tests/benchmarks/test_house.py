@@ -35,3 +35,12 @@ def test_a_view_names_the_function_that_draws_it_in_an_import_that_an_editor_fol
     source = inspect.getsource(getattr(method, "fget", method))
     drawn = source.partition("from analyzer.report.")[2].split("\n")[0].rpartition(" import ")[2]
     assert drawn and f"return {drawn}(self" in source
+
+
+def test_no_method_of_a_live_recorder_is_overwritten():
+    """What else hears of a run stands in the recorder's list of listeners."""
+    recorded = {*house.list_methods(house.LIVE[0], inherited=True), *house.list_methods(house.LIVE[1], inherited=True)}
+    for name, path in house.FILES.items():
+        text = path.read_text()
+        assert "vars(recorder)" not in text, name
+        assert not [method for method in recorded if f"recorder.{method} = " in text], name

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from analyzer.meta.address_space import MetaStorage, Region
+from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.replacement import replace
 from analyzer.meta.state import StreamAction
 from analyzer.record.recorder import Recorder
+from analyzer.record.run_listener import RunListener
 from analyzer.record.storage_lifetime import BORN, ENDED
 from analyzer.record.tensor_walk import tensors_in, walk_modules
 from analyzer.replay.match import Mismatch
@@ -76,7 +77,7 @@ class LapCut(NamedTuple):
     module_calls: int
 
 
-class Tape:
+class Tape(RunListener):
     """What is noted of a run in which the blocks of ``chain`` between its ends pass on what they are given.
 
     ``gradients`` of run blocks are storages by number, each with the block whose parameters it is of; ``stand_ins`` are
@@ -100,41 +101,8 @@ class Tape:
     @contextmanager
     def running(self) -> Iterator[None]:
         recorder: Any = self.recorder
-        events, originals = self.events, {name: getattr(recorder, name) for name in (
-            "ordered", "kept_workspace", "start_step", "leave_module", "born", "mark_states")}
-        recorder.events, recorder.skip_block = events, self._enter
-
-        def note_birth(storage: MetaStorage) -> None:
-            originals["born"](storage)
-            if recorder.events is events:
-                events[-1] = BORN, (storage.number, storage.nbytes())
-
-        def note_order(action: StreamAction, stream: int, event: int) -> None:
-            events.append((ORDERED, (action, stream, event)))
-            originals["ordered"](action, stream, event)
-
-        def note_kept(region: Region, nbytes: int, claim: torch.device, label: str) -> None:
-            originals["kept_workspace"](region, nbytes, claim, label)
-            events.append((KEPT, next(reversed(recorder.log.storage_table))))
-
-        def note_step(step: int, placeholders: bool = True) -> None:
-            recorder.end()
-            events.append((STEP, step))
-            originals["start_step"](step, placeholders)
-
-        def note_output(module: nn.Module, token: int, result: Any) -> None:
-            originals["leave_module"](module, token, result)
-            if recorder.phase == "forward" and id(module) in self._place:
-                self._left(result)
-            elif recorder.phase == "forward" and any(module is around for around in self.chain.around):
-                with torch._C.DisableTorchFunction():
-                    self.returned.update([n for t in tensors_in(result) if (n := self._number(t)) is not None])
-
-        def note_states(optimizer: torch.optim.Optimizer) -> None:
-            originals["mark_states"](optimizer)
-            for place, parameter in self._parameters_run():
-                self.states.update((n, place) for tensor in tensors_in(optimizer.state.get(parameter))
-                                   if (n := self._number(tensor)) is not None)
+        recorder.events, recorder.skip_block = self.events, self._enter
+        recorder.listeners.append(self)
 
         def completing(original: Any) -> Any:
             def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -144,15 +112,44 @@ class Tape:
                 return result
             return run_backward
 
-        vars(recorder).update(zip(originals, (note_order, note_kept, note_step, note_output, note_birth, note_states)))
         undo = replace(torch.autograd, "_engine_run_backward", completing)
         try:
             yield
         finally:
             undo()
-            for name in originals:
-                delattr(recorder, name)
+            recorder.listeners.remove(self)
             recorder.events = None
+
+    # ---- RunListener
+
+    def born(self, storage: MetaStorage) -> None:
+        if self.recorder.events is self.events:
+            self.events[-1] = BORN, (storage.number, storage.nbytes())
+
+    def ordered(self, action: StreamAction, stream: int, event: int) -> None:
+        self.events.append((ORDERED, (action, stream, event)))
+
+    def kept(self, number: int) -> None:
+        self.events.append((KEPT, number))
+
+    def step_begins(self, step: int) -> None:
+        self.events.append((STEP, step))
+
+    def module_left(self, module: nn.Module, result: Any) -> None:
+        if self.recorder.phase != "forward":
+            return
+        if id(module) in self._place:
+            self._left(result)
+        elif any(module is around for around in self.chain.around):
+            with torch._C.DisableTorchFunction():
+                self.returned.update([n for t in tensors_in(result) if (n := self._number(t)) is not None])
+
+    def states_marked(self, optimizer: torch.optim.Optimizer) -> None:
+        for place, parameter in self._parameters_run():
+            self.states.update((n, place) for tensor in tensors_in(optimizer.state.get(parameter))
+                               if (n := self._number(tensor)) is not None)
+
+    # ---- blocks
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A module is called: one that is not to be run gives what the block before it gave."""

@@ -1,0 +1,40 @@
+"""What hears of a run while it is recorded, besides the log."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from analyzer.meta.address_space import MetaStorage
+    from analyzer.meta.state import StreamAction
+
+
+class RunListener:
+    """Is told of a run that is recorded, each time behind what the log says of it; `ordered` and `step_begins` come
+    before. Stands in `Recorder.listeners` as long as it listens, and overrides what it wants to hear of.
+    """
+
+    def step_begins(self, step: int) -> None:
+        """The step before has ended."""
+
+    def module_left(self, module: torch.nn.Module, result: Any) -> None:
+        """A module's call ended with ``result``."""
+
+    def backward_ended(self) -> None:
+        """A backward pass that is inside no other ended."""
+
+    def states_marked(self, optimizer: torch.optim.Optimizer) -> None:
+        """The states of an optimizer are known as such."""
+
+    def born(self, storage: MetaStorage) -> None:
+        """A storage was made, or got its memory again with another size."""
+
+    def kept(self, number: int) -> None:
+        """A library keeps a workspace, of that number in the log."""
+
+    def gave_back(self) -> None:
+        """A library gives back a workspace that it kept."""
+
+    def ordered(self, action: StreamAction, stream: int, event: int) -> None:
+        """The program orders streams, or waits for the device."""
