@@ -79,7 +79,7 @@ class Growth:
             found.append(max(longer, key=lambda pair: pair[0]))
         grown, one = found[-1]
         return self._say(grown, "in a tensor that each step makes of the one before and more, of", one,
-                         "keep a number of steps alone")
+                         "it holds what all steps so far have made")
 
     def _made_longer(self, one: StorageLifetime, before: StepEnd) -> int:
         """The bytes of what was there at the end of a step and gone after this storage was made of it; else 0."""
