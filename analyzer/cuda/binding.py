@@ -219,8 +219,12 @@ def _yes(*args: Any) -> bool:
 
 
 def _of(module: str, name: str) -> Callable[..., Any]:
-    """What the module answers now, by a name."""
-    return lambda *args: getattr(sys.modules[module], name)(*args)
+    """What the module answers now, by a name; where there is no such device, it is torch's own function that asks."""
+    def call(*args: Any) -> Any:
+        if simulated_cuda() is None:
+            torch.cuda._lazy_init()  # which raises
+        return getattr(sys.modules[module], name)(*args)
+    return call
 
 
 _TORCH_CUDA = {f"_cuda_{bound}": _of("torch.cuda", name) for bound, name in {
@@ -270,8 +274,8 @@ _BINDINGS: dict[str, Callable[..., Any]] = {
     "_nccl_version_suffix": lambda: b"",
     # by names that were imported before the mode began, torch's own functions are called
     **_TORCH_CUDA, **_TORCH_ACCELERATOR,
-    "_accelerator_isAllocatorInitialized": _yes, "_accelerator_getDeviceStats": _accelerator_stats,
-    "_accelerator_emptyHostCache": lambda: None}
+    "_accelerator_isAllocatorInitialized": lambda: simulated_cuda() is not None,
+    "_accelerator_getDeviceStats": _accelerator_stats, "_accelerator_emptyHostCache": lambda: None}
 
 
 _MISSING = {name: simulated for name, simulated in _BINDINGS.items() if not hasattr(torch._C, name)}

@@ -60,6 +60,11 @@ _stand_ins = {(owner, name): _LegacyType(name, (), {
     for owner, kind in ((torch, "cpu"), (torch.cuda, "cuda")) for name in _NAMES}
 
 
+def list_types() -> list[tuple[Any, str]]:
+    """The modules of torch that have such types, and their names."""
+    return list(_stand_ins)
+
+
 def legacy_replacements() -> Iterator[Undo]:
     for (owner, name), stand_in in _stand_ins.items():
         yield replace(owner, name, partial(_take, stand_in))
