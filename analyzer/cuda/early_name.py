@@ -5,6 +5,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,21 +22,32 @@ _ORIGINALS = {id(original): (original, owner, name) for owner, name in (*_PLACES
               if (original := getattr(owner, name, None)) is not None}
 _WHERE_NONE_IS = ("torch", "analyzer", "torchgen", "functorch", *sys.stdlib_module_names)
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("purelib", "platlib"))
-#: by id, namespaces of libraries that hold none of them, and how many names there were
-_clean: dict[int, tuple[dict[str, Any], int]] = {}
+_watched: list[Any] = []  #: modules of programs, and of libraries that have such names
+_looked_at = 0  #: how many modules there were when these were searched for
 
 
 def replacements() -> Iterator[Undo]:
     """Once torch's own names are answered: let those of other modules that mean the same be, too."""
-    for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", None)
-        if type(names) is not dict or (known := _clean.get(id(names))) is not None and known[1] == len(names):
-            continue
-        top = str(names.get("__name__")).partition(".")[0]
-        found = () if top in _WHERE_NONE_IS and top != "__main__" else [
-            name for name, value in names.items() if id(value) in _ORIGINALS]
-        for name in found:
-            _, owner, original_name = _ORIGINALS[id(names[name])]
-            yield replace(module, name, lambda original, owner=owner, name=original_name: getattr(owner, name))
-        if not found and (top in _WHERE_NONE_IS or str(names.get("__file__")).startswith(_LIBRARIES)):
-            _clean[id(names)] = names, len(names)
+    global _looked_at
+    if len(sys.modules) != _looked_at:
+        _watched[:] = filter(_may_have_some, list(sys.modules.values()))
+        _looked_at = len(sys.modules)
+    for module in _watched:
+        for name in [name for name, value in vars(module).items() if id(value) in _ORIGINALS]:
+            _, owner, original_name = _ORIGINALS[id(vars(module)[name])]
+            yield replace(module, name, partial(_take_from, owner, original_name))
+
+
+def _may_have_some(module: Any) -> bool:
+    names = getattr(module, "__dict__", None)
+    if type(names) is not dict:
+        return False
+    top = str(names.get("__name__")).partition(".")[0]
+    if top in _WHERE_NONE_IS and top != "__main__":
+        return False
+    return not str(names.get("__file__")).startswith(_LIBRARIES) or any(
+        [id(value) in _ORIGINALS for value in list(names.values())])
+
+
+def _take_from(owner: Any, name: str, original: Any) -> Any:
+    return getattr(owner, name)
