@@ -23,7 +23,7 @@ _COPIED_BYTES = 1 << 20  #: of arrays that are put back; of larger ones a digest
 _SUSPENDED = {GeneratorType: "gi_frame", CoroutineType: "cr_frame", AsyncGeneratorType: "ag_frame"}
 
 
-class _Watched(NamedTuple):
+class _Followed(NamedTuple):
     value: Any
     read: Callable[[], Any]
     put_back: Callable[[Any], object] | None  #: given what was read; None where it cannot be
@@ -38,7 +38,7 @@ class DataWatch:
 
     def __init__(self, values: Iterable[Any]) -> None:
         self._values = values
-        self._watched: list[_Watched] = []
+        self._watched: list[_Followed] = []
 
     def __enter__(self) -> DataWatch:
         with without_modes(), torch._C.DisableTorchFunction():
@@ -64,7 +64,7 @@ class DataWatch:
                 state.assume(told)
 
 
-def _watch(value: Any) -> _Watched:
+def _watch(value: Any) -> _Followed:
     told = f"forward changes {_name(value)} that it reaches: the graph does not"
     drawn = (f"forward draws from {_name(value)} that it reaches: what it drew is a constant of the graph, which draws "
              "nothing from it")
@@ -92,7 +92,7 @@ def _watch(value: Any) -> _Watched:
             put_back = refill_of(value)
         if memoryview(value).nbytes > _COPIED_BYTES:
             put_back = None
-    return _Watched(value, read, put_back, told, read())
+    return _Followed(value, read, put_back, told, read())
 
 
 def _name(value: Any) -> str:

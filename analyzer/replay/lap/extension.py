@@ -21,14 +21,14 @@ from analyzer.replay.match import CAPTURES, Mismatch, watch_reads
 
 from .layout import Layout
 from .replayed_lap import LapSegment, Naming, Regions, ReplayedLap, renamed_node
-from .tape import KEPT, ORDERED, REFERENCE, STEP, RankChain, Tape
+from .tape import KEPT, ORDERED, REFERENCE, STEP, LapTape, RankChain
 from .update import LapKind, Stretch, insert, insert_specs, list_positions
 
 
 class Extension:
     """Writes a `Log` in which all blocks ran, on the memory ``space`` of before, with storages in ``regions``."""
 
-    def __init__(self, tape: Tape, before: Log, space: AddressSpace,
+    def __init__(self, tape: LapTape, before: Log, space: AddressSpace,
                  regions: Mapping[int, tuple[torch.device, Any]]) -> None:
         recorder = tape.recorder
         self.source, self.log, self.space = recorder.log, before, space
@@ -231,7 +231,7 @@ def run_some(recorder: Recorder, chain: RankChain, live: Iterable[MetaStorage], 
     recorder.mode.state.asks_memory = False
     counting = list_counting(chain.blocks[1:-1], chain.unread)
     with noting_slots(reference, counting) as (indices, filled):
-        tape = Tape(recorder, chain, stands_in, filled)
+        tape = LapTape(recorder, chain, stands_in, filled)
         with tape.running(), watch_reads(reference) as reads:
             try:
                 run()

@@ -13,7 +13,7 @@ from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import BORN, CALLED, DIED, OUTSIDE
 from analyzer.replay.match import Mismatch
 
-from .tape import LAP, ORDERED, REFERENCE, STEP, TAIL, LapCut, Tape
+from .tape import LAP, ORDERED, REFERENCE, STEP, TAIL, LapCut, LapTape
 from .update import (
     RELEASE,
     UPDATE,
@@ -45,7 +45,7 @@ class Away(NamedTuple):
 class Layout:
     """The laps of a tape; ``before`` are the storages that were there. Raises Mismatch where laps are not periodic."""
 
-    def __init__(self, tape: Tape, log: Log, before: Iterable[int]) -> None:
+    def __init__(self, tape: LapTape, log: Log, before: Iterable[int]) -> None:
         self.log, self._before = log, set(before)
         self.skipped, self.gradients, self.stand_ins = tape.chain.skipped, tape.gradients, tape.stand_ins
         self.run = [place for place in range(len(tape.chain.blocks)) if place not in self.skipped]

@@ -77,7 +77,7 @@ class LapCut(NamedTuple):
     module_calls: int
 
 
-class Tape(RunListener):
+class LapTape(RunListener):
     """What is noted of a run in which the blocks of ``chain`` between its ends pass on what they are given.
 
     ``gradients`` of run blocks are storages by number, each with the block whose parameters it is of; ``stand_ins`` are

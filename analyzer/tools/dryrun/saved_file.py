@@ -109,7 +109,7 @@ class SavedFiles:
         with original(path) as found:
             entries: list[Any] = list(found)
         folder = "." if path is None else path
-        return _Scanned([*entries, *[_Entry(os.path.join(folder, name)) for name in self._names_in(
+        return _Scanned([*entries, *[_SavedEntry(os.path.join(folder, name)) for name in self._names_in(
             path, [entry.name for entry in entries])]])
 
     def _remove_folder(self, original: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> None:
@@ -140,7 +140,7 @@ class SavedFiles:
         return dst
 
 
-class _Entry:
+class _SavedEntry:
     """What ``os.scandir`` tells of a file that was saved."""
 
     def __init__(self, path: str) -> None:
