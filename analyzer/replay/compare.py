@@ -1,7 +1,7 @@
 """Whether the blocks beside those that were not run did the same, as seen from each: then one tells what all do."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from analyzer.meta.spec import TensorSpec
-from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD
+from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, StorageLifetime
 
 from .name import REACH, Names, Numbers, RunNames, module_calls_of, nodes_of
 from .part import FAR, Part, laps_of
 from .short_run import KEPT, BlocksDiffer, NotRepeated
 
+_DETACH = torch.ops.aten.detach.default  # autograd calls it for some results that it saves: of no gradient, of none
 _BEFORE, _BEHIND = -1, 1  # where a block of which something is read is, as seen from the one that reads
 
 
@@ -36,6 +37,8 @@ def compare_laps(names: RunNames) -> None:
         for part in (reference, behind):
             if any(kind in (BEGAN, ENDED, KEPT) for kind, _ in part.events):
                 raise BlocksDiffer("a phase begins, or a library takes a workspace, in one of its blocks")
+        if reference.key[0] == "forward":
+            comparison.compare_neighbours([laps[at + beside] for beside in range(-1, 3)])
         comparison.compare(reference, behind)
         shorts = list(laps)
         reference.copy(chain.skipped, backwards=shorts[0] > shorts[-1])
@@ -48,9 +51,10 @@ def compare_laps(names: RunNames) -> None:
 class _Comparison:
     """Compares laps, as seen from their blocks.
 
-    Two blocks see the same where they see one thing, or things that have the same place in laps of one kind, as far
-    from each. What a block at an end makes may have another place: a first block whose input has no gradient makes less
-    than others. Its places and those of others have to be in one order.
+    In forward, the blocks at the ends call the same operators and make the same tensors as these two. Two blocks see
+    the same where they see one thing, or things that have the same place in laps of one kind, as far from each. What a
+    block at an end makes may have another place: the backward pass of a first block whose input has no gradient makes
+    less than others. Its places and those of others have to be in one order.
 
     A block that was not run (`Names.of_copies`) sees, of the block before it, what the block behind the gap sees of the
     one before itself; and of the block behind it what the reference block sees of the one behind itself.
@@ -72,9 +76,20 @@ class _Comparison:
         self.pairs: dict[tuple[int, int, int], set[tuple[int, int]]] = {}
 
     def _made(self, part: Part) -> Any:
-        births = [self.names.log.storage_table[number] for number in part.numbers(BORN)]
-        return ([(life.nbytes, life.device, life.category) for life in births], len(part.numbers(CALLED)),
+        return ([(life.nbytes, life.device, life.category) for life in self._births(part)], len(part.numbers(CALLED)),
                 len(part.nodes), len(part.module_calls))
+
+    def _births(self, part: Part) -> list[StorageLifetime]:
+        return [self.names.log.storage_table[number] for number in part.numbers(BORN)]
+
+    def compare_neighbours(self, laps: Sequence[Part]) -> None:
+        """Compare the calls and births of blocks side by side: others may take turns, as every second or third one."""
+        slots = self.names.log.call_slots
+        first, *others = ((
+            [_plain(signature) for i in part.numbers(CALLED) if (signature := slots[i].signature).op is not _DETACH],
+            [(life.nbytes, life.device) for life in self._births(part)]) for part in laps)
+        if any(other != first for other in others):
+            raise BlocksDiffer("its blocks differ in the operators that they call or the tensors that they make")
 
     def compare(self, mine: Part, other: Part) -> None:
         for what, a, b in zip(_LINES, self._outline(mine), self._outline(other)):
@@ -117,12 +132,12 @@ class _Comparison:
         """What a lap does; `_LINES` says what is what."""
         log = self.names.log
         calls = [log.call_slots[i] for i in part.numbers(CALLED)]
-        births = [log.storage_table[number] for number in part.numbers(BORN)]
         return [
             [_plain(call.signature) for call in calls],
             [(c.phase, c.recomputed, c.forward is None, c.node < 0, len(c.inputs)) for c in calls],
             [(kind, what if kind == HELD else None) for kind, what in part.events],
-            [(life.nbytes, life.device, life.category, life.requires_grad, life.phase) for life in births],
+            [(life.nbytes, life.device, life.category, life.requires_grad, life.phase)
+             for life in self._births(part)],
             [(node.op, None if node.op == "call_module" else (node.target, node.base), node.region, len(node.inputs),
               len(node.reads), [_frozen(spec) for _, spec in node.outputs]) for node in nodes_of(log, part)],
             [(_frozen(call.inputs), _frozen(call.outputs)) for call in module_calls_of(log, part)]]
@@ -131,7 +146,7 @@ class _Comparison:
         """What a lap names, in order; `_NAMED` says what is what."""
         names, log = self.names, self.names.log
         calls = [log.call_slots[i] for i in part.numbers(CALLED)]
-        births = [log.storage_table[number] for number in part.numbers(BORN)]
+        births = self._births(part)
         nodes, module_calls = nodes_of(log, part), module_calls_of(log, part)
         found: list[tuple[Names, Iterable[int]]] = [
             (names.storages, names.rows([n for call in calls for n in (*call.inputs, *call.outputs)])),

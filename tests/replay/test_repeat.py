@@ -270,6 +270,35 @@ class Handing(Stack):
         return x
 
 
+class Biased(Stack):
+    """All blocks read what was made before them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = (x.exp() > 0.5).float()
+        for block in self.blocks:
+            x, _ = block(x, mask)
+        return x
+
+
+class Turns(Stack):
+    """Its blocks take turns, by what no block has."""
+
+    def __init__(self, period: int) -> None:
+        super().__init__(Block() for _ in range(12))
+        self.period = period
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, block in enumerate(self.blocks):
+            x = block(x) if i % self.period == 1 else block(x.reshape(2, 2, 16)).reshape(4, 16)
+        return x
+
+
+@pytest.mark.parametrize("period", [2, 3, 9])
+def test_blocks_that_take_turns_are_run(period):
+    found, run = profile_both(lambda: Turns(period), step=None)
+    assert found == run and not list_replayed(found)
+
+
 class Frozen(Stack):
     """Its input has no gradient: the backward pass of the first block makes less."""
 
@@ -280,8 +309,9 @@ class Frozen(Stack):
 
 
 @pytest.mark.parametrize(("build", "ends", "settings"), [
-    (lambda: Handing(Shared() for _ in range(COUNT)), 2, {}),
-    (lambda: Handing(Shared() for _ in range(COUNT)), 2, {"step": None}),
+    (lambda: Handing(Shared() for _ in range(COUNT)), 3, {}),
+    (lambda: Handing(Shared() for _ in range(COUNT)), 3, {"step": None}),
+    (lambda: Biased(Shared() for _ in range(COUNT)), 2, {}),
     (Frozen, 2, {}),
     (lambda: Keeping(Block() for _ in range(COUNT)), 3, {"step": None, "mode": "infer", "optimizer": None}),
 ])
