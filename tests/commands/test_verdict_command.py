@@ -24,7 +24,7 @@ def large(tmp_path, monkeypatch):
 
 
 def test_exit_code_of_the_process(large, run):
-    words = ["profile", *large, "--show", "summary", "--device"]
+    words = ["profile", *large, "--show", "summary", "--quiet", "--device"]
     done = subprocess.run([sys.executable, "-m", "analyzer", *words, "t4"], capture_output=True, text=True, check=False,
                           env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stderr) == (3, "")
