@@ -95,7 +95,7 @@ def test_code_that_asks_for_the_device_runs_for_each_answer(build, monkeypatch):
         assert read(found[i].profile) == read(alone)
 
 
-def test_a_device_with_too_little_for_the_cache_runs_again_alone(monkeypatch):
+def test_a_device_with_too_little_for_the_cache_has_the_events_placed_again(monkeypatch):
     class Grows(nn.Module):
         def forward(self, x):  # what a smaller block leaves behind is cached
             for n in range(8, 20):
@@ -106,7 +106,7 @@ def test_a_device_with_too_little_for_the_cache_runs_again_alone(monkeypatch):
     model, specs = Grows(), [find_device(d) for d in ("l4", "a10", "a30", "h100_sxm", "h200")]
     runs = counted_runs(monkeypatch)
     found = dict(profile_each(specs, model, ROWS, mode="infer"))
-    assert runs[0] == "l4" and runs.count("h200") == 0 and runs.count("a30") == 1
+    assert runs[0] == "l4" and runs.count("h200") == runs.count("a30") == 0
     for i, spec in enumerate(specs):
         assert read(found[i].profile) == read(analyzer.profile(model, ROWS, mode="infer", device=spec))
     assert "the allocator may take" in "".join(found[2].profile.assumptions)
