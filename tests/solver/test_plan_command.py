@@ -76,7 +76,7 @@ class Stack(nn.Sequential):
 
 def test_for_a_device_the_faster_of_two_plans_is_printed(run, tmp_path):
     (tmp_path / "stack.py").write_text(STACK)
-    target = [f"{tmp_path / 'stack.py'}:Stack", "--input", "64x256x512", "--budget", "50%", "--quiet"]
+    target = [f"{tmp_path / 'stack.py'}:Stack", "--quiet", "--input", "64x256x512", "--budget", "50%"]
     code, out, err = run("plan", *target, "--device", "h100", "--json", str(tmp_path / "plan.json"))
     plan = BlockPlan.from_json(tmp_path / "plan.json")
     assert (code, err) == (0, "") and plan.offloaded_bytes > 0
