@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from analyzer.meta.spec import TensorSpec
+from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, StorageLifetime
 
 from .name import REACH, Names, Numbers, RunNames, module_calls_of, nodes_of
@@ -86,7 +86,8 @@ class _Comparison:
         """Compare the calls and births of blocks side by side: others may take turns, as every second or third one."""
         slots = self.names.log.call_slots
         first, *others = ((
-            [_plain(signature) for i in part.numbers(CALLED) if (signature := slots[i].signature).op is not _DETACH],
+            [comparable_signature(signature) for i in part.numbers(CALLED)
+             if (signature := slots[i].signature).op is not _DETACH],
             [(life.nbytes, life.device) for life in self._births(part)]) for part in laps)
         if any(other != first for other in others):
             raise BlocksDiffer("its blocks differ in the operators that they call or the tensors that they make")
@@ -133,14 +134,14 @@ class _Comparison:
         log = self.names.log
         calls = [log.call_slots[i] for i in part.numbers(CALLED)]
         return [
-            [_plain(call.signature) for call in calls],
+            [comparable_signature(call.signature) for call in calls],
             [(c.phase, c.recomputed, c.forward is None, c.node < 0, len(c.inputs)) for c in calls],
             [(kind, what if kind == HELD else None) for kind, what in part.events],
             [(life.nbytes, life.device, life.category, life.requires_grad, life.phase)
              for life in self._births(part)],
             [(node.op, None if node.op == "call_module" else (node.target, node.base), node.region, len(node.inputs),
-              len(node.reads), [_frozen(spec) for _, spec in node.outputs]) for node in nodes_of(log, part)],
-            [(_frozen(call.inputs), _frozen(call.outputs)) for call in module_calls_of(log, part)]]
+              len(node.reads), [comparable(spec) for _, spec in node.outputs]) for node in nodes_of(log, part)],
+            [(comparable(call.inputs), comparable(call.outputs)) for call in module_calls_of(log, part)]]
 
     def _named(self, part: Part) -> list[tuple[Names, Numbers]]:
         """What a lap names, in order; `_NAMED` says what is what."""
@@ -183,16 +184,21 @@ _NAMED = ("what their operators read", "what dies in them", "what their nodes re
           "the inputs of their nodes", "gradients of their operators", "the modules that run")
 
 
-def _plain(signature: Any) -> Any:
-    return signature.op, _frozen(signature.args), _frozen(signature.kwargs), _frozen(signature.outputs)
+def comparable_signature(signature: Signature) -> tuple[Any, ...]:
+    """What is the same of two calls that do the same."""
+    found: tuple[Any, ...] | None = signature.memo.get("comparable")
+    if found is None:
+        found = signature.memo["comparable"] = (
+            signature.op, *map(comparable, (signature.args, signature.kwargs, signature.outputs)))
+    return found
 
 
-def _frozen(value: Any) -> Any:
-    """A value with tensors' specs, of which there is one object each, by their identity."""
+def comparable(value: Any) -> Any:
+    """Arguments or results to compare: specs, of which there is one object each, by their identity."""
     if isinstance(value, TensorSpec):
         return id(value)
     if isinstance(value, (list, tuple)):
-        return [_frozen(item) for item in value]
+        return [comparable(item) for item in value]
     if isinstance(value, dict):
-        return {name: _frozen(item) for name, item in value.items()}
+        return {name: comparable(item) for name, item in value.items()}
     return type(value) if isinstance(value, torch.ScriptObject) else value

@@ -5,12 +5,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import torch
-
-from analyzer.meta.spec import Signature, TensorSpec
+from analyzer.meta.spec import Signature
 from analyzer.meta.state import StreamAction
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import BORN, CALLED, DIED, OUTSIDE
+from analyzer.replay.compare import comparable, comparable_signature
 from analyzer.replay.match import Mismatch
 
 from .tape import LAP, ORDERED, REFERENCE, STEP, TAIL, LapCut, LapTape
@@ -57,7 +56,6 @@ class Layout:
         self._forward: list[Stretch] = []
         #: by gap between blocks that were not run: the reference block's lap, what was born, and the nodes
         self._gaps: list[tuple[Stretch, list[int], range]] = []
-        self._signatures: dict[int, Any] = {}
         self._find_own(tape.chain.paths)
         self._cut_forward(tape.events)
         self._cut_backward()
@@ -293,7 +291,7 @@ class Layout:
         call, insertion = self.log.call_slots[index], self.insertions[index]
         found = [([[self.name(n, Stretch(None, block, []), REACH) for n in numbers]
                    for numbers in rows_of(call)[insertion.place_of(block)]],
-                  _frozen(specs_of_block(call.signature, insertion, block))) for block in WINDOW]
+                  comparable(specs_of_block(call.signature, insertion, block))) for block in WINDOW]
         if any(other != found[0] for other in found):
             raise UpdateMismatch("the optimizer does not do the same to each block")
 
@@ -306,27 +304,11 @@ class Layout:
         nodes, calls = self.log.node_slots, self.log.module_call_slots
         return [[self.log.call_slots[i].signature.op for i in stretch.calls],
                 [(node.op, None if node.op == "call_module" else node.target, self.module(node.module, stretch),
-                  _frozen([spec for _, spec in node.outputs]), len(node.inputs), len(node.reads), node.region)
+                  comparable([spec for _, spec in node.outputs]), len(node.inputs), len(node.reads), node.region)
                  for i in stretch.nodes if (node := nodes[i]) is not None],
-                [(self.module(call.module, stretch), _frozen(call.inputs), _frozen(call.outputs))
+                [(self.module(call.module, stretch), comparable(call.inputs), comparable(call.outputs))
                  for i in stretch.module_calls if (call := calls[i]) is not None]]
 
     def _signature(self, signature: Signature) -> Any:
         """What is the same of two calls, of which each was given an object of its own for its process group."""
-        found = self._signatures.get(id(signature))
-        if found is None:
-            found = self._signatures[id(signature)] = (
-                signature.op, _frozen(signature.args), _frozen(signature.kwargs), _frozen(signature.outputs),
-                self.log.groups.get(signature))
-        return found
-
-
-def _frozen(value: Any) -> Any:
-    """Arguments to compare: two specs are equal where they are one object."""
-    if isinstance(value, TensorSpec):
-        return id(value)
-    if isinstance(value, (list, tuple)):
-        return [_frozen(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _frozen(item) for name, item in value.items()}
-    return type(value) if isinstance(value, torch.ScriptObject) else value
+        return comparable_signature(signature), self.log.groups.get(signature)
