@@ -313,18 +313,18 @@ def run_repeating(session: Session, module: torch.nn.Module, run_step: Callable[
                   repeats: Repeats) -> Profile:
     """The profile of ``module``, run again with less repeated for as long as a run finds that it repeated too much."""
 
+    def take(run: Run, log: Log) -> None:
+        run.replace_log(log)
+        if repeats.step is not None and repeats.step.mode == "infer" and not repeats.step.looks_for_gradient:
+            run.describe_training()
+
     def run_once(options: ProfileOptions) -> Profile:
         wrappers = list_wrappers(module)
         with session.open(module, options) as run:
             try:
                 with run.recording():
                     run_step(run, options)
-                if isinstance(repeats.step, RepeatedStep):
-                    run.replace_log(repeats.step.write_log())
-                describes = repeats.step is not None and repeats.step.mode == "infer" and (
-                    not repeats.step.looks_for_gradient)
-                if describes:
-                    run.describe_training()
+                take(run, repeats.step.write_log() if isinstance(repeats.step, RepeatedStep) else run.recorder.log)
                 alike = session.list_alike()
                 settings: dict[str, Any] = dict(is_final=True, wrappers=wrappers, replay=repeats.report(run.root))
                 found = run.build(**settings)
@@ -334,9 +334,7 @@ def run_repeating(session: Session, module: torch.nn.Module, run_step: Callable[
                     limited = one.limit(found.peak_allocated_bytes, found.peak_reserved_bytes)
                     log = None if limited is None else repeats.write_limited(limited)
                     if limited is not None and log is not None:
-                        run.replace_log(log)
-                        if describes:
-                            run.describe_training()
+                        take(run, log)
                         one.found_limited = run.build_for(limited, **settings)
                 return found
             finally:

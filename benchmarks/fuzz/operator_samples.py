@@ -2,7 +2,7 @@
 and whether the operators on the zero list of FLOPs move values, or make them (`ZeroCheck`).
 
     python -m benchmarks.fuzz.run operators                        # docs/reliability.md: every operator of op_db
-    python -m benchmarks.fuzz.run operators --only nn.functional.fold  # the samples of one, and what differs
+    python -m benchmarks.fuzz.run operators --only nn.functional.unfold  # the samples of one, and what differs
 
 Samples are those of PyTorch's own tests (torch/testing/_internal/common_methods_invocations.py, `op_db`), in float32,
 with gradients where the operator has them: its results, and the gradients of its inputs by a backward pass through all.

@@ -1,7 +1,7 @@
 """Calls that PyTorch refuses, from its own tests: each is refused here too, with an error of the same kind.
 
     python -m benchmarks.fuzz.run refused-calls    # docs/reliability.md: all, on the CPU and on a simulated GPU
-    python -m benchmarks.fuzz.run refused-calls --only softmax    # the calls of one operator, module or optimizer
+    python -m benchmarks.fuzz.run refused-calls --only gather     # the calls of one operator, module or optimizer
     python -m benchmarks.fuzz.run refused-calls --differing    # a line for each that differs, known or not
 
 The calls are the ``error_inputs`` of torch's databases of operators, modules and optimizers (torch/testing/_internal/

@@ -31,8 +31,7 @@ def random_between(_: str, *args: Any, dtype: torch.dtype | None = None, **_kwar
     if not numbers:  # the end is a tensor's number
         return
     least, end = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
-    if least >= end:
-        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={least} >= to={end}")
+    _check_ends(least, end)
     like = args[0].dtype if isinstance(args[0], Tensor) else torch.int64
     dtype = dtype or like
     if dtype.is_complex:
@@ -51,7 +50,12 @@ def random_in_place(_: str, self: Tensor, *numbers: int | None, generator: Any =
     if not bounds or bounds[-1] is None:  # up to the largest of the dtype
         return
     least, end = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
-    if least is not None and end is not None and least >= end:
+    if least is not None and end is not None:
+        _check_ends(least, end)
+
+
+def _check_ends(least: int, end: int) -> None:
+    if least >= end:
         raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={least} >= to={end}")
 
 

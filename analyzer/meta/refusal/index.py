@@ -9,7 +9,7 @@ import torch
 from .rule import name_dtype, refuses, wrap_dim
 
 Tensor = torch.Tensor
-_BOOLEAN = (torch.bool, torch.uint8)
+BOOLEAN = (torch.bool, torch.uint8)
 
 
 @refuses("index_add", "index_add_")
@@ -96,11 +96,11 @@ def _check_indices(self: Tensor, indices: Sequence[Tensor | None]) -> None:
     if len(indices) > self.dim():
         raise IndexError(f"too many indices for tensor of dimension {self.dim()} (got {len(indices)})")
     given = [i for i in indices if i is not None]
-    if any(i.dtype not in (torch.int64, torch.int32, *_BOOLEAN) for i in given):
+    if any(i.dtype not in (torch.int64, torch.int32, *BOOLEAN) for i in given):
         raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
     dim = 0
     for i in indices:
-        if i is None or i.dtype not in _BOOLEAN:
+        if i is None or i.dtype not in BOOLEAN:
             dim += 1
             continue
         for place, size in enumerate(i.shape):
@@ -123,7 +123,7 @@ def index_put(_: str, self: Tensor, indices: Sequence[Tensor | None], values: Te
                            f"{name_dtype(self.dtype)} for the destination and {name_dtype(values.dtype)} for the "
                            "source.")
     given = [i for i in indices if i is not None]
-    if given and not any(i.dtype in _BOOLEAN for i in given):  # how many a mask selects its contents say
+    if given and not any(i.dtype in BOOLEAN for i in given):  # how many a mask selects its contents say
         check_written(tuple(self.shape), [None if i is None else tuple(i.shape) for i in indices], tuple(values.shape))
 
 

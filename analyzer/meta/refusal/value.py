@@ -14,11 +14,10 @@ from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import look_at
 from analyzer.registry import adding_to
 
-from .index import check_written
+from .index import BOOLEAN, check_written
 from .rule import is_integral, wrap_dim
 
 Tensor = torch.Tensor
-_BOOLEAN = (torch.bool, torch.uint8)
 
 value_rules: dict[str, Callable[..., None]] = {}
 """By the name of an ATen operator: ``check(*args, **kwargs)`` raises what its kernel raises."""
@@ -44,7 +43,7 @@ def _first_outside(index: Tensor, size: int, least: int = 0, ignored: int | None
 @_checks("index", "_unsafe_index")
 def index(self: Tensor, indices: Sequence[Tensor | None]) -> None:
     """aten/src/ATen/native/cpu/IndexKernelUtils.h, Indexer.get."""
-    if any(i is not None and i.dtype in _BOOLEAN for i in indices):
+    if any(i is not None and i.dtype in BOOLEAN for i in indices):
         return  # a mask takes several dimensions
     for dim, given in enumerate(indices):
         if given is not None:
@@ -61,7 +60,7 @@ def index_put(self: Tensor, indices: Sequence[Tensor | None], values: Tensor, *_
     index(self, indices)
     shapes: list[tuple[int, ...] | None] = []
     for i in indices:
-        if i is None or i.dtype not in _BOOLEAN:
+        if i is None or i.dtype not in BOOLEAN:
             shapes.append(None if i is None else tuple(i.shape))
             continue
         known = look_at(i)
@@ -70,7 +69,7 @@ def index_put(self: Tensor, indices: Sequence[Tensor | None], values: Tensor, *_
         with without_modes():
             count = int(torch.count_nonzero(known)) * (i.numel() // max(1, known.numel()))
         shapes += [(count,)] * i.dim()
-    if any(i is not None and i.dtype in _BOOLEAN and i.dim() for i in indices):
+    if any(i is not None and i.dtype in BOOLEAN and i.dim() for i in indices):
         check_written(tuple(self.shape), shapes, tuple(values.shape))
 
 
