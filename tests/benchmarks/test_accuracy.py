@@ -1,18 +1,23 @@
-"""Pages and the blocks that benchmarks write into them, and the causes that are told of errors of memory."""
+"""The check of bracketed constants: a constant is bracketed by what its rule compares it with."""
 import doctest
 import re
 from pathlib import Path
 
 import pytest
 
+from analyzer.cuda.workspaces import convolution
 from benchmarks import page
+from benchmarks.accuracy import leave_one_out as accuracy_leave_one_out
+from benchmarks.accuracy.cases import measured_cases
+from benchmarks.accuracy.leave_one_out import CONSTANTS, Evidence, Watched, bracket, constants_set, examine, middle
 from benchmarks.accuracy.memory import find_cause
 
 SCRIPTS = Path(page.__file__).parent
 
 
-def test_examples_in_the_docstrings():
-    found = doctest.testmod(page)
+@pytest.mark.parametrize("module", [accuracy_leave_one_out, page])
+def test_examples_in_the_docstrings(module):
+    found = doctest.testmod(module)
     assert found.attempted > 0 and found.failed == 0
 
 
@@ -45,13 +50,52 @@ def test_a_table_of_cases_is_written_into_its_file(tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.parametrize(("name", "count"), [
-    ("accuracy", 23), ("flops", 5), ("performance", 13), ("coverage", 4), ("reliability", 7)])
+    ("accuracy", 24), ("flops", 5), ("performance", 13), ("coverage", 4), ("reliability", 7)])
 def test_every_block_of_a_page_is_of_a_benchmark(name, count):
     names = re.findall("<!-- ([a-z_.]+(?: [a-z-]+)?) -->", (page.DOCS / f"{name}.md").read_text())
     assert len(names) == len(set(names)) == count
     for block in names:
         folder, script = block.split()[0].split(".")
         assert (SCRIPTS / folder / f"{script}.py").exists() and page.read_block(f"{name}.md", block)
+
+
+def test_a_watched_threshold_notes_with_which_values_a_comparison_turns():
+    met = []
+    threshold = Watched.of(25.0, met)
+    assert (60 >= threshold * 2) and not (40 >= threshold * 2) and (30.0 >= threshold)
+    assert met == [30.0, 20.0, 30.0]
+
+
+def test_constants_are_put_back():
+    before = {c.name: getattr(convolution, c.name) for c in CONSTANTS}
+    with pytest.raises(ValueError), constants_set({"_TILE": 64}):
+        assert convolution._TILE_BYTES == 4 * 64 * 64
+        raise ValueError
+    assert {c.name: getattr(convolution, c.name) for c in CONSTANTS} == before
+    assert convolution._TILE_BYTES == 4 * convolution._TILE**2
+
+
+def test_others_bracket_where_a_model_is_left_out():
+    constant, cases = CONSTANTS[0], measured_cases()[:2]
+    ends = [(10.0, 30.0), (20.0, 90.0)]
+    evidences = [Evidence(case, 0.0, {constant.name: found}) for case, found in zip(cases, ends)]
+    assert bracket(constant, evidences) == (20.0, 30.0)
+    assert middle(constant, bracket(constant, evidences[1:])) == pytest.approx(1800**0.5)
+
+
+def test_a_case_brackets_the_constants_as_they_are():
+    case = next(c for c in measured_cases() if c.id == "resnet18-train-fp32-sgd-32")
+    evidence = examine(case)
+    assert evidence.brackets
+    for constant in CONSTANTS:
+        if constant.name in evidence.brackets:
+            low, high = evidence.brackets[constant.name]
+            assert low <= getattr(convolution, constant.name) <= high
+
+
+def test_the_page_tells_every_constant():
+    told = page.read_block("accuracy.md", "accuracy.leave_one_out")
+    assert all(constant.name in told for constant in CONSTANTS)
 
 
 # The causes that docs/accuracy.md gives: placement only where the bytes asked for agree.
