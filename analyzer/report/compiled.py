@@ -36,7 +36,7 @@ def describe_compiled(profile: ProfileData) -> list[str]:
     """What is compiled, in a line; none where nothing is.
 
     >>> from analyzer.on_use import load
-    from analyzer.results.info import BreakInfo
+    >>> from analyzer.results.info import BreakInfo
     >>> row = CompiledInfo(path="h.0", type="Block", calls=1, graphs=2, operators=40, recomputed=9, saved_bytes=64,
     ...                    fwd_kernels=5, bwd_kernels=7, fwd_extern_kernels=4, bwd_extern_kernels=8,
     ...                    breaks=(BreakInfo("data decide a size", "net.py:7"),))

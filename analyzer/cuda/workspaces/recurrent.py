@@ -30,7 +30,7 @@ _NUMBER_BYTES = 4
 class RnnLayers(NamedTuple):
     """Recurrent layers and the sequences that they run on.
 
-    >>> found = Layers.of((64, 256, 512), LSTM, 1024, 0, 2, True, False, ())
+    >>> found = RnnLayers.of((64, 256, 512), LSTM, 1024, 0, 2, True, False, ())
     >>> matrices = 4 * 1024 * (512 + 3 * 1024)
     >>> found.reserve_bytes(4, dropout=True), found.workspace_bytes(matrices, 4, training=True)
     (740294912, 516948736)
@@ -78,10 +78,10 @@ class RnnLayers(NamedTuple):
         As cuDNN reported for four layers of 320 units and 25 000 steps (github.com/pytorch/pytorch/issues/2895), and
         for one of 800 in two directions and 326 steps of 64 sequences (SeanNaren/deepspeech.pytorch#172):
 
-        >>> [Layers.of((25_000, 123), mode, 320, 0, 4, False, False, [100] * 250).reserve_bytes(4, dropout=False)
+        >>> [RnnLayers.of((25_000, 123), mode, 320, 0, 4, False, False, [100] * 250).reserve_bytes(4, dropout=False)
         ...  for mode in (LSTM, GRU)]
         [736000000, 864000000]
-        >>> Layers.of((326 * 64, 672), GRU, 800, 0, 1, False, True, [64] * 326).reserve_bytes(4, dropout=False)
+        >>> RnnLayers.of((326 * 64, 672), GRU, 800, 0, 1, False, True, [64] * 326).reserve_bytes(4, dropout=False)
         801177600
         """
         units = self.rows * self.directions * self.hidden

@@ -93,6 +93,14 @@ def draw_normally(device_type: str, mean: Any, std: Any = 1.0, *_args: Any, **_k
         raise NotImplementedError(f'"normal_kernel_{device_type}" not implemented for \'{name_dtype(result.dtype)}\'')
 
 
+@refuses("normal_")
+def draw_normally_in_place(device_type: str, self: Tensor, mean: float = 0.0, std: float = 1.0,
+                           **_kwargs: Any) -> None:
+    """aten/src/ATen/native/DistributionTemplates.h, normal_impl_."""
+    if std >= 0:  # else the shape's own check refuses it
+        draw_normally(device_type, self, std)
+
+
 @refuses("linspace", "logspace")
 def space(_: str, start: Any, end: Any, *_args: Any, dtype: torch.dtype | None = None, **_kwargs: Any) -> None:
     """aten/src/ATen/native/TensorFactories.cpp, linspace and logspace."""
