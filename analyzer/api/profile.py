@@ -18,6 +18,7 @@ from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.argument import check_tensors
+from analyzer.meta.intercept.patch import OutsideLeafError
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.state import Restart
 from analyzer.meta.structure import tensors_of
@@ -36,6 +37,7 @@ from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.tree import list_wrappers
 
 from .argument import argument_names, as_arguments, as_keywords, build_model, expect_values, keep_flags, without_data
+from .further_module import add_reached, list_given, refuse_outside
 from .session import Profilers, Run, Session
 
 __all__ = ["Profile", "ProfileOptions", "profile"]
@@ -96,6 +98,7 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
                           step=step, profilers=profilers, evaluates=eval)
         args, kwargs = as_arguments(args), as_keywords(kwargs)
         check_tensors((args, kwargs))
+        refuse_outside([*((f"args[{i}]", value) for i, value in enumerate(args)), *kwargs.items()])
         with noting_failures():
             return profile_rank(session, model, args, kwargs, inside, reuse)
     made = profile_alike([device], model, args, kwargs, mode=mode, loss_fn=loss_fn, optimizer=optimizer,
@@ -127,7 +130,8 @@ def profile_alike(devices: Sequence[str | DeviceSpec], model: torch.nn.Module | 
     module = model if isinstance(model, torch.nn.Module) else build_model(
         model, built, session.spec, session.options.devices)
     session.remarks = (*built, *session.remarks)
-    call = ModelCall(module, args, kwargs, argument_names(module, args, kwargs, step))
+    names = argument_names(module, args, kwargs, step)
+    call = ModelCall(module, args, kwargs, names, list_given(module, [*zip(names, args), *kwargs.items()]))
     request = {"model": weakref.ref(model) if isinstance(model, torch.nn.Module) else model,
                "args": without_data(args), "kwargs": without_data(kwargs), "mode": mode, "device": devices[0],
                "optimizer": optimizer, "autocast": autocast, "loss_fn": loss_fn, "step": step, "options": options,
@@ -149,7 +153,8 @@ def profile_alike(devices: Sequence[str | DeviceSpec], model: torch.nn.Module | 
         for inner in modules:  # before alike blocks are looked for; the run calls the model's own eval() too
             inner.training = False
         if mode == "train" and step is None and not any(
-                t.requires_grad for t in chain(module.parameters(), tensors_of((args, kwargs)))):
+                t.requires_grad for m in (module, *call.further.values()) for t in chain(
+                    m.parameters(), tensors_of((args, kwargs)))):
             try:
                 bare, *further = [Session(device, options, remarks=[*built, NOTHING_TO_TRAIN], **settings)
                                   for device in devices]
@@ -164,6 +169,7 @@ def profile_alike(devices: Sequence[str | DeviceSpec], model: torch.nn.Module | 
 #: why blocks at the ends of a chain are run
 RUN_FOR_OTHERS = "it is one of the first or last of alike blocks, which are run for the others too"
 NO_CHAIN = f"no {FEWEST} neighbours in one of its lists of modules are alike"
+FURTHER_RUNS = "modules that are no part of the model run with it"
 _WRITTEN = "written"  # in a request: the module behind torch.compile(module)
 
 
@@ -195,11 +201,13 @@ class ModelCall(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     names: list[str]  #: of the positional arguments
+    further: dict[str, torch.nn.Module]  #: modules that hold tensors among the arguments, by the paths that they get
 
 
 def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -> Profile:
     """The profile of a model's steps; ``settings`` are further ones of `EagerStep`."""
     mode, step = session.mode, session.step
+    session.further = session.further or dict(call.further)
     repeats = Repeats(why_nothing(call.module, reuse, session.options.devices), why_no_step(step, session.options))
 
     def run_step(run: Run, options: ProfileOptions) -> None:
@@ -207,7 +215,7 @@ def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -
         repeats.step = repeats.step_class(run.root)(
             run.recorder, run.root, run_args, run_kwargs, mode=mode, loss_fn=session.loss_fn,
             optimizer=session.optimizer if mode == "train" else None, autocast=session.autocast, step=step,
-            device_type=session.device.type, options=options, **settings)
+            device_type=session.device.type, options=options, further=session.further.values(), **settings)
         repeats.step.answers_numbers = session.options.unknown_value != "error"
         if repeats.step.takes_closure and repeats.refusal is None:
             repeats.refusal = RUNS_MODEL
@@ -223,7 +231,7 @@ def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -
                 raise
             raise NotRepeated(f"with some of its blocks alone it fails: {first_line(error)}") from error
 
-    return run_repeating(session, call.module, run_step, repeats)
+    return run_repeating(session, call, run_step, repeats)
 
 
 def limit_run(session: Session, found: Profile, call: ModelCall, reuse: bool, **settings: Any) -> Profile:
@@ -309,9 +317,12 @@ class Repeats:
         return ReplayReport(tuple(rows))
 
 
-def run_repeating(session: Session, module: torch.nn.Module, run_step: Callable[[Run, ProfileOptions], None],
+def run_repeating(session: Session, call: ModelCall, run_step: Callable[[Run, ProfileOptions], None],
                   repeats: Repeats) -> Profile:
-    """The profile of ``module``, run again with less repeated for as long as a run finds that it repeated too much."""
+    """The profile of a call, run again with less repeated for as long as a run finds that it repeated too much, and
+    with the modules that its loss function reaches and trains.
+    """
+    module = call.module
 
     def take(run: Run, log: Log) -> None:
         run.replace_log(log)
@@ -320,7 +331,9 @@ def run_repeating(session: Session, module: torch.nn.Module, run_step: Callable[
 
     def run_once(options: ProfileOptions) -> Profile:
         wrappers = list_wrappers(module)
-        with session.open(module, options) as run:
+        if session.further:
+            repeats.refusal = repeats.refusal or FURTHER_RUNS
+        with session.open(module, options, given=(call.args, call.kwargs)) as run:
             try:
                 with run.recording():
                     run_step(run, options)
@@ -349,5 +362,10 @@ def run_repeating(session: Session, module: torch.nn.Module, run_step: Callable[
                 if isinstance(restart, NotRepeated):
                     repeats.refuse(restart)
                 restart.__traceback__ = None  # whose frames hold the run
+            except OutsideLeafError as error:
+                further = add_reached(module, session.further, session.reached, error.leaf)
+                if further is None:
+                    raise
+                session.further = further
             except DeviceOutOfMemoryError as error:
                 return session.build_unplaced(module, error)

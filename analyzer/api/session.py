@@ -15,7 +15,7 @@ from analyzer.api.result import Profile
 from analyzer.distributed.world_state import WorldSpec, current_world
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import Borrowed, borrow_module, find_replica, refuse_sharded, uncompiled
-from analyzer.fx.surroundings import Surroundings, keep_surroundings
+from analyzer.fx.surroundings import keep_surroundings
 from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.catalogue import Alike, simulated_spec, simulating
@@ -50,6 +50,7 @@ from analyzer.results.world import describe_world, find_parallel_sizes
 from analyzer.units import format_bytes
 
 from .argument import check_arguments, check_inference, describe_training
+from .further_module import describe_further
 
 Profilers = Mapping[str, Profiler] | Sequence[Profiler] | None
 
@@ -95,6 +96,8 @@ class Session:
         self._alike: Alike | None = None  #: devices for which it has been so far
         self.found: Profile | None = None  #: of one of the others, what a run that is the same says of its device
         self.found_limited: Profile | None = None  #: as `limit` has it, where the run need not be made again
+        self.further: dict[str, torch.nn.Module] = {}  #: modules that run with the model and are no part of it, by path
+        self.reached: list[torch.nn.Module] = []  #: modules outside of it that the code of the last run reaches
         self.frames: Any = None  #: what is known of frames of compiled functions: `compiled.frame.Frames`
         self.restarts = False    #: whether a run may begin again, which such knowledge makes right
         self.facts: dict[str, Any] = {
@@ -177,13 +180,17 @@ class Session:
         return result
 
     @contextmanager
-    def open(self, module: torch.nn.Module, options: ProfileOptions | None = None, *,
-             eager: bool = True) -> Iterator[Run]:
-        """A run of ``module``, which is borrowed for the block; ``eager`` is not by a graph interpreter."""
+    def open(self, module: torch.nn.Module, options: ProfileOptions | None = None, *, eager: bool = True,
+             given: Any = ()) -> Iterator[Run]:
+        """A run of ``module``, which is borrowed for the block; ``eager`` is not by a graph interpreter. The containers
+        of what it is ``given`` are put back afterwards.
+        """
         refuse_sharded(module)
         functions = self.loss_fn, self.step, self.factory
         with (InterruptsDeferred(), rare_collections(), self.simulate(options) as mode,
-              keep_surroundings(module, functions) as surroundings, borrow_module(module, self.device) as borrowed):
+              keep_surroundings(module, functions, given) as surroundings,
+              borrow_module(module, self.device, self.further) as borrowed):
+            self.reached = surroundings.modules
             if self.evaluates:
                 borrowed.root.eval()
             replica = find_replica(borrowed.walked)
@@ -193,7 +200,9 @@ class Session:
                                 find_leaf_impl if eager else lambda module: None, borrowed.walked)
             if self.options.compiles:
                 recorder.compiled = borrowed.compiled
-            yield Run(self, recorder, borrowed.root, borrowed, surroundings, is_replica=replica is not None)
+            for remark in describe_further(self.further, self.mode, self.optimizer, self.step):
+                mode.state.assume(remark)
+            yield Run(self, recorder, borrowed.root, borrowed, is_replica=replica is not None)
 
     def casting(self) -> AbstractContextManager[object]:
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, dtype=self.autocast)
@@ -230,8 +239,8 @@ class Run:
     """One run of a session; of a module that ``is_replica``, one of several, bytes communicated are unknown."""
 
     def __init__(self, session: Session, recorder: Recorder, root: torch.nn.Module, borrowed: Borrowed | None = None,
-                 surroundings: Surroundings | None = None, *, is_replica: bool = False) -> None:
-        self.session, self.recorder, self.root, self.surroundings = session, recorder, root, surroundings
+                 *, is_replica: bool = False) -> None:
+        self.session, self.recorder, self.root = session, recorder, root
         self._borrowed, self._is_replica = borrowed, is_replica
         #: in which the device plays no part, each of a profiler and of what was in the log
         self._annotations: dict[tuple[Profiler, str, int, int], Annotation] = {}
@@ -271,9 +280,7 @@ class Run:
 
     def fake_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any],
                     device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments without data on ``device`` in place of those given, whose containers are put back afterwards."""
-        if self.surroundings is not None:
-            self.surroundings.give((args, kwargs))
+        """Arguments without data on ``device`` in place of those given."""
         taken: tuple[tuple[Any, ...], dict[str, Any]] = fake_arguments(
             self.recorder.mode.state, (args, dict(kwargs)), device)
         return taken
@@ -324,7 +331,7 @@ class Run:
         """
         annotations = self.annotate()
         with torch._C.DisableTorchFunction(), without_modes():  # a quantized layer unpacks its weights to be described
-            shape = shape or ModuleShape.of(self.root)
+            shape = shape or ModuleShape.of(self.root).beside(self.session.further)
             world, groups = describe_world(self.recorder.log, self.root.parameters())
         builder = ProfileBuilder(self.recorder.log, shape, annotations, ModulePaths(wrappers), blanks, groups)
         with torch._C.DisableTorchFunction():

@@ -74,7 +74,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
         return {}
 
     def run_once(options: ProfileOptions) -> Profile:
-        with session.open(gm, options, eager=False) as run:
+        with session.open(gm, options, eager=False, given=(args, kwargs)) as run:
             with run.recording() as recorder:
                 run_args, run_kwargs = run.take_inputs(args, kwargs, names)
                 rows = run_step(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast,

@@ -6,8 +6,9 @@ import operator
 import sys
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,8 +35,10 @@ _OBJECT_DEPTH = 2  # plain objects of a module's (a config, a cache) and what th
 
 
 @contextmanager
-def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterator[Borrowed]:
-    """Swap the tensors of ``root`` for fake tensors; on leaving, everything is as it was, also after an exception.
+def borrow_module(root: nn.Module, claim: torch.device | None = None,
+                  others: Mapping[str, nn.Module] = MappingProxyType({})) -> Iterator[Borrowed]:
+    """Swap the tensors of ``root``, and of ``others`` that run with it, by the paths that they get, for fake tensors;
+    on leaving, everything is as it was, also after an exception.
 
     To be entered inside an active `MetaTensorMode`. Fake tensors claim ``claim``, or without one the device of the
     original (the state's ``adopted_device`` for CPU and meta); a model made under a mode, put on an accelerator, keeps
@@ -53,7 +56,7 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None) -> Iterato
     """
     state = current()
     assert state is not None, "borrow_module() needs an active MetaTensorMode"
-    borrowed = Borrowed(root, state, None if claim is None else indexed_device(claim))
+    borrowed = Borrowed(root, state, None if claim is None else indexed_device(claim), others)
     generators, moves = save_generators(), active.generator_moves
     grad_enabled, default_dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     deterministic = torch.get_deterministic_debug_mode()
@@ -75,13 +78,16 @@ _Contents = tuple[dict[Any, Any], tuple[Any, ...], tuple[Any, ...]]  # a mapping
 class Borrowed:
     """What stands for what while a module is borrowed, and how to undo it. ``parameters`` and ``buffers`` list (path,
     fake tensor, original), a tensor of several names once. ``modules`` maps id(module) to its first path, ``by_path``
-    the other way; ``walked`` has registered modules in order, ``every`` all. ``root`` is the module to call. Buffers
-    and attributes are listed until the forward replaces them, which frees their memory.
+    the other way; ``walked`` has registered modules in order, ``every`` all. ``root`` is the module to call, ``others``
+    are not part of it. Buffers and attributes are listed until the forward replaces them, which frees their memory.
     """
 
-    def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None) -> None:
+    def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None,
+                 others: Mapping[str, nn.Module] = MappingProxyType({})) -> None:
         self.root, self._state, self._claim = uncompiled(root), state, claim
-        walked = walk_modules(root)
+        inside = {id(module) for _, module in walk_modules(root)}
+        self.others = {path: uncompiled(other) for path, other in others.items() if id(other) not in inside}
+        walked = [pair for path, module in {"": root, **others}.items() for pair in walk_modules(module, path)]
         #: how each module under torch.compile is compiled, by id; None for one under torch.compiler.disable
         self.compiled: dict[int, dict[str, Any] | None] = {}
         for _, module in walked:
@@ -121,7 +127,8 @@ class Borrowed:
 
     def take(self) -> None:
         with without_modes():
-            self._walk(self.root)
+            for module in (self.root, *self.others.values()):
+                self._walk(module)
             GradientHooks(self.fakes, self._undo).take()
         for module, name, tensor in self._unquantized:  # weights that a move to the GPU quantizes are so
             fake = self.fakes.of(tensor)
@@ -283,6 +290,9 @@ class Borrowed:
     def _list_all(self) -> None:
         named: set[int] = set()
         self.walked = walk_modules(self.root)
+        for path, other in self.others.items():
+            before = {id(module) for _, module in self.walked}
+            self.walked += [pair for pair in walk_modules(other, path) if id(pair[1]) not in before]
         self.every = [value for value in self._seen.values() if isinstance(value, nn.Module)]
         for path, module in self.walked:
             self.modules[id(module)] = path

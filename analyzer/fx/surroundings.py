@@ -119,10 +119,12 @@ class Holders(StateRecord):
         self.code: list[Any] = []  #: functions and classes of objects that were met
         #: arrays, buffers, files, iterators and generators of random numbers that were met
         self.unrecorded: list[Any] = []
+        self.modules: list[nn.Module] = []  #: that were met
         super().__init__(keeps=True, **settings)
 
     def _take(self, value: Any, kind: type) -> Iterable[Any]:
         if isinstance(value, nn.Module) and not isinstance(value, torch.jit.ScriptModule):
+            self.modules.append(value)
             self.capture_module(value, own=True)
             return value._modules.values()
         if isinstance(value, torch.Tensor):

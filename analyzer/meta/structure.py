@@ -7,7 +7,7 @@ import enum
 from collections import UserDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from .spec import VALUES
 
 Tensor = torch.Tensor
+T = TypeVar("T")
 
 # storages of tensors without data hold what is known of their contents, which is not the user's
 _PLAIN = (*VALUES, slice, range, type, type(Ellipsis), torch.UntypedStorage)
@@ -82,17 +83,21 @@ def _slots_of(kind: type) -> list[str]:
     return [name for row in slots for name in ((row,) if isinstance(row, str) else row) if name[:2] != "__"]
 
 
-def tensor_paths(value: Any) -> Iterator[tuple[tuple[Access, ...], Tensor]]:
-    """The tensors in nested containers, in order, with the steps to each; a container is entered once."""
+def find_paths(value: Any, kind: type[T]) -> Iterator[tuple[tuple[Access, ...], T]]:
+    """What is of a ``kind`` in nested containers, in order, with the steps to each; a container is entered once."""
     seen: set[int] = set()
-    def walk(value: Any, path: tuple[Access, ...]) -> Iterator[tuple[tuple[Access, ...], Tensor]]:
-        if isinstance(value, Tensor):
+    def walk(value: Any, path: tuple[Access, ...]) -> Iterator[tuple[tuple[Access, ...], T]]:
+        if isinstance(value, kind):
             yield path, value
         elif not isinstance(value, _PLAIN) and id(value) not in seen:
             seen.add(id(value))
             for access, child in children(value):
                 yield from walk(child, (*path, access))
     return walk(value, ())
+
+
+def tensor_paths(value: Any) -> Iterator[tuple[tuple[Access, ...], Tensor]]:
+    return find_paths(value, Tensor)
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -91,18 +91,21 @@ class GradientFound(BaseException):
 class EagerStep:
     """One training or inference step, repeated under a recorder. An inference step that ``looks_for_gradient`` runs
     with gradients enabled, and the loss function that is given with it; it raises GradientFound where there is one.
+    The built-in step trains ``further`` modules with the model.
     """
 
     def __init__(self, recorder: Recorder, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *,
                  mode: str, loss_fn: Callable[[Any], torch.Tensor] | None, optimizer: StepOptimizer | None,
                  autocast: torch.dtype | None, step: Callable[..., Any] | None, device_type: str,
-                 options: ProfileOptions, looks_for_gradient: bool = False) -> None:
+                 options: ProfileOptions, looks_for_gradient: bool = False,
+                 further: Iterable[torch.nn.Module] = ()) -> None:
         self.recorder, self.model, self.args, self.kwargs = recorder, model, args, kwargs
         self.mode, self.loss_fn, self.autocast, self.step = mode, loss_fn or default_loss, autocast, step
         self.device_type, self.options, self.make_optimizer = device_type, options, optimizer
-        self.looks_for_gradient = looks_for_gradient
+        self.looks_for_gradient, self.further = looks_for_gradient, list(further)
+        trained = self.parameters if step is None else model.parameters()
         self.optimizer = None if optimizer is None else optimizer(
-            [cast(torch.nn.Parameter, p) for p in self.parameters if p.requires_grad], model)
+            [cast(torch.nn.Parameter, p) for p in trained if p.requires_grad], model)
         #: whether the optimizer's step runs the model itself, as often as it likes
         self.takes_closure = step is None and self.optimizer is not None and takes_closure(self.optimizer)
         self._history: str | None = None
@@ -110,7 +113,9 @@ class EagerStep:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        return list(self.model.parameters())
+        if not self.further:
+            return list(self.model.parameters())
+        return list({id(p): p for module in (self.model, *self.further) for p in module.parameters()}.values())
 
     @property
     def runs_model(self) -> bool:
@@ -152,7 +157,8 @@ class EagerStep:
         self._train()
         if self.optimizer is None:
             with self.recorder.during("zero_grad"), torch._C._EnableTorchFunction():
-                self.model.zero_grad(set_to_none=self.options.set_to_none)
+                for module in (self.model, *self.further):
+                    module.zero_grad(set_to_none=self.options.set_to_none)
 
     def _infer(self) -> None:
         self.recorder.begin("forward")

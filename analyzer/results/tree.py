@@ -4,7 +4,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -59,6 +59,11 @@ class ModuleShape:
         children = [(name, cls.of(child, key)) for name, child in module._modules.items() if child is not None]
         return cls(key(module), type(module).__name__, _describe_settings(module), module.training,
                    _kernel_size(module), tuple(parameters), tuple(children))
+
+    def beside(self, further: Mapping[str, torch.nn.Module]) -> ModuleShape:
+        """The shape with those of modules that run with this one after what it holds, by path."""
+        held = [(path, ModuleShape.of(uncompiled(module))) for path, module in further.items()]
+        return replace(self, children=(*self.children, *held)) if held else self
 
     def distinct_parameters(self) -> dict[int, ParameterShape]:
         """Every parameter once, by its key."""

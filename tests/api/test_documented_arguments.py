@@ -118,6 +118,10 @@ ARGUMENTS = {
         torch.Size([1, 2, 4, 4])),
     "tensors in dicts of lists": lambda: (call(lambda layer, d: layer(d["a"][0])), {"a": [torch.rand(2, 8)]}),
     "a buffer": lambda: (nn.Linear(8, 8), nn.Buffer(torch.rand(2, 8))),
+    "parameters in a list": lambda: (
+        call(lambda layer, ps: sum(p.sum() for p in ps)), nn.ParameterList([nn.Parameter(torch.rand(2))])),
+    "a module with parameters": lambda: (
+        call(lambda layer, m, x: m(layer(x))), nn.Linear(8, 3), torch.rand(2, 8)),
     "a lazy layer": lambda: (nn.LazyLinear(3), torch.rand(2, 8)),
 }
 
@@ -128,12 +132,6 @@ REFUSED = {
     "a masked tensor": (
         lambda: (call(lambda layer, m: m.to_tensor(0).sum() + layer.weight.sum()),
                  torch.masked.masked_tensor(torch.rand(3), torch.tensor([True, False, True]))), "MaskedTensor"),
-    "parameters in a list": (
-        lambda: (call(lambda layer, ps: sum(p.sum() for p in ps)), nn.ParameterList([nn.Parameter(torch.rand(2))])),
-        "made outside of the mode and has data"),
-    "a module with parameters": (
-        lambda: (call(lambda layer, m, x: m(layer(x))), nn.Linear(8, 3), torch.rand(2, 8)),
-        "made outside of the mode and has data"),
 }
 
 

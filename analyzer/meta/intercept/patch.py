@@ -147,10 +147,18 @@ def _run_with_mode(original: Any, outputs: Any, *args: Any, **kwargs: Any) -> An
     except RuntimeError as error:
         if (leaf := _find_leaf_with_data(outputs)) is None:
             raise
-        raise InputError(
+        raise OutsideLeafError(leaf) from error
+
+
+class OutsideLeafError(InputError):
+    """A backward pass reaches ``leaf``, a tensor that requires a gradient and is none of the simulation."""
+
+    def __init__(self, leaf: torch.Tensor) -> None:
+        super().__init__(
             f"backward(): a tensor of shape {list(leaf.shape)} that requires a gradient was made outside of the mode "
             "and has data, so it can get no gradient without data. Build the model inside of `with MetaTensorMode():`, "
-            "or give it to analyzer.profile(model, ...), which takes models as they are") from error
+            "or give it to analyzer.profile(model, ...), which takes models as they are")
+        self.leaf = leaf
 
 
 def _find_leaf_with_data(outputs: Any) -> torch.Tensor | None:
