@@ -15,10 +15,10 @@ from analyzer.units import add_quantities, format_count, format_ends, format_per
 
 #: What each part of a step's time is, and what makes it less.
 _REMEDIES = {
-    "launch": "the device waits for the host: larger batches, {compiling}fused optimizers, fewer small operators",
-    "arithmetic": "kernels at the rate of their units: {formats}less recomputation, a device with a higher peak rate",
-    "memory": "kernels at the rate of memory: {compiling}{formats}fused attention and optimizers, a "
-              "device with more bandwidth",
+    "launch": "the device waits for the host: larger batches, {compiling}{optimizers}fewer small operators",
+    "arithmetic": "kernels at the rate of their units: {formats}{recomputation}a device with a higher peak rate",
+    "memory": "kernels at the rate of memory: {compiling}{formats}fused attention, {optimizers}a device with more "
+              "bandwidth",
     "latency": "kernels too small to fill the device: larger batches, {compiling}fewer small operators",
     "communication": "collectives: fewer bytes, groups within a host, overlap with kernels"}
 _FORMATS = (("TF32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16"), ("FP8", "float8_e4m3fn"))
@@ -46,7 +46,9 @@ def describe_bound(profile: ProfileData, bound: str) -> str:
     compiling = "" if profile.compiled else "torch.compile (analyzer profile --compile tells how much), "
     if bound == "launch" and not any([row.cuda_graphs for row in profile.compiled or ()]):
         compiling += "CUDA graphs (torch.compile's mode reduce-overhead), "
-    return _REMEDIES[bound].format(formats=formats, compiling=compiling)
+    return _REMEDIES[bound].format(formats=formats, compiling=compiling,
+                                   optimizers="fused optimizers, " if "optimizer" in profile.phases else "",
+                                   recomputation="less recomputation, " if profile.recompute_flops else "")
 
 
 def list_faster_formats(profile: ProfileData) -> list[str] | None:

@@ -185,7 +185,7 @@ def section(results: list[Result], seconds: float, cases: str) -> str:
     return (f"{describe_run(seconds)}; predicted / measured.\n\n" + markdown(
         ["step", *columns, "took"], rows, cases=cases)
             + "\n\n" + markdown(["of compiled steps", "median error", "worst"], summarize(results))
-            + f"\n\nMeasured steps, eager ones too, take as long as the range that the profile tells in {inside} of "
+            + f"\n\nMeasured steps, eager ones too, lie in the range that the profile tells in {inside} of "
               f"{len(results)} cases.")
 
 

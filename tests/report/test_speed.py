@@ -129,6 +129,16 @@ def test_rows_tell_seconds_and_shares() -> None:
     assert [p.phases[name].bound for name in p.phases] == ["memory", "arithmetic", None]
 
 
+def test_only_what_a_step_has_is_suggested_to_be_less() -> None:
+    plain = make(forward=phase(arithmetic=2e-3))
+    assert describe_bound(plain, "arithmetic").endswith(": narrower formats, a device with a higher peak rate")
+    assert "recomputation" in describe_bound(replace(plain, recompute_flops=1), "arithmetic")
+    updated = make(forward=phase(memory=2e-3), optimizer=phase(memory=1e-3))
+    for bound in ("launch", "memory"):
+        assert "optimizers" not in describe_bound(plain, bound)
+        assert "fused optimizers, " in describe_bound(updated, bound)
+
+
 def test_nothing_is_said_where_no_time_is_known() -> None:
     p = make(forward=PhaseInfo())
     assert list(list_bounds(p)) == [] and find_remedy(p) is None and "What bounds it" not in p.summary()
