@@ -16,6 +16,7 @@ from analyzer.distributed.world_state import WorldSpec, current_world
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import Borrowed, borrow_module, find_replica, refuse_sharded, uncompiled
 from analyzer.fx.surroundings import keep_surroundings
+from analyzer.fx.tensor_key import TensorKeys
 from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.catalogue import Alike, simulated_spec, simulating
@@ -189,7 +190,8 @@ class Session:
         functions = self.loss_fn, self.step, self.factory
         with (InterruptsDeferred(), rare_collections(), self.simulate(options) as mode,
               keep_surroundings(module, functions, given) as surroundings,
-              borrow_module(module, self.device, self.further) as borrowed):
+              borrow_module(module, self.device, self.further) as borrowed,
+              TensorKeys(borrowed, surroundings.records)):
             self.reached = surroundings.modules
             if self.evaluates:
                 borrowed.root.eval()

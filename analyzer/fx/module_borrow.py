@@ -25,6 +25,7 @@ from analyzer.meta.state import MetaState, active, current, indexed_device
 from analyzer.meta.structure import host_tensors, make_tuple, tensors_of
 from analyzer.meta.tensor import MetaTensor, device_of
 from analyzer.record.tensor_walk import REGISTRIES, walk_modules
+from analyzer.replay.state_value import behind_proxy
 
 from .fake_tensor import FakeTensors, GradientHooks, is_unquantized, quantize_on, restore_generators, save_generators
 
@@ -241,6 +242,10 @@ class Borrowed:
 
     def _replace(self, value: Any, depth: int) -> Any:
         """``value`` with its tensors replaced: containers in place, tuples and weak references as new objects."""
+        if type(value) in weakref.ProxyTypes:
+            if isinstance(target := behind_proxy(value), nn.Module):
+                self._walk(target)
+            return value
         if isinstance(value, Tensor):
             return self.fakes.make(value, readable=True, constant=True)
         if isinstance(value, nn.Module):

@@ -167,6 +167,11 @@ class Surroundings(Holders, CodeRecord):
             self.capture(function)
         self.give(values)
 
+    @property
+    def records(self) -> tuple[Holders, ...]:
+        """What the code reaches, and what it is given."""
+        return self, self._given
+
     def give(self, values: Any) -> None:
         self._given.capture(values)
         while code := [*self.code, *self._given.code]:

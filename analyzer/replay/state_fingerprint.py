@@ -38,6 +38,7 @@ from .state_value import (
     UNREADABLE,
     WeakTensor,
     are_alike,
+    behind_proxy,
     describe_tensor_state,
     find_added,
     is_equal,
@@ -126,7 +127,9 @@ class StateRecord:
         waiting, seen = [value], self.seen
         while waiting:
             found = waiting.pop()
-            kind = type(found)
+            if (kind := type(found)) in weakref.ProxyTypes:
+                found = behind_proxy(found)
+                kind = type(found)
             if kind in PLAIN or isinstance(found, IMMUTABLE) or (key := id(found)) in seen:
                 continue
             seen.add(key)

@@ -38,6 +38,14 @@ class WeakTensor:
         self.tensor = weakref.ref(tensor)
 
 
+def behind_proxy(proxy: Any) -> Any:
+    """What a ``weakref.proxy`` stands for; None where that is gone."""
+    try:
+        return proxy.__init__.__self__
+    except ReferenceError:
+        return None
+
+
 def revive(before: Any, now: Any) -> Any:
     """A value that was; what is there now in place of a tensor that died."""
     found = before.tensor() if type(before) is WeakTensor else before

@@ -24,6 +24,7 @@ from analyzer.fx.module_borrow import (
     uncompiled,
 )
 from analyzer.fx.surroundings import keep_surroundings, leaves_no_tensor
+from analyzer.fx.tensor_key import TensorKeys
 from analyzer.hardware.catalogue import named_spec
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsDeferred
@@ -187,7 +188,8 @@ class _Attempt:
                 tape.leaks.begin(module.forward, (module, values))
             mode.state.tape = tape
             try:
-                result = module(*args, **kwargs)
+                with TensorKeys(borrowed, found.records):
+                    result = module(*args, **kwargs)
             except Exception as error:
                 read = None if isinstance(error, AnalyzerError) else tape.leaks.explain(error)
                 raise locate(read or error, tape, self.meta_args) from error

@@ -1,0 +1,163 @@
+"""Tensors as keys, and numbers that are their ids or addresses, in what a model's code reaches while it is borrowed."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.intercept.replacement import InterruptsHeld
+from analyzer.meta.structure import make_tuple
+from analyzer.meta.tensor import data_ptr
+from analyzer.replay.state_fingerprint import StateRecord
+from analyzer.replay.state_value import look_up, set_value
+
+from .fake_tensor import FakeTensors
+from .module_borrow import Borrowed
+
+_LOWEST = 1 << 32  #: no address of a 64-bit process is below; ids are addresses
+_FOUND_BY_NAME = frozenset({str})
+_MAY_HOLD_NUMBERS = frozenset({int, tuple, frozenset})
+
+
+class TensorKeys:
+    """Lets containers in ``records``, and attributes of borrowed modules, name the fake tensor where they name an
+    original: as a key of a dictionary, a member of a set, or by a number that is its id or its address. `put_back`,
+    or the end of the block, lets them name the original again, also in what was added meanwhile.
+
+    >>> from analyzer.fx.module_borrow import borrow_module
+    >>> from analyzer.fx.surroundings import keep_surroundings
+    >>> from analyzer.meta.mode import MetaTensorMode
+    >>> layer = torch.nn.Linear(2, 3)
+    >>> layer.rates = {layer.weight: 0.1, id(layer.bias): 0.2}
+    >>> with MetaTensorMode(), keep_surroundings(layer) as found, borrow_module(layer) as borrowed:
+    ...     with TensorKeys(borrowed, [found]):
+    ...         print(layer.rates[layer.weight], layer.rates[id(layer.bias)])
+    0.1 0.2
+    >>> layer.rates[layer.weight]
+    0.1
+    """
+
+    def __init__(self, borrowed: Borrowed, records: Iterable[StateRecord]) -> None:
+        self._borrowed, self._records = borrowed, records
+        self._names = _Names(borrowed.fakes)
+        self._containers: list[Any] = []
+        self._places: list[tuple[Any, str]] = []
+
+    def __enter__(self) -> TensorKeys:
+        with without_modes(), torch._C.DisableTorchFunction():
+            for container in chain.from_iterable(map(_list_containers, self._records)):
+                if _rename(container, self._names.fake):
+                    self._containers.append(container)
+            for holder, name in self._list_places():
+                value = look_up(holder, name)
+                if (new := self._names.fake(value)) is not value:
+                    set_value(holder, name, new)
+                    self._places.append((holder, name))
+        return self
+
+    def _list_places(self) -> list[tuple[Any, str]]:
+        """The places of single values that may be numbers, or hold them: attributes, globals, cells."""
+        rows: list[tuple[Any, Iterable[tuple[str, Any]]]] = [
+            (vars(module), vars(module).items()) for module in self._borrowed.every]
+        for record in self._records:
+            rows += [(holder, zip(names, found)) for holder, _, names, found in record.rows]
+            rows += [(holder, ((name, found),)) for holder, name, found in record.places]
+        return [(holder, name) for holder, items in rows for name, value in items if type(value) in _MAY_HOLD_NUMBERS
+                and (type(value) is not int or value > _LOWEST)]
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.put_back()
+
+    def put_back(self) -> None:
+        with InterruptsHeld(), without_modes(), torch._C.DisableTorchFunction():
+            while self._places:
+                holder, name = self._places.pop()
+                value = look_up(holder, name)
+                if (old := self._names.original(value)) is not value:
+                    set_value(holder, name, old)
+            while self._containers:
+                _rename(self._containers.pop(), self._names.original)
+
+
+class _Names:
+    """What names a fake tensor where something names its original, and the other way."""
+
+    def __init__(self, fakes: FakeTensors) -> None:
+        self._fakes = fakes
+        self._given: dict[int, tuple[Any, Any]] = {}  #: what names fake tensors, by its id, with what was there
+        self._numbers: tuple[dict[int, int], dict[int, int]] | None = None  #: of originals, and of fake tensors
+
+    def fake(self, value: Any) -> Any:
+        new = self._translate(value, self._fakes.of, 0)
+        if new is not value:
+            self._given[id(new)] = new, value
+        return new
+
+    def original(self, value: Any) -> Any:
+        new, old = self._given.get(id(value), (None, None))
+        return old if new is value and new is not None else self._translate(value, self._fakes.original_of, 1)
+
+    def _translate(self, value: Any, find: Callable[[Tensor], Tensor | None], way: int) -> Any:
+        if type(value) is int:
+            number = self._find_numbers()[way].get(value) if value > _LOWEST else None
+            return value if number is None else number + 0  # an object of its own
+        if isinstance(value, Tensor):
+            found = find(value)
+            return value if found is None else found
+        if not isinstance(value, (tuple, frozenset)):
+            return value
+        new = [self._translate(item, find, way) for item in value]
+        if all([a is b for a, b in zip(new, value)]):
+            return value
+        return make_tuple(value, new) if isinstance(value, tuple) else frozenset(new)
+
+    def _find_numbers(self) -> tuple[dict[int, int], dict[int, int]]:
+        if self._numbers is None:
+            pairs: dict[int, int] = {}
+            for original, fake in self._fakes:
+                pairs[id(original)] = id(fake)
+                if original.layout is torch.strided and original.device.type != "meta":
+                    pairs.setdefault(original.data_ptr(), data_ptr(fake))
+            self._numbers = pairs, {fake: original for original, fake in pairs.items()}
+        return self._numbers
+
+
+def _list_containers(record: StateRecord) -> list[Any]:
+    """Those that may be keyed by tensors or numbers."""
+    found = [mapping for mapping, keys, values in record.mappings
+             if not _FOUND_BY_NAME.issuperset(map(type, keys)) or _holds_number(values)]
+    found += [items for items, _ in record.sequences if isinstance(items, set) or _holds_number(items)]
+    return found + [value for value, *_ in record.objects if isinstance(value, WeakIdKeyDictionary)]
+
+
+def _holds_number(values: Iterable[Any]) -> bool:
+    return any([type(value) is int and value > _LOWEST or type(value) is frozenset for value in values])
+
+
+def _rename(container: Any, name: Callable[[Any], Any]) -> bool:
+    """Whether something in a container is named otherwise now."""
+    if isinstance(container, (dict, WeakIdKeyDictionary)):
+        before = list(container.items())
+        after = [(name(key), value if isinstance(value, (Tensor, tuple)) else name(value)) for key, value in before]
+        if all([a is c and b is d for (a, b), (c, d) in zip(before, after)]):
+            return False
+        if isinstance(container, dict):
+            container.clear()
+        else:
+            container.data.clear()
+        container.update(after)
+        return True
+    held = list(container)
+    new = [name(item) if isinstance(container, set) or type(item) in (int, frozenset) else item for item in held]
+    if all([a is b for a, b in zip(held, new)]):
+        return False
+    container.clear()
+    (container.update if isinstance(container, set) else container.extend)(new)
+    return True
