@@ -92,6 +92,6 @@ def report_devices(report: Report) -> None:
         [name, str(s.devices), str(s.runs), f"{s.seconds:.1f}", f"{s.alone_seconds:.1f}", str(s.others)]
         for name, s in found.items()], cases="speed/devices")
     report.add("devices", "Processor seconds of whole commands, imports included, for one device and for all whose "
-               "memory is known; and what a step on all of them takes in one process. Of each device all figures are "
+               "memory is known; and what a step on all of them takes in one process. All figures of each device are "
                "compared with those of a profile on it alone, rows and ranges of memory on every "
-               f"{_WHOLE_EACH}th.\n\n{commands}\n\n{rows}")
+               f"{_WHOLE_EACH}th device.\n\n{commands}\n\n{rows}")
