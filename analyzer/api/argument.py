@@ -20,6 +20,7 @@ from analyzer.fx.graph.interpreter import explain_call
 from analyzer.fx.module_borrow import exported_module, uncompiled
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.catalogue import simulated_spec, simulating
+from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.intercept.mode_stack import without_modes
@@ -31,6 +32,7 @@ from analyzer.meta.value.known_value import LARGEST_FLOATING
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
+from analyzer.units import format_bytes
 
 
 def expect_values(run: Callable[[ProfileOptions], Profile], options: ProfileOptions) -> Profile:
@@ -129,6 +131,21 @@ def check_inference(mode: str, optimizer: Any, step: Any) -> None:
             said = getattr(value, "__name__", None) or repr(value)
             raise InputError(f"mode='infer', {name}={said}: an inference step is the forward pass alone; leave {name} "
                              "out, or use mode='train'")
+
+
+def limit_memory(options: ProfileOptions, spec: DeviceSpec | None) -> tuple[ProfileOptions, str | None]:
+    """``options`` with the device's memory as the capacity if asked for, and a remark. Raises InputError if unknown."""
+    if not options.limit_to_device or spec is None:
+        return options, None
+    if spec.memory_bytes is None:
+        raise InputError(
+            f"limit_to_device=True: the memory of {spec.name!r} is not known; give ProfileOptions(capacity_bytes=...)")
+    unseen = list_unseen(spec)
+    known = sum(u.bytes or 0 for u in unseen)
+    remark = (f"the allocator may take {format_bytes(spec.memory_bytes - known)}: the memory of {spec.name}" +
+              "".join(f", less {format_bytes(u.bytes)} for {u.what}" if u.bytes else
+                      f" ({u.what}: unknown, not taken off)" for u in unseen))
+    return replace(options, limit_to_device=False, capacity_bytes=int(spec.memory_bytes - known)), remark
 
 
 def as_arguments(args: Any) -> tuple[Any, ...]:

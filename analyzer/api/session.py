@@ -48,9 +48,8 @@ from analyzer.results.build import ProfileBuilder, build_unplaced_profile
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.tree import ModulePaths, ModuleShape
 from analyzer.results.world import describe_world, find_parallel_sizes
-from analyzer.units import format_bytes
 
-from .argument import check_arguments, check_inference, describe_training
+from .argument import check_arguments, check_inference, describe_training, limit_memory
 from .further_module import describe_further
 
 Profilers = Mapping[str, Profiler] | Sequence[Profiler] | None
@@ -383,18 +382,3 @@ def _check_made(factory: Callable[..., Any] | None) -> StepOptimizer | None:
         return found
 
     return make
-
-
-def limit_memory(options: ProfileOptions, spec: DeviceSpec | None) -> tuple[ProfileOptions, str | None]:
-    """``options`` with the device's memory as the capacity if asked for, and a remark. Raises InputError if unknown."""
-    if not options.limit_to_device or spec is None:
-        return options, None
-    if spec.memory_bytes is None:
-        raise InputError(
-            f"limit_to_device=True: the memory of {spec.name!r} is not known; give ProfileOptions(capacity_bytes=...)")
-    unseen = list_unseen(spec)
-    known = sum(u.bytes or 0 for u in unseen)
-    remark = (f"the allocator may take {format_bytes(spec.memory_bytes - known)}: the memory of {spec.name}" +
-              "".join(f", less {format_bytes(u.bytes)} for {u.what}" if u.bytes else
-                      f" ({u.what}: unknown, not taken off)" for u in unseen))
-    return replace(options, limit_to_device=False, capacity_bytes=int(spec.memory_bytes - known)), remark
