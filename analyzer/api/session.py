@@ -140,6 +140,8 @@ class Session:
                               space=space, is_this_machine=self.spec is None and self.device.type == "cpu",
                               has_plain_tensors=True)
         with mode, simulating(self.spec or simulated_spec(), self._alike):
+            if self.spec is not None and self.spec.kind != "cuda":
+                mode.state.lacks_cuda = self.spec.name
             for remark in self.remarks:
                 mode.state.assume(remark)
             if self.options.compiles:

@@ -276,7 +276,8 @@ class _Quiet:
 
 
 def _makes_cuda(device: Any = "cpu", *args: Any, **kwargs: Any) -> bool:
-    return current() is not None and torch.device(device).type == "cuda"
+    state = current()
+    return state is not None and state.lacks_cuda is None and torch.device(device).type == "cuda"
 
 
 def _times_cuda(device: Any = "cuda", *args: Any, **kwargs: Any) -> bool:

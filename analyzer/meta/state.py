@@ -119,6 +119,19 @@ class DeviceOrdinalError(InputError, torch.AcceleratorError):
         return type(self), (self.device, self.count)
 
 
+class NoCudaError(InputError, RuntimeError):
+    """A CUDA device, where the machine that is simulated has none; torch raises a RuntimeError."""
+
+    def __init__(self, device: object, simulated: str) -> None:
+        super().__init__(f"No CUDA GPUs are available: {device} is asked for, and the device that is simulated is "
+                         f"{simulated}. Way out: profile for an accelerator (device=), or leave the move to the device "
+                         "to a condition, as torch.cuda.is_available()")
+        self.device, self.simulated = device, simulated
+
+    def __reduce__(self) -> tuple[type[NoCudaError], tuple[object, str]]:
+        return type(self), (self.device, self.simulated)
+
+
 @dataclass
 class MetaState:
     """The mode's state between ``__enter__`` and ``__exit__``."""
@@ -154,6 +167,7 @@ class MetaState:
     asks_memory: bool = False     #: whether the code asked for, or gave back, memory of the accelerator as such
     has_plain_tensors: bool = False #: whether tensors have the classes that they have in a real run, no `MetaTensor`
     is_this_machine: bool = False #: whether torch's own answers about the machine hold: all is on the host of this one
+    lacks_cuda: str | None = None #: the name of the simulated device, where that is none of CUDA's
     unknown_sizes: int = 0        #: how often a size or a value that only data could give was answered by a policy
     placeholder: int = 1          #: what an unknown scalar is taken as, where it is
     expects_contents: bool = True #: whether contents that a policy expects may be read as if they were known
@@ -221,10 +235,12 @@ def set_state(state: MetaState | None) -> None:
 
 
 def indexed_device(device: Any) -> torch.device:
-    """The device that is named, the current one where no index is. Raises DeviceOrdinalError."""
+    """The device that is named, the current one where no index is. Raises DeviceOrdinalError, NoCudaError."""
     device = torch.device(device) if not isinstance(device, int) else torch.device("cuda", device)
     if device.type == "cpu":
         return CPU
+    if device.type == "cuda" and active.state is not None and active.state.lacks_cuda is not None:
+        raise NoCudaError(device, active.state.lacks_cuda)
     if device.index is None:
         return device if device.type == "meta" else torch.device(device.type, active.device_index)
     return check_ordinal(device)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from analyzer.meta.address_space import MetaStorage
-from analyzer.meta.state import current, indexed_device
+from analyzer.meta.state import current, indexed_device, simulated_machine
 from analyzer.meta.tensor import MetaTensor, device_of
 
 from .replacement import Undo, answer, replace
@@ -35,12 +35,16 @@ class _LegacyType(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Of sizes, or of what a tensor is made of: legacy_tensor_generic_ctor_new, torch/csrc/utils/tensor_new.cpp."""
-        if current() is None or cls.kind == "cpu":
+        if current() is None or cls.kind == "cpu" or cls.is_absent():
             return cls.original(*args, **kwargs)
         device = indexed_device(kwargs.get("device") or cls.kind)
         if len(args) != 1 or isinstance(args[0], (int, torch.Size)):
             return torch.empty(*args or (0,), dtype=cls.original.dtype, device=device)
         return torch.as_tensor(args[0], dtype=cls.original.dtype, device=device)
+
+    def is_absent(cls) -> bool:
+        """Whether torch's own error is the answer: this machine answers for itself, and has no such device."""
+        return simulated_machine() is None and cls.kind == "cuda" and not torch.cuda.is_available()
 
     def __getattr__(cls, name: str) -> Any:
         return getattr(cls.original, name)
@@ -80,8 +84,9 @@ def _take(stand_in: _LegacyType, original: Any) -> _LegacyType:
 def _set_default_type(original: Any, kind: Any) -> None:
     if isinstance(kind, str):
         kind = next((one for (owner, name), one in _stand_ins.items() if kind == f"{owner.__name__}.{name}"), kind)
-    if not isinstance(kind, _LegacyType):
-        original(kind)
+    if not isinstance(kind, _LegacyType) or kind.is_absent():
+        original(kind.original if isinstance(kind, _LegacyType) else kind)
         return
+    indexed_device(kind.kind)
     torch.set_default_dtype(kind.original.dtype)
     torch.set_default_device(None if kind.kind == "cpu" else kind.kind)

@@ -1,0 +1,69 @@
+"""Requests for a CUDA device where the machine has none: a profile for the host, a trace on a machine without CUDA."""
+import pytest
+import torch
+from torch import nn
+
+from analyzer import profile, symbolic_trace
+
+X = torch.rand(2, 4)
+
+
+class Model(nn.Module):
+    def __init__(self, ask):
+        super().__init__()
+        self.layer, self.ask = nn.Linear(4, 4), ask
+
+    def forward(self, x):
+        self.ask(x)
+        return self.layer(x)
+
+
+#: of each, that a torch without CUDA raises
+MADE = {f"torch.cuda.{name}": (lambda x, name=name: getattr(torch.cuda, name)(2, 3)) for name in (
+    "FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "LongTensor", "IntTensor", "ShortTensor",
+    "CharTensor", "ByteTensor", "BoolTensor")} | {
+    "of data": lambda x: torch.cuda.FloatTensor([1.0, 2.0]),
+    "a default type": lambda x: torch.set_default_tensor_type(torch.cuda.FloatTensor),
+    "a default type by name": lambda x: torch.set_default_tensor_type("torch.cuda.HalfTensor")}
+ASKED = {
+    "type": lambda x: x.type(torch.cuda.FloatTensor),
+    "type by name": lambda x: x.type("torch.cuda.FloatTensor"),
+    "cuda": lambda x: x.cuda(), "to": lambda x: x.to("cuda"), "to an index": lambda x: x.to(0),
+    "a module": lambda x: nn.Linear(2, 2).cuda(), "a factory": lambda x: torch.ones(2, device="cuda"),
+    "a layer": lambda x: nn.Linear(2, 2, device="cuda:0"), "data": lambda x: torch.tensor([1.0], device="cuda"),
+    "a generator": lambda x: torch.Generator("cuda"), "like": lambda x: torch.zeros_like(x, device="cuda")}
+
+
+@pytest.fixture(autouse=True)
+def no_default_left():
+    yield
+    assert torch.get_default_dtype() == torch.float32 and torch.get_default_device().type == "cpu"
+
+
+@pytest.mark.parametrize("name", [*MADE, *ASKED])
+@pytest.mark.filterwarnings("ignore")
+def test_the_host_has_no_cuda_device(name):
+    with pytest.raises(RuntimeError, match="No CUDA GPUs are available|Cannot get CUDA generator"):
+        profile(Model({**MADE, **ASKED}[name]), (X,), device="cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a device")
+@pytest.mark.parametrize("name", MADE)
+@pytest.mark.filterwarnings("ignore")
+def test_a_trace_on_a_machine_without_one_has_none(name):
+    with pytest.raises(TypeError) as of_torch:
+        MADE[name](X)
+    with pytest.raises(Exception) as of_trace:
+        symbolic_trace(Model(MADE[name]), meta_args={"x": X})
+    assert str(of_torch.value) in str(of_trace.value)
+
+
+def test_a_branch_on_the_device_takes_the_other_way():
+    def ask(x):
+        try:
+            return torch.cuda.FloatTensor(2, 3)
+        except (RuntimeError, TypeError):
+            return torch.FloatTensor(2, 3) @ torch.FloatTensor(3, 5)
+
+    assert profile(Model(ask), (X,), mode="infer", device="cpu").fwd_macs == 2 * 4 * 4 + 2 * 3 * 5
+    assert profile(Model(ask), (X,), mode="infer", device="h100").fwd_macs == 2 * 4 * 4
