@@ -308,7 +308,7 @@ class Repeats:
         name, step = type(root).__name__, self.step
         rows = [ReplayInfo(path, "block", type(block).__name__, place in chain.skipped,
                            None if place in chain.skipped else RUN_FOR_OTHERS)
-                for chain in self.chains for place, (path, block) in enumerate(zip(chain.paths, chain.blocks))]
+                for chain in self.chains for place, members in enumerate(chain.members) for path, block in members]
         if not rows:
             rows.append(ReplayInfo("", "block", name, False, self.refusal or self.chain_refusal or NO_CHAIN))
         if step is not None and step.options.steps > 1:

@@ -9,24 +9,33 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.replacement import replace
 from analyzer.record.tensor_walk import walk_modules
 
 from .match import Mismatch
 
 
+class Filled(NamedTuple):
+    """A slot of a cache that a block filled; of the tensors that it held before, name -> number of the storage."""
+
+    cache: Any
+    slot: int
+    held: dict[str, int]
+
+
 class Index:
-    """An integer that may be the index of a block's slot. A cache of which it fills one is in ``filled``, with the
-    slot; ``tell`` is called where anything else asks for its value, and ``used`` is set.
+    """An integer that may be the index of a block's slot. A slot that it fills is in ``filled``; ``tell`` is called
+    where anything else asks for its value, and ``used`` is set.
     """
 
     def __init__(self, value: int, tell: Callable[[], object] = lambda: None,
-                 filled: list[tuple[Any, int]] | None = None) -> None:
+                 filled: list[Filled] | None = None) -> None:
         self.value, self.used, self._tell = value, False, tell
         self.filled = [] if filled is None else filled
 
@@ -63,32 +72,42 @@ class SlotFlags(dict[int, Any]):
 
     def __setitem__(self, slot: Any, value: Any) -> None:
         if type(slot) is Index:
-            slot.filled.append((self, slot.value))
+            slot.filled.append(Filled(self, slot.value, {}))
         super().__setitem__(slot.value if type(slot) is Index else slot, value)
 
 
-def find_layer(value: Any) -> type | None:
-    """The class of the slots of a cache that blocks may fill for each other; None where ``value`` is no such cache."""
-    library = sys.modules.get("transformers.cache_utils")
-    if library is None or type(value) is not library.DynamicCache or value.offloading:
+def find_layer(cache: Any, slot: int) -> type | None:
+    """The class of a slot that a block may fill for others; None where it, or the cache, is of another kind."""
+    library: Any = sys.modules.get("transformers.cache_utils")
+    if library is None or type(cache) is not library.DynamicCache or cache.offloading:
         return None
-    layer = value.layer_class_to_replicate or (type(value.layers[0]) if value.layers else None)
-    return layer if layer is library.DynamicLayer else None
+    layer = type(cache.layers[slot]) if slot < len(cache.layers) else cache.layer_class_to_replicate
+    return layer if layer in (library.DynamicLayer, getattr(library, "DynamicSlidingWindowLayer", None)) else None
 
 
-def is_free(cache: Any, index: int, layer: type) -> bool:
-    """Whether nothing is in the slot yet, and it will be of that class."""
-    if index < len(cache.layers):
-        return type(cache.layers[index]) is layer and not cache.layers[index].is_initialized
-    return cache.layer_class_to_replicate is layer
+def is_free(cache: Any, slot: int) -> bool:
+    """Whether nothing is in a slot yet."""
+    return slot >= len(cache.layers) or not cache.layers[slot].is_initialized
 
 
-def list_counting(blocks: Sequence[nn.Module], places: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Of attributes of alike blocks, the integers in which each block has one more than the block before it."""
+def numbers_held(cache: Any, slot: int) -> dict[str, int]:
+    """Of the tensors that a slot holds, name -> number of the storage: the size of a window is one, before any key."""
+    if not isinstance(getattr(cache, "layers", None), list) or slot >= len(cache.layers):
+        return {}
+    with torch._C.DisableTorchFunction():
+        storages = {name: value.untyped_storage() for name, value in vars(cache.layers[slot]).items()
+                    if isinstance(value, torch.Tensor)}
+    return {name: storage.number for name, storage in storages.items() if isinstance(storage, MetaStorage)}
+
+
+def list_counting(blocks: Sequence[nn.Module], places: Iterable[tuple[str, str]],
+                  members: int = 1) -> list[tuple[str, str]]:
+    """Of attributes of alike blocks, the integers that count modules, of which each block has so many ``members``."""
     found = []
     for path, name in sorted(places):
         values = [vars(block.get_submodule(path))[name] for block in blocks]
-        if all(type(value) is int for value in values) and len({v - place for place, v in enumerate(values)}) == 1:
+        if all(type(value) is int for value in values) and len(
+                {value - place * members for place, value in enumerate(values)}) == 1:
             found.append((path, name))
     return found
 
@@ -96,13 +115,11 @@ def list_counting(blocks: Sequence[nn.Module], places: Iterable[tuple[str, str]]
 @contextmanager
 def noting_slots(module: nn.Module, candidates: list[tuple[str, str]],
                  tell: Callable[[str, str], object] = lambda path, name: None
-                 ) -> Iterator[tuple[dict[tuple[str, str], Index], list[tuple[Any, int]]]]:
-    """Put an `Index` into each of the attributes meanwhile. Where a cache takes one for its value, the cache and the
-    value are in the list.
-    """
+                 ) -> Iterator[tuple[dict[tuple[str, str], Index], list[Filled]]]:
+    """Put an `Index` into each of the attributes meanwhile. The slots that caches fill by one are in the list."""
     library: Any = sys.modules.get("transformers.cache_utils")
     modules = dict(walk_modules(module)) if candidates else {}
-    filled: list[tuple[Any, int]] = []
+    filled: list[Filled] = []
     indices = {(path, name): Index(modules[path].__dict__[name], partial(tell, path, name), filled)
                for path, name in (candidates if library is not None else ())}
     with ExitStack() as stack:
@@ -118,8 +135,8 @@ def noting_slots(module: nn.Module, candidates: list[tuple[str, str]],
 
 def _taking_index(original: Any) -> Any:
     def update(self: Any, key_states: Any, value_states: Any, layer_idx: Any, *args: Any, **kwargs: Any) -> Any:
-        if type(layer_idx) is Index and find_layer(self) is not None:
-            layer_idx.filled.append((self, layer_idx.value))
+        if type(layer_idx) is Index and find_layer(self, layer_idx.value) is not None:
+            layer_idx.filled.append(Filled(self, layer_idx.value, numbers_held(self, layer_idx.value)))
             layer_idx = layer_idx.value
         return original(self, key_states, value_states, layer_idx, *args, **kwargs)
     return update
@@ -128,9 +145,8 @@ def _taking_index(original: Any) -> Any:
 def _measuring(original: Any) -> Any:
     """How much is in a slot, where that is the same for every block: in one that is free, or that the block filled."""
     def get_seq_length(self: Any, layer_idx: Any = 0) -> Any:
-        layer = find_layer(self) if type(layer_idx) is Index else None
-        is_known = layer is not None and (is_free(self, layer_idx.value, layer) or any(
-            cache is self for cache, _ in layer_idx.filled))
+        is_known = type(layer_idx) is Index and find_layer(self, layer_idx.value) is not None and (
+            is_free(self, layer_idx.value) or any(filled.cache is self for filled in layer_idx.filled))
         return original(self, layer_idx.value if is_known else layer_idx)
     return get_seq_length
 
@@ -142,18 +158,22 @@ def _flagging(original: Any) -> Any:
     return __init__
 
 
-def fill_as(cache: Any, slot: int, index: int, stand_in: Callable[[torch.Tensor], torch.Tensor] = lambda t: t) -> None:
-    """Fill another slot with what a slot holds, with what ``stand_in`` gives for its tensors. Raises Mismatch where it
-    is not free.
+def fill_as(filled: Filled, index: int, stand_in: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+    """Fill another slot with what a slot holds, with what ``stand_in`` gives for each of its new tensors. Raises
+    Mismatch where it is not free, or where a slot holds tensors from the beginning and nothing stands in for others.
     """
+    cache, slot = filled.cache, filled.slot
     if isinstance(cache, SlotFlags) and not cache.get(index):
         cache[index] = cache[slot]
         return
-    layer = find_layer(cache)
-    if layer is None or not is_free(cache, index, layer):
+    layer = find_layer(cache, slot)
+    if layer is None or find_layer(cache, index) is not layer or not is_free(cache, index) or (
+            filled.held and stand_in is None):
         raise Mismatch("a cache holds something of blocks that are not run")
-    contents = {name: stand_in(value) if isinstance(value, torch.Tensor) else value
-                for name, value in vars(cache.layers[slot]).items()}
+    numbers = numbers_held(cache, slot)
+    contents = {name: stand_in(value) if stand_in is not None and isinstance(value, torch.Tensor) else value
+                for name, value in vars(cache.layers[slot]).items()
+                if name not in filled.held or filled.held[name] != numbers.get(name)}
     while len(cache.layers) <= index:
         cache.layers.append(layer())
     vars(cache.layers[index]).update(contents)

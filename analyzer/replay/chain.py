@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
+from itertools import takewhile
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from .state_value import look_up
 
 ENDS = 2, 3  #: blocks that are run at each end of a chain: at first, and where the second and the last but one differ
 FEWEST = 8   # of fewer, running all takes no longer than looking at what some do
+LONGEST = 6  #: neighbours that take turns, as five layers with a sliding window and one without (Gemma 3)
 _CONTAINERS = frozenset((dict, OrderedDict, list, set))
 _DEEPEST = 8  # containers and objects in each other that are compared
 #: attributes that are compared otherwise, or that no step reads
@@ -40,15 +42,15 @@ Outline = list[tuple[str, nn.Module, Any]]
 
 
 class Chain(NamedTuple):
-    """Neighbours of one list of modules that are alike, with their paths in the model. ``differing`` are attributes in
-    which they are not: blocks are alike to a step that reads none of these.
+    """Blocks of one list of modules that are alike: neighbours, or groups of neighbours that take turns. ``differing``
+    are attributes in which they are not: blocks are alike to a step that reads none of these.
     """
 
-    blocks: list[nn.Module]
-    paths: list[str]
+    blocks: list[nn.Module]                      #: a group is a ModuleList of its members
+    members: list[list[tuple[str, nn.Module]]]   #: of each block, with their paths in the model: itself, or several
     differing: set[Place]
-    modules: list[list[nn.Module]]  #: of each block, itself first
-    ends: int = ENDS[0]             #: blocks that are run before, and behind, those that are not
+    modules: list[list[nn.Module]]               #: of each block: its members, each with what is below it
+    ends: int = ENDS[0]                          #: blocks that are run before, and behind, those that are not
 
     @property
     def reference(self) -> int:
@@ -85,21 +87,60 @@ def find_chains(root: nn.Module) -> list[Chain]:
     return [chain for chain in chains if not _is_shared(chain, walked)]
 
 
-def _split(blocks: list[nn.Module], path_of: dict[int, str]) -> list[Chain]:
-    """The longest runs of alike neighbours in a list of modules; none of modules that hold nothing."""
+def _split(neighbours: list[nn.Module], path_of: dict[int, str]) -> list[Chain]:
+    """The longest runs of alike blocks in a list of modules; none of modules that hold nothing."""
     found: list[Chain] = []
-    outlines = [_outline_or_none(block) for block in blocks]
+    outlines = [_outline_or_none(module) for module in neighbours]
     first = 0
-    while len(blocks) - first >= FEWEST:
-        mine, differing = outlines[first], set[Place]()
-        stop = first + 1
-        while mine is not None and stop < len(blocks) and _is_alike(mine, outlines[stop], differing):
-            stop += 1
-        if mine is not None and stop - first >= FEWEST and any(held for _, _, both in mine for held in both):
-            found.append(Chain(blocks[first:stop], [path_of[id(block)] for block in blocks[first:stop]], differing,
-                               [[module for _, module, _ in each or ()] for each in outlines[first:stop]]))
-        first = stop
+    while len(neighbours) - first >= FEWEST:
+        rest, behind = outlines[first:], len(neighbours)
+        for period in _list_periods(neighbours[first:], rest):
+            count, differing = _count_alike(rest, period)
+            if period == 1:
+                behind = first + count
+            if count < FEWEST or not any(held for mine in rest[:period] for _, _, both in mine or () for held in both):
+                continue
+            behind = first + count * period
+            groups = [neighbours[at:at + period] for at in range(first, behind, period)]
+            found.append(Chain(
+                [group[0] if period == 1 else nn.ModuleList(group) for group in groups],
+                [[(path_of[id(module)], module) for module in group] for group in groups], differing,
+                [[module for each in outlines[at:at + period] for _, module, _ in each or ()]
+                 for at in range(first, behind, period)]))
+            break
+        first = behind
     return found
+
+
+def _list_periods(neighbours: Sequence[nn.Module], outlines: Sequence[Outline | None]) -> list[int]:
+    """How many neighbours may make a block, the likeliest first: those after which attributes in which neighbours
+    differ are the same again, as in layers that look far and near by turns; then the smaller.
+    """
+    count, differing = _count_alike(outlines, 1)
+    if count < FEWEST:
+        return list(range(1, LONGEST + 1))
+    held = [[vars(module.get_submodule(path))[name] for module in neighbours[:count]] for path, name in differing]
+    again = {period: sum(all(map(_same, values, values[period:])) for values in held)
+             for period in range(2, count // FEWEST + 1) if period <= LONGEST}
+    return sorted([1, *again], key=lambda period: (-again.get(period, 0), period))
+
+
+def _count_alike(outlines: Sequence[Outline | None], period: int) -> tuple[int, set[Place]]:
+    """How many groups of ``period`` neighbours are as the first one is, itself counted, and in what they differ."""
+    differing = set[Place]()
+    groups = (_join_outlines(outlines[at:at + period]) for at in range(0, len(outlines) - period + 1, period))
+    first = next(groups, None)
+    if first is None:
+        return 1, differing
+    return 1 + sum(1 for _ in takewhile(lambda other: _is_alike(first, other, differing), groups)), differing
+
+
+def _join_outlines(members: Sequence[Outline | None]) -> Outline | None:
+    """The outline of a group, with the paths that its modules have in a ModuleList of its members."""
+    if len(members) == 1 or any(member is None for member in members):
+        return members[0] if len(members) == 1 else None
+    return [(f"{place}.{path}" if path else str(place), module, registered)
+            for place, member in enumerate(members) for path, module, registered in member or ()]
 
 
 def _outline_or_none(block: nn.Module) -> Outline | None:

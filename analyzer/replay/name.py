@@ -14,6 +14,7 @@ from .part import APART, FAR, Cutter, Part
 from .short_run import NotRepeated, ShortRun
 
 Numbers = npt.NDArray[np.int64]
+UNKNOWN = -10**12  #: a number that nothing has
 REACH = 1  #: from a block, blocks that are no further away are named by their distance, all others absolutely
 
 
@@ -100,7 +101,7 @@ class RunNames:
         self.first_modules: list[Numbers] = []  #: of each chain: the index of the first module of each block
         self.block_sizes: list[int] = []
         for number, chain in enumerate(self.chains):
-            first = np.array([log.index_of_path[path] for path in chain.paths], np.int64)
+            first = np.array([log.index_of_path[members[0][0]] for members in chain.members], np.int64)
             size = len(chain.modules[0])
             self.first_modules.append(first)
             self.block_sizes.append(size)
@@ -111,26 +112,32 @@ class RunNames:
                 self.modules.block[span], self.modules.place[span] = place, np.arange(size)
 
     def _name_parameters(self) -> None:
-        """Parameters and buffers of blocks: `own` has, of each chain, the storages of each block in one order. Their
-        kind is -2 less the number of the chain.
+        """Parameters and buffers of blocks, and what slots of caches held before they were filled: `own` has, of each
+        chain, the storages of each block in one order. Their kind is -2 less the number of the chain.
         """
-        found: list[list[dict[str, int]]] = [[{} for _ in chain.blocks] for chain in self.chains]
+        found: list[list[dict[tuple[int, str], int]]] = [[{} for _ in chain.blocks] for chain in self.chains]
         for number, life in self.log.storage_table.items():
             chain = int(self.modules.kind[life.module])
             if chain >= 0 and life.category in ("parameter", "buffer"):
-                place = int(self.modules.block[life.module])
-                found[chain][place][life.label.removeprefix(self.chains[chain].paths[place])] = number
+                place, within = int(self.modules.block[life.module]), int(self.modules.place[life.module])
+                found[chain][place][within, life.label.rpartition(".")[2]] = number
         self.own: list[Numbers] = []
         for chain, blocks in enumerate(found):
             if len({tuple(sorted(names)) for names in blocks}) > 1:
                 raise NotRepeated("its blocks have other parameters")
-            table = [[names[name] for name in sorted(names)] for names in blocks]
+            held = [self.short_run.held[chain].get(place, []) for place in range(len(blocks))]
+            first = self.chains[chain].reference
+            if len({len(numbers) for numbers in held[first:self.chains[chain].skipped.stop + 1]}) > 1:
+                raise NotRepeated("slots of a cache hold other tensors")
+            table = [[names[name] for name in sorted(names)] + (numbers or [UNKNOWN] * len(held[first]))
+                     for names, numbers in zip(blocks, held)]
             self.own.append(np.array(table, np.int64).reshape(len(table), -1))
             for place, numbers in enumerate(table):
-                at = [self.where[number] for number in numbers]
+                known = [number for number in numbers if number != UNKNOWN]
+                at = [self.where[number] for number in known]
                 self.storages.kind[at], self.storages.block[at] = -2 - chain, place
                 self.storages.short[at] = self._short(chain, place)
-                self.storages.place[at] = np.arange(len(numbers))
+                self.storages.place[at] = np.arange(len(known))
 
     def _short(self, chain: int, place: int) -> int:
         run = self.chains[chain].run

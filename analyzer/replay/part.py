@@ -83,7 +83,7 @@ class Cutter:
         self._laps = [{place: Lap(number, number * APART + i, place) for i, place in enumerate(chain.run)}
                       for number, chain in enumerate(self.chains)]
         self._passes = [-1] * len(self.chains)
-        self._expected = [0] * len(self.chains)
+        self._expected = [(0, 0)] * len(self.chains)
         self._step = -1
         self._part_of_call: dict[int, Part] = {}
         self._part_of_node: list[Part] = []
@@ -92,7 +92,8 @@ class Cutter:
         self._gap: list[tuple[int, Any]] | None = None  # events since a block was not run
         self._last: Cut | None = None                   # the block that was called last
         self._behind: list[int] = []                    # calls since it was left
-        self._surroundings: dict[int, list[Any]] = {}   # of each chain: signatures of calls behind its reference block
+        #: of each chain and member: signatures of calls behind that of its reference block
+        self._surroundings: dict[tuple[int, int], list[Any]] = {}
         for event in short_run.events:
             self._take(*event)
         self._close(len(log.node_slots), len(log.module_call_slots))
@@ -148,7 +149,7 @@ class Cutter:
         if not chain.reference <= last.block < chain.skipped.stop:
             return
         found = [self.log.call_slots[index].signature for index in self._behind]
-        if self._surroundings.setdefault(last.chain, found) != found:
+        if self._surroundings.setdefault((last.chain, last.member), found) != found:
             raise NotRepeated("something else runs between blocks that are skipped")
 
     def _cut(self, cut: Cut) -> None:
@@ -157,13 +158,16 @@ class Cutter:
             self._close(cut.nodes, cut.module_calls)
             self._current = self._owner = self._open_outside(cut.nodes, cut.module_calls)
             return
-        number, place = cut.chain, cut.block
-        if place == 0:
+        number, place, member = cut.chain, cut.block, cut.member
+        if (place, member) == (0, 0):
             self._passes[number] += 1
-            self._expected[number] = 0
-        if place != self._expected[number]:
+            self._expected[number] = 0, 0
+        if (place, member) != self._expected[number]:
             raise NotRepeated("its blocks are not called in order")
-        self._expected[number] += 1
+        is_last = member == len(self.chains[number].members[0]) - 1
+        self._expected[number] = (place + 1, 0) if is_last else (place, member + 1)
+        if member:
+            return
         if self._gap is None:
             self._close(cut.nodes, cut.module_calls)
         else:

@@ -33,14 +33,13 @@ from analyzer.record.storage_lifetime import (
 )
 from analyzer.record.storage_lifetime import STEP as STEP_COLUMN
 
-from .name import REACH, Names, Numbers, RunNames, module_calls_of, nodes_of
+from .name import REACH, UNKNOWN, Names, Numbers, RunNames, module_calls_of, nodes_of
 from .part import Part
 from .placing import Before, Events, place_events
 from .short_run import KEPT, STEP, NotRepeated
 
 _KINDS = ("storage", "call", "node", "module call")
 _FIELDS = 7  # of a call in a `CallTable`: first operand, inputs, outputs, kind, module, node, forward call
-_UNKNOWN = -10**12
 
 
 class Repeat:
@@ -58,6 +57,7 @@ class Repeat:
         self.is_repeated = np.zeros(len(names.cutter.kinds), bool)
         self.is_repeated[[part.kind for part in repeated]] = True
         self._count()
+        self.own = [self._list_own(repetition) for repetition in range(self.repetitions)]
         self.columns: dict[str, list[Numbers]] = {name: [] for name in (
             "kinds", "what", "fields", "operands", "lives", "born_at", "first")}
         self.payloads: list[Any] = []
@@ -84,7 +84,7 @@ class Repeat:
         """Give each part of the run of all blocks its numbers."""
         names = self.names
         shape = self.repetitions, len(names.cutter.kinds), max([len(chain.blocks) for chain in names.chains], default=1)
-        self.base = {name: np.full(shape, _UNKNOWN, np.int64) for name in _KINDS}
+        self.base = {name: np.full(shape, UNKNOWN, np.int64) for name in _KINDS}
         self.first_number = int(names.numbers[-1]) + 1 if len(names.numbers) else 0
         self.count = dict.fromkeys(_KINDS, 0) | {"storage": self.first_number}
         for part, repetition in self.written:
@@ -93,6 +93,19 @@ class Repeat:
                                              0 if repetition else len(part.module_calls))):
                 self.base[name][repetition, part.kind, blocks] = self.count[name] + number * np.arange(len(blocks))
                 self.count[name] += number * len(blocks)
+
+    def _list_own(self, repetition: int) -> list[Numbers]:
+        """`RunNames.own` in the numbers of the log that is written, where some of it is made outside of blocks."""
+        names = self.names
+        held = {number for blocks in names.short_run.held for numbers in blocks.values() for number in numbers}
+        if not held:
+            return names.own
+        base = self.base["storage"]
+        made = {number: int(base[repetition if self.is_repeated[part.kind] else 0, part.kind, 0]) + place
+                for part, _ in self.written if part.lap is None
+                for place, number in enumerate(part.numbers(BORN)) if number in held}
+        return [np.vectorize(lambda number: made.get(number, number), otypes=[np.int64])(own) if own.size else own
+                for own in names.own]
 
     # ---- numbers in the log that is written
 
@@ -106,7 +119,7 @@ class Repeat:
         blocks = self._blocks(names, index, part)
         made = self.base[kind][repetitions, np.maximum(kinds, 0), np.where(kinds >= 0, blocks, 0)] + places
         found: Numbers = np.where(kinds >= 0, made, places)
-        for chain, own in enumerate(self.names.own):
+        for chain, own in enumerate(self.own[repetition]):
             if (is_own := kinds == -2 - chain).any():
                 found[:, is_own] = own[blocks[:, is_own], places[is_own]]
         return found
@@ -313,13 +326,16 @@ class Repeat:
         """What is assumed of a reference block is assumed of those that were not run, behind it."""
         found = list(self.source.assumptions)
         for chain in self.names.chains:
-            path = re.compile(rf"(?<![\w.]){re.escape(chain.paths[chain.reference])}(?!\w)")
+            members = [[path for path, _ in block] for block in chain.members]
+            mine = members[chain.reference]
+            path = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, sorted(mine, key=len, reverse=True)))})(?!\w)")
             texts, found = found, []
             for is_of_block, together in groupby(texts, partial(_mentions, path)):
-                mine = list(together)
-                found += mine
+                about = list(together)
+                found += about
                 for place in chain.skipped if is_of_block else ():
-                    found += [path.sub(chain.paths[place], text) for text in mine]
+                    theirs = dict(zip(mine, members[place]))
+                    found += [path.sub(lambda match: theirs[match[1]], text) for text in about]  # noqa: B023
         return list(dict.fromkeys(found))
 
     def _copy_facts(self, log: Log) -> None:

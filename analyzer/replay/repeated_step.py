@@ -117,7 +117,7 @@ class RepeatedStep(EagerStep):
         if len(gradients) < len(specs):
             return False
         for kind, what in self.short_run.events:
-            if kind in (BORN, DIED) and what not in self.short_run.stand_ins:
+            if kind in (BORN, DIED) and what not in self.short_run.stand_ins and what not in self.short_run.dropped:
                 if (kind == BORN) == (what in alive):  # it was resized, or is older
                     return False
                 alive ^= {what}

@@ -20,7 +20,7 @@ from analyzer.record.run_listener import RunListener
 from analyzer.record.storage_lifetime import ENDED
 from analyzer.record.tensor_walk import tensors_in, walk_modules
 
-from .cache_slot import Index, fill_as, list_counting, noting_slots
+from .cache_slot import Filled, Index, fill_as, list_counting, noting_slots, numbers_held
 from .chain import Chain
 from .match import USES_STREAMS, Mismatch
 from .state_fingerprint import StateRecord
@@ -44,10 +44,11 @@ class BlocksDiffer(NotRepeated):
 
 
 class Cut(NamedTuple):
-    """A block is called, or the last block was left: how many nodes and calls of modules there were before."""
+    """A member of a block is called, or the last block was left, behind so many nodes and calls of modules."""
 
     chain: int
     block: int | None  #: its place in the chain; None: the last one was left
+    member: int        #: the place in the block
     nodes: int
     module_calls: int
 
@@ -72,11 +73,13 @@ class StandIn(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """What a stand-in is made of: the number of a storage, and how a tensor lies over all of it."""
+    """What a stand-in is made of: the number of a storage, its size, and how a tensor lies in it."""
 
     number: int
+    nbytes: int
     shape: torch.Size
     stride: tuple[int, ...]
+    offset: int
     dtype: torch.dtype
     device: torch.device
 
@@ -99,11 +102,15 @@ class ShortRun(RunListener):
         self.stand_ins: dict[int, StandIn] = {}
         self.owners: dict[int, tuple[int, int]] = {}
         self.is_ordered = False  #: whether it uses streams, waits for the device or gives workspaces back
-        self._place = {id(block): (number, place) for number, chain in enumerate(chains)
-                       for place, block in enumerate(chain.blocks)}
+        #: of each member of a block: the chain, the place of the block in it, and its own in the block
+        self._place = {id(module): (number, place, i) for number, chain in enumerate(chains)
+                       for place, members in enumerate(chain.members) for i, (_, module) in enumerate(members)}
         self._parameters = [[[p for module in modules for p in module._parameters.values() if p is not None]
                              for modules in chain.modules] for chain in chains]
-        self._filled: list[list[tuple[Any, int]]] = [[] for _ in chains]
+        self._filled: list[list[Filled]] = [[] for _ in chains]
+        #: of each chain, by the place of a block: storages of what its slots of caches held before, as it was filled
+        self.held: list[dict[int, list[int]]] = [{} for _ in chains]
+        self.dropped: set[int] = set()  #: of these, those that stand-ins replaced
         self._output: _Output | None = None
 
     @contextmanager
@@ -131,7 +138,7 @@ class ShortRun(RunListener):
                 record.capture_module(module, own=True)
         with ExitStack() as stack:
             for number, chain in enumerate(self.chains):
-                counting = list_counting(chain.blocks, chain.differing)
+                counting = list_counting(chain.blocks, chain.differing, len(chain.members[0]))
                 _, self._filled[number] = stack.enter_context(noting_slots(
                     chain.blocks[chain.reference], counting, refuse_read))
                 stack.enter_context(refusing_reads(chain))
@@ -169,15 +176,16 @@ class ShortRun(RunListener):
         found = self._place.get(id(module))
         if found is None or self.recorder.phase != "forward":
             return
-        chain, place = found
+        chain, place, member = found
         items = result if isinstance(result, tuple) else (result,)
         self._output = None
         if all(x is None or isinstance(x, torch.Tensor) for x in items):
             self._output = _Output([None if x is None else weakref.ref(x) for x in items], isinstance(result, tuple))
         self.events.append((LEFT, None))
-        if place == len(self.chains[chain].blocks) - 1:
+        members = self.chains[chain].members
+        if (place, member) == (len(members) - 1, len(members[0]) - 1):
             log = self.recorder.log
-            self.events.append((CUT, Cut(chain, None, len(log.node_slots), len(log.module_call_slots))))
+            self.events.append((CUT, Cut(chain, None, 0, len(log.node_slots), len(log.module_call_slots))))
 
     def backward_ended(self) -> None:
         """Note whose the gradients are that there are; give blocks that were not run theirs."""
@@ -195,11 +203,11 @@ class ShortRun(RunListener):
     # ---- blocks
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """A module is called: a block that is not to be run gives what the block before it gave."""
+        """A module is called: one of a block that is not to be run gives what the one before it gave."""
         found = self._place.get(id(module))
         if found is None:
             return NotImplemented
-        number, place = found
+        number, place, member = found
         is_skipped = place in self.chains[number].skipped
         if self.recorder.phase != "forward":
             if is_skipped:
@@ -208,12 +216,11 @@ class ShortRun(RunListener):
         log, call = self.recorder.log, self.recorder.running_call()
         calls = len(log.module_call_slots)
         is_own = call is not None and call == calls - 1
-        self.events.append((CUT, Cut(number, place, len(log.node_slots), calls - is_own)))
+        self.events.append((CUT, Cut(number, place, member, len(log.node_slots), calls - is_own)))
+        if not member:
+            self._pass_on(number, place, is_skipped)
         if not is_skipped:
-            self._filled[number].clear()  # what is in it then is of the reference block
             return NotImplemented
-        for cache, slot in self._filled[number]:
-            self._fill(cache, slot, number, place)
         given = self._output
         mine = tensors_in((args, kwargs))
         before = [] if given is None else [None if item is None else item() for item in given.items]
@@ -223,14 +230,26 @@ class ShortRun(RunListener):
         items = [None if item is None else output if t is None else t for item, t in zip(given.items, before)]
         return tuple(items) if given.is_tuple else output  # what is gone was of no use to what surrounds the blocks
 
-    def _fill(self, cache: Any, slot: int, chain: int, place: int) -> None:
-        """Fill the slot of a block that is not run with stand-ins for what the reference block put into its own."""
-        try:
-            with torch._C.DisableTorchFunction(), self.unheard():
-                fill_as(cache, slot, slot + place - self.chains[chain].reference,
-                        lambda tensor: self._make(self._describe(tensor), chain, place))
-        except Mismatch as mismatch:
-            raise NotRepeated(str(mismatch)) from None
+    def _pass_on(self, chain: int, place: int, is_skipped: bool) -> None:
+        """Fill the slots of a block that is not run with stand-ins for what the reference block put into its own."""
+        filled, reference = self._filled[chain], self.chains[chain].reference
+        held = self.held[chain]
+        if place == self.chains[chain].skipped.start:
+            held.setdefault(reference, []).extend(number for one in filled for number in one.held.values())
+        for one in filled:
+            index = one.slot + (place - reference) * len(self.chains[chain].members[0])
+            numbers = numbers_held(one.cache, index)
+            held.setdefault(place, []).extend(numbers.values())
+            if not is_skipped:
+                continue
+            try:
+                with torch._C.DisableTorchFunction(), self.unheard():
+                    fill_as(one, index, lambda tensor: self._make(self._describe(tensor, False), chain, place))
+            except Mismatch as mismatch:
+                raise NotRepeated(str(mismatch)) from None
+            self.dropped.update({*numbers.values()}.difference(numbers_held(one.cache, index).values()))
+        if not is_skipped:
+            filled.clear()  # what is in it afterwards is of the reference block
 
     # ---- stand-ins
 
@@ -245,15 +264,16 @@ class ShortRun(RunListener):
         finally:
             state.recorder = space.listener = self.recorder
 
-    def describe(self, tensor: torch.Tensor) -> Spec | None:
-        """What a stand-in for a tensor is made of; None where it has no storage of its own."""
+    def describe(self, tensor: torch.Tensor, whole: bool = True) -> Spec | None:
+        """What a stand-in for a tensor is made of; None where it has no storage, or is not the ``whole`` of it."""
         storage = self.recorder.storage_of(tensor) if tensor.layout is torch.strided else None
-        if storage is None or storage.nbytes() != tensor.numel() * tensor.itemsize:
+        if storage is None or whole and storage.nbytes() != tensor.numel() * tensor.itemsize:
             return None
-        return Spec(storage.number, tensor.shape, tensor.stride(), tensor.dtype, storage.device)
+        return Spec(storage.number, storage.nbytes(), tensor.shape, tensor.stride(), int(tensor.storage_offset()),
+                    tensor.dtype, storage.device)
 
-    def _describe(self, tensor: torch.Tensor) -> Spec:
-        spec = self.describe(tensor)
+    def _describe(self, tensor: torch.Tensor, whole: bool = True) -> Spec:
+        spec = self.describe(tensor, whole)
         if spec is None:
             raise NotRepeated("a gradient, or what is in a cache, has no storage of its own")
         return spec
@@ -263,7 +283,12 @@ class ShortRun(RunListener):
         return self._make(spec, -1, None, repetition=step)
 
     def _make(self, spec: Spec, chain: int, block: int | None, repetition: int = 0) -> torch.Tensor:
-        made: Any = torch._C._VariableFunctions.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=META)
+        create: Any = torch._C._VariableFunctions.empty_strided
+        if spec.nbytes == spec.shape.numel() * spec.dtype.itemsize:
+            made = create(spec.shape, spec.stride, dtype=spec.dtype, device=META)
+        else:
+            made = create((spec.nbytes // spec.dtype.itemsize,), (1,), dtype=spec.dtype, device=META).as_strided(
+                spec.shape, spec.stride, spec.offset)
         storage = made.untyped_storage()
         storage.__class__ = MetaStorage
         number = next_number()

@@ -10,7 +10,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -48,6 +48,7 @@ class Program:  # what is built and how it is profiled. The defaults are the pla
     steps: int = 2
     set_to_none: bool = True
     keep_events: bool = True
+    turns: int = 1  # of so many neighbours one has a layer that the others lack
 
     def __str__(self) -> str:
         told = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "features"}
@@ -93,7 +94,7 @@ def draw_program(number: int) -> Program:
     features = tuple(draw.sample(list_features(), draw.choice((1, 1, 2, 2, 3))))
     layout = draw.choice(("parts", "merged", "alone" if len(features) == 1 else "merged"))
     mode: Literal["train", "infer"] = draw.choice(("train", "train", "train", "train", "infer"))
-    return Program(features, layout,
+    program = Program(features, layout,
                    stack=draw.choice(_classes_of(stack, stack.Plain)) if draw.random() < 0.5 else "Plain",
                    convention=(draw.choice(_classes_of(convention, Convention))
                                if layout != "alone" and draw.random() < 0.4 else "Convention"),
@@ -106,6 +107,8 @@ def draw_program(number: int) -> Program:
                    autocast=draw.choice((None,) * 4 + (torch.bfloat16,)),
                    device=draw.choice(("h200",) * 4 + ("a100", "cpu")), steps=draw.choice((2,) * 4 + (1, 3)),
                    set_to_none=draw.random() < 0.9, keep_events=draw.random() < 0.9)
+    turns = 1 if layout == "alone" else draw.choice((1, 1, 1, 2, 3))
+    return replace(program, turns=turns, blocks=program.blocks * turns)
 
 
 def build(program: Program) -> Built:
@@ -129,7 +132,7 @@ def build_model(program: Program, features: Sequence[type[Feature]]) -> nn.Modul
     blocks = []
     for index in range(program.blocks):
         block: Any = block_class(Place(index, program.blocks))
-        if program.is_widened and program.layout != "alone":
+        if (index % program.turns > 0 or program.is_widened and program.turns == 1) and program.layout != "alone":
             block.before = nn.Linear(WIDTH, WIDTH)
         blocks.append(block)
     model: nn.Module = getattr(stack, program.stack)(blocks, called)

@@ -16,7 +16,7 @@ GPT2 = {"n_embd": 32, "n_layer": 10, "n_head": 4, "vocab_size": 64, "bos_token_i
 
 def count_blocks(found):
     """How many decoder layers were not run."""
-    return sum(row.type in ("LlamaDecoderLayer", "GPT2Block") for row in list_replayed(found))
+    return sum(row.type in ("LlamaDecoderLayer", "GPT2Block", "Gemma2DecoderLayer") for row in list_replayed(found))
 
 
 def build(model, config):
@@ -29,12 +29,20 @@ def llama(**settings):
                  transformers.LlamaConfig(num_hidden_layers=10, num_key_value_heads=2, **SMALL, **settings))
 
 
+def gemma(window, **settings):
+    """Every second layer looks at a window alone; its slot has the window's size as a tensor on the host."""
+    return build("Gemma2ForCausalLM", transformers.Gemma2Config(
+        num_hidden_layers=18, num_key_value_heads=2, head_dim=8, sliding_window=window, **SMALL, **settings))
+
+
 def gpt2(**settings):
     return build("GPT2LMHeadModel", transformers.GPT2Config(**GPT2, **settings))
 
 
 @pytest.mark.parametrize(("make", "blocks", "mode"), [
     (llama, 6, "train"), (gpt2, 6, "infer"),
+    # nine groups of two layers; more tokens than a window, of which the slot has a part, and fewer
+    (lambda: gemma(8), 10, "train"), (lambda: gemma(64), 10, "infer"),
     # the index scales the attention: what one block does, no other does
     (lambda: gpt2(scale_attn_by_inverse_layer_idx=True), 0, "train"),
 ])

@@ -49,6 +49,26 @@ def test_chains_are_runs_of_alike_neighbours(root: nn.Module, lengths: list[int]
     assert [len(chain.blocks) for chain in find_chains(root)] == lengths
 
 
+@pytest.mark.parametrize("layers, blocks", [
+    ([Layer(width=4 + i % 2) for i in range(18)], [2] * 9),
+    ([Layer(width=4 + i % 2) for i in range(15)], []),                 # seven groups of two
+    ([Layer(width=9), *(Layer(width=4 + i % 3) for i in range(26))], [3] * 8),  # two are left at the end
+    ([Layer(number=i % 2) for i in range(16)], [2] * 8),               # an attribute takes turns
+    ([Layer(number=i % 6 // 5) for i in range(48)], [6] * 8),          # as in Gemma 3
+    ([Layer(number=i % 7 // 6) for i in range(56)], [1] * 56),         # more than are looked at
+    ([Layer(number=i % 2) for i in range(15)], [1] * 15),              # too few for groups: nothing may read it
+    ([Layer(number=i) for i in range(16)], [1] * 16),                  # which never comes again
+])
+def test_neighbours_that_take_turns_are_one_block(layers: list[nn.Module], blocks: list[int]) -> None:
+    found = find_chains(nn.Sequential(*layers))
+    assert [len(members) for chain in found for members in chain.members] == blocks
+    assert all(len(modules) == len(members) for chain in found
+               for modules, members in zip(chain.modules, chain.members))
+    first = 1 if layers[0].weight.shape == (9, 9) else 0  # type: ignore[union-attr]
+    assert [int(path) for chain in found for members in chain.members for path, _ in members] == list(
+        range(first, first + sum(blocks)))
+
+
 class Plain:
     def __init__(self, value: object) -> None:
         self.value = value
@@ -75,7 +95,7 @@ def test_objects_are_alike_where_their_whole_state_is(make: Callable[[int], obje
 def test_a_chain_says_in_what_its_blocks_differ() -> None:
     chain, = find_chains(nn.ModuleDict({"layers": nn.ModuleList(Layer(number) for number in range(9))}))
     assert chain.differing == {("", "number")}
-    assert chain.paths == [f"layers.{i}" for i in range(9)]
+    assert chain.members == [[(f"layers.{i}", block)] for i, block in enumerate(chain.blocks)]
     assert list(chain.skipped) == [2, 3, 4, 5, 6] and chain.run == [0, 1, 7, 8]
 
 

@@ -74,6 +74,12 @@ class Two(nn.Module):
     (lambda: Stack(Block() for _ in range(COUNT)), 5, {"step": clip, "autocast": torch.bfloat16}),
     (lambda: Stack(Block(index) for index in range(COUNT)), 5, {}),  # in which nothing reads the index
     (lambda: Stack([*(Block() for _ in range(COUNT)), nn.Linear(16, 7)]), 5, {}),
+    # blocks that take turns: nine groups of two, and eight of three with two blocks behind them
+    (lambda: Stack(Block(factor=2 + index % 2) for index in range(2 * COUNT)), 10, {}),
+    (lambda: Stack(Dropping() if index % 3 else Block() for index in range(26)), 12, {"mode": "infer", "step": None,
+                                                                                      "optimizer": None}),
+    (lambda: Stack(Dropping() if index % 3 else Block() for index in range(26)), 12, {"autocast": torch.bfloat16,
+                                                                                      "step": clip}),
     (lambda: Stack(Dropping() for _ in range(COUNT)), 5, {"optimizer": "adamw_fused"}),
     (lambda: Checkpointed(False), 5, {}),
     (Two, 11, {}),

@@ -19,7 +19,7 @@ from analyzer.record.storage_lifetime import BORN, ENDED
 from analyzer.record.tensor_walk import tensors_in, walk_modules
 from analyzer.replay.match import Mismatch
 
-from ..cache_slot import fill_as
+from ..cache_slot import Filled, fill_as
 from ..chain import compare_blocks, outline
 
 HEAD, TAIL = 4, 3  # blocks that are run before and behind those that are not
@@ -82,11 +82,11 @@ class LapTape(RunListener):
 
     ``gradients`` of run blocks are storages by number, each with the block whose parameters it is of; ``stand_ins`` are
     those of other blocks, with the block, and the storage of the reference block's that each stands beside; where none
-    ``stands_in``, ``states`` are the optimizer's, likewise with the block. ``filled`` are caches in which the reference
-    block has filled a slot, each with the slot: the others' are filled as it is.
+    ``stands_in``, ``states`` are the optimizer's, likewise with the block. ``filled`` are slots of caches that the
+    reference block has filled: the others' are filled as they are.
     """
 
-    def __init__(self, recorder: Recorder, chain: RankChain, stands_in: bool, filled: list[tuple[Any, int]]) -> None:
+    def __init__(self, recorder: Recorder, chain: RankChain, stands_in: bool, filled: list[Filled]) -> None:
         self.recorder, self.chain, self.stands_in, self.filled = recorder, chain, stands_in, filled
         self.states: dict[int, int] = {}
         self.returned: set[int] = set()  #: storages of what the modules around the blocks gave
@@ -163,8 +163,8 @@ class LapTape(RunListener):
         if place not in self.chain.skipped:
             self.filled.clear()  # the next to be filled is the reference block's, and no cache is kept for longer
             return NotImplemented
-        for cache, slot in self.filled:
-            fill_as(cache, slot, slot + place - REFERENCE)
+        for filled in self.filled:
+            fill_as(filled, filled.slot + place - REFERENCE)
         output = None if self._output is None else self._output[0]()
         if output is None or not any(t is output for t in tensors_in((args, kwargs))):
             raise Mismatch("a block is not given what the one before it gave")
