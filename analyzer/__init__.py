@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from analyzer.api.profile import ProfileOptions, profile
     from analyzer.api.result import Profile
     from analyzer.api.symbolic_profile import reprofile, run_passes, symbolic_profile
+    from analyzer.dropins.torch_checkpoint import auto_checkpoint, undo_checkpoint
     from analyzer.dropins.torch_cuda import estimate_memory
     from analyzer.fx.trace.tracer import symbolic_trace
     from analyzer.fx.trace.tracer_impl import (
@@ -35,17 +36,18 @@ if TYPE_CHECKING:
     from analyzer.tools.solver.fit import max_batch_size, max_sequence_length
     from analyzer.tools.solver.solver_registry import register_solver
 
-__all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", "NodeInfo", "Profile", "ProfileChange",
-           "ProfileOptions", "Roofline", "RunCost", "SavedTensorInfo", "TensorInfo", "Verdict", "advise", "compare",
-           "dry_run", "estimate_memory", "fits", "max_batch_size", "max_sequence_length", "profile", "profile_generate",
-           "register_exporter", "register_flop_impl", "register_leaf_module", "register_leaf_module_impl",
-           "register_memory_impl", "register_non_leaf_module", "register_report", "register_shape_impl",
-           "register_solver", "register_time_impl", "register_tracer_impl", "reprofile", "run_passes",
-           "symbolic_profile", "symbolic_trace"]
+__all__ = ["__version__", "Advice", "FitTable", "MetaTensor", "MetaTensorMode", "NodeInfo", "Profile",
+           "ProfileChange", "ProfileOptions", "Roofline", "RunCost", "SavedTensorInfo", "TensorInfo", "Verdict",
+           "advise", "auto_checkpoint", "compare", "dry_run", "estimate_memory", "fits", "max_batch_size",
+           "max_sequence_length", "profile", "profile_generate", "register_exporter", "register_flop_impl",
+           "register_leaf_module", "register_leaf_module_impl", "register_memory_impl", "register_non_leaf_module",
+           "register_report", "register_shape_impl", "register_solver", "register_time_impl", "register_tracer_impl",
+           "reprofile", "run_passes", "symbolic_profile", "symbolic_trace", "undo_checkpoint"]
 
 _PLACES = {
     "analyzer.api.fits": "fits", "analyzer.api.profile": "ProfileOptions profile", "analyzer.api.result": "Profile",
     "analyzer.api.symbolic_profile": "reprofile run_passes symbolic_profile",
+    "analyzer.dropins.torch_checkpoint": "auto_checkpoint undo_checkpoint",
     "analyzer.dropins.torch_cuda": "estimate_memory", "analyzer.fx.trace.tracer": "symbolic_trace",
     "analyzer.fx.trace.tracer_impl":
         "register_leaf_module register_leaf_module_impl register_non_leaf_module register_tracer_impl",

@@ -98,7 +98,7 @@ class MemoryEstimate:
     def verdict(self, device: Any = None) -> Verdict:
         """The same with what is needed, what is there, and where the peak is."""
         found = self.profile
-        if device is not None and (spec := _read_device(device, found.find_device(self.device))).name != self.device:
+        if device is not None and (spec := read_device(device, found.find_device(self.device))).name != self.device:
             found = self._known.get(spec.name) or self._known.setdefault(spec.name, self._run(spec))
         told = found.verdict
         assert told is not None  # with a device there is one
@@ -117,7 +117,7 @@ def _in_mb(nbytes: int | None) -> float | None:
     return None if nbytes is None else nbytes / _MB
 
 
-def _read_device(device: Any, usual: DeviceSpec) -> DeviceSpec:
+def read_device(device: Any, usual: DeviceSpec) -> DeviceSpec:
     """The device that ``device`` names, or ``usual`` with so much memory."""
     if isinstance(device, str) and device[:1].isdigit():
         size = parse_bytes(device)
@@ -146,7 +146,7 @@ def split_inputs(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(sample_input) if isinstance(sample_input, (tuple, list)) else (sample_input,)), {}
 
 
-def _as_factory(optimizer: Any, model: Any) -> Any:
+def as_factory(optimizer: Any, model: Any) -> Any:
     """What makes an optimizer like ``optimizer`` for the parameters of a simulated run."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         return optimizer
@@ -192,9 +192,9 @@ def estimate_memory(model: torch.nn.Module | Callable[[], torch.nn.Module], samp
     if mode is None:
         evaluates = optimizer is None and isinstance(model, torch.nn.Module) and not model.training
         mode = "infer" if evaluates else "train"
-    factory = _as_factory(optimizer, model)
+    factory = as_factory(optimizer, model)
 
     def run(on: DeviceSpec) -> Profile:
         return profile(model, args, kwargs, mode=mode, optimizer=factory, device=on, **settings)
 
-    return MemoryEstimate(run(usual if device is None else _read_device(device, usual)), run)
+    return MemoryEstimate(run(usual if device is None else read_device(device, usual)), run)

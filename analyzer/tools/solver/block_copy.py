@@ -26,6 +26,10 @@ class CopyEngine:
         self._streams: tuple[Any, Any] | None = None
         self._made_under: Callable[[], MetaState | None] = lambda: None
 
+    def __reduce__(self) -> tuple[type[CopyEngine], tuple[()]]:
+        """Streams and calls are of the process: a copied or saved model has an engine of its own."""
+        return CopyEngine, ()
+
     def streams(self, device: torch.device) -> tuple[Any, Any]:
         """The streams to the host and from it; those of another simulation are not taken."""
         state = current()
