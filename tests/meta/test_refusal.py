@@ -50,6 +50,19 @@ CALLS: dict[str, Call] = {
     "index_copy of another dtype": lambda: torch.rand(3, 4).index_copy(0, torch.tensor([1]), torch.rand(1, 4).half()),
     "sort along a dimension that is not there": lambda: torch.rand(2, 3).sort(2),
     "index_fill with int32": lambda: torch.rand(3).index_fill(0, torch.tensor([1], dtype=torch.int32), 1.0),
+    "numbers of a foreach call of another length": lambda: torch._foreach_addcmul_(
+        [torch.rand(3)], [torch.rand(3)], [torch.rand(3)], torch.rand(2, device="cpu")),
+    "numbers of a foreach call in rows": lambda: torch._foreach_addcmul_(
+        [torch.rand(3)], [torch.rand(3)], [torch.rand(3)], torch.rand(1, 1, device="cpu")),
+    "products added to a matrix of another shape": lambda: torch.rand(4).addbmm_(
+        torch.rand(2, 3, 4), torch.rand(2, 4, 5)),
+    "no whole numbers by uniform_": lambda: torch.zeros(0, dtype=torch.int64).uniform_(),
+    "no whole numbers by normal_ of a negative deviation": lambda: torch.zeros(0, dtype=torch.int64).normal_(0, -1),
+    "no booleans by random_ beyond them": lambda: torch.zeros(0, dtype=torch.bool).random_(0, 5),
+    "int32 by random_ beyond it": lambda: torch.zeros(2, dtype=torch.int32).random_(0, 10**12),
+    "complex numbers by random_": lambda: torch.zeros(2, dtype=torch.complex64).random_(),
+    "draws by probabilities of another size": lambda: torch.zeros(2).bernoulli_(torch.zeros(0)),
+    "poisson of whole numbers": lambda: torch.poisson(torch.zeros(0, dtype=torch.int64)),
     # contents that are known
     "a label beyond the classes": lambda: F.cross_entropy(torch.rand(2, 5), torch.tensor([1, 5])),
     "x[i]": lambda: torch.rand(5, 2)[torch.tensor([1, 5])],
@@ -227,6 +240,23 @@ VALID: dict[str, Call] = {
     "a product of complex numbers at indices": lambda: torch.rand(3, 2, dtype=torch.complex64).index_reduce(
         0, torch.tensor([0]), torch.rand(1, 2, dtype=torch.complex64), "prod"),
     "a reduction of a number": lambda: torch.rand(()).amax(0),
+    "products added to a number that grows": lambda: torch.rand(1).addbmm_(torch.rand(2, 3, 4), torch.rand(2, 4, 5)),
+    "products added to a row that grows": lambda: torch.rand(5).addbmm_(torch.rand(2, 3, 4), torch.rand(2, 4, 5)),
+    "quotients by a tensor of numbers": lambda: torch._foreach_addcdiv_(
+        [torch.rand(3), torch.rand(2)], [torch.rand(3), torch.rand(2)], [torch.rand(3), torch.rand(2)],
+        torch.rand(2, device="cpu")),
+    "products by a tensor of numbers": lambda: torch._foreach_addcmul(
+        [torch.rand(3), torch.rand(2)], [torch.rand(3), torch.rand(2)], [torch.rand(3), torch.rand(2)],
+        torch.tensor([1, 2], device="cpu")),
+    "no whole numbers by normal_": lambda: torch.zeros(0, dtype=torch.int64).normal_(),
+    "no booleans by exponential_": lambda: torch.zeros(0, 3, dtype=torch.bool).exponential_(),
+    "no whole numbers by log_normal_": lambda: torch.zeros(0, dtype=torch.int32).log_normal_(),
+    "no booleans by geometric_": lambda: torch.zeros(0, dtype=torch.bool).geometric_(0.5),
+    "no whole numbers by random_": lambda: torch.zeros(0, dtype=torch.int64).random_(),
+    "no complex numbers by random_": lambda: torch.zeros(0, dtype=torch.complex64).random_(),
+    "no complex numbers by uniform_": lambda: torch.zeros(0, dtype=torch.complex64).uniform_(3, 1),
+    "no means that are whole numbers": lambda: torch.normal(torch.zeros(0, dtype=torch.int64), 1.0),
+    "no elements by probabilities of another size": lambda: torch.zeros(0, 3).bernoulli_(torch.zeros(5)),
 }
 
 

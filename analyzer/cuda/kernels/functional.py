@@ -38,6 +38,16 @@ def _pool_maxima(self: Tensor, *_args: Any) -> Any:
     return NotImplemented
 
 
+@device_kernel("addbmm_", on_any_device=True)
+def _add_products(self: Tensor, batch1: Tensor, batch2: Tensor, **_named: Any) -> Any:
+    """``aten/src/ATen/native/LinearAlgebra.cpp``, addbmm_impl_: what is written is resized to the product's shape."""
+    shape = (*batch1.shape[1:2], *batch2.shape[2:])
+    if batch1.dim() == batch2.dim() == 3 and tuple(self.shape) != shape and self.dim() <= 2 and all(
+            size in (1, whole) for size, whole in zip(self.shape[::-1], shape[::-1])):
+        self.resize_(shape)
+    return NotImplemented
+
+
 def _softmax(kernel: torch._ops.OpOverload, self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
     """``aten/src/ATen/native/SoftMax.cpp``: halves become float32 in the kernel; bfloat16 has no such path."""
     return kernel(self, dim, True) if self.dtype is torch.float16 and dtype is torch.float32 else NotImplemented

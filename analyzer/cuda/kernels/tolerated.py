@@ -53,10 +53,43 @@ def _draw_like(self: Tensor, **named: Any) -> Any:
 
 @device_shape("normal.Tensor_float", on_any_device=True)
 def _draw_around(mean: Tensor, std: float = 1, **named: Any) -> Any:
-    """DistributionTemplates.h, normal_out_impl: means may be complex."""
-    if mean.dtype.is_complex and std >= 0:
+    """DistributionTemplates.h, normal_out_impl: means may be complex, and of any dtype where there are none."""
+    if std >= 0 and (mean.dtype.is_complex or not mean.numel()):
         return torch.empty_like(mean, memory_format=torch.contiguous_format)
     return aten.normal.Tensor_float(mean, std, **named)
+
+
+def _of_nothing(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """DistributionTemplates.h, CHECK_EMPTY_AND_RETURN: without elements no kernel is chosen by the dtype, and what a
+    distribution is drawn with has been checked.
+    """
+    def draw(self: Tensor, *args: Any, **named: Any) -> Any:
+        if self.numel():
+            return op(self, *args, **named)
+        op(torch.empty(0, device=self.device), *args, **named)
+        return self
+    return draw
+
+
+for _name in ("normal_", "exponential_", "log_normal_", "geometric_"):
+    device_shape(_name, on_any_device=True)(_of_nothing(getattr(aten, _name).default))
+
+
+def _with_tensor_of_scalars(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """ForeachUtils.h, convert_tensor_to_scalar_list: a number for each tensor of the lists, read on the host."""
+    def shape(self: Sequence[Tensor], first: Sequence[Tensor], second: Sequence[Tensor], scalars: Tensor) -> Any:
+        if scalars.dim() != 1:
+            raise RuntimeError(f"Expected packed scalar Tensor to be of dimension 1. Got {scalars.dim()} instead.")
+        if scalars.shape[0] != len(self):
+            raise RuntimeError(f"Expected length of scalars to match input of length {len(self)} but got "
+                               f"{scalars.shape[0]} instead.")
+        one = torch.ones((), dtype=scalars.dtype, device="cpu").item()
+        return op(self, first, second, [one] * len(self))
+    return shape
+
+
+for _name in ("_foreach_addcdiv", "_foreach_addcdiv_", "_foreach_addcmul", "_foreach_addcmul_"):
+    device_shape(f"{_name}.Tensor", on_any_device=True)(_with_tensor_of_scalars(getattr(aten, _name).ScalarList))
 
 
 @host_shape("grid_sampler_2d")

@@ -33,7 +33,10 @@ def random_between(_: str, *args: Any, dtype: torch.dtype | None = None, **_kwar
     least, end = (0, numbers[0]) if len(numbers) == 1 else numbers[:2]
     _check_ends(least, end)
     like = args[0].dtype if isinstance(args[0], Tensor) else torch.int64
-    dtype = dtype or like
+    _check_range(least, end, dtype or like)
+
+
+def _check_range(least: int, end: int, dtype: torch.dtype) -> None:
     if dtype.is_complex:
         raise RuntimeError("check_random_bounds handles only integral, floating-point and boolean types")
     if dtype in _BOUNDS:
@@ -44,14 +47,20 @@ def random_between(_: str, *args: Any, dtype: torch.dtype | None = None, **_kwar
 
 
 @refuses("random_")
-def random_in_place(_: str, self: Tensor, *numbers: int | None, generator: Any = None, **named: int | None) -> None:
-    """aten/src/ATen/native/DistributionTemplates.h, random_from_to."""
+def random_in_place(device_type: str, self: Tensor, *numbers: int | None, generator: Any = None,
+                    **named: int | None) -> None:
+    """aten/src/ATen/native/DistributionTemplates.h, random_impl and random_from_to, which checks before it looks
+    whether there are elements.
+    """
     bounds = [*numbers, *named.values()]
     if not bounds or bounds[-1] is None:  # up to the largest of the dtype
+        if self.dtype.is_complex and self.numel():
+            raise NotImplementedError(f'"random_kernel_{device_type}" not implemented for \'{name_dtype(self.dtype)}\'')
         return
     least, end = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
     if least is not None and end is not None:
         _check_ends(least, end)
+        _check_range(least, end, self.dtype)
 
 
 def _check_ends(least: int, end: int) -> None:
@@ -61,16 +70,27 @@ def _check_ends(least: int, end: int) -> None:
 
 @refuses("bernoulli_")
 def bernoulli_in_place(_: str, self: Tensor, p: float | Tensor = 0.5, **_kwargs: Any) -> None:
-    """aten/src/ATen/native/DistributionTemplates.h, bernoulli_impl_."""
-    if not isinstance(p, Tensor) and not 0 <= p <= 1:
-        raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p:g}")
+    """aten/src/ATen/native/DistributionTemplates.h, bernoulli_impl_, and expand_inplace."""
+    if not isinstance(p, Tensor):
+        if not 0 <= p <= 1:
+            raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p:g}")
+    elif self.numel() and (self.dim() < p.dim() or any(
+            size not in (1, whole) for size, whole in zip(p.shape[::-1], self.shape[::-1]))):
+        raise RuntimeError(f"expand({list(p.shape)}): probabilities do not expand to the size {list(self.shape)} of "
+                           "what is drawn")
 
 
 @refuses("uniform_")
 def uniform(_: str, self: Tensor, start: float = 0.0, end: float = 1.0, *, generator: Any = None,
             **named: float) -> None:
-    """aten/src/ATen/native/DistributionTemplates.h, uniform_impl_."""
+    """aten/src/ATen/native/DistributionTemplates.h, uniform_impl_, which looks at bounds of a real dtype before it
+    looks whether there are elements.
+    """
     start, end = named.get("from", start), named.get("to", end)
+    if self.dtype.is_complex and not self.numel():
+        return
+    if is_integral(self):
+        raise NotImplementedError(f'"check_uniform_bounds" not implemented for \'{name_dtype(self.dtype)}\'')
     if start > end:
         raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={start:g} > to={end:g}")
 
@@ -99,6 +119,13 @@ def draw_normally_in_place(device_type: str, self: Tensor, mean: float = 0.0, st
     """aten/src/ATen/native/DistributionTemplates.h, normal_impl_."""
     if std >= 0:  # else the shape's own check refuses it
         draw_normally(device_type, self, std)
+
+
+@refuses("poisson")
+def poisson(device_type: str, self: Tensor, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/Distributions.cpp and cuda/Distributions.cu: the rates' dtype is that of the draws."""
+    if not self.dtype.is_floating_point:
+        raise NotImplementedError(f'"poisson_{device_type}" not implemented for \'{name_dtype(self.dtype)}\'')
 
 
 @refuses("linspace", "logspace")
