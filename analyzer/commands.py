@@ -148,9 +148,10 @@ analyzer compare *.json --by model --format latex --output models.tex     # or c
 """, {0: "done", 2: _INPUT, 4: "a condition of --fail-if is met, or a quantity that it needs is unknown"}),
 
     Command("check", "whether a saved profile is within limits, for CI", "analyzer.report.check:run_check",
-            "file, against, max, format", """\
+            "checked file, against, max, format", """\
 Compares a saved profile with a baseline, and exits with {analyzer.report.check:EXCEEDED} where a quantity is above \
 its limit.
+Without FILE the `analyzer profile` that made the baseline is run again, on the code as it is now.
 
 LIMIT is one of
   'FIELD +N%'   at most N percent above the baseline (-N%: at least N percent below)
@@ -165,6 +166,7 @@ Without --max, none of these may grow:
 analyzer profile mynet.py:Net --input 8x3x224x224 --json baseline.json        # on the main branch
 analyzer profile mynet.py:Net --input 8x3x224x224 --json profile.json         # with a change
 analyzer check profile.json --against baseline.json --max "peak_allocated_bytes +2%" --max "fwd_flops +0%"
+analyzer check --against baseline.json --max "peak_allocated_bytes +2%"       # profiles again: a pre-commit hook
 analyzer check profile.json --max "peak_reserved_bytes 40GiB"                 # no baseline
 analyzer check profile.json --against baseline.json --format markdown >> "$GITHUB_STEP_SUMMARY"
 """, {0: "all within their limits", 2: _INPUT, 4: "a limit is exceeded, or a quantity that it needs is unknown"}),

@@ -230,6 +230,8 @@ _OF_REPORTS = (
 
 _OF_SAVED_PROFILES = (
     _file("file", "a profile saved with --json"),
+    _file("file", "a profile saved with --json (default: the command that made BASELINE is run again)",
+          name="checked file", nargs="?"),
     Option("--against", "another one, which it is compared with", type=Path, metavar="BASELINE"),
     Option("--max", "{analyzer.report.check:GRAMMAR}; may be repeated", action="append", default=[], metavar="LIMIT",
            dest="limits"),

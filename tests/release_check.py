@@ -82,7 +82,7 @@ def look_into(sdist: Path, wheel: Path, direct: Path, tracked: list[str]) -> str
     """The version that both say, after all that they should hold was found in them."""
     with tarfile.open(sdist) as tar:
         source = {member.name.partition("/")[2] for member in tar if member.isfile()}
-    published = {name for name in tracked if not name.startswith(".") or name.startswith(".github/")}
+    published = {name for name in tracked if not name.startswith(".") or name.startswith((".github/", ".pre-commit"))}
     expect("the source distribution", published,
            {name for name in source if name in tracked or not MADE.fullmatch(name)})
     held, made = read_wheel(wheel), read_wheel(direct)

@@ -4,10 +4,14 @@ from __future__ import annotations
 import argparse
 import operator
 import re
+import shlex
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 from analyzer.errors import InputError
 from analyzer.output import print_error
@@ -213,8 +217,11 @@ def list_differences(now: ProfileData, baseline: ProfileData) -> Iterator[str]:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """``analyzer check``; the result is the exit code."""
-    now: ProfileData = read_json(arguments.file)
     baseline = None if arguments.against is None else read_json(arguments.against)
+    now: ProfileData | int = _profile_again(baseline, arguments.against) if arguments.file is None else read_json(
+        arguments.file)
+    if isinstance(now, int):
+        return now
     rows = check_profile(now, baseline, arguments.limits)
     failed = [row.text for row in rows if not row.holds]
     try:
@@ -225,6 +232,24 @@ def run_check(arguments: argparse.Namespace) -> int:
     if failed:
         print_error(escape_controls(f"{len(failed)} of {len(rows)} limits do not hold: {', '.join(failed)}"))
     return EXCEEDED if failed else 0
+
+
+def _profile_again(baseline: ProfileData | None, path: Path | None) -> ProfileData | int:
+    """The profile that the command which made ``baseline``, read from ``path``, makes now, in a process of its own; the
+    exit code where it makes none. Raises InputError where no command is known.
+    """
+    if baseline is None:
+        raise InputError("check: give FILE, a profile saved with --json, or --against BASELINE, whose command is run "
+                         "again")
+    if baseline.made_by is None:
+        raise InputError(f"check --against {path}: was not made by `analyzer profile --json`, so no command is known "
+                         f"that makes it again; give the profile: analyzer check FILE --against {path}")
+    words = shlex.split(str(baseline.made_by))[1:]
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "profile.json"
+        code = subprocess.run([sys.executable, "-m", "analyzer", *words, "--show", "brief", "--no-advice", "--quiet",
+                               "--json", str(made)], stdout=subprocess.DEVNULL, check=False).returncode
+        return read_json(made) if made.exists() else code or 1  # one that does not fit is saved too
 
 
 def _print_check(rows: Sequence[CheckRow], now: ProfileData, baseline: ProfileData | None, fmt: str) -> None:
