@@ -47,10 +47,10 @@ class _Parser(argparse.ArgumentParser):
 def make_parser(called: str | None = None) -> argparse.ArgumentParser:
     """The parser of the command line, with the options of the command that is ``called``, by default of all."""
     parser = _Parser(
-        prog="analyzer", description="What a PyTorch model will cost, before anyone owns the machine that runs it.")
+        prog="analyzer", description="Predicts what a PyTorch model costs, without the machine that will run it.")
     parser.add_argument("--version", action="version", version=f"analyzer {__version__}")
-    parser.add_argument("--quiet", action="store_true", help="of any command, anywhere in it: do not show on stderr "
-                        "how far it is; else there is a bar on a terminal, and in a log a line every ten seconds")
+    parser.add_argument("--quiet", action="store_true", help="do not show on stderr how far a command is (else "
+                        "a bar on a terminal, in a log a line every ten seconds); may stand anywhere in a command")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS.values():
         command.add_to(commands, with_options=called in (None, command.name))
@@ -105,7 +105,7 @@ def _explain(called: str, unknown: Sequence[str], words: Sequence[str]) -> str:
     flag = unknown[0].partition("=")[0]
     near = get_close_matches(flag, COMMANDS[called].flags, n=1) if flag.startswith("-") else []
     takers = [f"`analyzer {command.name}`" for command in COMMANDS.values() if flag in command.flags]
-    hint = f"; it is of {' and '.join(takers)}" if takers else f"; did you mean {near[0]}?" if near else ""
+    hint = f"; it belongs to {' and '.join(takers)}" if takers else f"; did you mean {near[0]}?" if near else ""
     if called == "dryrun":
         script = next((word for word in words if word.endswith(".py")), "SCRIPT")
         hint = (f"; did you mean {near[0]}?" if near else "") + (

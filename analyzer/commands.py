@@ -91,7 +91,7 @@ analyzer profile llama_1b --device h100 --export roofline=llama.csv --export mod
     Command("show", "print reports of a saved profile, in the layout of other tools too", "analyzer.show:run_show",
             "file, report, output", """\
 Prints reports of a profile that a command saved with --json: of `analyzer profile` or `measure`, and of the prefill and
-the last token that `analyzer generate` saved. An option that no report asked for has is refused.
+the last token that `analyzer generate` saved. An option that none of these reports has is an error.
 """, {"layout": "depth, sort, columns, module-depth, top-modules, no-detail, ignore-modules, format of reports, raw",
       "cost of a run": "tokens, samples, prices, gpus, power, carbon"}, """\
 analyzer show net.json --report tree --depth 2 --sort fwd_flops --columns fwd_flops_share,saved_bytes
@@ -104,8 +104,8 @@ analyzer show net.json --tokens 2e12 --price 2.5 --gpus 64
     Command("measure", "measure a step of a model on this machine's device",
             "analyzer.tools.runtime.measure:run_measure",
             f"{_STEP}, place, measured steps, warm-up, convention, show, json, html", """\
-Runs steps of a model on this machine's device, with random weights and inputs, and tells what each module and operator
-took. TARGET is as for `analyzer profile`.
+Runs steps of a model on this machine's device, with random weights and inputs, and tells how long each module and
+operator took. TARGET is as for `analyzer profile`.
 """, _RECIPE, """\
 analyzer measure resnet50 --input 4x3x224x224 --optimizer sgd --steps 5
 analyzer measure hf:BertConfig --input input_ids=int64:1x128 --mode infer --convention deepspeed --show deepspeed
@@ -132,10 +132,10 @@ each quantity the deepest modules that explain it, alike blocks as one.
 for what is unknown.
   'FIELD > +N%'   more than N percent above the first profile (-N%: less than N percent below it)
   'FIELD > +N'    more than so much above it, e.g. 'peak_allocated_bytes > +200MiB'
-  'FIELD > N'     more than N, whatever the first one's, e.g. 'step_seconds > 0.5'
+  'FIELD > N'     more than N, whatever the first profile has, e.g. 'step_seconds > 0.5'
 with >, >=, < or <=. FIELD is any quantity of `analyzer check`, also by its path: peak_by_category.activation.
 
-Of more profiles, or with --by model or --columns, one table has a row for each.
+Three or more profiles, --by model or --columns give one table with a row for each.
 """, {}, """\
 analyzer profile mynet.py:Net --input 8x3x224x224 --json before.json          # on the base branch
 analyzer profile mynet.py:Net --input 8x3x224x224 --json after.json           # with a change
@@ -205,14 +205,14 @@ analyzer generate hf:T5Config:T5ForConditionalGeneration --json t5.json && analy
             "analyzer.tools.solver.fit:run_fit",
             f"{_STEP}, devices, device count, alloc-conf, of batch, of sequence, memory, world size, start, "
             "multiple-of, at-most, headroom, prices, sort of devices, format", """\
-Says of every device in the catalogue (`analyzer devices`) how much memory a training or inference step needs there,
+Tells for every device in the catalogue (`analyzer devices`) how much memory a training or inference step needs there,
 whether it fits, how long it takes and with --price what it costs. With one --device, or an option of a search (--batch,
 --sequence, --memory, --start, --multiple-of, --at-most; then h200): the largest batch, or with --sequence the longest
 sequence, that fits.
 
 TARGET and the options of a step are those of `analyzer profile`; in an --input, {batch} or {sequence} may stand for the
-size that is sought. Without it the batch is the first dimension of every input, the sequence the second of inputs of
-token indices.
+size that is searched for. Without it the batch is the first dimension of every input, the sequence the second of inputs
+of token indices.
 """, _RECIPE, """\
 analyzer fit vit_b_16 --input 64x3x224x224 --optimizer adamw
 analyzer fit hf:BertConfig --input input_ids=int64:8x512 --mode infer --device t4 --device l4
@@ -221,7 +221,7 @@ analyzer fit resnet50 --device a100_80gb --optimizer adamw
 analyzer fit gpt2 --sequence --at-most 1024 --multiple-of 64 --device t4 --optimizer adamw
 analyzer fit mypackage.models:build --input 'x={batch}x64' --memory 20GiB
 """, {0: "it fits on a device, or a size was found", 1: _MODEL, 2: _INPUT,
-        3: "not even the smallest fits, on none, with the --headroom asked for"}),
+        3: "no device and no size fits, with the --headroom that was asked for"}),
 
     Command("advise", "find what to change so that a step fits", "analyzer.tools.advice.search:run_advise",
             f"{_STEP}, device, device count, alloc-conf, format", """\
@@ -237,9 +237,9 @@ analyzer advise hf:qwen2.5-7b --input input_ids=int64:8x4096 --mode infer --devi
     Command("plan", "plan activation checkpointing for a budget of memory", "analyzer.tools.solver.solve:run_plan",
             "target, input, batch-size, budget, device of plan, method, granularity, autocast, frontier, html, "
             "json of plan", """\
-Finds what to run again in the backward pass (activation checkpointing), and for a --device what to send to the host
-meanwhile, so that a training step stays within a budget of memory and takes as little longer as possible. The plan is
-replayed before it is printed: the peak and the overhead are those of the planned program.
+Finds what to run again in the backward pass (activation checkpointing), and with --device also what to send to the host
+meanwhile, so that a training step stays within a budget of memory and takes as little longer as possible. The planned
+program is run before the plan is printed: the peak and the overhead are its own.
 
 TARGET and --input are those of `analyzer profile`.
 """, {"recipe": "dtype, quantize, lora, attention, loss-chunks, compile, optimizer"}, """\
@@ -304,10 +304,10 @@ analyzer search hf:qwen3-32b --cluster 256xh100 --resume qwen.jsonl --html qwen.
     Command("view", "look at saved profiles in a browser", "analyzer.show:run_view", "files, html of view, no-browser",
             """\
 Writes the page of a saved profile and opens it. FILE is what `analyzer profile --json` wrote, or a table of ranks
-(`analyzer dryrun --json`, RankTable.to_json). Of two profiles it is the page of what changed from the first to the
+(`analyzer dryrun --json`, RankTable.to_json). For two profiles the page shows what changed from the first to the
 second.
 
-The page has the command that made its profile: with another batch, device or precision it asks what if.
+The page shows the command that made its profile: change the batch, device or precision in it, and compare.
 """, {}, """\
 analyzer profile hf:BertConfig --optimizer adamw --json bert.json && analyzer view bert.json
 analyzer view before.json after.json --no-browser --html changed.html

@@ -154,37 +154,39 @@ _OF_A_STEP = (
     Option("--batch-size --bs", argparse.SUPPRESS, name="batch-size", type=int),  # many tools have it
     Option("--mode", "train: forward, loss, backward, optimizer (default); infer: forward", choices=("train", "infer"),
            default="train"),
-    Option("--mode", "train: forward, loss, backward, optimizer (default); infer: forward; inference_mode: in it",
+    Option("--mode", "train: forward, loss, backward, optimizer (default); infer: forward; inference_mode: under it",
            name="mode of profile", choices=("train", "infer", "inference_mode"), default="train", metavar="MODE"),
     Option("--autocast", "run forward under torch.autocast, in bf16 or fp16", choices=_AUTOCAST,
            metavar="DTYPE"),
-    Option("--device", "whose memory and speed to predict (default h200), e.g. h100_sxm,power=500; "
-           "`analyzer devices`", default="h200"),
-    Option("--dtype", "of floating parameters and inputs, e.g. bf16 (default: as the model is built)", metavar="DTYPE"),
-    Option("--quantize", "hold the weights of linear layers, all but the output head's, in "
+    Option("--device", "device to predict for (default h200), e.g. h100_sxm,power=500; see `analyzer devices`",
+           default="h200"),
+    Option("--dtype", "dtype of floating parameters and inputs, e.g. bf16 (default: as the model is built)",
+           metavar="DTYPE"),
+    Option("--quantize", "hold the weights of linear layers, except the output head's, in "
            "{analyzer.recipe.quantize:LAYERS}", choices="analyzer.recipe.quantize:LAYERS", metavar="FORMAT"),
     Option("--lora", "train adapters; targets=q_proj+v_proj, dropout=0.05, dtype=bf16 (default all-linear, 0, fp32)",
            metavar="r=N[,...]"),
-    Option("--attention", "of a model of transformers: sdpa, eager, ...", metavar="NAME"),
+    Option("--attention", "attention of a model of transformers: sdpa, eager, ...", metavar="NAME"),
     _number("--loss-chunks", "compute a language model's loss in N parts of its tokens"),
     _switch("--checkpointing", "run each block again in the backward pass"),
-    Option("--compile", "the step as torch.compile makes it, in a mode of {analyzer.recipe.recipe:COMPILE_MODES} "
+    Option("--compile", "profile under torch.compile, in a mode of {analyzer.recipe.recipe:COMPILE_MODES} "
            "(default {analyzer.recipe.recipe:COMPILED}; blocks: each repeated block by itself)", nargs="?",
            const="analyzer.recipe.recipe:COMPILED", choices="analyzer.recipe.recipe:COMPILE_MODES", metavar="MODE"),
-    Option("--optimizer", "of {analyzer.recipe.optimizer:OPTIMIZERS}, or {analyzer.recipe.optimizer:FORM} (default: "
-           "none, gradients only)", metavar="NAME"),
+    Option("--optimizer", "of {analyzer.recipe.optimizer:OPTIMIZERS}, or {analyzer.recipe.optimizer:FORM} "
+           "(default: none, gradients only)", metavar="NAME"),
     _number("--accumulate", "micro-batches of a step, each as large as --input says", 1),
     Option("--convention", "how FLOPs are counted: own (default; every operator, both passes), deepspeed (forward "
            "alone)", choices=("own", "deepspeed"), default="own", metavar="NAME"),
     Option("others", argparse.SUPPRESS, nargs="*", default=(), metavar="TARGET"))
 
 _OF_RANKS = (
-    Option("--alloc-conf", "what PYTORCH_ALLOC_CONF says, e.g. expandable_segments:True", metavar="CONF"),
-    _number("--devices", "how many of them the process has (default 1)", name="device count"),
+    Option("--alloc-conf", "settings of the allocator as in PYTORCH_ALLOC_CONF, e.g. expandable_segments:True",
+           metavar="CONF"),
+    _number("--devices", "number of devices that the process has (default 1)", name="device count"),
     _number("--world", "run as one of N ranks: torch.distributed is there and moves no data"),
-    _number("--rank", "which one (default 0; of `dryrun` chosen, as are --ranks)", metavar="R"),
-    Option("--ranks", "several, each in a process of its own", type=read_numbers, metavar="R,R"),
-    _number("--devices-per-host", "ranks on a host (default: as many as hosts of the cluster have, else 8)"),
+    _number("--rank", "the rank that runs (default 0; `dryrun` chooses some ranks)", metavar="R"),
+    Option("--ranks", "the ranks that run, each in a process of its own", type=read_numbers, metavar="R,R"),
+    _number("--devices-per-host", "number of ranks on a host (default: the devices of the cluster's hosts, else 8)"),
     Option("--cluster", "hosts and links, e.g. dgx_h100 or dgx_h100,fabric=25e9 (default: the usual ones of the "
            "device)", metavar="NAME"),
     Option("--deepspeed", "run the engine that DeepSpeed makes of the model by this JSON file; needs deepspeed",
@@ -195,49 +197,50 @@ _REPORTS = "{analyzer.results.view:register_report}, or one that TARGET's file a
 _OF_OUTPUT = (
     Option("--show", "reports, with commas between them (default screen, all of it): " + _REPORTS,
            default="screen", metavar="NAMES"),
-    _file("--json", "also save all of it, for `analyzer show`, `compare`, `check` and `view`"),
-    _file("--html", "also write it as one HTML page"),
-    Option("--export", "files for other tools, each a {analyzer.report.export.table_file:list_kinds}, or one that "
-           "TARGET's file adds with register_exporter; without KIND by its ending, of "
+    _file("--json", "also save the result, for `analyzer show`, `compare`, `check` and `view`"),
+    _file("--html", "also write the result as one HTML page"),
+    Option("--export", "a file for another tool; KIND: {analyzer.report.export.table_file:list_kinds}, or one "
+           "that TARGET's file adds with register_exporter; else by its ending, of "
            "{analyzer.report.export.table_file:ENDINGS}", action="append", default=[], metavar="[KIND=]FILE"),
-    Option("--format", "of the table (default text)", choices=_FORMATS, default="text"))
+    Option("--format", "format of the table (default text)", choices=_FORMATS, default="text"))
 
 _OF_REPORTS = (
-    Option("--report", "reports to print, with commas between them (default screen, or cost where its options are "
+    Option("--report", "reports to print, with commas between them (default screen, or cost if one of its options is "
            "given): {analyzer.results.view:register_report}, or FILE.py:NAME, which FILE.py registers with "
            "register_report", metavar="NAMES"),
     Option("--depth", "modules (and nodes by the module that holds them) down to this depth", type=parse_depth,
            metavar="N"),
     Option("--sort", "sort by this quantity, largest first, e.g. incremental_bytes or fwd_flops", metavar="COLUMN"),
-    Option("--columns", "columns, separated by commas; of the tree, besides the usual: "
-           "{analyzer.report.module_tree:CHOSEN}, those of costs also with _share for their share of the model's; of "
+    Option("--columns", "columns, separated by commas; for the tree, besides the usual ones: "
+           "{analyzer.report.module_tree:CHOSEN}, costs also with _share for their share of the model's; for "
            "torchinfo: {analyzer.report.compat.torchinfo_format:TITLES}", type=split_words, metavar="NAMES"),
-    _number("--module-depth", "how deep the largest modules are named (default all)"),
-    _number("--top-modules", "how many of them at each depth (default 1)"),
+    _number("--module-depth", "depth down to which the largest modules are listed (default all)"),
+    _number("--top-modules", "number of largest modules that are listed at each depth (default 1)"),
     Option("--no-detail", "leave out the tree of modules", dest="detailed", action="store_const", const=False),
-    Option("--ignore-modules", "classes or paths that count as their parent's own", type=split_words, metavar="NAMES"),
-    Option("--format", "of the tables (default text); others than text have modules by their paths, and csv has all "
-           "quantities, unrounded", name="format of reports", dest="fmt", choices=_FORMATS),
+    Option("--ignore-modules", "classes or paths of modules whose costs count as their parent's own", type=split_words,
+           metavar="NAMES"),
+    Option("--format", "format of the tables (default text); formats other than text name modules by their paths, and "
+           "csv has all quantities, unrounded", name="format of reports", dest="fmt", choices=_FORMATS),
     Option("--raw", "plain numbers, in bytes and seconds", dest="as_string", action="store_const", const=False),
-    _file("--output", "write what would be printed to this file"),
+    _file("--output", "write the output to this file instead of printing it"),
     Option("--tokens", "how many tokens the run takes, e.g. 2e12 or 2T; batch times sequence of each step counts",
            type=read_amount, metavar="N"),
     Option("--samples", "how many samples the run takes, e.g. 1e9 or 1B; the batch of each step counts",
            type=read_amount, metavar="N"),
     _number("--gpus", "how many devices share the run, each copy of the model as fast as one alone (default 1)"),
-    Option("--power", "what one device takes (default: by what bounds its kernels, else its power limit)", type=float,
+    Option("--power", "watts of one device (default: predicted from its kernels, else its power limit)", type=float,
            metavar="WATTS"))
 
 _OF_SAVED_PROFILES = (
     _file("file", "a profile saved with --json"),
     _file("file", "a profile saved with --json (default: the command that made BASELINE is run again)",
           name="checked file", nargs="?"),
-    Option("--against", "another one, which it is compared with", type=Path, metavar="BASELINE"),
+    Option("--against", "a saved profile to compare it with", type=Path, metavar="BASELINE"),
     Option("--max", "{analyzer.report.check:GRAMMAR}; may be repeated", action="append", default=[], metavar="LIMIT",
            dest="limits"),
     _file("first", "a profile saved with --json"),
-    _file("second", "another one"),
-    _file("others", "more of them", name="more", nargs="*"),
+    _file("second", "another saved profile"),
+    _file("others", "more saved profiles", name="more", nargs="*"),
     Option("--by", "what a row is (default: change for two profiles, model with --columns or for more profiles)",
            choices=("change", "model")),
     Option("--fail-if", "{analyzer.report.check:CONDITION_GRAMMAR}; may be repeated", action="append", default=[],
@@ -245,93 +248,96 @@ _OF_SAVED_PROFILES = (
     _file("--markdown", "also write what changed as Markdown that suits a comment on a pull request"),
     Option("--columns", "quantities, separated by commas (default: {analyzer.report.summary:DEFAULT_COLUMNS})",
            name="columns of compare", type=split_words, metavar="NAMES"),
-    Option("--format", "default text; of what changed, markdown is as of --markdown, others are one table of all "
-           "changes; in tables modules stand by their paths, and in csv numbers are unrounded",
+    Option("--format", "format of the output (default text); markdown is that of --markdown, the others are one table "
+           "of all changes, in which modules have their paths, and in csv unrounded numbers",
            name="format of compare", choices=_FORMATS, default="text"),
     _file("files", "a profile saved with --json", nargs="+"),
-    Option("--html", "where the page is written (default: a new folder)", name="html of view", type=Path,
+    Option("--html", "file to write the page to (default: in a new folder)", name="html of view", type=Path,
            metavar="PAGE"),
-    _switch("--no-browser", "write the page and open nothing"))
+    _switch("--no-browser", "write the page without opening it"))
 
 _OF_GENERATION = (
     _number("--prompt", "tokens of the prompt", 512),
     _number("--new-tokens", "tokens to generate", 128),
     _number("--batch", "sequences at once", 1, name="sequences"),
-    _number("--samples", "how many of the passes after the first are run, 0 for all; others are on straight lines", 16,
+    _number("--samples", "how many passes after the first are run, 0 for all; the others are interpolated", 16,
             name="passes"),
     _number("--rows", "rows of the table, 0 for all", 20),
-    Option("--cache", "grow with each token (default), take room for all at once, or in pages (default of "
-           "--max-sequences, --batches and --cache-dtype)", choices="analyzer.tools.generation.stored_cache:CACHES"),
-    Option("--cache-dtype", "of the cache, of {analyzer.tools.generation.run:CACHE_DTYPES} (default: the model's)",
+    Option("--cache", "dynamic: grows with each token (default); static: room for all tokens at once; paged: grows by "
+           "pages (default with --max-sequences, --batches and --cache-dtype)",
+           choices="analyzer.tools.generation.stored_cache:CACHES"),
+    Option("--cache-dtype", "dtype of the cache, of {analyzer.tools.generation.run:CACHE_DTYPES} (default the model's)",
            choices="analyzer.tools.generation.run:CACHE_DTYPES", metavar="DTYPE"),
     _number("--block-size", "tokens of a page of the cache", "analyzer.tools.generation.stored_cache:BLOCK_SIZE"),
-    _switch("--max-sequences", "the largest number of sequences of --prompt and --new-tokens that fits"),
-    Option("--memory-share", "of the device's memory that --max-sequences may take, e.g. 0.9 (default 1)", type=float,
-           default=1.0, metavar="F"),
+    _switch("--max-sequences", "find the largest number of sequences of --prompt and --new-tokens that fits"),
+    Option("--memory-share", "share of the device's memory that --max-sequences may take, e.g. 0.9 (default 1)",
+           type=float, default=1.0, metavar="F"),
     Option("--batches", "a row for each number of sequences: decode speed, memory", type=read_numbers,
            metavar="N,N,..."),
     _number("--prefill-chunk", "tokens of a prompt that a server reads at once",
             "analyzer.tools.generation.serving:PREFILL_CHUNK"),
     Option("--engine", "how a pass is launched: transformers (eager, kernel by kernel) or server (one CUDA graph; "
-           "default where a paged cache, or anything of a server, is asked for)", choices=("transformers", "server")),
-    Option("--server", "of {analyzer.tools.serving.deployment:ENGINES} (default vllm)", default="vllm",
+           "default with a paged cache or an option of a server)", choices=("transformers", "server")),
+    Option("--server", "one of {analyzer.tools.serving.deployment:ENGINES} (default vllm)", default="vllm",
            choices="analyzer.tools.serving.deployment:ENGINES", metavar="NAME"),
-    Option("--concurrency", "requests in flight, or several numbers for a row each (default --batch)",
+    Option("--concurrency", "number of requests in flight, or several numbers for a row each (default --batch)",
            type=read_numbers, metavar="N[,N...]"),
-    Option("--rate", "requests a second that come by chance, in place of --concurrency", type=float, metavar="R"),
-    Option("--weights", "format of weights that a server holds, of "
+    Option("--rate", "requests a second, which come at random times; replaces --concurrency", type=float, metavar="R"),
+    Option("--weights", "format of weights that a server holds, one of "
            "{analyzer.tools.serving.deployment:WEIGHT_FORMATS} (default bf16)",
            choices="analyzer.tools.serving.deployment:WEIGHT_FORMATS", metavar="FORMAT"),
     Option("--experts", "format of the weights of experts (default as --weights)",
            choices="analyzer.tools.serving.deployment:WEIGHT_FORMATS", metavar="FORMAT"),
-    Option("--skew", "Zipf exponent of how experts are chosen (default 0)", type=float,
+    Option("--skew", "Zipf exponent of how unevenly experts are chosen (default 0)", type=float,
            default=0.0, metavar="S"),
     *(_number(f"--{name}", text, 1) for name, text in (
         ("tp", "ranks that split each layer"), ("pp", "stages of layers"), ("dp", "copies of attention and its cache"),
         ("ep", "ranks over which experts are spread"))),
     _number("--draft", "tokens that are drafted and verified at once (speculative decoding)", 0),
     Option("--acceptance", "chance that a drafted token is kept (default 0.7)", type=float, default=0.7, metavar="P"),
-    Option("--ttft", "find the smallest fleets: time to the first token, e.g. 300ms (with --tpot and --rate)",
+    Option("--ttft", "find the smallest fleets with this time to the first token, e.g. 300ms; needs --tpot, --rate",
            type=read_seconds, metavar="TIME"),
-    Option("--tpot", "time of each token after it, e.g. 15ms", type=read_seconds, metavar="TIME"),
-    Option("--percentile", "of the requests that keep --ttft and --tpot (default 90)", type=float, default=90.0,
+    Option("--tpot", "time of each token after the first that fleets keep, e.g. 15ms", type=read_seconds,
+           metavar="TIME"),
+    Option("--percentile", "percent of the requests that keep --ttft and --tpot (default 90)", type=float, default=90.0,
            metavar="P"),
-    Option("--price", "dollars of a device and hour: 2.5, h100=2.5,h200=3.6, or a FILE of such words", name="prices",
-           dest="prices", metavar="DOLLARS"),
-    Option("--carbon", "grams of carbon dioxide of a kWh", type=float, metavar="GRAMS"),
+    Option("--price", "dollars for an hour of one device: 2.5, h100=2.5,h200=3.6, or a FILE with such a list",
+           name="prices", dest="prices", metavar="DOLLARS"),
+    Option("--carbon", "grams of carbon dioxide for each kWh", type=float, metavar="GRAMS"),
     *(_number(f"--{name}", f"{text} (default: the pipeline's own)") for name, text in (
-        ("height", "pixels of an image"), ("width", "pixels of an image"), ("frames", "of a video"))),
-    _number("--steps", "of the denoiser (default: the pipeline's own)", name="denoising steps", dest="denoising_steps"),
+        ("height", "pixels of an image"), ("width", "pixels of an image"), ("frames", "number of frames of a video"))),
+    _number("--steps", "steps of the denoiser (default the pipeline's)", name="denoising steps",
+            dest="denoising_steps"),
     Option("--guidance", "scale of classifier-free guidance, 1 for none (default: the pipeline's own)", type=float,
            metavar="S"),
     _number("--ring", "devices that pass keys of a denoiser's tokens around", 1),
     _number("--ulysses", "devices that share the heads of a denoiser", 1))
 
 _OF_SEARCHES = (
-    _switch("--batch", "seek the largest batch (default)", name="of batch"),
-    _switch("--sequence", "seek the longest sequence", name="of sequence"),
-    Option("--memory", "what the allocator may take, e.g. 20GiB (default: the device's, less what is known to be taken "
-           "outside it)", metavar="SIZE"),
-    _number("--world", "processes of the job, for communication buffers", 1, name="world size", dest="world_size"),
+    _switch("--batch", "find the largest batch (default)", name="of batch"),
+    _switch("--sequence", "find the longest sequence", name="of sequence"),
+    Option("--memory", "what the allocator may take, e.g. 20GiB (default: the device's memory, less what is known to "
+           "be taken outside of it)", metavar="SIZE"),
+    _number("--world", "processes of the job (for communication buffers)", 1, name="world size", dest="world_size"),
     _number("--start", "smallest size to try (default 1; 2 where batch norm needs it)"),
     _number("--multiple-of", "try only multiples of this"),
     _number("--at-most", "largest size to try, e.g. the model's longest sequence"),
-    Option("--device", "seek the largest size on this one; of several, repeated, a row each (default: a row for each "
-           "of the catalogue)", name="devices", action="append", metavar="DEVICE"),
-    Option("--headroom", "memory that must be left: 10% or 4GiB (else code 3)", metavar="ROOM"),
-    _switch("--no-advice", "do not seek what to change where it does not fit", "no-advice of profile"),
-    Option("--sort", "devices that fit by their memory (default), time or price", name="sort of devices",
+    Option("--device", "find the largest size on this device; repeat it for a row for each device (default: a row for "
+           "each device of the catalogue)", name="devices", action="append", metavar="DEVICE"),
+    Option("--headroom", "memory that must be left, 10% or 4GiB; else the exit code is 3", metavar="ROOM"),
+    _switch("--no-advice", "do not look for changes with which the step fits", "no-advice of profile"),
+    Option("--sort", "order of the devices that fit: memory (default), time or price", name="sort of devices",
            choices=("memory", "time", "price"), metavar="KEY"),
     Option("--budget", "memory of the whole step, e.g. 24GiB, or a share of the activations', e.g. 50%", required=True,
            metavar="SIZE"),
-    Option("--device", "whose time to save and whose kernels to expect (default: none; then FLOPs are saved)",
+    Option("--device", "the device whose kernels run and whose time is saved (default: none; FLOPs are saved)",
            name="device of plan"),
     Option("--method", "one of {analyzer.tools.solver.solver_registry:register_solver} (default auto; exact needs "
            "scipy), or what the TARGET's file registers with register_solver", default="auto", metavar="NAME"),
     Option("--granularity", "checkpoints around any operators of the traced graph, or what each repeated block of the "
            "model keeps, runs again and sends to the host (for a --device); by default what takes less time there",
            choices=("auto", "operator", "block"), default="auto"),
-    Option("--frontier", "also the overhead at these budgets (default {analyzer.tools.solver.solve:SHARES})",
+    Option("--frontier", "also print the overhead at these budgets (default {analyzer.tools.solver.solve:SHARES})",
            nargs="?", const="analyzer.tools.solver.solve:SHARES", metavar="BUDGETS"),
     _file("--json", "save the plan (read it with analyzer.tools.solver.Plan.from_json)", name="json of plan"))
 
@@ -339,16 +345,16 @@ _OF_SWEEPS = (
     *(Option(f"--{axis}", text, name=f"{axis} axis", metavar="VALUES") for axis, text in (
         ("batch", "batch sizes, e.g. 1,2,4"), ("sequence", "sequence lengths, e.g. 512,1024"),
         ("dtype", "dtypes of the parameters and floating inputs, e.g. float32,bf16 (default: as the model is built)"),
-        ("optimizer", "of none, {analyzer.recipe.optimizer:OPTIMIZERS}, or {analyzer.recipe.optimizer:FORM} (default "
-         "none)"),
-        ("autocast", "of none, bf16, fp16 (default none)"),
+        ("optimizer", "some of none, {analyzer.recipe.optimizer:OPTIMIZERS}, or {analyzer.recipe.optimizer:FORM} "
+         "(default none)"),
+        ("autocast", "some of none, bf16, fp16 (default none)"),
         ("checkpointing", "no, yes or both: recompute each block in the backward pass (default no)"),
-        ("quantize", "of none, int8, int4, nf4, fp8: how the weights of linear layers are held (default none)"),
+        ("quantize", "some of none, int8, int4, nf4, fp8: format of the weights of linear layers (default none)"),
         ("lora", "ranks of adapters that are trained instead of the model, e.g. none,r=8,r=64 (default none)"),
         ("accumulate", "micro-batches of a step, e.g. 1,8 (default 1)"),
         ("device", "names of `analyzer devices` (default h200)"), ("mode", "train, infer or both (default train)"))),
     _file("--out", "write the rows here: .csv or .jsonl"),
-    _number("--workers", "processes (default one a core; 0: none but this one)"),
+    _number("--workers", "number of processes (default one for each core; 0: only this one)"),
     Option("--dask", "run on the Dask cluster with this scheduler, e.g. tcp://10.0.0.1:8786; its workers with "
            "distributed.worker.profile.enabled: false", metavar="ADDRESS"))
 
@@ -361,27 +367,27 @@ _OF_LAYOUTS = (
     _number("--count", "how many layouts to rank", 10),
     Option("--choose", "choices of a field of a layout, e.g. tensor=4,8 or compile=no,yes; may be repeated; fields are "
            "{analyzer.tools.search.command:CHOICES}", action="append", default=[], metavar="FIELD=VALUES"),
-    _file("--resume", "keep what was profiled in this file, and go on with what it has"),
-    _file("--json", "also save all of it", name="json of layouts"),
-    _switch("--no-advice", "without changes that would help, and other numbers of devices"),
-    Option("--export", "write the best layout for another program: of {analyzer.tools.search.export:FORMATS}, to FILE; "
-           "may be repeated", name="export of a layout", dest="exports", action="append", default=[],
-           metavar="PROGRAM=FILE"))
+    _file("--resume", "keep profiled ranks in this file, and continue with those that it has"),
+    _file("--json", "also save the result", name="json of layouts"),
+    _switch("--no-advice", "do not look for changes that help, nor at other numbers of devices"),
+    Option("--export", "write the best layout to FILE for another program, one of "
+           "{analyzer.tools.search.export:FORMATS}; may be repeated", name="export of a layout", dest="exports",
+           action="append", default=[], metavar="PROGRAM=FILE"))
 
 _OF_THIS_MACHINE = (
     Option("--device", "where to run: cpu (default), cuda, cuda:1, ...", name="place", default="cpu"),
-    _number("--steps", "how many steps the times are the mean of", 3, name="measured steps"),
-    _number("--warm-up", "how many steps go before them", 1),
+    _number("--steps", "number of steps that are measured; times are their mean", 3, name="measured steps"),
+    _number("--warm-up", "number of steps that run before, and are not measured", 1),
     Option("script", "a Python script that trains or infers", metavar="SCRIPT", type=Path),
     Option("arguments", "the script's own arguments, after --", nargs="*", metavar="-- ARG"),
     _number("--steps", "end the script after so many optimizer steps", 3),
     Option("file", "where to write it, e.g. lab_card.json", name="written file", metavar="FILE"),
     Option("--device", "what to measure: cuda, cuda:1, cpu (default: cuda where there is one, else cpu)",
            name="measured device"),
-    _switch("--quick", "a few sizes, in seconds: rates, but little else"),
-    _switch("--again", "measure anew where there is FILE already"),
+    _switch("--quick", "measure only a few sizes, in seconds: rates, but little else"),
+    _switch("--again", "measure again if FILE exists, and overwrite it"),
     Option("name", "a model, or a part of its name", name="model name", nargs="?", metavar="NAME"),
-    Option("--format", "of the table (default text); csv has the sources too", name="format of models",
+    Option("--format", "format of the table (default text); csv has the sources, too", name="format of models",
            choices=_FORMATS, default="text"),
     Option("name", "show this device with its sources", name="device name", nargs="?", metavar="DEVICE"))
 

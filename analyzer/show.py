@@ -63,8 +63,8 @@ def _run_models(arguments: argparse.Namespace) -> int:
     names = [arguments.target, *arguments.others]
     for flag in ("show", "json", "html", "export"):
         if (value := getattr(arguments, flag)) not in (None, [], "screen"):
-            raise InputError(f"--{flag} {value[0] if flag == 'export' else value}: is of one model, and here are "
-                             f"{len(names)}, which make one table; profile them one at a time")
+            raise InputError(f"--{flag} {value[0] if flag == 'export' else value}: is for one model, and these "
+                             f"are {len(names)}, which make one table; profile them one at a time")
     rows = list(zip(names, predict(arguments, arguments.others), strict=True))
     verdicts = [(name, judge(found, is_brief=True)) for name, found in rows]
     print(model_table(rows, DEFAULT_COLUMNS))
@@ -95,7 +95,7 @@ def run_show(arguments: argparse.Namespace) -> int:
         if not any(register_report.takes(report, name) for report in shown):
             takers = [report for report in register_report if register_report.takes(report, name)]
             raise InputError(f"--{_FLAGS.get(name, name).replace('_', '-')}: --report {','.join(shown)} has no such "
-                             f"option; it is of {', '.join(takers)}")
+                             f"option; these have it: {', '.join(takers)}")
     check_output(arguments.output)
     path = arguments.file
     if _holds(path, FORMAT.name):  # a generation: its prefill, and the last token
@@ -187,11 +187,11 @@ def _find_rows(arguments: argparse.Namespace, files: int) -> str:
     if by == "change" and files > 2:
         raise InputError(f"--by change compares two profiles, and {files} were given; give two, or --by model")
     if by == "change" and arguments.columns is not None:
-        raise InputError(f"--columns {','.join(arguments.columns)}: is of --by model, and here a row is a change; "
-                         "leave one of them out")
+        raise InputError(f"--columns {','.join(arguments.columns)}: works with --by model, and with --by change a "
+                         "row is a change; leave one of them out")
     for flag, value in (("--fail-if", " ".join(map(repr, arguments.fail_if))), ("--markdown", arguments.markdown),
                         ("--html", arguments.html)):
         if value and by != "change":
-            raise InputError(f"{flag} {value}: is of what changed between two profiles; give two, without --columns "
+            raise InputError(f"{flag} {value}: shows what changed between two profiles; give two, without --columns "
                              f"and --by {by}")
     return by

@@ -87,7 +87,7 @@ def describe_training(walked: Iterable[tuple[str, nn.Module]], log: Log) -> str 
         return None
     first = f", the first module {found[0][0] or 'the model'!r}" if found else ""
     return (f"modules are in training mode, which mode='infer' leaves as it is: {', '.join(counts)} would not be the "
-            f"same after model.eval(){first}; eval=True profiles as after it")
+            f"same after model.eval(){first}; with eval=True the model is profiled as after model.eval()")
 
 
 def draws_mask(call: OpCall) -> bool:

@@ -30,13 +30,13 @@ _NEED_WORLD = ("rank", "ranks", "devices_per_host", "cluster", "deepspeed")
 
 def check_world_options(arguments: argparse.Namespace) -> None:
     if arguments.world is not None and arguments.devices is not None:
-        raise InputError(f"--devices {arguments.devices} --world {arguments.world}: are several devices of one "
-                         "process, and a process for each device; give one of them")
+        raise InputError(f"--devices {arguments.devices} --world {arguments.world}: --devices are several devices of "
+                         "one process, --world has a process for each device; give one of them")
     if arguments.world is None:
         for name in _NEED_WORLD:
             if (value := getattr(arguments, name, None)) is not None:
                 text = ",".join(map(str, value)) if isinstance(value, list) else value
-                raise InputError(f"--{name.replace('_', '-')} {text}: of how many ranks? add --world N")
+                raise InputError(f"--{name.replace('_', '-')} {text}: needs the number of ranks; add --world N")
     elif arguments.rank is not None and getattr(arguments, "ranks", None) is not None:
         raise InputError(f"--rank {arguments.rank} --ranks {','.join(map(str, arguments.ranks))}: give one of them")
     else:
@@ -74,8 +74,8 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
     step = command_option.find_step(arguments, recipe)
     if arguments.deepspeed is not None:
         if recipe.accumulate > 1:
-            raise InputError(f"--accumulate {recipe.accumulate}: is gradient_accumulation_steps in "
-                             f"{arguments.deepspeed}")
+            raise InputError(f"--accumulate {recipe.accumulate}: DeepSpeed has its own setting for this; set "
+                             f"gradient_accumulation_steps in {arguments.deepspeed} instead")
         step["optimizer"] = None  # which the engine has
     found = []
     for i, (name, target, specs) in enumerate(zip(names, targets, inputs, strict=True)):

@@ -233,9 +233,9 @@ def check_devices(devices: int, spec: DeviceSpec, world: WorldSpec | None) -> No
     if devices > 1 and spec.kind == "cpu":
         raise InputError(f"devices={devices}: the host, {spec.name}, is one device; name an accelerator with device=")
     if devices > 1 and world is not None:
-        raise InputError(f"devices={devices}: is of one process that has them all, and this is rank {world.rank} of a "
-                         f"world of {world.size}, whose hosts have {world.devices_per_host} devices (devices_per_host="
-                         "says so); leave devices out, or profile outside of the world")
+        raise InputError(f"devices={devices}: is for one process that has them all, and this is rank {world.rank} of a "
+                         f"world of {world.size}, whose hosts have {world.devices_per_host} devices (its "
+                         "devices_per_host); leave devices out, or profile outside of the world")
 
 
 class Run:

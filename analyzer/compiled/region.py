@@ -68,13 +68,13 @@ def call_compiled(device: DeviceSpec, function: Callable[..., Any], args: tuple[
         return function(*args, **kwargs)
     if not is_known():
         known = f"that of {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]} is known"
-        state.assume(f"torch.compile: what it compiles runs as written, since what the compiler of torch "
-                     f"{torch.__version__} makes is unknown; {known}"
+        state.assume(f"torch.compile: compiled code runs as it is written, because the compiler of torch "
+                     f"{torch.__version__} is not known; {known}"
                      + (f" ({TRY_NEWER}=1 tries this one)" if _version() > NEWEST else ""))
         return function(*args, **kwargs)
     if backend not in _BACKENDS:
-        state.assume(f"torch.compile(backend={backend!r}): what it compiles runs as written, since what this backend "
-                     "does is unknown")
+        state.assume(f"torch.compile(backend={backend!r}): compiled code runs as it is written, because it is not "
+                     "known what this backend does")
         return function(*args, **kwargs)
     call = _Outcome(device, function, config)
     decompositions = select_decomp_table() if _BACKENDS[backend] else {}

@@ -232,8 +232,8 @@ class JitModelAnalysis:
         named = sorted(path for module, path in self._first_path.items() if path in found.uncalled and
                        inspect.getattr_static(type(module), "forward") not in _WITHOUT_FORWARD)
         if self._enable_warn_uncalled_mods and named:
-            logger.warning("nothing ran in these modules, unless by other methods than a call, which is counted to who "
-                           "called: %s", ", ".join(named))
+            logger.warning("these modules were never called; what their other methods ran is counted at the "
+                           "caller: %s", ", ".join(named))
 
 
 _WITHOUT_FORWARD = {kind.forward for kind in (nn.Module, nn.ModuleList, nn.ModuleDict, nn.Identity)}

@@ -276,8 +276,8 @@ def find_cluster(cluster: str | ClusterSpec) -> ClusterSpec:
     try:
         data = load_json(cluster)
     except (OSError, ValueError) as error:
-        raise InputError(f"cluster file {cluster!r}: cannot be read as JSON: {error}; ClusterSpec.to_dict gives what "
-                         "json.dump is to write") from error
+        raise InputError(f"cluster file {cluster!r}: cannot be read as JSON: {error}; write it by json.dump "
+                         "of ClusterSpec.to_dict()") from error
     return make_spec(f"cluster file {cluster!r}", data, ClusterSpec, ClusterSpec.from_dict)
 
 

@@ -278,8 +278,8 @@ def read_device(path: str | os.PathLike[str]) -> DeviceSpec:
         raise InputError(f"device file {os.fspath(path)!r}: cannot be read: {error.strerror}; `analyzer calibrate` "
                          "writes one, `analyzer devices` lists the names that need no file") from error
     except ValueError as error:
-        raise InputError(f"device file {os.fspath(path)!r}: {error}; DeviceSpec.to_dict gives what json.dump "
-                         "is to write") from error
+        raise InputError(f"device file {os.fspath(path)!r}: {error}; write it by json.dump of "
+                         "DeviceSpec.to_dict()") from error
     # one that was written by hand need not say its format
     return make_spec(f"device file {os.fspath(path)!r}", data, DeviceSpec, lambda fields: DeviceSpec.from_dict(
         FORMAT.read(fields) if "format" in fields or "version" in fields else fields))

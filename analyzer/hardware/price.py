@@ -13,7 +13,7 @@ from analyzer.saved_format import load_json
 from .catalogue import find_device
 from .device_spec import DeviceSpec
 
-_FORMS = "give dollars of a GPU and hour, as 2.5 or h100=2.5,l40s=0.9, or a FILE of such words or of a JSON record"
+_FORMS = "give dollars for an hour of a device, as 2.5 or h100=2.5,l40s=0.9, or a FILE with such a list or JSON record"
 
 
 class Prices:
@@ -65,7 +65,7 @@ def _split(words: list[str], said: str) -> dict[str, object]:
     for word in words:
         name, _, value = word.rpartition("=")
         if name.strip() in found:
-            raise InputError(f"{said}: {name.strip() or 'one price for all'} is told twice")
+            raise InputError(f"{said}: {name.strip() or 'one price for all'} has two prices")
         found[name.strip()] = value.strip()
     return found
 

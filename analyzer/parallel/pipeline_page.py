@@ -100,10 +100,10 @@ def pipeline_headline(step_seconds: float, step_range: tuple[float, float] | Non
     bubble, transfers = shares
     between = f"{format_seconds(step_range[0])} to {format_seconds(step_range[1])}" if step_range else ""
     tiles = [Tile("Step time", format_seconds(step_seconds), between, "Nine in ten measured steps lie between."),
-             Tile("Bubble", format_percent(bubble), "", "Ranks have nothing to do, as a part of the step."),
-             Tile("Exposed transfers", format_percent(transfers), "", "Ranks only wait for a transfer."),
+             Tile("Bubble", format_percent(bubble), "", "Share of the step in which ranks have nothing to do."),
+             Tile("Exposed transfers", format_percent(transfers), "", "Share in which ranks only wait for a transfer."),
              Tile("Imbalance", f"{imbalance:.2f}", f"slowest rank {slowest}",
-                  "The most that a rank computes over what ranks compute on average."),
+                  "The longest time that a rank computes, divided by the mean of all."),
              Tile("Micro-batches", str(micro_batches)), Tile("Ranks", str(len(ranks)))]
     said = f"one step of {len(ranks)} ranks takes {format_seconds(step_seconds)}, {format_percent(bubble)} of it bubble"
     return headline_part(Headline.of(None, said), tiles)

@@ -110,7 +110,7 @@ class RankTable:
         assumed = "".join([f"<div>{escape(line)}</div>" for line in self.assumptions])
         return write_fragment(
             f"A job of {self.size} ranks", write_answer(Headline.of(None, title, said)),
-            write_rows(*self._list_cells(), left=(0, 1)), fold(f"Taken for granted ({len(self.assumptions)})", assumed))
+            write_rows(*self._list_cells(), left=(0, 1)), fold(f"Assumptions ({len(self.assumptions)})", assumed))
 
     def to_html(self, path: str | Path | None = None) -> str:
         """A page of the job, also written to ``path`` if given. Raises MissingExtraError without plotly."""

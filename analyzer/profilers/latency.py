@@ -61,8 +61,8 @@ def find_slowest(log: Log) -> float:
 
 
 OVERLAP = ("seconds on several streams: communication runs beside computation, which lacks the multiprocessors that it "
-           "holds, and all ranks come at once; kernels that fill the device take turns, and so do collectives over the "
-           "same links")
+           "holds, and all ranks begin at once; kernels that fill the device take turns, and so do collectives over "
+           "the same links")
 
 
 OVERLAP_OF_DEVICES = (

@@ -93,10 +93,10 @@ class Recorder(ModuleRecorder):
             return
         name = type(optimizer).__name__
         raise InputError(
-            f"step: {name} holds parameters of before the run, in whose place others are profiled: what it would do, "
-            f"and its states, would be in no figure. Pass optimizer=lambda params: {name}(params, ...), which step is "
-            "given; or make it inside step; or profile in a world, where parameters are those that the model was built "
-            "with: with analyzer.parallel.world(1): profile(build, step=...)")
+            f"step: {name} holds the parameters from before the run, and the profile uses others in their place, so "
+            f"its updates and states would be in no figure. Pass optimizer=lambda params: {name}(params, ...), and "
+            "step is given that optimizer; or make it inside step; or profile in a world, which keeps the parameters "
+            "that the model was built with: with analyzer.parallel.world(1): profile(build, step=...)")
 
     def hears(self) -> bool:
         """Whether what this thread runs now is for this recorder."""

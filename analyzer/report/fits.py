@@ -49,7 +49,7 @@ def list_peaks(profile: ProfileData) -> Iterator[tuple[str, str]]:
 
 def format_fit(info: FitInfo) -> str:
     """The verdict, and a row for the capacity and each need."""
-    verdict = {True: "fits", False: "does NOT fit", None: "cannot be told"}[info.fits]
+    verdict = {True: "fits", False: "does NOT fit", None: "not known whether it fits"}[info.fits]
     left = info.free_bytes
     unknown = ", ".join(line.what for line in info.needs if line.bytes is None)
     if left is not None and left >= 0:

@@ -45,7 +45,7 @@ def describe_shortly(profile: ProfileData, has_verdict: bool = True) -> str:
     >>> print(describe_shortly(ProfileData(name="demo", mode="train", optimizer="sgd", device="h200", fwd_flops=2000)))
     Profile of demo: one train step on h200 (optimizer sgd)
       FLOPs: 2.00 K forward
-      cannot be told whether it fits on h200: what it needs is not known, 139.80 GiB there
+      not known whether it fits on h200: what it needs is not known, 139.80 GiB there
     """
     p = profile
     lines = [f"Profile of {title_run(p)}"]

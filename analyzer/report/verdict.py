@@ -117,14 +117,14 @@ def _break_place(place: str) -> list[str]:
 
 
 #: what takes memory and is in no figure
-NOT_COUNTED = "a desktop, the driver, NCCL, and what fragments or grows over a long run"
+NOT_COUNTED = "a desktop, the driver, NCCL, and fragmentation or growth over a long run"
 
 
 def describe_fit(verdict: Verdict) -> str:
     """Whether it fits, with the sizes."""
     v, least = verdict, "at least " if verdict.is_least else ""
     said = {True: "fits, but barely," if v.is_tight else "fits",
-            False: "does NOT fit", None: "cannot be told whether it fits"}[v.fits]
+            False: "does NOT fit", None: "not known whether it fits"}[v.fits]
     sizes = ["what it needs is not known" if v.needed_bytes is None else
              f"{least}{format_quantity(v.needed_bytes, 'bytes')} needed" + (f" on {v.place}" if v.place else ""),
              "the device's memory is not known" if v.capacity_bytes is None else
@@ -142,7 +142,7 @@ def describe_air(verdict: Verdict) -> str | None:
     ways = {"optimizer": "an optimizer of smaller states, such as adamw8bit, or a smaller batch",
             "backward": "--checkpointing or a smaller batch"}
     way = ways.get(verdict.phase, "a smaller batch")
-    return f"what is left is for {NOT_COUNTED}; more room: {way}"
+    return f"what is left must hold {NOT_COUNTED}; to leave more: {way}"
 
 
 def describe_devices(verdict: Verdict) -> str | None:

@@ -343,7 +343,7 @@ def test_lists_of_samples_are_cut_with_the_batch(take, objects):
 
 def test_a_list_that_may_be_features_says_so():
     found = advise(Detector, (IMAGES, ), device="t4")
-    assert dict(found.skipped)["smaller batches"] == "how many samples the inputs are is not known"
+    assert dict(found.skipped)["smaller batches"] == "it is not known how many samples the inputs hold"
     assert found.assumptions[-1].endswith(
         "whether each tensor of the list of inputs is a sample, or has a row of each, is not known (3 or 4)")
     found = advise(Detector, (IMAGES, [{"boxes": torch.empty(9, 4)}] * 4), {"sizes": [64, 64, 64, 64]}, device="t4")

@@ -246,7 +246,7 @@ def test_an_optimizer_of_before_the_run_is_refused_or_has_its_states():
     with world(1):
         inside = profile(partial(_build, box), step=step)
     assert inside.optimizer_bytes == 2 * inside.param_bytes == 2 * 4 * 64 * 64
-    refused = "step: AdamW holds parameters of before the run.*optimizer=lambda params"
+    refused = "step: AdamW holds the parameters from before the run.*optimizer=lambda params"
     with pytest.raises(InputError, match=refused):
         profile(partial(_build, box), step=step)
     model = _build(box, "cpu")  # on real data

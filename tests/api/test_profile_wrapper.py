@@ -57,8 +57,8 @@ def test_compiled_in_place_there_is_no_wrapper(plain):
 def test_a_backend_that_is_not_known_is_named():
     def mine(graph, inputs):
         return graph.forward
-    sentence = ("torch.compile(backend='mine'): what it compiles runs as written, since what this backend does is "
-                "unknown")
+    sentence = ("torch.compile(backend='mine'): compiled code runs as it is written, because it is not known "
+                "what this backend does")
     part, place, listed = Net(), Net(), Net()
     part.b[0] = torch.compile(part.b[0], backend=mine)
     place.b.compile(backend=mine)

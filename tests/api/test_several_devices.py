@@ -237,7 +237,7 @@ def test_what_cannot_be_is_refused() -> None:
         run(1, 1, devices=1)
     with pytest.raises(InputError, match="devices=2: the host, cpu, is one device"):
         profile(nn.Linear(2, 2), torch.rand(2, 2), device="cpu", devices=2)
-    with world(2), pytest.raises(InputError, match="devices=2: is of one process that has them all, and this is ra"):
+    with world(2), pytest.raises(InputError, match="devices=2: is for one process that has them all, and this is ra"):
         profile(lambda: nn.Linear(2, 2), torch.rand(2, 2), devices=2)
     with MetaTensorMode(MetaOptions(devices=2)):
         model = Chain(1, 1)

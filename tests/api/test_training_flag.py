@@ -35,8 +35,8 @@ def test_what_runs_as_in_training_is_said():
     p = profile(make(), args=(X,), mode="infer")
     assert p.assumptions == (
         "modules are in training mode, which mode='infer' leaves as it is: 1 BatchNorm1d, 2 Dropout, 1 StochasticDepth,"
-        " 4 random masks would not be the same after model.eval(), the first module '1'; eval=True profiles as after "
-        "it",)
+        " 4 random masks would not be the same after model.eval(), the first module '1'; with eval=True the model "
+        "is profiled as after model.eval()",)
     assert {o.operator: o.calls for o in p.operators if "dropout" in o.operator or "bernoulli" in o.operator} == {
         "aten.native_dropout.default": 3, "aten.bernoulli_.float": 1}
 
@@ -111,7 +111,7 @@ def test_what_does_not_depend_on_the_flag_is_not_named(model):
 def test_what_depends_on_the_flag_is_named(model, what):
     (text,) = profile(model, args=(torch.empty(2, 3, 8, 8) if isinstance(model, Attending) else
                                    torch.empty(2, 8, 8),), mode="infer").assumptions
-    assert what in text and text.endswith("eval=True profiles as after it")
+    assert what in text and text.endswith("with eval=True the model is profiled as after model.eval()")
 
 
 def test_eval_is_a_flag():

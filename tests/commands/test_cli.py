@@ -72,7 +72,7 @@ def test_the_sample_in_the_readme_is_what_make_profile_prints(run):
     (["profile", "resnet18", "--show", "everything"], "--show everything: 'everything' is no report; there are "),
     (["profile", "resnet18", "--show", "moduls"], "did you mean modules?"),
     (["profile", "resnet18", "--show", "cost"], "`analyzer show FILE --tokens N` or --samples N says it"),
-    (["profile", "resnet18", "--report", "tree"], "--report tree: `analyzer profile` does not take this; it is of "
+    (["profile", "resnet18", "--report", "tree"], "--report tree: `analyzer profile` does not take this; it belongs to "
      "`analyzer show`; save the profile with --json FILE for it"),
     (["profile", "resnet18", "--optimiser=adamw"], "--optimiser=adamw: `analyzer profile` does not take this; did you "
      "mean --optimizer?"),
@@ -80,12 +80,12 @@ def test_the_sample_in_the_readme_is_what_make_profile_prints(run):
     (["dryrun", "train.py", "--devise", "t4", "--", "--amp"], "did you mean --device?"),
     (["plan", "resnet18", "--budget", "1.5"], "write bytes of the whole step as '24GiB'"),
     (["generate", "gpt2", "--prefill-chunks=8", "x"], "--prefill-chunks=8 x: `analyzer generate` does not take this"),
-    (["measure", "resnet18", "--budget", "1GiB"], "does not take this; it is of `analyzer plan`\n"),
+    (["measure", "resnet18", "--budget", "1GiB"], "does not take this; it belongs to `analyzer plan`\n"),
     (["fits", "resnet18"], "fits: is `analyzer fit` without --device, or with one for each device of its table\n"),
-    (["fit", "resnet18", "--device", "t4", "--device", "l4", "--memory", "1GiB"], "--memory: is of one device, and here"
-     " are 2; give one"),
-    (["fit", "resnet18", "--device", "t4", "--format", "csv"], "--format csv: is of the table of devices"),
-    (["fit", "gpt2", "--device", "t4", "--batch", "--sequence"], "--batch --sequence: seek one of them"),
+    (["fit", "resnet18", "--device", "t4", "--device", "l4", "--memory", "1GiB"], "--memory: is for one device, "
+     "and 2 are given; give one"),
+    (["fit", "resnet18", "--device", "t4", "--format", "csv"], "--format csv: is for the table of devices"),
+    (["fit", "gpt2", "--device", "t4", "--batch", "--sequence"], "--batch --sequence: give one of them"),
     (["profile", "resnet18", "--input", "images=2x3x64x64"], "images"),
     (["devices", "h2000"], "h2000"),
 ])
@@ -181,7 +181,7 @@ def test_reports(run, resnet, words, expected):
     (["--report", "tree", "--columns", "parms"], "did you mean 'params'"),
     (["--report", "tree,tre"], "--report tree,tre: 'tre' is no report; did you mean tree?"),
     (["--report", "nowhere.py:own"], "--report nowhere.py:own: no file 'nowhere.py' in "),
-    (["--columns", "zz"], "--columns: --report screen has no such option; it is of "),
+    (["--columns", "zz"], "--columns: --report screen has no such option; these have it: "),
     (["--report", "summary,brief", "--depth", "0"], "--depth: --report summary,brief has no such option"),
     (["--report", ""], "--report '': nothing to print; give some of "),
     (["--report", "modules", "--format", "csv", "--raw"], "--raw: --report modules has no such option"),

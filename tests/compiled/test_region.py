@@ -328,8 +328,8 @@ def test_backends_are_what_they_are():
         p = run_compiled(function, {"backend": backend})[0]
         assert (forward_bytes(p), p.fwd_flops, p.bwd_flops) == (forward_bytes(eager), eager.fwd_flops, eager.bwd_flops)
         assert not p.compiled
-    assert p.assumptions == ("torch.compile(backend='mine'): what it compiles runs as written, since what this backend "
-                             "does is unknown",)
+    assert p.assumptions == ("torch.compile(backend='mine'): compiled code runs as it is written, because it is not "
+                             "known what this backend does",)
     plain = run_compiled(function, {"backend": "aot_eager"})[0].compiled[0]
     assert (plain.fwd_kernels, plain.saved_bytes) == (0, inductor.compiled[0].saved_bytes)
     assert plain.fwd_extern_kernels == plain.operators
@@ -813,7 +813,7 @@ def test_compilers_that_are_not_known_are_told_and_what_they_compile_runs_as_wri
     monkeypatch.setattr(region, "NEWEST", newest)
     p, eager = (profile(model, args=(X,), device="h100") for model in (torch.compile(Block()), Block()))
     assert p.compiled is None and p.kernels == eager.kernels
-    assert any("torch.compile: what it compiles runs as written" in line and said in line for line in p.assumptions)
+    assert any("torch.compile: compiled code runs as it is written" in line and said in line for line in p.assumptions)
     monkeypatch.setenv("ANALYZER_NEWER_COMPILER", "1")
     assert (profile(torch.compile(Block()), args=(X,), device="h100").compiled is not None) == (newest == (1, 9))
 

@@ -257,6 +257,7 @@ def test_without_deepspeed_the_error_names_the_extra(monkeypatch):
 
 def test_the_command_says_what_lacks(capsys):
     assert main(["profile", "gpt2", "--deepspeed", "ds.json"]) == 2
-    assert "--deepspeed ds.json: of how many ranks? add --world N" in capsys.readouterr().err
+    assert "--deepspeed ds.json: needs the number of ranks; add --world N" in capsys.readouterr().err
     assert main(["profile", "gpt2", "--world", "8", "--deepspeed", "ds.json", "--accumulate", "2"]) == 2
-    assert "--accumulate 2: is gradient_accumulation_steps in ds.json" in capsys.readouterr().err
+    said = "--accumulate 2: DeepSpeed has its own setting for this; set gradient_accumulation_steps in ds.json instead"
+    assert said in capsys.readouterr().err

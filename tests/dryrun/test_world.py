@@ -238,7 +238,7 @@ def test_ranks_of_other_stages_are_those_that_a_rank_sends_to():
 
 
 @pytest.mark.parametrize("words, message", [
-    (["--rank", "3"], "--rank 3: of how many ranks? add --world N"),
+    (["--rank", "3"], "--rank 3: needs the number of ranks; add --world N"),
     (["--world", "8", "--rank", "8"], "world(size=8, rank=8): the ranks are 0 to 7"),
     (["--world", "8", "--rank", "1", "--ranks", "2,3"], "--rank 1 --ranks 2,3: give one of them"),
     (["--world", "8", "--ranks", "0,9"], "world(size=8, rank=9): the ranks are 0 to 7")])
@@ -262,7 +262,7 @@ def test_a_factory_that_wraps_is_profiled_as_one_rank(tmp_path, capsys):
     assert p.param_bytes == 4 * 2**20 // 16 and p.world is not None and (p.world.size, p.world.rank) == (16, 9)
     assert p.phases["forward"].comm_bytes == p.phases["backward"].comm_bytes == 4 * 2**20  # gathered once: a root
     assert main(["profile", f"{path}:build", "--input", "8x1024", "--rank", "9"]) == 2
-    assert "--rank 9: of how many ranks? add --world N" in capsys.readouterr().err
+    assert "--rank 9: needs the number of ranks; add --world N" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("device, text", [

@@ -259,11 +259,11 @@ def test_command_line(capsys):
     assert "fit on h200: 1, 8 sequences of 128 tokens" in capsys.readouterr().out
     assert main(["generate", "hf:llama-3.1-8b", "--max-sequences", "--device", "t4"]) == 3
     assert "does NOT fit on t4" in capsys.readouterr().out
-    for words, said in ((["--max-sequences", "--batches", "1"], "--max-sequences and --batches: one at a time"),
+    for words, said in ((["--max-sequences", "--batches", "1"], "--max-sequences and --batches: give one of them"),
                         (["--cache", "paged", "--attention", "eager"], "--attention eager: a served cache"),
-                        (["--block-size", "32"], "--block-size 32: pages are of a paged cache"),
-                        (["--memory-share", "0.9"], "--memory-share 0.9: is of --max-sequences"),
-                        (["--max-sequences", "--json", "x.json"], "--json x.json: is of one generation")):
+                        (["--block-size", "32"], "--block-size 32: only a paged cache has pages"),
+                        (["--memory-share", "0.9"], "--memory-share 0.9: works only with --max-sequences"),
+                        (["--max-sequences", "--json", "x.json"], "--json x.json: saves one generation, and")):
         assert main([*gpt2, *words]) == 2
         assert said in capsys.readouterr().err
     with pytest.raises(SystemExit):

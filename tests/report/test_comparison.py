@@ -411,9 +411,9 @@ def test_all_changes_as_data(files: tuple[str, str], tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(("words", "text"), [
-    (["--by", "model", "--fail-if", "params > 1"], "--fail-if 'params > 1': is of what changed between two profiles"),
-    (["--columns", "params", "--markdown", "x.md"], "--markdown x.md: is of what changed"),
-    (["--by", "change", "--columns", "params"], "--columns params: is of --by model"),
+    (["--by", "model", "--fail-if", "params > 1"], "--fail-if 'params > 1': shows what changed between two profiles"),
+    (["--columns", "params", "--markdown", "x.md"], "--markdown x.md: shows what changed"),
+    (["--by", "change", "--columns", "params"], "--columns params: works with --by model"),
     (["--markdown", "/nowhere/x.md"], "'/nowhere/x.md': the folder /nowhere does not exist"),
 ])
 def test_options_that_do_not_go_together(files: tuple[str, str], capsys: pytest.CaptureFixture[str], words: list[str],

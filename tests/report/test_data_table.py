@@ -145,10 +145,10 @@ def test_several_targets_make_one_table(run):
 
 
 @pytest.mark.parametrize(("words", "text"), [
-    (["--json", "x.json"], "--json x.json: is of one model, and here are 2, which make one table"),
-    (["--html", "x.html"], "--html x.html: is of one model"),
-    (["--export", "x.csv"], "--export x.csv: is of one model"),
-    (["--show", "summary"], "--show summary: is of one model"),
+    (["--json", "x.json"], "--json x.json: is for one model, and these are 2, which make one table"),
+    (["--html", "x.html"], "--html x.html: is for one model"),
+    (["--export", "x.csv"], "--export x.csv: is for one model"),
+    (["--show", "summary"], "--show summary: is for one model"),
 ])
 def test_options_that_several_targets_do_not_have(run, words, text):
     code, out, err = run(*RESNETS, *words)

@@ -86,7 +86,7 @@ _STYLES = {"border", "border-left", "border-collapse", "font-size", "margin", "m
 def test_what_is_shown_needs_no_script_and_no_style_sheet(profile: Profile) -> None:
     nasty = replace(profile, name="<script>", assumptions=("<i>", *("more" for _ in range(30))))
     html = nasty._repr_html_()
-    assert "<i>" not in html and "&lt;script&gt;" in html and "Taken for granted (31)" in html
+    assert "<i>" not in html and "&lt;script&gt;" in html and "Assumptions (31)" in html
     assert "and 11 more, in the summary" in html
     assert {tag for tag in re.findall(r"<(\w+)", html)} <= _TAGS and "http" not in html
     styles = {name for style in re.findall(r'style="([^"]*)"', html) for name in re.findall(r"([\w-]+) *:", style)}
@@ -194,7 +194,7 @@ def test_other_results_are_a_sentence_and_a_table() -> None:
     found = analyzer.max_batch_size(nn.Linear(8, 8), lambda n: torch.empty(n, 8, device="meta"), mode="infer",
                                     device="t4", at_most=2)
     text = shown(found._repr_html_())
-    assert text.startswith("batch size on t4 The largest batch size that fits is 2 or more: no larger one than 2")
+    assert text.startswith("batch size on t4 The largest batch size that fits is 2 or more: no larger size than 2")
     assert "Sizes that were tried (" in text
     fits = AdviceOption(("<i>",), fits=True, needed_bytes=2**33, step_seconds=0.5)
     advice = Advice("Net", "t4", 2**34, AdviceOption((), fits=False),

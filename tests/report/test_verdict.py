@@ -51,7 +51,7 @@ def test_where_the_peak_is(mlp):
                       "smallest devices with enough memory: card, rtx_3080, rtx_5070"),
     (20 * GIB, "does NOT fit on card: at least 20.00 GiB needed, 8.00 GiB there, at least 12.00 GiB short\n"
                "smallest devices with enough memory: l4, a10g, a10"),
-    (None, "cannot be told whether it fits on card: what it needs is not known, 8.00 GiB there"),
+    (None, "not known whether it fits on card: what it needs is not known, 8.00 GiB there"),
 ])
 def test_text(bare, card, reserved, text):
     v = replace(bare, device="card", peak_reserved_bytes=reserved).verdict

@@ -349,9 +349,10 @@ def test_command_line(capsys, tmp_path):
     assert "Tokens/s/GPU" in capsys.readouterr().out
     assert main([*start, "--batches", "1,2"]) == 0
     assert "a pass is one CUDA graph" in capsys.readouterr().out
-    for wrong, said in ((["--engine", "transformers", "--rate", "2"], "--rate: of --engine server"),
-                        (["--tpot", "5ms"], "add --ttft, --rate"), (["--max-sequences", "--tp", "2"], "--tp: not of"),
-                        (["--rate", "2", "--concurrency", "3"], "one at a time")):
+    for wrong, said in ((["--engine", "transformers", "--rate", "2"], "--rate: works only with --engine server"),
+                        (["--tpot", "5ms"], "add --ttft, --rate"),
+                        (["--max-sequences", "--tp", "2"], "--tp: does not work"),
+                        (["--rate", "2", "--concurrency", "3"], "give one of them")):
         assert main([*start, *wrong]) == 2
         assert said in capsys.readouterr().err
 

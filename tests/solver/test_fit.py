@@ -107,7 +107,7 @@ def test_a_sequence_whose_memory_is_quadratic():
 def test_the_callers_bound_is_an_answer(bounds, size, evaluations):
     found = max_batch_size(layer, rows, mode="infer", device="t4", **bounds)
     assert (found.size, found.beyond, len(found.evaluations)) == (size, None, evaluations)
-    assert f"is {size} or more: no larger one than {bounds['at_most']} was asked for" in str(found)
+    assert f"is {size} or more: no larger size than {bounds['at_most']} was asked for" in str(found)
 
 
 def test_multiples_only():
@@ -174,7 +174,7 @@ def test_the_verdict_of_a_profile_is_that_of_the_search():
 
     found = max_batch_size(widening, lambda n: torch.empty(n, 256, device="meta"), device=card, optimizer="adamw",
                            multiple_of=64)
-    assert "counted as fitting also where PyTorch must free its cache first" in str(found)
+    assert "a size also counts as fitting if PyTorch must free its cache first" in str(found)
     assert found.beyond is not None
     at_limit, beyond, elsewhere = step(found.size, card), step(found.size + 64, card), step(found.size, large)
     assert elsewhere.peak_allocated_bytes < card.memory_bytes < elsewhere.peak_reserved_bytes

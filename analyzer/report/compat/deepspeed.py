@@ -194,7 +194,7 @@ def deepspeed_text(profile: ProfileData, *, profile_step: int | None = None, mod
              *aggregate(root, dialect, module_depth, top_modules)]
     if detailed:
         lines += ["", f"{_RULE}- Detailed Profile per {heading} {_RULE}-",
-                  "Behind the name of each module stand, in this order:",
+                  "After the name of each module come, in this order:",
                   "params, percentage of total params, MACs, percentage of total MACs, fwd latency, percentage of "
                   "total fwd latency, fwd FLOPS", "", *_Detail(root, dialect).print(root)]
     text = escape_controls("\n".join([*lines, "-" * 78]))

@@ -199,7 +199,7 @@ def to_fragment(profile: ProfileData) -> str:
         write_picture(lambda: draw_memory(profile), f"Memory over the step by category. {headline.title}"),
         _write_phases(*shown), fold(folded[0], _write_phases(*folded)),
         fold("What was run", "<br>".join(map(escape, describe_run(profile)[1:]))),
-        fold(f"Taken for granted ({len(assumed)})", "".join([f"<div>{escape(line)}</div>" for line in shown_lines])),
+        fold(f"Assumptions ({len(assumed)})", "".join([f"<div>{escape(line)}</div>" for line in shown_lines])),
         fold("Modules", tree))
 
 

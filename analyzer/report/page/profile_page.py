@@ -125,6 +125,6 @@ def list_parts(profile: ProfileData) -> Iterator[Panel]:
         if (data := describe(profile)) is not None:
             yield Panel(kind, title, data, has_chart=kind != "nodes")
     assumed = "".join(f"<li>{escape(line)}</li>" for line in profile.assumptions)
-    taken = f"<h3>Taken for granted</h3><ul>{assumed}</ul>" if assumed else ""
+    taken = f"<h3>Assumptions</h3><ul>{assumed}</ul>" if assumed else ""
     yield Panel("text", "Summary as text", has_chart=False, lead=(
         f"{taken}<details><summary>All totals</summary><pre>{escape(summarize(profile))}</pre></details>"))

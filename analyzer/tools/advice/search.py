@@ -86,7 +86,7 @@ class _ChangeSearch:
         self.alone: dict[Change, AdviceOption] = {}
         self.combined: dict[frozenset[Change], AdviceOption] = {}
         self.skipped: list[tuple[str, str]] = [] if found.batch_size is not None else [
-            ("smaller batches", "how many samples the inputs are is not known")]
+            ("smaller batches", "it is not known how many samples the inputs hold")]
 
     @property
     def options(self) -> list[AdviceOption]:

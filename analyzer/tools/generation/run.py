@@ -188,9 +188,9 @@ def read_cache(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of the cache as arguments of `profile_generate`. Raises InputError for one without use."""
     kind = arguments.cache or ("paged" if asks_for_serving(arguments) or arguments.cache_dtype else "dynamic")
     if arguments.block_size != BLOCK_SIZE and kind != "paged":
-        raise InputError(f"--block-size {arguments.block_size}: pages are of a paged cache; add --cache paged")
+        raise InputError(f"--block-size {arguments.block_size}: only a paged cache has pages; add --cache paged")
     if arguments.memory_share != 1 and not arguments.max_sequences:
-        raise InputError(f"--memory-share {arguments.memory_share}: is of --max-sequences")
+        raise InputError(f"--memory-share {arguments.memory_share}: works only with --max-sequences")
     if arguments.attention is not None and (kind == "paged" or arguments.cache_dtype or asks_for_serving(arguments)):
         raise InputError(f"--attention {arguments.attention}: a served cache is read by a kernel of its own; leave it "
                          "out, or --cache paged and --cache-dtype")
@@ -203,12 +203,13 @@ def asks_for_serving(arguments: argparse.Namespace) -> bool:
     asked = [name for name, value in (("--max-sequences", arguments.max_sequences), ("--batches", arguments.batches))
              if value]
     if len(asked) > 1:
-        raise InputError(f"{' and '.join(asked)}: one at a time")
+        raise InputError(f"{' and '.join(asked)}: give one of them")
     if asked:
         if arguments.json is not None:
-            raise InputError(f"--json {arguments.json}: is of one generation; leave out {asked[0]}, or it")
+            raise InputError(f"--json {arguments.json}: saves one generation, and {asked[0]} runs "
+                             "several; leave one of them out")
         if arguments.max_sequences and arguments.format != "text":
-            raise InputError(f"--format {arguments.format}: {asked[0]} gives no one table; leave one of them out")
+            raise InputError(f"--format {arguments.format}: {asked[0]} does not print one table; leave one of them out")
     return bool(asked)
 
 
@@ -218,10 +219,11 @@ def asks_for_server(arguments: argparse.Namespace) -> bool:
 
     given = names_server(arguments)
     if arguments.engine == "transformers" and given:
-        raise InputError(f"{', '.join(given)}: of --engine server; leave out --engine transformers")
+        raise InputError(f"{', '.join(given)}: works only with --engine server; leave out --engine transformers")
     if arguments.max_sequences or arguments.batches:
         if given:
-            raise InputError(f"{', '.join(given)}: not of --max-sequences and --batches; give --concurrency")
+            raise InputError(f"{', '.join(given)}: does not work with --max-sequences and --batches; "
+                             "give --concurrency")
         return False
     return arguments.engine == "server" or bool(given) or arguments.engine is None and arguments.cache == "paged"
 

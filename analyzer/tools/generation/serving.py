@@ -276,7 +276,7 @@ def serving_table(points: Sequence[ServingPoint], fmt: str = "text") -> str:
 
 def tell_which_fit(points: Sequence[ServingPoint]) -> str:
     lines = []
-    for fits, said in ((True, "fit on"), (False, "do NOT fit on"), (None, "cannot be told whether they fit on")):
+    for fits, said in ((True, "fit on"), (False, "do NOT fit on"), (None, "not known whether they fit on")):
         found = [point for point in points if point.fits is fits]
         if found:
             numbers = ", ".join(f"{point.sequences:,}" for point in found)
@@ -320,7 +320,7 @@ class MaxSequences:
         rows = [(what, format_quantity(nbytes, "bytes"), "" if nbytes is None else f"{nbytes / whole:.1%}")
                 for what, nbytes in self.split()]
         lines = [f"{self.device}: {said}{more}",
-                 f"of {format_quantity(whole, 'bytes')} that the allocator may take", "",
+                 f"the allocator may take {format_quantity(whole, 'bytes')}", "",
                  print_rows(("At the limit", "Size", "Share"), rows)]
         point = self.at_limit
         if point is not None and point.decode is not None:

@@ -83,4 +83,4 @@ def list_assumptions(searcher: _Searcher, best: Sequence[JobStep]) -> tuple[str,
         found.append("each expert gets as many tokens as the others")
     if searcher.subject.device.memory_bytes is None:
         found.append("the memory of the device is not known: every layout is taken to fit")
-    return (*found, "gradients are not clipped; data is there when a step begins; all ranks come at once")
+    return (*found, "gradients are not clipped; data is there when a step begins; all ranks begin at once")

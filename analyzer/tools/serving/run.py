@@ -94,9 +94,9 @@ def run_server(arguments: argparse.Namespace) -> tuple[str, int]:
     if arguments.ttft is not None or arguments.tpot is not None:
         return _run_fleets(arguments, devices)
     if len(devices) > 1:
-        raise InputError(f"--device {arguments.device}: several are of --ttft and --tpot; give one")
+        raise InputError(f"--device {arguments.device}: only --ttft and --tpot take several devices; give one")
     if arguments.rate is not None and arguments.concurrency is not None:
-        raise InputError(f"--rate {arguments.rate:g} and --concurrency: one at a time")
+        raise InputError(f"--rate {arguments.rate:g} and --concurrency: give one of them")
     settings = read_settings(arguments)
     model = read_target(arguments)
     numbers = arguments.concurrency or (None if arguments.rate is not None else [arguments.batch])
@@ -110,7 +110,7 @@ def run_server(arguments: argparse.Namespace) -> tuple[str, int]:
         return f"does NOT fit: {error}", 3
     if arguments.json is not None:
         if len(points) > 1:
-            raise InputError(f"--json {arguments.json}: is of one answer; give one --concurrency")
+            raise InputError(f"--json {arguments.json}: saves one answer; give one --concurrency")
         points[0].to_json(arguments.json)
     fmt = FORMATS[arguments.format]
     if len(points) > 1 or arguments.format != "text":

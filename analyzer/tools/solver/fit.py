@@ -79,13 +79,13 @@ class FitResult:
         if not self.size:
             return f"no {self.what} fits: {self.evaluations[0].size:,} does not"
         return f"the largest {self.what} that fits is {self.size:,}" + (
-            "" if self.beyond is not None else f" or more: no larger one than {self.at_most:,} was asked for")
+            "" if self.beyond is not None else f" or more: no larger size than {self.at_most:,} was asked for")
 
     def _list_limits(self) -> tuple[str, str]:
         unknown = [line.what for line in self.unseen if line.bytes is None]
-        return (f"of {format_quantity(self.capacity_bytes, 'bytes')} that the allocator may take" +
-                (f" (not taken off, for it is not known: {', '.join(unknown)})" if unknown else ""),
-                "counted as fitting also where PyTorch must free its cache first")
+        return (f"the allocator may take {format_quantity(self.capacity_bytes, 'bytes')}" +
+                (f" (nothing is taken off for what is not known: {', '.join(unknown)})" if unknown else ""),
+                "a size also counts as fitting if PyTorch must free its cache first")
 
     def _list_rows(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         return (self.what, "Fits", "Peak allocated", "Peak reserved", "Ends at"), [
@@ -291,13 +291,13 @@ def run_fit(arguments: argparse.Namespace) -> int:
     if len(devices) == 1 or given is not None and not devices:
         for name, usual in (("format", "text"), ("prices", None), ("sort", None)):
             if (value := getattr(arguments, name)) != usual:
-                raise InputError(f"--{name.removesuffix('s')} {value}: is of the table of devices; leave it out, or "
-                                 "--device")
+                raise InputError(f"--{name.removesuffix('s')} {value}: is for the table of devices; leave it out, or "
+                                 "leave out --device and what searches for a size")
         if arguments.batch and arguments.sequence:
-            raise InputError("--batch --sequence: seek one of them")
+            raise InputError("--batch --sequence: give one of them")
         return _find_largest(arguments, headroom, *devices)
     if given is not None:
-        raise InputError(f"--{given.replace('_', '-')}: is of one device, and here are {len(devices)}; give one")
+        raise InputError(f"--{given.replace('_', '-')}: is for one device, and {len(devices)} are given; give one")
     sort = "memory" if arguments.sort is None else arguments.sort
     read_prices(arguments.prices, "--price ")
     if sort == "price" and arguments.prices is None:
