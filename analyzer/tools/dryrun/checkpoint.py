@@ -2,17 +2,21 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import itertools
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from analyzer.cuda.stream import simulated_class
+from analyzer.distributed.world_state import current_world
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.state import current
@@ -152,26 +156,41 @@ def _exchange(old: Any, new: Any) -> None:
                 names[name] = new
 
 
-# `torch.distributed.checkpoint` under a dry run: its own code plans, copies to the host and writes, to no file.
-# Private torch API.
+# `torch.distributed.checkpoint` under a dry run: its own code plans, copies to the host and writes what tensors are, to
+# files that are kept in memory. Private torch API.
 
 _PACKAGE = "torch.distributed.checkpoint"
 
 
-def write_nowhere() -> Iterator[Undo]:
-    kind = sys.modules[f"{_PACKAGE}.filesystem"].FileSystem
-    yield answer(kind, "create_stream", _create_stream, passes_original=True)
-    for name in ("mkdir", "rename", "rm_file"):
-        yield answer(kind, name, lambda *args: None)
+def write_nowhere(files: SavedFiles) -> Iterator[Undo]:
+    """Let its files be among ``files``, where they are found again, and nothing on the disk be made or removed."""
+    system = sys.modules[f"{_PACKAGE}.filesystem"]
+    kind = system.FileSystem
+    yield answer(system.FileSystemReader, "read_data", _read_data, passes_original=True)
 
-
-def _create_stream(original: Any, system: Any, path: Any, mode: str) -> AbstractContextManager[Any]:
-    """A file that is gone when it is closed, in place of one to write."""
-    if "w" not in mode:
-        found: AbstractContextManager[Any] = original(system, path, mode)
+    def create_stream(original: Any, system: Any, path: Any, mode: str) -> AbstractContextManager[Any]:
+        if "w" in mode:
+            return _writing(files, path)
+        content = files.find(path)
+        found: AbstractContextManager[Any] = (
+            io.BytesIO(content) if isinstance(content, bytes) else original(system, path, mode))
         return found
+
+    yield answer(kind, "create_stream", create_stream, passes_original=True)
+    yield answer(kind, "mkdir", lambda system, path: files.make_folder(path))
+    yield answer(kind, "rename", lambda system, path, new_path: files.move(path, new_path))
+    yield answer(kind, "rm_file", lambda system, path: files.forget(path))
+
+
+@contextmanager
+def _writing(files: SavedFiles, path: Any) -> Iterator[Any]:
+    """A file of the system's, whose descriptor may be asked for, that is kept and gone when it is closed."""
     assume(f"torch.distributed.checkpoint to {str(path).rpartition('/')[0]!r} wrote nothing: there is no data")
-    return tempfile.TemporaryFile(mode)
+    with tempfile.TemporaryFile("w+b") as stream, os.fdopen(os.dup(stream.fileno()), "rb") as written:
+        yield stream
+        stream.close()  # which its writer may have done
+        written.seek(0)
+        files.keep(path, written.read())
 
 
 def _offload(stager: Any, x: Any, memo: dict[int, Any], non_blocking: bool = False) -> Any:
@@ -190,10 +209,45 @@ def _offload(stager: Any, x: Any, memo: dict[int, Any], non_blocking: bool = Fal
     return copied
 
 
+def _leave_shards(plans: list[Any], save_to_lowest_rank: bool = False) -> list[Any]:
+    """What ``dedup_save_plans`` leaves to each rank: in these plans, copies of one rank's, shards look like the same
+    ones, and are others of the same tensors; numbers and the like, which one rank writes, this one does.
+    """
+    original, world = sys.modules[f"{_PACKAGE}._dedup_save_plans"].dedup_save_plans, current_world()
+    rank = 0 if world is None else world.rank
+
+    def is_kept(at: int, item: Any, left: Any) -> bool:
+        if item.tensor_data is None:
+            return at == rank
+        return item in left.items or item.tensor_data.chunk.sizes != item.tensor_data.size
+
+    return [replace(plan, items=[item for item in plan.items if is_kept(at, item, left)])
+            for at, (plan, left) in enumerate(zip(plans, original(plans, save_to_lowest_rank)))]
+
+
+def _name_shards(plan: Any, metadata: Any) -> list[str]:
+    """Nothing is wrong with a plan of which shards of other ranks are missing; those of this one are named once."""
+    for stored in metadata.state_dict_metadata.values():
+        if hasattr(stored, "chunks"):
+            stored.chunks = [chunk for at, chunk in enumerate(stored.chunks) if chunk not in stored.chunks[:at]]
+    return []
+
+
+def _read_data(original: Any, reader: Any, plan: Any, planner: Any) -> Any:
+    """What another rank of a job has written is not there, and would be the contents of what it is read to."""
+    if current_world() is None:
+        return original(reader, plan, planner)
+    there = [item for item in plan.items if item.storage_index in reader.storage_data]
+    for item in plan.items:
+        if item not in there:
+            planner.commit_tensor(item, planner.resolve_tensor(item).detach())
+    return original(reader, replace(plan, items=there), planner)
+
+
 #: What to answer instead of functions of modules, by their places in these.
 SAVES: dict[str, dict[str, Callable[..., Any]]] = {
-    # the plan of all ranks is made of this one's: parts of the others are missing in it
-    f"{_PACKAGE}.default_planner": {"_validate_global_plan": lambda plan, metadata: []},
+    # the plan of all ranks is made of this one's
+    f"{_PACKAGE}.default_planner": {"_validate_global_plan": _name_shards, "dedup_save_plans": _leave_shards},
     f"{_PACKAGE}._state_dict_stager": {"StateDictStager._offload_tensor": _offload},
     # a process that uploads would wait for those of other ranks
     f"{_PACKAGE}.state_dict_saver": {"_ProcessBasedAsyncCheckpointExecutor": lambda: vars(

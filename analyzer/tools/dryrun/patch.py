@@ -202,7 +202,7 @@ def scripted() -> Iterator[None]:
             undo.callback(one)
         undo.enter_context(replaced_once_imported(
             {"bitsandbytes.functional": answer_for_managed_memory, **simulate_detection_ops(),
-             "torch.distributed.checkpoint.filesystem": write_nowhere,
+             "torch.distributed.checkpoint.filesystem": partial(write_nowhere, files),
              **{module: partial(answer_each, module, answers)
                 for module, answers in {**CAPABILITIES, **LAUNCHES, **SAVES}.items()}}))
         yield

@@ -27,12 +27,32 @@ class SavedFiles:
 
     def __init__(self) -> None:
         self._contents: dict[str, Any] = {}
-        self._kept_at: dict[str, float] = {}
+        self._kept_at: dict[str, float] = {}  #: when, of folders that were made for them too
+        self._folders: set[str] = set()  #: that are not on the disk
         self._is_resolving = False
 
     def keep(self, path: Any, content: Any) -> None:
         self._contents[self._resolve(path)] = content
         self._kept_at[self._resolve(path)] = time.time()
+
+    def make_folder(self, path: Any) -> None:
+        """A folder, and those that it is in, that are there in what the script sees."""
+        folder = self._resolve(path)
+        while folder not in self._folders and not os.path.isdir(folder):
+            self._folders.add(folder)
+            self._kept_at[folder] = time.time()
+            folder = os.path.dirname(folder)
+
+    def move(self, src: Any, dst: Any) -> bool:
+        """Whether a file that was saved has another path now."""
+        if (content := self.forget(src)) is None:
+            return False
+        self.keep(dst, content)
+        return True
+
+    def forget(self, path: Any) -> Any:
+        """What was saved, which is not any more; None for a file that the script did not save."""
+        return self._contents.pop(self._resolve(path), None)
 
     def find(self, path: Any) -> Any:
         """None for a file that the script did not save."""
@@ -84,30 +104,39 @@ class SavedFiles:
 
     def _stat(self, original: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
         content = self.find(path)
-        if content is None:
+        is_folder = content is None and self._is_unwritten(path)
+        if content is None and not is_folder:
             return original(path, *args, **kwargs)
         size = len(content) if isinstance(content, bytes) else 0
         seconds = self._kept_at[self._resolve(path)]
         times = {f"st_{what}{unit}": value for what in ("atime", "mtime", "ctime")
                  for unit, value in (("", seconds), ("_ns", int(seconds * 1e9)))}
-        return os.stat_result((stat.S_IFREG | 0o644, 0, 0, 1, os.getuid(), os.getgid(), size, *[int(seconds)] * 3),
+        mode = stat.S_IFDIR | 0o755 if is_folder else stat.S_IFREG | 0o644
+        return os.stat_result((mode, 0, 0, 1, os.getuid(), os.getgid(), size, *[int(seconds)] * 3),
                               times)
 
     def _names_in(self, path: Any, there: Iterable[str]) -> list[str]:
-        """Names of files that were saved to a folder, but for those that are on the disk."""
+        """Names of what was saved to a folder, but for what is on the disk."""
         if not (_is_path(path) or path is None):  # a number of an open folder, bytes
             return []
         folder = self._resolve("." if path is None else path)
-        saved = [os.path.basename(kept) for kept in self._contents if os.path.dirname(kept) == folder]
+        saved = [os.path.basename(kept) for kept in (*self._contents, *sorted(self._folders))
+                 if os.path.dirname(kept) == folder]
         return [name for name in saved if name not in set(there)]
 
+    def _is_unwritten(self, path: Any) -> bool:
+        """Whether a folder is only in what the script sees."""
+        return bool(self._folders) and _is_path(path) and self._resolve(path) in self._folders
+
     def _list(self, original: Callable[..., Any], path: Any = None) -> list[Any]:
-        names: list[Any] = original(path)
+        names: list[Any] = [] if self._is_unwritten(path) else original(path)
         return names + self._names_in(path, names)
 
     def _scan(self, original: Callable[..., Any], path: Any = None) -> Any:
-        with original(path) as found:
-            entries: list[Any] = list(found)
+        entries: list[Any] = []
+        if not self._is_unwritten(path):
+            with original(path) as found:
+                entries = list(found)
         folder = "." if path is None else path
         return _Scanned([*entries, *[_SavedEntry(os.path.join(folder, name)) for name in self._names_in(
             path, [entry.name for entry in entries])]])
@@ -117,18 +146,18 @@ class SavedFiles:
             inside = os.path.join(self._resolve(path), "")
             for kept in [kept for kept in self._contents if kept.startswith(inside)]:
                 del self._contents[kept]
+            if self._is_unwritten(path):
+                self._folders -= {folder for folder in self._folders if os.path.join(folder, "").startswith(inside)}
+                return
         original(path, *args, **kwargs)
 
     def _remove(self, original: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> None:
-        if self._contents.pop(self._resolve(path), None) is None:
+        if self.forget(path) is None:
             original(path, *args, **kwargs)
 
     def _rename(self, original: Callable[..., Any], src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
-        content = self._contents.pop(self._resolve(src), None)
-        if content is None:
+        if not self.move(src, dst):
             original(src, dst, *args, **kwargs)
-        else:
-            self.keep(dst, content)
 
     def _copy(self, original: Callable[..., Any], src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
         content = self.find(src)
@@ -150,10 +179,10 @@ class _SavedEntry:
         return self.path
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return True
+        return os.path.isfile(self.path)
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return False
+        return os.path.isdir(self.path)
 
     def is_symlink(self) -> bool:
         return False

@@ -1,0 +1,110 @@
+"""What a script writes by `torch.distributed.checkpoint` is found again, by it and by what looks at the folder."""
+import textwrap
+
+import pytest
+
+from analyzer.parallel import world
+from analyzer.tools.dryrun.script import dry_run
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(*parts, **options):
+        path = tmp_path / "script.py"
+        path.write_text("import os, sys, torch\nfrom torch import nn\nimport torch.distributed.checkpoint as dcp\n"
+                        + "".join(map(textwrap.dedent, parts)))
+        return dry_run(path, [str(tmp_path / "saved")], **options)
+    return run
+
+
+STEP = """
+model = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+def step():
+    model(torch.rand(4, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+step()
+"""
+
+
+def test_a_checkpoint_is_loaded_again(run, tmp_path, capsys):
+    found = run(STEP, """
+    states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 7}
+    dcp.save(states, checkpoint_id=os.path.join(sys.argv[1], "step_1"))
+    print(sorted(os.listdir(sys.argv[1])), sorted(os.listdir(os.path.join(sys.argv[1], "step_1"))))
+    print(os.path.isdir(sys.argv[1]), [(e.name, e.is_dir()) for e in os.scandir(sys.argv[1])])
+    read = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 0}
+    before = torch.cuda.memory_allocated()
+    dcp.load(read, checkpoint_id=os.path.join(sys.argv[1], "step_1"))
+    print(read["epoch"], read["model"]["weight"].device, torch.cuda.memory_allocated() - before)
+    model.load_state_dict(read["model"])
+    optimizer.load_state_dict(read["optimizer"])
+    step()
+    """)
+    assert found.error is None, found.format_error()
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "['step_1'] ['.metadata', '__0_0.distcp']", "True [('step_1', True)]", "7 cuda:0 0"]
+    assert not (tmp_path / "saved").exists()
+    assert any("'step_1'" in text or "step_1" in text and "wrote nothing" in text for text in found.profile.assumptions)
+
+
+def test_a_second_save_takes_the_place_of_the_first_and_a_removed_one_is_gone(run, capsys):
+    found = run(STEP, """
+    import shutil
+    path = sys.argv[1]
+    for epoch in (1, 2):
+        dcp.save({"epoch": epoch, "model": model.state_dict()}, checkpoint_id=path)
+    read = {"epoch": 0, "model": model.state_dict()}
+    dcp.load(read, checkpoint_id=path)
+    print(read["epoch"], len(os.listdir(path)))
+    shutil.rmtree(path)
+    print(os.path.exists(path))
+    try:
+        dcp.load(read, checkpoint_id=path)
+    except BaseException as error:
+        print("No such file" in str(error))
+    """)
+    assert found.error is None, found.format_error()
+    assert capsys.readouterr().out.splitlines()[-3:] == ["2 2", "False", "True"]
+
+
+def test_another_shape_and_a_missing_name_are_refused_as_by_pytorch(run, capsys):
+    found = run(STEP, """
+    dcp.save({"w": model.weight}, checkpoint_id=sys.argv[1])
+    for read in ({"w": torch.zeros(3, 64)}, {"v": torch.zeros(64, 64)}):
+        try:
+            dcp.load(read, checkpoint_id=sys.argv[1])
+        except BaseException as error:
+            print([word for word in ("Size mismatch", "Missing key") if word in str(error)])
+    """)
+    assert found.error is None, found.format_error()
+    assert capsys.readouterr().out.splitlines()[-2:] == ["['Size mismatch']", "['Missing key']"]
+
+
+def test_a_rank_reads_its_shards_again(run, capsys):
+    found = run("""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    dist.init_process_group("nccl")
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).cuda()
+    fully_shard(model)
+    optimizer = torch.optim.Adam(model.parameters())
+    def step():
+        model(torch.rand(4, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    step()
+    weights, states = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": states}, checkpoint_id=sys.argv[1])
+    weights, states = get_state_dict(model, optimizer)
+    dcp.load({"model": weights, "optimizer": states}, checkpoint_id=sys.argv[1])
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
+    step()
+    print(weights["0.weight"].to_local().shape)
+    """, world=world(4))
+    assert found.error is None, found.format_error()
+    assert capsys.readouterr().out.splitlines()[-1] == "torch.Size([16, 64])"
+    assert found.profile.optimizer_bytes == 2 * 4 * (2 * (64 * 64 + 64)) // 4
