@@ -14,6 +14,7 @@ from analyzer import MetaTensor, MetaTensorMode, ProfileOptions, profile
 from analyzer.errors import InputError, UnsupportedOperatorError
 from analyzer.meta.argument import fake_arguments
 from analyzer.meta.dispatch import mode as dispatch_mode
+from analyzer.meta.intercept.mode_stack import without_modes
 
 CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
@@ -170,6 +171,33 @@ def test_optimizers_take_the_foreach_path_as_on_cuda(mode):
     layer(torch.rand(2, 8, device="cuda")).sum().backward()
     torch.optim.AdamW(layer.parameters()).step()
     assert mode.state.recorder.find("_foreach_addcdiv_")
+
+
+ALIKE = [(3, 4), (5,), (3, 4), (5,), (3, 4)]
+
+
+@pytest.mark.parametrize("call", [
+    lambda lists: torch._foreach_sqrt(lists[0]), lambda lists: torch._foreach_norm(lists[0], 1),
+    lambda lists: torch._foreach_add(lists[0], lists[1]), lambda lists: torch._foreach_mul(lists[0], [2, 1.0, 2, 1, 3]),
+    lambda lists: torch._foreach_addcdiv_(lists[0], lists[1], lists[1], 0.1),
+    lambda lists: torch._foreach_add(lists[0], [*lists[1][:3], lists[1][0], lists[1][4]]),  # (5,) and (3, 4)
+    lambda lists: torch._foreach_add_(lists[0], [*lists[1][:4], torch.ones(1, 3, 4)]),
+])
+def test_a_foreach_operator_looks_at_one_of_alike_elements(mode, call):
+    """Transposed, every other one: an element is like others of its strides alone."""
+    def make():
+        return [[torch.ones(shape).t() if i % 4 else torch.ones(shape) for i, shape in enumerate(ALIKE)]
+                for _ in range(2)]
+
+    def describe(run):
+        try:
+            return [(t.shape, t.stride(), t.dtype) for t in run() or ()]
+        except RuntimeError as error:
+            return type(error)
+
+    found = describe(lambda: call(make()))
+    with without_modes():
+        assert found == describe(lambda: call(make()))
 
 
 def observable_torch():

@@ -167,6 +167,8 @@ def _call(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, An
         if shape_impl is not None:
             return shape_impl(*args, **kwargs)
         try:
+            if info.is_foreach and (alike := _find_alike(args, kwargs)) is not None:
+                return _run_alike(func, args, kwargs, alike)
             return _lay_out_pointwise(func, args, kwargs, func(*args, **kwargs), device.type)
         except (AssertionError, ZeroDivisionError, KeyError) as error:  # of Python, where kernels are written in C++
             raise RuntimeError(f"{func}: {error}") from error
@@ -183,6 +185,32 @@ def _call(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, An
                     f"Give it a shape: {registration} on a function of the same arguments that returns empty tensors, "
                     "or `torch.library.register_fake`.") from error
             return shape_impl(*args, **kwargs)
+
+
+def _find_alike(args: Any, kwargs: dict[str, Any]) -> list[int] | None:
+    """Of each element of a foreach call the first one that is like it: kernels on meta look at each by itself, and
+    optimizers give them hundreds. None where all differ, or what is given is not a list for each.
+    """
+    lists = [arg for arg in args if isinstance(arg, (list, tuple))]
+    if not lists or len({len(each) for each in lists}) > 1 or any(
+            isinstance(x, (list, tuple)) or isinstance(x, Tensor) and x.dim() for x in (
+                *(arg for arg in args if not isinstance(arg, (list, tuple))), *kwargs.values())):
+        return None
+    first: dict[Any, int] = {}
+    found = [first.setdefault(tuple([
+        (x.shape, x.stride(), x.dtype, x.layout, x.is_conj(), x.is_neg()) if isinstance(x, Tensor) else type(x)
+        for x in element]), place) for place, element in enumerate(zip(*lists))]
+    return found if len(first) < len(found) else None
+
+
+def _run_alike(func: torch._ops.OpOverload, args: Any, kwargs: dict[str, Any], alike: list[int]) -> Any:
+    """What a foreach operator gives on meta, run with one of all elements that are alike."""
+    places = sorted(set(alike))
+    result = func(*[[arg[place] for place in places] if isinstance(arg, (list, tuple)) else arg for arg in args],
+                  **kwargs)
+    made = dict(zip(places, result or ()))  # none where it writes in place
+    return None if result is None else [made[first] if first == place else torch.empty_like(made[first])
+                                        for place, first in enumerate(alike)]
 
 
 def _written_out(func: torch._ops.OpOverload, kwargs: dict[str, Any]) -> Callable[..., Any] | None:
