@@ -117,7 +117,7 @@ def _break_place(place: str) -> list[str]:
 
 
 #: what takes memory and is in no figure
-NOT_COUNTED = "a desktop, the driver, NCCL, and fragmentation or growth over a long run"
+NOT_COUNTED = "a desktop, the driver, NCCL, fragmentation and growth over time"
 
 
 def describe_fit(verdict: Verdict) -> str:
