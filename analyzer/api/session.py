@@ -78,7 +78,7 @@ class Session:
         #: of a device that does not come with the package, for the profile to keep
         self.own_spec = None if self.spec is None or self.spec == read_shipped(self.spec.name) else self.spec
         if self.spec is not None and self.spec.kind != "cpu" and self.spec.vendor not in ("NVIDIA", None):
-            remarks = (*remarks, f"kernels on {self.spec.name} are taken to be those of CUDA, their times to follow "
+            remarks = (*remarks, f"kernels on {self.spec.name} are assumed to be those of CUDA, their times to follow "
                                  f"from its data sheet: nothing was measured on devices of {self.spec.vendor}")
         optimizer = fold_optimizer(optimizer)
         self.factory, self.optimizer = optimizer, _check_made(find_optimizer(optimizer))

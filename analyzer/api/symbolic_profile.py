@@ -44,7 +44,7 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
     """Fill ``node.meta["info"]`` of every node of ``gm`` with a `NodeInfo`, and return the same ``gm``. ``gm`` comes
     from `symbolic_trace`, or is such a graph after a transformation. It is run node by node on ``args`` (real, meta or
     `MetaTensor`; their data is not used), forward and, for ``mode="train"``, through the loss and backward. ``device``
-    is what tensors are taken to be on; by default that of the arguments and parameters, and then seconds are unknown.
+    is what tensors are assumed to be on; by default that of the arguments and parameters, and then seconds are unknown.
     ``profilers`` adds to the default ones, or replaces them by name (``flops memory communication latency``).
     ``verbose`` prints the node table; ``gm.meta["profile"]`` is the whole `Profile`. Raises InputError for arguments
     that do not fit the graph, and what `profile` raises.

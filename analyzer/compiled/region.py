@@ -226,8 +226,8 @@ class _Outcome:
             modes["its module is in mode"] = ("eval", "train")[owner.training]
         recompiled = known.compare(tuple(self.keys), given, self.config.get("dynamic"), modes)
         if recompiled is not None and "size" in recompiled:
-            active_state().assume("torch.compile: graphs for sizes that change are taken to be those of the sizes that "
-                                  "they run with")
+            active_state().assume("torch.compile: graphs for sizes that change are assumed to be those of the sizes "
+                                  "that they run with")
         if isinstance(owner, torch.nn.Module) and name.rpartition(".")[2] in (*MODULE_CALLS, "forward"):
             name = ""
         recorder.log.compiled_calls.append(CompiledCall(

@@ -50,7 +50,7 @@ _RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 class BucketEnds:
     """Where the graph of a module in `DistributedDataParallel` ends: before the parameter with which a bucket is full,
-    counted from the last module on. Modules are taken to run in the order in which they are registered, as DDP takes
+    counted from the last module on. Modules are assumed to run in the order in which they are registered, as DDP takes
     them at first.
 
     Source: ``DDPOptimizer`` in torch/_dynamo/backends/distributed.py: a graph gives all its gradients at its end, so

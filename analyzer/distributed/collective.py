@@ -25,7 +25,7 @@ from analyzer.meta.tensor import device_of
 from .known_content import ContentRule, find_process_group
 from .world_state import active_world_state, current_world
 
-# Collectives of Python objects: every rank is taken to hold what this one does, and nothing is pickled.
+# Collectives of Python objects: every rank is assumed to hold what this one does, and nothing is pickled.
 
 
 def _all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
@@ -52,7 +52,7 @@ def _recv_object_list(object_list: list[Any], src: int | None = None, group: Any
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What goes to a rank that does not run; what this rank has is taken to be what the source of a broadcast has."""
+    """What goes to a rank that does not run; what this rank has is assumed to be what the source of a broadcast has."""
 
 
 _OF_OBJECTS: dict[str, Callable[..., Any]] = {
@@ -274,7 +274,7 @@ def replacements() -> Iterator[Undo]:
     for name, simulated in _OF_OBJECTS.items():
         for owner in (dist, c10d):
             yield answer(owner, name, simulated, where=current_world)
-    # states of `ZeroRedundancyOptimizer`: what another rank sends is taken to be a state of this one's
+    # states of `ZeroRedundancyOptimizer`: what another rank sends is assumed to be a state of this one's
     yield answer(zero_redundancy_optimizer, "_broadcast_object", lambda obj, *args, **kwargs: obj, where=current_world)
     for name in ("wait", "block_current_stream", "synchronize"):
         if hasattr(dist.Work, name):
@@ -289,5 +289,5 @@ def _wait(original: Any, work: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _other_rank(work: Any) -> int:
     source = int(dist.get_rank() == 0)
-    active_state().assume(f"a message that is received from any rank is taken to come from rank {source}")
+    active_state().assume(f"a message that is received from any rank is assumed to come from rank {source}")
     return source

@@ -92,7 +92,7 @@ _KINDS = ("TCPStore", "FileStore", "HashStore")
 
 
 class _SimulatedStore(torch._C._distributed_c10d.Store):
-    """Answers as a store that all ranks write to. Nothing is waited for: every rank is taken to have added what this
+    """Answers as a store that all ranks write to. Nothing is waited for: every rank is assumed to have added what this
     one adds, and to have set the keys that this one sets; a key that this rank never set raises InputError.
     """
 
@@ -125,7 +125,7 @@ class _SimulatedStore(torch._C._distributed_c10d.Store):
         return self._values.get(key, _encode(expected))
 
     def wait(self, keys: list[str], timeout: Any = None) -> None:
-        """Other ranks are taken to be there."""
+        """Other ranks are assumed to be there."""
 
     def check(self, keys: list[str]) -> bool:
         return True

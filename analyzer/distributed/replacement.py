@@ -83,7 +83,7 @@ pipelining: Any = importlib.import_module("torch.distributed.pipelining.stage") 
 
 
 def _vote(stage: Any, has_backward: bool, received_acc: Any = None) -> torch.Tensor:
-    """Whether all stages have static shapes: each is taken to have voted as this one."""
+    """Whether all stages have static shapes: each is assumed to have voted as this one."""
     is_static = not pipelining.InferenceMode.needs_dynamic(stage._user_meta, has_backward)
     return torch.tensor([int(is_static)], dtype=torch.int32, device=stage.device)
 

@@ -325,7 +325,7 @@ def uncompiled(module: nn.Module) -> nn.Module:
 
 
 def find_place(module: nn.Module, arguments: Any) -> torch.device:
-    """The first accelerator that an argument or a tensor of the module is taken to be on, else the host."""
+    """The first accelerator that an argument or a tensor of the module is assumed to be on, else the host."""
     for tensor in (*tensors_of(arguments), *module.parameters(), *module.buffers()):
         if not is_lazy(tensor) and (place := device_of(tensor)).type not in ("cpu", "meta"):
             return place

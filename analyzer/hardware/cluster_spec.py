@@ -58,7 +58,7 @@ class HostSpec:
 
 
 def host_of(device: DeviceSpec) -> HostSpec:
-    """The host that a device is taken to stand in: its own calibration, else the one of the fit."""
+    """The host that a device is assumed to stand in: its own calibration, else the one of the fit."""
     constants = find_constants("host", device)
     return HostSpec(**{field.name: constants[field.name] for field in dataclasses.fields(HostSpec)})
 
@@ -283,7 +283,7 @@ def find_cluster(cluster: str | ClusterSpec) -> ClusterSpec:
 
 def cluster_of(device: str | DeviceSpec) -> ClusterSpec:
     """The cluster that a device usually stands in: hosts of 8 with its data sheet's links; the network is assumed.
-    NVLink is taken to be switched from Ampere on and to reduce in the switch from Hopper on; devices without links of
+    NVLink is assumed to be switched from Ampere on and to reduce in the switch from Hopper on; devices without links of
     their own use PCI Express, with peer access. GB200 and GB300 stand in racks of 72. Each figure's source says what is
     assumed.
     """

@@ -138,7 +138,7 @@ class MetaState:
 
     options: MetaOptions
     space: AddressSpace
-    adopted_device: torch.device = CPU          #: what tensors with data, met on the way, are taken to be on
+    adopted_device: torch.device = CPU          #: what tensors with data, met on the way, are assumed to be on
     pending_device: torch.device | None = None  #: set by the function mode for the factory that it is about to call
     device_of_options: torch.device | None = None  #: of the tensor whose options C++ makes a new one with
     arguments: tuple[Any, ...] = ()  #: positional ones of the torch function that runs
@@ -255,7 +255,7 @@ def check_ordinal(device: torch.device) -> torch.device:
 
 
 def place_among(state: MetaState, own: torch.device, usual: torch.device) -> torch.device:
-    """Where a tensor is taken to be that is on ``own``: there if that is one of several devices, else on ``usual``."""
+    """The device of a tensor that is on ``own``: that one if it is one of several devices, else ``usual``."""
     return check_ordinal(own) if state.options.devices > 1 and own.type == usual.type != "cpu" else usual
 
 

@@ -192,7 +192,7 @@ def use_on(tensor: torch.Tensor, stream: Any) -> None:
     if state is None or not isinstance(storage, MetaStorage):
         return
     if state.recorder is None:
-        state.assume("record_stream: the memory of a tensor that dies is taken to be free at once, as if the other "
+        state.assume("record_stream: the memory of a tensor that dies is assumed to be free at once, as if the other "
                      "stream had caught up")
     else:
         state.recorder.used_on(storage, state.space.stream_number(stream.device.index or 0, int(stream.stream_id)))

@@ -150,7 +150,7 @@ def _join(runs: Mapping[int, _ProfiledRank]) -> tuple[PipelineTimeline | None, t
 # Profiles of a pipeline's ranks turned into costs of its stages, and these joined.
 
 SUMS = ("all_reduce", "reduce_scatter")
-_EVEN = "stages of one rank are taken to compute for equally long"
+_EVEN = "stages of one rank are assumed to compute for equally long"
 
 
 def list_stages(schedule: Any) -> list[Any]:

@@ -77,7 +77,7 @@ class StageCost:
 class RankRow:
     """Ranks that are alike, by the profile of one of them. None is unknown.
 
-    - ``rank``: the one that was run. ``runs``: all that are taken to be alike, as runs of equal steps.
+    - ``rank``: the one that was run. ``runs``: all that are assumed to be alike, as runs of equal steps.
     - ``kind``: what tells it from the others, ``"stage 1 of 4"``; ``"each"`` where all ranks are alike.
     - ``peak_phase``: in which phase most is allocated. ``comm_bytes``: whole bytes of all collectives and messages.
     - ``host_peak_bytes``: of tensors on the host, of a script that was run dry.

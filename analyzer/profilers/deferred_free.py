@@ -187,9 +187,9 @@ class TimedPeaks(NamedTuple):
     def describe(self) -> str | None:
         if self.timed_bytes <= self.predicted.allocated_bytes:
             return None
-        return (f"torch.compile: kernels are taken to be made already. Where they are made in the first step, they are "
-                f"timed on copies of what they write in place and {_CLEARED_BYTES >> 20} MiB that empty the cache: "
-                f"with those of {self.kernel} {self.timed_bytes:,} bytes are allocated")
+        return (f"torch.compile: kernels are assumed to be compiled already. A first step that compiles them times "
+                f"them on copies of what they write in place, with {_CLEARED_BYTES >> 20} MiB more to empty the cache: "
+                f"for {self.kernel} {self.timed_bytes:,} bytes are allocated")
 
 
 def times_kernels(log: Log) -> bool:

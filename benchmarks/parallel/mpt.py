@@ -28,7 +28,7 @@ METRICS = 2  #: LanguageCrossEntropy and LanguagePerplexity, ``use_train_metrics
 # ``assets/flash2_a100_fwd_bwd_benchmark.png`` and ``flash2_h100_fwd_bwd_benchmark.png`` of Dao-AILab/flash-attention):
 # forward and backward together, causal, 16,384 tokens. ``attn_impl: flash``, which sweep.py names for some rows, is
 # that kernel itself: submit_benchmarks.py installs the extra ``gpu``, whose flash-attn is 1.0.9 (setup.py). Both passes
-# are taken to run at the one rate; shorter sequences as those of 512, and longer ones as those of 16,384. The bars
+# are assumed to run at the one rate; shorter sequences as those of 512, and longer ones as those of 16,384. The bars
 # named "FlashAttention Triton" there are OpenAI's kernel.
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 #: By size of a head, at each of `LENGTHS`: 10^12 FLOPs a second, half of the square counted.

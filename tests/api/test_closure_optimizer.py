@@ -55,7 +55,7 @@ def test_states_are_those_of_a_run_on_data(settings, steps, vectors, own):
                 **({"step": step} if own else {"loss_fn": loss_fn}))
     assert p.optimizer_bytes == run_really(settings, steps)
     assert p.optimizer_bytes // p.param_bytes == vectors
-    assert any(a.startswith("LBFGS: its search is taken to go on") for a in p.assumptions)
+    assert any(a.startswith("LBFGS: its search is assumed to go on") for a in p.assumptions)
     assert not any("history_size" in a for a in p.assumptions)
     # each iteration but the last evaluates once more; a line search in each of them
     evaluations = settings["max_iter"] + ("line_search_fn" in settings)

@@ -145,7 +145,7 @@ def test_lengths_that_are_not_known_are_those_that_fit(mode, shape, labels):
     F.ctc_loss(rand(20, 3, 7).log_softmax(-1), torch.randint(1, 7, shape).cuda(), lengths, lengths).backward()
     (call,) = mode.state.recorder.find("_ctc_loss")
     assert tuple(call.outputs[1]) == (3, 20, 2 * labels + 1)
-    assert any(f"each target is taken to have {labels} labels" in text for text in mode.state.assumptions)
+    assert any(f"each target is assumed to have {labels} labels" in text for text in mode.state.assumptions)
 
 
 def test_cudnn_takes_short_targets_on_the_host(mode):

@@ -1,4 +1,4 @@
-"""Experts on several ranks: routing that is taken to be even, and routing that the caller gives."""
+"""Experts on several ranks: routing that is assumed to be even, and routing that the caller gives."""
 import pytest
 import torch
 import torch.nn.functional as F

@@ -217,7 +217,7 @@ def test_a_grad_scaler_steps_and_says_that_gradients_are_finite(mode, fused):
         optimizer.zero_grad()
     assert [int(s["step"].item()) for s in optimizer.state.values()] == [2, 2]
     assert scaler.get_scale() == 2.0**17  # doubled after two steps
-    assert "gradients are taken to be finite: GradScaler skips no step" in mode.state.assumptions
+    assert "gradients are assumed to be finite: GradScaler skips no step" in mode.state.assumptions
 
 
 def test_a_checkpointed_region_is_cast_alike_when_it_runs_again(mode):

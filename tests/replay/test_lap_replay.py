@@ -176,7 +176,7 @@ def test_replayed_is_run(build, settings):
 
 def test_what_was_assumed_of_the_run_is_told():
     replayed = run(fsdp2, True, device="mi300x")
-    assert any("kernels on mi300x are taken to be those of CUDA" in text for text in replayed.assumptions)
+    assert any("kernels on mi300x are assumed to be those of CUDA" in text for text in replayed.assumptions)
     assert any(row.replayed for row in replayed.replay)
 
 

@@ -176,7 +176,7 @@ def test_a_plan_is_judged_by_its_budget_and_drawn() -> None:
                            "Keeps within a budget of 60 B for activations: 60 B needed")
     assert "Activations without 100 B Activations with 60 B 60.0%" in text
     assert "Overhead 100 FLOP 50.0% of the forward pass Checkpoints 30 of 60 nodes" in text
-    assert "30 checkpoints, the 20 dearest" in text and "relu_29" in text and "relu_9 " not in text
+    assert "30 checkpoints, the 20 most expensive" in text and "relu_29" in text and "relu_9 " not in text
     drawn = pixels(plan._repr_html_())
     ink = [int(read_colors()["temporary"][i:i + 2], 16) for i in (1, 3, 5)]
     level = numpy.flatnonzero((abs(drawn[..., :3] - ink).max(axis=-1) < 12).sum(axis=1) > drawn.shape[1] / 4)

@@ -64,7 +64,7 @@ def _with_tensors(state: MetaState, log_probs: Tensor, targets: Tensor, input_le
         return NotImplemented
     if state.tape is None:
         longest = _longest(log_probs, targets)
-        state.assume(f"ctc_loss: each target is taken to have {longest} labels, as lengths are not known "
+        state.assume(f"ctc_loss: each target is assumed to have {longest} labels, as lengths are not known "
                      f"{state.where()}")
     lengths = [move(state, t, device_of(log_probs)) for t in (input_lengths, target_lengths)]
     if lengths[0] is input_lengths and lengths[1] is target_lengths:

@@ -159,7 +159,7 @@ def _check_and_unscale(self: list[torch.Tensor], found_inf: torch.Tensor, inv_sc
     before = storage.known  # what GradScaler filled it with: zero
     call_whole(aten._amp_foreach_non_finite_check_and_unscale_.default, self, found_inf, inv_scale)
     storage.known = before
-    active_state().assume("gradients are taken to be finite: GradScaler skips no step")
+    active_state().assume("gradients are assumed to be finite: GradScaler skips no step")
 
 
 @device_shape("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adagrad_", "_fused_adagrad_.tensor_lr",
@@ -173,7 +173,7 @@ def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength
     if minlength <= 0 or read_known(self) is not None:
         return NotImplemented
     state = active_state()
-    state.assume(f"bincount: all values are taken to be below minlength={minlength}")
+    state.assume(f"bincount: all values are assumed to be below minlength={minlength}")
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     out = aten.new_empty.default(self, [minlength], dtype=dtype)
     if weights is None:

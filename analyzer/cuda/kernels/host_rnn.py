@@ -160,7 +160,7 @@ def run_cells(spec: RnnSpec, x: Tensor, hx: list[Tensor], params: list[Tensor]) 
 
 
 def uses_onednn(x: Tensor, hx: list[Tensor]) -> bool:
-    """use_mkldnn, and no projections, which oneDNN's LSTM lacks; the processor is taken to be this machine's."""
+    """use_mkldnn, and no projections, which oneDNN's LSTM lacks; the processor is assumed to be this machine's."""
     if not torch._C._has_mkldnn or not torch._C._get_mkldnn_enabled() or not x.numel():
         return False
     if hx[0].shape[2] != hx[1].shape[2]:

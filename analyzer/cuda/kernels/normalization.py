@@ -32,7 +32,7 @@ def _normalize_batch(input: Tensor, weight: Tensor | None, bias: Tensor | None, 
     if training and layout is not torch.contiguous_format:
         # CUDNN_BATCHNORM_SPATIAL_PERSISTENT, whose reserve cuDNN alone knows; in the other modes it is none (measured)
         active_state().assume(
-            "cuDNN batch normalisation of channels-last tensors is taken to keep no reserve for its backward pass")
+            "cuDNN batch normalisation of channels-last tensors is assumed to keep no reserve for its backward pass")
     outputs = aten.cudnn_batch_norm.default(input.contiguous(memory_format=layout), weight.contiguous(),
                                             bias.contiguous(), _contiguous(running_mean), _contiguous(running_var),
                                             training, momentum, eps)

@@ -220,7 +220,7 @@ def compose_int8_vectorwise_quant(a: Tensor, threshold: float = 0.0) -> Any:
         return NotImplemented
     quantized, scales, _ = _bnb.int8_vectorwise_quant.default(a, 0.0)
     outliers = a.abs() >= threshold
-    active_state().assume(f"bitsandbytes: no activation is taken to exceed llm_int8_threshold={threshold:g}, so that "
+    active_state().assume(f"bitsandbytes: no activation is assumed to exceed llm_int8_threshold={threshold:g}, so that "
                           "no column of outliers is multiplied in 16 bits")
     del outliers
     return quantized, scales, a.new_empty(0, dtype=torch.int64)
@@ -320,7 +320,7 @@ def _transpose(self: Tensor, *dims: int) -> Tensor:
 @_sparse_shape("_coalesce")
 def _coalesce(self: Tensor) -> Tensor:
     indices, values = parts_of(self)
-    active_state().assume(f"coalesce: all {values.shape[0]} stored elements are taken to be at different places, the "
+    active_state().assume(f"coalesce: all {values.shape[0]} stored elements are assumed to be at different places, the "
                           f"most there can be {active_state().where()}")
     return sparse_tensor([torch.empty_like(indices), torch.empty_like(values)], self.shape, self.layout)
 

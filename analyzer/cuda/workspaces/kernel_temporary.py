@@ -237,7 +237,7 @@ def _convolution_backward(signature: Signature) -> KernelMemory:
 
 
 def uses_onednn(x: TensorSpec, w: TensorSpec, stride: list[int], dilation: list[int], groups: int) -> bool:
-    """Convolution.cpp, use_mkldnn; processor and threads are taken to be this machine's."""
+    """Convolution.cpp, use_mkldnn; processor and threads are assumed to be this machine's."""
     if not torch._C._get_mkldnn_enabled():
         return False
     if x.dtype == torch.bfloat16:

@@ -1,8 +1,8 @@
 """What cuDNN's recurrent layers keep for their backward pass, and what they and PyTorch hold while they run. PyTorch's
 part is read from ``aten/src/ATen/native/cudnn/RNN.cpp``. cuDNN is closed (``cudnnGetRNNTempSpaceSizes``): `RnnLayers`
-says of which tensors its sizes are taken to be the sum. They give the bytes that one H200 with cuDNN 9.19 asked for, of
-one LSTM in float32 (two layers of 1024 units, 64 sequences of 256 steps of 512 features, dropout), and those reported
-of two layers in cuDNN 7, but for groups of steps. Projections, other dtypes and inference were not seen.
+says of which tensors its sizes are assumed to be the sum. They give the bytes that one H200 with cuDNN 9.19 asked for,
+of one LSTM in float32 (two layers of 1024 units, 64 sequences of 256 steps of 512 features, dropout), and those
+reported of two layers in cuDNN 7, but for groups of steps. Projections, other dtypes and inference were not seen.
 """
 from __future__ import annotations
 

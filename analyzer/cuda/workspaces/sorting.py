@@ -113,7 +113,7 @@ def _index_put(signature: Signature) -> tuple[Stage, ...]:
     return one_stage(copy_bytes(target), copy, *[count * _INDEX_BYTES] * 4, sort_pairs_bytes(count, bits))
 
 
-# Other sorts are taken to need as much again as keys and values are (DeviceRadixSort: "O(N+P) temporary storage").
+# Other sorts are assumed to need as much again as keys and values are (DeviceRadixSort: "O(N+P) temporary storage").
 
 _SMALL_SORT = 4096        # Sort.h, should_use_small_sort: up to here rows are sorted in place
 _LARGE_SEGMENT = 1_000_000  # SortStable.cu, launch_stable_sort_kernel: such rows are sorted one by one

@@ -43,7 +43,7 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def may_share(node: fx.Node) -> list[fx.Node]:
-    """The inputs of ``node`` whose memory its result may share; what is not known to be new is taken to share it."""
+    """The inputs of ``node`` whose memory its result may share; what is not known to be new is assumed to share it."""
     if node.op == "call_module":
         module = _module(node)
         # whether its result is memory of its own, which is known of those of torch.nn

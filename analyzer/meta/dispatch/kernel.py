@@ -327,7 +327,7 @@ def check_devices(state: MetaState, call: OperatorCall) -> bool:
     Sources: ``TensorIteratorBase::compute_types`` in aten/src/ATen/TensorIterator.cpp for pointwise kernels, and for
     the others the check before each kernel (torchgen/dest/register_dispatch_key.py, ``device_check`` in
     native_functions.yaml). Operators of other libraries check for themselves. Data that was met on the way, as a list
-    of tensors that a module keeps, is taken to be on the device, and stands beside tensors of the host as well.
+    of tensors that a module keeps, is assumed to be on the device, and stands beside tensors of the host as well.
     """
     devices = {s.device for s in call.storages}
     if len(devices) < 2 or any(d.type == "meta" for d in devices):

@@ -39,7 +39,7 @@ def propagate(state: MetaState, call: OperatorCall) -> None:
     if info.tests_finiteness and new is not None and new.known is None:
         answer = expectation.finite_answer(info.name, call.args)
         if answer is not None:
-            state.assume("floating data is taken to be finite where the model asks")
+            state.assume("floating data is assumed to be finite where the model asks")
             new.known = _full(call.outputs[0], storage_numel(new, call.outputs[0].dtype), answer)
     if info.is_estimated:
         _estimate(state, call)

@@ -195,7 +195,7 @@ def _refuse_array(x: Tensor, forced: bool) -> None:
     storage, device = _storage_of(x), device_of(x)
     if forced:
         return
-    # data that was met on the way is taken to be on the device, and may be on the host
+    # data that was met on the way is assumed to be on the device, and may be on the host
     if device.type != "cpu" and not (isinstance(storage, MetaStorage) and storage.is_met):
         raise TypeError(f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to "
                         "host memory first.")

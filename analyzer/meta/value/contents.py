@@ -216,8 +216,8 @@ def searching_answer(state: MetaState, tensor: torch.Tensor) -> bool | float | N
     frame = first_frame(lambda filename: filename == lbfgs.__file__ or is_user_code(filename))
     if frame is None or frame.f_code.co_filename != lbfgs.__file__:
         return None
-    state.assume("LBFGS: its search is taken to go on: each pair of vectors is kept, the first length of a line search "
-                 f"is taken, and no tolerance is met {state.where()}")
+    state.assume("LBFGS: its search is assumed to go on: each pair of vectors is kept, the first length of a line "
+                 f"search is taken, and no tolerance is met {state.where()}")
     if tensor.dtype is torch.bool:
         return linecache.getline(lbfgs.__file__, frame.f_lineno).strip() in MET
     state.unknown_sizes += 1

@@ -76,10 +76,10 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = "aten.item (also b
     if value is not None:
         return value.item()
     if tensor.dtype is torch.bool and any(map(asked_by, _CHECKS)):
-        state.assume(f"data is taken to be valid where torch checks it {state.where()}")
+        state.assume(f"data is assumed to be valid where torch checks it {state.where()}")
         return True
     if tensor.dtype is torch.bool and (passing := passing_value()) is not None:
-        state.assume(f"data is taken to pass the model's own check {state.where()}")
+        state.assume(f"data is assumed to pass the model's own check {state.where()}")
         return passing
     if (asked := searching_answer(state, tensor)) is not None:
         return asked
@@ -95,7 +95,7 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = "aten.item (also b
         return number
     frame = user_frame()
     if frame is not None and _ENGINE in frame.f_code.co_filename:  # norms, which scale an update, or if it is left out
-        state.assume("DeepSpeed is taken to find gradients finite")
+        state.assume("DeepSpeed is assumed to find gradients finite")
         return float(state.placeholder) if tensor.dtype.is_floating_point else False  # or 0
     if (expected := expected_scalar(state, tensor)) is not None:
         return expected
@@ -194,7 +194,7 @@ def _rows_of(state: MetaState, mask: Tensor) -> list[Tensor]:
 
 
 def _first(state: MetaState, indices: Tensor, shape: tuple[int, ...], in_order: bool = False) -> Tensor:
-    """``indices`` into ``shape``, which are taken to be the first ones where contents are expected. Those that are
+    """``indices`` into ``shape``, which are assumed to be the first ones where contents are expected. Those that are
     ``in_order`` are known where all there can be are taken: a loop over the classes that were chosen goes by each.
     """
     are_all = (in_order and indices.shape[0] == math.prod(shape) <= _MOST_CLASSES and state.expects_contents
@@ -258,7 +258,7 @@ def _unique(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, 
 def _distinct(state: MetaState, total: int, what: str) -> int:
     if (count := _bounded(state, "unique", total, f"distinct {what}")) is not None:
         return count
-    state.assume(f"unique: {total} {what} are taken to be distinct, the most there can be {state.where()}")
+    state.assume(f"unique: {total} {what} are assumed to be distinct, the most there can be {state.where()}")
     return total
 
 

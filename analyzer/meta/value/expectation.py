@@ -1,6 +1,6 @@
 """What is expected of contents that are not known. Means of masks, so that routing and ``nonzero`` get balanced sizes:
 an element of a one-hot row over n classes is 1 with probability 1/n when classes are equally likely, sums of such masks
-count, comparisons of counts decide. Floating data is taken to be finite: what is asked for is a step that works.
+count, comparisons of counts decide. Floating data is assumed to be finite: what is asked for is a step that works.
 """
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def count_classes(state: MetaState, name: str, counts: torch.Tensor, total: int,
         return
     bins, skew = classes or counts.numel(), state.options.skew
     how = "evenly" if not skew else f"by Zipf's law of exponent {abs(skew):g}{', the last most,' if skew < 0 else ''}"
-    state.assume(f"{name}: unknown elements are taken to fall {how} into {bins} bins (balanced) {state.where()}")
+    state.assume(f"{name}: unknown elements are assumed to fall {how} into {bins} bins (balanced) {state.where()}")
     expected = expected_counts(total, bins, state.placeholder if state.repeats else None, skew)
     expected += [0] * (counts.numel() - bins)
     with without_modes():

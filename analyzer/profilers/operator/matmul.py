@@ -181,7 +181,7 @@ def product_time(batch: int, m: int, n: int, k: int, dtype: str, device: DeviceS
 
 
 def _matrices(a: Spec, b: Spec, out: Spec, device: DeviceSpec) -> KernelTime | None:
-    """``a @ b`` of matrices, or of batches of them, of which neither is taken to be a parameter."""
+    """``a @ b`` of matrices, or of batches of them, of which neither is assumed to be a parameter."""
     rows = math.gcd(row_elements(a), row_elements(b), out[-1])
     if a.dtype is torch.float32 and not (a.stride[-1] == b.stride[-2] == 1 or uses_tf32("matmul")):
         rows = 0  # the CUDA cores' kernels load whole rows well, whatever their length, but where both run along k

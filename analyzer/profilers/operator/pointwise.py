@@ -303,7 +303,7 @@ def with_copies(rule: TimeRule) -> TimeRule:
 
 def copy_rule(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     """``copy_`` from its second argument; ``clone``, ``contiguous``, ``_to_copy`` from their first. What does not block
-    is taken to be pinned: from the device PyTorch pins the result (``_to_copy``), to it users do.
+    is assumed to be pinned: from the device PyTorch pins the result (``_to_copy``), to it users do.
     """
     if not signature.inputs or not signature.outputs:
         return None

@@ -95,9 +95,9 @@ register_each("_thnn_fused_gru_cell_backward",
 # steps, for each step a product of the state and the cell; dropout's mask is drawn once and applied to each group. The
 # gradient of the data runs the same steps the other way. That of the weights multiplies all steps at once, the initial
 # state apart, sums up biases, and applies the mask again. Layers have streams of their own, but the host gave steps in
-# turn and no faster than they ran, so that they took nearly their sum. GRUs and plain layers are taken to be alike.
+# turn and no faster than they ran, so that they took nearly their sum. GRUs and plain layers are assumed to be alike.
 #
-# Of layers that are small enough one kernel runs all steps. These were not measured: steps are taken to be no faster.
+# Of layers that are small enough one kernel runs all steps. These were not measured: steps are assumed to be no faster.
 
 #: PERSIST_STATIC_SMALL_H: the most units forward and backward, by mode (use_rnn_persist_small_h).
 _SMALL = ((384, 256), (384, 256), (192, 128), (192, 128))

@@ -267,7 +267,7 @@ class RuntimeRecorder(Recorder):
 
 
 def device_of(root: torch.nn.Module) -> torch.device:
-    """Where the first parameter or buffer of a model is; a model on meta is taken to be on the CPU."""
+    """Where the first parameter or buffer of a model is; a model on meta is assumed to be on the CPU."""
     cpu = torch.device("cpu")
     found = next((t.device for tensors in (root.parameters(), root.buffers()) for t in tensors), cpu)
     return cpu if found.type == "meta" else found

@@ -82,5 +82,5 @@ def list_assumptions(searcher: _Searcher, best: Sequence[JobStep]) -> tuple[str,
     if facts.experts:
         found.append("each expert gets as many tokens as the others")
     if searcher.subject.device.memory_bytes is None:
-        found.append("the memory of the device is not known: every layout is taken to fit")
+        found.append("the memory of the device is not known: every layout is assumed to fit")
     return (*found, "gradients are not clipped; data is there when a step begins; all ranks begin at once")

@@ -87,7 +87,7 @@ class _Request:
     order: int = 0         # of its arrival among all
 
 
-_MOST_STEPS = 64  # passes that are taken to be alike while no request comes or goes
+_MOST_STEPS = 64  # passes that are assumed to be alike while no request comes or goes
 _SEED = 17
 _ENOUGH = 16      # requests that tell how long those take that are answered
 

@@ -192,7 +192,7 @@ class Plan:
     def _repr_html_(self) -> str:
         before, after = self.unplanned, self.planned
         dearest = sorted(self.regions, key=lambda region: -region.cost)[:_SHOWN]
-        named = "" if len(dearest) == len(self.regions) else f", the {_SHOWN} dearest"
+        named = "" if len(dearest) == len(self.regions) else f", the {_SHOWN} most expensive"
         return write_fragment(
             f"Plan of {self.model}: checkpoints of operators, by method {self.method}",
             write_answer(self._judge(), self._list_tiles()),

@@ -82,7 +82,7 @@ class Matching:
             return
         yield from self.compare_lives()
 
-    def match(self, one: Call, other: Call) -> str:  # in what two calls differ; their storages are taken to be the same
+    def match(self, one: Call, other: Call) -> str:  # in what two calls differ; their storages must be the same
         names = str(one.operator), str(other.operator)
         accumulates = IN_PLACE.get(names[0]) == names[1]
         if names == (CONVOLUTION_BACKWARD,) * 2:  # oneDNN gives those of weight and bias, whichever is asked for
