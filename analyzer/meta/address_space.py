@@ -301,6 +301,7 @@ class MetaStorage(torch.UntypedStorage):
     drawn_from: Known | None = None    #: where the contents are unknown: known ones among which each element is
     density: float | None = None       #: expected mean of the elements, where data-dependent sizes need one
     origin: torch.UntypedStorage | None = None  #: one with data that a file was read into, until its dtype is known
+    barred: Any = None                 #: `Bars`: columns of scores on which no choice falls
     nonzero_bound: Any = None          #: `NonzeroBound`: where the contents are unknown, how many can be nonzero
 
     def data_ptr(self) -> int:

@@ -17,6 +17,7 @@ from .refusal.overlap import looks_in_place
 from .refusal.value import value_rules
 from .spec import Signature, check_operator, compositions
 from .state import MetaState
+from .value.barred import FOLLOWED
 from .value.expectation import ESTIMATED, TESTS
 from .value.nonzero_bound import BOUNDING
 
@@ -118,6 +119,7 @@ class OperatorFacts:
         #: whether it looks for memory that what it writes to shares with what it reads
         self.looks_in_place = bool(self.mutated) and not self.has_out and looks_in_place(op, self.name)
         self.is_estimated = self.name in ESTIMATED  # something is expected of contents that are not known
+        self.bars = op.namespace == "aten" and self.name in FOLLOWED  # columns of scores, or keeps them barred
         self.bounds_nonzero = self.name in BOUNDING  # elements that were zero stay so, but for as many as are written
         self.is_followed = bool(self.mutated or self.filler or self.tests_finiteness or self.is_estimated)
         #: what contents it refuses, where they are known

@@ -68,6 +68,77 @@ def test_choices_among_which_some_are_dropped_are_among_the_classes(drop):
         assert bool((chosen == 3).any())
 
 
+def set_columns(scores, columns, value=-1e9):
+    scores = scores.clone()
+    scores[:, columns] = value
+    return scores
+
+
+def fill_around(scores):
+    padded = torch.full((64, 12), torch.finfo(scores.dtype).min)
+    padded[:, :8] = scores
+    return padded
+
+
+OK = [True, True, False, True, True, True, False, True]
+#: scores of 8 experts in, out those of which some are barred; the experts that are left
+BARRED = {
+    "a column behind": (lambda s: torch.cat([s, torch.full((64, 1), -1e9)], -1), range(8)),
+    "columns of the least number": (
+        lambda s: torch.cat([s, s.new_full((64, 4), torch.finfo(s.dtype).min)], -1), range(8)),
+    "columns before": (lambda s: torch.cat([torch.full((64, 2), -torch.inf), s], -1), range(2, 10)),
+    "padding": (lambda s: F.pad(s, (0, 4), value=-1e9), range(8)),
+    "padding on both sides": (lambda s: F.pad(s, (1, 3), value=-torch.inf), range(1, 9)),
+    "a slice that is set": (lambda s: set_columns(torch.cat([s, s.new_zeros(64, 2)], -1), slice(8, None)), range(8)),
+    "scores set in a tensor of the least number": (fill_around, range(8)),
+    "one column that is set": (lambda s: set_columns(s, 2), [0, 1, 3, 4, 5, 6, 7]),
+    "columns that are set": (lambda s: set_columns(s, [2, -1], -torch.inf), [0, 1, 3, 4, 5, 6]),
+    "columns of a mask that are set": (lambda s: set_columns(s, ~torch.tensor(OK)), [0, 1, 3, 4, 5, 7]),
+    "a mask": (lambda s: s.masked_fill(~torch.tensor(OK), -1e9), [0, 1, 3, 4, 5, 7]),
+    "a mask in place": (lambda s: s.masked_fill_(~torch.tensor(OK), -1e9), [0, 1, 3, 4, 5, 7]),
+    "a mask that is added": (lambda s: s + (1.0 - torch.tensor(OK).float()) * -1e9, [0, 1, 3, 4, 5, 7]),
+    "a choice": (lambda s: torch.where(torch.tensor(OK), s, -1e4), [0, 1, 3, 4, 5, 7]),
+    "a choice among tensors": (
+        lambda s: torch.where(torch.tensor(OK), s, torch.full_like(s, -1e9)), [0, 1, 3, 4, 5, 7]),
+    "index_fill": (lambda s: s.index_fill(-1, torch.tensor([1]), -1e9), [0, 2, 3, 4, 5, 6, 7]),
+    "noise upon it": (lambda s: F.pad(s, (0, 1), value=-1e9) + torch.randn(64, 9), range(8)),
+    "another scale and dtype": (lambda s: (F.pad(s, (0, 1), value=-1e9) / 2.0).bfloat16().float(), range(8)),
+    "no mask": (lambda s: s, range(8)),
+    "a mask that bars nothing": (lambda s: s.masked_fill(~torch.tensor(OK), 0.5), range(8)),
+    "other columns in other rows": (lambda s: s.masked_fill(torch.eye(8).bool().repeat(8, 1), -1e9), range(8)),
+    "padding by a score": (lambda s: F.pad(s, (0, 2), value=0.0), range(10)),
+    "what is overwritten": (lambda s: F.pad(s, (0, 2), value=-1e9).normal_(), range(10)),
+}
+
+
+@pytest.mark.parametrize("scale", [lambda s: s, lambda s: s.softmax(-1), lambda s: s.float().sigmoid()])
+@pytest.mark.parametrize("name", BARRED)
+def test_no_token_is_expected_in_a_barred_column(name, scale):
+    bar, left = BARRED[name]
+    with MetaTensorMode():
+        scores = scale(bar(torch.rand(64, 8)))
+        bins, share = scores.shape[-1], 128 / len(left)
+        chosen = torch.topk(scores, 2).indices
+        marks = F.one_hot(chosen, num_classes=bins).permute(2, 1, 0)
+        found = {
+            "marks": [len(torch.where(marks[e])[0]) for e in range(bins)],
+            "compared": [len((chosen == e).nonzero()) for e in range(bins)],
+            "summed": marks.sum((-1, -2)).tolist(),
+            "counted": torch.bincount(chosen.flatten(), minlength=bins).tolist(),
+            "added": torch.zeros(bins, dtype=torch.long).scatter_add_(
+                0, chosen.flatten(), torch.ones(128, dtype=torch.long)).tolist()}
+        for how, counts in found.items():
+            assert all(abs(n - (share if e in left else 0)) < 1 for e, n in enumerate(counts)), (how, counts)
+        assert all(sum(counts) == 128 for counts in (found["summed"], found["counted"], found["added"]))
+
+
+def test_a_real_router_sends_nothing_to_barred_columns():
+    torch.manual_seed(0)
+    for name, (bar, left) in BARRED.items():
+        if name not in ("padding by a score", "what is overwritten"):
+            assert set(torch.topk(bar(torch.rand(64, 8)), 2).indices.flatten().tolist()) == set(left), name
+
+
 def test_a_bound_that_changes_choices_is_not_passed_over():
     with MetaTensorMode():
         chosen = torch.topk(torch.rand(64, 8), 2).indices.clamp(max=3)

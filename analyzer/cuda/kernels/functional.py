@@ -16,7 +16,7 @@ from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import CPU, active_state
 from analyzer.meta.tensor import name_of_node, with_node
 from analyzer.meta.value.contents import read_known
-from analyzer.meta.value.expectation import classes_below, count_classes, share_of_marks
+from analyzer.meta.value.expectation import bins_left_out, count_classes, share_of_marks
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -177,7 +177,7 @@ def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     out = aten.new_empty.default(self, [minlength], dtype=dtype)
     if weights is None:
-        count_classes(state, "bincount", out, self.numel(), classes_below(self, minlength))
+        count_classes(state, "bincount", out, self.numel(), bins_left_out(self, minlength))
     return out
 
 

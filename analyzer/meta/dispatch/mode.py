@@ -32,6 +32,7 @@ from analyzer.meta.simulated_device import devices, reopened
 from analyzer.meta.spec import Signature, name_arguments, spec_of, to_specs
 from analyzer.meta.state import MetaState, mode_in_force, set_state
 from analyzer.meta.tensor import device_of, name_of_node
+from analyzer.meta.value.barred import follow_bars
 from analyzer.meta.value.data_dependent import answer_data_dependent, depends_on_data
 
 from .call import OperatorCall, find_entry, rebuild, resolve, result_device, storage_of
@@ -162,14 +163,20 @@ class MetaDispatchMode(DirectDispatchMode):
                 state.graph.dispatched(func, args, kwargs, call.result)
             return call.result
         _execute(state, call)
-        if state.meets_data:
-            follow_met(call)
-        if call.is_followed():
-            propagate(state, call)
+        _follow(state, call)
         _account(state, call)
         if state.graph is not None:
             state.graph.dispatched(func, args, kwargs, call.result)
         return call.result
+
+
+def _follow(state: MetaState, call: OperatorCall) -> None:
+    if state.meets_data:
+        follow_met(call)
+    if call.info.bars:
+        follow_bars(call.info.name, call.args, call.kwargs, call.storages, call.result)
+    if call.is_followed():
+        propagate(state, call)
 
 
 # What ``torch.library.custom_op`` made of a function runs as this function does: what it launches, computes and holds

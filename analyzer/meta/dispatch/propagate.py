@@ -187,6 +187,8 @@ def _write(state: MetaState, call: OperatorCall) -> None:
             written.append((storage, None if rule is None else rule(position, target, storage)))
     for storage, new in written:
         storage.known, storage.nonzero_bound = new, None
+        if not info.bars:
+            storage.barred = None
 
 
 def _drawn_in_place(state: MetaState, call: OperatorCall, position: tuple[int, ...], target: Tensor,
@@ -257,6 +259,6 @@ def _estimate(state: MetaState, call: OperatorCall) -> None:
         return
     if name == "histc":
         expectation.count_classes(state, name, call.outputs[0], call.args[0].numel(),
-                                  expectation.classes_below(call.args[0], call.outputs[0].numel()))
+                                  expectation.bins_left_out(call.args[0], call.outputs[0].numel()))
     else:
         expectation.count_marked(state, name, call.args, call.outputs[0], before)

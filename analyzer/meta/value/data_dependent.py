@@ -19,7 +19,7 @@ from analyzer.meta.state import MetaState
 from analyzer.meta.tensor import META, kernel, new_tensor
 
 from .contents import defer_call, expected_scalar, going_on, passing_value, read_known, searching_answer
-from .expectation import distinct_count, origin_of
+from .expectation import Marks, distinct_count, origin_of
 from .known_value import Deferred, Result, small_enough
 from .nonzero_bound import bound_of
 
@@ -153,7 +153,8 @@ def _count(state: MetaState, operator: str, mask: Tensor) -> int:
     storage = mask.untyped_storage()
     density = storage.density if isinstance(storage, MetaStorage) else None
     if state.options.unknown_size == "balanced" and density is not None:
-        count = min(most, round(total * min(1.0, abs(density))))
+        share = density.within(mask) if isinstance(density, Marks) else density
+        count = min(most, round(total * min(1.0, abs(share))))
         state.assume(f"{operator}: {count} of {total} elements taken as nonzero (balanced) {state.where()}")
         return count
     told = f"all {total} elements taken as nonzero (worst case)" if most == total else (

@@ -16,6 +16,7 @@ from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import MetaState
 
+from .barred import barred_choices
 from .known_value import Deferred, Known
 
 Rule = Callable[[Any, list[MetaStorage], "float | None"], "float | None"]
@@ -42,46 +43,62 @@ def expected_counts(total: int, bins: int, only: int | None = None, skew: float 
 
 
 class Marks(float):
-    """The share of ones in a bin of marks. Of as many ``bins`` as there are the first ``classes`` are marked: in a bin
-    behind them, which stands for dropped or padded elements, no choice among the classes falls.
+    """The share of ones in a bin of marks. Of as many ``bins`` as there are those ``left_out`` stand for dropped,
+    padded or forbidden classes: no choice falls on them.
     """
 
     bins: int
-    classes: int
+    left_out: frozenset[int]
+
+    @property
+    def classes(self) -> int:
+        """In how many bins marks are."""
+        return self.bins - len(self.left_out)
 
     def times(self, count: float) -> Marks:
         found = Marks(self * count)
-        found.bins, found.classes = self.bins, self.classes
+        found.bins, found.left_out = self.bins, self.left_out
         return found
+
+    def within(self, marks: torch.Tensor) -> float:
+        """The share in ``marks``, of which each element may be of one bin: bins lie beside one another in memory."""
+        along = [size for size, stride in zip(marks.shape, marks.stride()) if size > 1 and stride % self.bins]
+        first, count = int(marks.storage_offset()) % self.bins, along[0] if along else 1
+        if len(along) > 1 or first + count > self.bins:
+            first, count = 0, self.bins
+        marked = sum(number not in self.left_out for number in range(first, first + count))
+        return self * (marked / count)
 
 
 def share_of_marks(index: Any, bins: int) -> float:
     """The expected mean in each bin, of ``bins``, that a class of unknown ``index`` (a storage) can be."""
     drawn = getattr(index, "drawn_from", None)
-    if not isinstance(drawn, Positions) or drawn.count >= bins:
+    left_out = drawn.left_out_of(bins) if isinstance(drawn, Positions) and drawn.count <= bins else frozenset()
+    if not left_out:
         return 1 / bins
-    found = Marks(1 / max(1, drawn.count))
-    found.bins, found.classes = bins, drawn.count
+    found = Marks(1 / max(1, bins - len(left_out)))
+    found.bins, found.left_out = bins, left_out
     return found
 
 
-def classes_below(index: torch.Tensor, bins: int) -> int | None:
-    """How many classes an unknown index can be, where these are fewer than the bins."""
+def bins_left_out(index: torch.Tensor, bins: int) -> frozenset[int]:
+    """The bins, of ``bins``, that an unknown index cannot be."""
     share = share_of_marks(index.untyped_storage(), bins)
-    return share.classes if isinstance(share, Marks) else None
+    return share.left_out if isinstance(share, Marks) else frozenset()
 
 
-def count_classes(state: MetaState, name: str, counts: torch.Tensor, total: int, classes: int | None = None) -> None:
-    """Take ``total`` unknown elements that an operator counts to fall into bins as is expected, the first ``classes``
-    where that many are given, where that is the policy.
+def count_classes(state: MetaState, name: str, counts: torch.Tensor, total: int,
+                  left_out: frozenset[int] = frozenset()) -> None:
+    """Take ``total`` unknown elements that an operator counts to fall into bins as is expected, but for those
+    ``left_out``, where that is the policy.
     """
     if not state.expects_contents or state.options.unknown_size != "balanced" and not state.repeats:
         return
-    bins, skew = classes or counts.numel(), state.options.skew
+    bins, skew = counts.numel() - len(left_out), state.options.skew
     how = "evenly" if not skew else f"by Zipf's law of exponent {abs(skew):g}{', the last most,' if skew < 0 else ''}"
     state.assume(f"{name}: unknown elements are assumed to fall {how} into {bins} bins (balanced) {state.where()}")
-    expected = expected_counts(total, bins, state.placeholder if state.repeats else None, skew)
-    expected += [0] * (counts.numel() - bins)
+    fallen = iter(expected_counts(total, bins, state.placeholder if state.repeats else None, skew))
+    expected = [0 if number in left_out else next(fallen) for number in range(counts.numel())]
     with without_modes():
         counts.untyped_storage().known = Deferred(  # type: ignore[attr-defined]
             torch.tensor(expected, dtype=counts.dtype))
@@ -92,16 +109,16 @@ def count_marked(state: MetaState, name: str, args: Any, out: torch.Tensor, dens
     if out.dtype.is_floating_point or out.numel() < 2:
         return
     if name == "sum" and density is not None and density < 1:
-        classes = density.classes if isinstance(density, Marks) and out.numel() == density.bins else None
+        left_out = density.left_out if isinstance(density, Marks) and out.numel() == density.bins else frozenset()
         count_classes(state, "sum of marks", out, round(density * args[0].numel() * (
-            1 if classes is None else classes / out.numel())), classes)
+            1 - len(left_out) / out.numel())), left_out)
     elif name in _ADDING and out.dim() == 1 and isinstance(args[3], torch.Tensor):
         storage = args[3].untyped_storage()
         ones = storage.exact if isinstance(storage, MetaStorage) else None
         with without_modes():
             all_ones = ones is not None and bool((ones.flat() == 1).all())
         if all_ones:
-            count_classes(state, name, out, args[2].numel(), classes_below(args[2], out.numel()))
+            count_classes(state, name, out, args[2].numel(), bins_left_out(args[2], out.numel()))
 
 
 def drawn_contents(name: str, args: Any, storages: list[MetaStorage]) -> Known | None:
@@ -154,9 +171,9 @@ def _beside_dropped(index: Any, value: Any) -> Known | None:
             return None
         with without_modes():
             found = known.flat()
-            is_behind = bool(((found < 0) | (found >= origin.count)).all())
+            is_behind = all(origin.is_out(number) for number in found.unique().tolist())
     else:
-        is_behind = isinstance(value, int) and not 0 <= value < origin.count
+        is_behind = isinstance(value, int) and origin.is_out(value)
     return origin if is_behind else None
 
 
@@ -166,16 +183,23 @@ CHOOSING = {"topk": 1, "argmax": 0}
 
 
 class Positions(Known):
-    """The numbers below ``count``."""
+    """The numbers below ``count`` but for those ``barred``."""
 
-    __slots__ = ("count",)
+    __slots__ = ("count", "barred")
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, barred: frozenset[int]) -> None:
         super().__init__()
-        self.count = count
+        self.count, self.barred = count, barred
 
     def _compute(self) -> torch.Tensor:
-        return torch.arange(self.count)
+        return torch.tensor([number for number in range(self.count) if number not in self.barred])
+
+    def is_out(self, number: float) -> bool:
+        return not 0 <= number < self.count or number in self.barred
+
+    def left_out_of(self, bins: int) -> frozenset[int]:
+        """The numbers below ``bins`` that are none of these."""
+        return self.barred.union(range(self.count, bins))
 
 
 _positions = functools.lru_cache(maxsize=1024)(Positions)  # one for each count: compared by identity
@@ -184,7 +208,7 @@ _positions = functools.lru_cache(maxsize=1024)(Positions)  # one for each count:
 def chosen_among(name: str, args: Any, kwargs: Any) -> Known:
     x, place = args[0], 2 if name == "topk" else 1
     dim = args[place] if len(args) > place else kwargs.get("dim", -1 if name == "topk" else None)
-    return _positions(x.numel() if dim is None else x.shape[dim] if x.dim() else 1)
+    return _positions(x.numel() if dim is None else x.shape[dim] if x.dim() else 1, barred_choices(x, dim))
 
 
 def origin_of(storage: MetaStorage) -> Known | None:
@@ -194,7 +218,7 @@ def origin_of(storage: MetaStorage) -> Known | None:
 
 def distinct_count(contents: Known) -> int:
     if isinstance(contents, Positions):
-        return contents.count
+        return contents.count - len(contents.barred)
     with without_modes():
         return int(contents.flat().unique().numel())
 
@@ -212,6 +236,8 @@ def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float
     drawn = storages[0].drawn_from
     if drawn is not None and (drawn is storages[1].drawn_from if len(storages) == 2 else isinstance(
             args[1], (int, float))):
+        if isinstance(drawn, Positions) and len(storages) == 1 and drawn.is_out(args[1]):
+            return 0.0
         return 1 / max(1, distinct_count(drawn))
     if len(storages) == 2 and (storages[0].known is None) != (storages[1].known is None):
         index, known = (storages[0], args[1]) if storages[0].known is None else (storages[1], args[0])
