@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with drawing_plainly():
             if called == "fits":
-                raise InputError("fits: is `analyzer fit` without --device, or with one for each device of its table")
+                raise InputError("fits: write `analyzer fit`, without --device or with one for each device of a table")
             arguments, unknown = make_parser(called).parse_known_args(words[:own])
             if unknown:
                 raise InputError(_explain(called, unknown, words))

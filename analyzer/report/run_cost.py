@@ -33,7 +33,7 @@ def find_cost(profile: ProfileData, tokens: float | None = None, samples: float 
     assert amount is not None
     if each is None and kind == "tokens" and profile.batch_size is not None:
         raise InputError(f"cost_of(tokens={amount:g}): {profile.name} is given no tokens (integers of batch x "
-                         f"sequence); say samples= (--samples), of which a step takes {profile.batch_size:,}")
+                         f"sequence); give samples= (--samples), of which a step takes {profile.batch_size:,}")
     if each is None:
         raise InputError(f"cost_of({kind}={amount:g}): how many {kind} a step of {profile.name} takes is not known")
     copies, remarks = _count_copies(profile, devices)

@@ -74,7 +74,7 @@ def describe_for_verdict(profile: ProfileData) -> str:
     verdict = judge(profile, is_brief=True)
     if verdict is None or verdict.fits is not False or not profile.holders:
         return text
-    return f"{text}\n\nheld where the most is needed\n{holders.print_groups(holders.group_holders(profile))}"
+    return f"{text}\n\nwhat holds memory at the peak\n{holders.print_groups(holders.group_holders(profile))}"
 
 
 @register_report.shipped("replay")

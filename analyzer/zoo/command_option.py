@@ -69,7 +69,7 @@ def choose_inputs(target: Target, texts: Sequence[str], train: bool,
     """What to call the model with, floating inputs in ``dtype``. Raises InputError where nothing says it."""
     specs = target.choose_inputs(parse_inputs(texts), train=train)
     if specs is None:
-        raise InputError(f"{target.name}: what it is called with is not known; say it, e.g. --input 8x3x224x224 or "
+        raise InputError(f"{target.name}: its inputs are not known; give them, e.g. --input 8x3x224x224 or "
                          "--input x=int64:8x512")
     for spec in specs:
         if spec.assumption is not None:

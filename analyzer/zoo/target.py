@@ -56,7 +56,7 @@ def find_factory(module: ModuleType, where: str, name: str, text: str) -> Target
 
 def describe_factories(module: ModuleType, where: str) -> str:
     names = list_factories(module)
-    return f"; in {where} these would do: {', '.join(names)}" if names else f"; nothing in {where} would do"
+    return f"; {where} has these: {', '.join(names)}" if names else f"; {where} has none"
 
 
 def list_factories(module: ModuleType) -> list[str]:
@@ -179,7 +179,8 @@ def load_target(text: str) -> Target:
     if path.endswith(".py") and scheme not in LIBRARIES:
         module = import_file(path, text)
         if not name:
-            raise TargetError(f"{text}: says not what in the file, as in {path}:Net{describe_factories(module, path)}")
+            raise TargetError(f"{text}: name a class or function of the file, as in {path}:Net"
+                              f"{describe_factories(module, path)}")
         return find_factory(module, path, name, text)
     if not colon:
         return _find_shipped_model(text)

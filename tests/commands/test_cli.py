@@ -81,7 +81,7 @@ def test_the_sample_in_the_readme_is_what_make_profile_prints(run):
     (["plan", "resnet18", "--budget", "1.5"], "write bytes of the whole step as '24GiB'"),
     (["generate", "gpt2", "--prefill-chunks=8", "x"], "--prefill-chunks=8 x: `analyzer generate` does not take this"),
     (["measure", "resnet18", "--budget", "1GiB"], "does not take this; it belongs to `analyzer plan`\n"),
-    (["fits", "resnet18"], "fits: is `analyzer fit` without --device, or with one for each device of its table\n"),
+    (["fits", "resnet18"], "fits: write `analyzer fit`, without --device or with one for each device of a table\n"),
     (["fit", "resnet18", "--device", "t4", "--device", "l4", "--memory", "1GiB"], "--memory: is for one device, "
      "and 2 are given; give one"),
     (["fit", "resnet18", "--device", "t4", "--format", "csv"], "--format csv: is for the table of devices"),

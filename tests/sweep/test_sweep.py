@@ -140,7 +140,7 @@ def test_sizes_go_where_they_belong(target, texts, configuration, want):
 
 
 @pytest.mark.parametrize(("texts", "configuration", "text"), [
-    ((), Configuration(batch=2), "what it is called with is not known"),
+    ((), Configuration(batch=2), "its inputs are not known"),
     (["8x3x32x32"], Configuration(sequence=64), "none of its inputs float32:8x3x32x32 has a sequence dimension"),
     (["{batch}x5"], Configuration(), "the grid, which has none for batch"),
     (["{bath}x5"], Configuration(batch=1), "is no shape"),
@@ -305,7 +305,7 @@ def test_what_cannot_travel_is_said_before_the_work():
 
 @pytest.mark.parametrize(("target", "options", "kind", "text"), [
     ("resnet19", {}, TargetError, "resnet18"),
-    (nn.Linear, {}, InputError, "what it is called with is not known"),
+    (nn.Linear, {}, InputError, "its inputs are not known"),
     (3, {}, InputError, "sweep.target=3."),
     ("resnet18", {"workers": -1}, InputError, "workers=-1"),
 ])

@@ -88,17 +88,17 @@ def test_names_that_python_has_itself_or_cannot_import(folder: Path) -> None:
     assert sys.modules["json"] is json
 
 
-WOULD_DO = "; in mynet.py these would do: Net, make_net, small"
+WOULD_DO = "; mynet.py has these: Net, make_net, small"
 
 
 @pytest.mark.parametrize(("text", "message"), [
     ("mynet.py:Nett", "mynet.py has no 'Nett'; did you mean Net?" + WOULD_DO),
     ("mynet.py:Quux", "mynet.py has no 'Quux'" + WOULD_DO),
-    ("mynet.py", "says not what in the file, as in mynet.py:Net" + WOULD_DO),
+    ("mynet.py", "name a class or function of the file, as in mynet.py:Net" + WOULD_DO),
     ("mynet.py:Sized", "Sized needs width; give a callable of no arguments that returns an nn.Module" + WOULD_DO),
     ("mynet.py:ready",
      "ready is a model already built; give a callable of no arguments that returns an nn.Module" + WOULD_DO),
-    ("own_layer.py:Net", "own_layer.py has no 'Net'; nothing in own_layer.py would do")])
+    ("own_layer.py:Net", "own_layer.py has no 'Net'; own_layer.py has none")])
 def test_a_name_that_will_not_do(folder: Path, text: str, message: str) -> None:
     with pytest.raises(TargetError) as caught:
         load_target(text)

@@ -136,7 +136,7 @@ def resolve_inputs(target: Target, texts: Sequence[str], configuration: Configur
     specs = target.choose_inputs(parse_inputs(texts), train=False)
     if specs is None:
         raise InputError(
-            f"{target.name}: what it is called with is not known; say it, e.g. --input {{batch}}x3x224x224")
+            f"{target.name}: its inputs are not known; give them, e.g. --input {{batch}}x3x224x224")
     for name in _SIZES:
         if sizes[name] is not None and name not in placed:
             resized = tuple(spec.resize(name, sizes[name]) for spec in specs)
