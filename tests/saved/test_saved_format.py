@@ -1,6 +1,7 @@
 """Saved records of the last format are read, with what they could not know unknown; others are refused in a sentence.
 
-`saved/` holds what the last formats wrote: profiles of versions 7, 9, 10, 11 and 12, a plan of version 2.
+`saved/` holds what the last formats wrote: profiles of versions 7, 9, 10, 11 and 12, a plan of version 2, a plan of
+blocks of version 1.
 """
 import json
 import re
@@ -20,7 +21,7 @@ from analyzer.saved_format import SavedFormat
 from analyzer.tools.diffusion import diffusion_profile
 from analyzer.tools.generation import GenerationProfile, generation_profile
 from analyzer.tools.serving import served_profile
-from analyzer.tools.solver import Plan, block_plan, plan
+from analyzer.tools.solver import BlockPlan, Plan, block_plan, plan
 
 SAVED = Path(__file__).parent
 FORMATS = [json_format.FORMAT, plan._FORMAT, block_plan._FORMAT, generation_profile.FORMAT, served_profile.FORMAT,
@@ -126,6 +127,14 @@ def test_a_plan_of_version_2() -> None:
     assert Plan.from_json(found.to_json()) == found
     unmeasured = {**fields_of("plan_2.json"), "planned": None}
     assert Plan.from_json(json.dumps(unmeasured)).planned is None
+
+
+def test_a_plan_of_blocks_of_version_1() -> None:
+    found = BlockPlan.from_json(SAVED / "block_plan_1.json")
+    assert found.choices[0].skips == ("product#1",) and all(choice.operators is None for choice in found.choices)
+    data = fields_of("block_plan_1.json")
+    assert json.loads(found.to_json()) == {**data, "version": 2, "choices": [
+        {**choice, "operators": None} for choice in data["choices"]]}
 
 
 @pytest.mark.parametrize("made_by", [{}, {"made_by": {"target": "gpt2", "options": {}}}], ids=["7", "8"])

@@ -259,6 +259,35 @@ def test_what_a_kept_result_alone_reads_is_not_computed_again():
     undo_choices(model, choices, "test")
 
 
+class Attending(nn.Module):
+    """With dropout attention is one kernel of a GPU, and on a host two products and more."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.attend, self.up, self.down = nn.Linear(width, 3 * width), nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        query, key, value = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.attend(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=0.1).transpose(1, 2).flatten(-2)
+        return x + F.dropout(self.down(F.gelu(self.up(mixed))), 0.1)
+
+
+def test_where_other_kernels_run_than_planned_nothing_is_skipped():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 64), *(Attending() for _ in range(4))), torch.randn(4, 32, 64)
+    expected = take_step(model, x)
+    planner = BlockPlanner(model, torch.empty(512, 128, 64, device="meta"), device="a100")
+    _, step, *_ = planner.profile_ends()
+    skipping = {option.skips: option for option in list_options(step.blocks[1], CopyRate(0.0, 0.0), None)
+                if any(name.startswith("product") for name in option.skips)}
+    assert skipping
+    for option in skipping.values():
+        choices = [replace(option, path=str(i)) for i in range(1, 5)]
+        apply_choices(model, choices, "test")
+        assert_equal(take_step(model, x), expected)
+        undo_choices(model, choices, "test")
+
+
 def test_running_statistics_are_updated_once():
     torch.manual_seed(0)
     model, x = ResNet().train(), torch.randn(4, 3, 16, 16)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import math
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -62,6 +63,8 @@ class KeepResults:
 
     What is written into a result in place right after (a bias, a mask) is kept with it. ``norms`` are normalization
     layers of the region whose running statistics the forward updates, once.
+    ``operators`` is the `digest_names` of the region as planned: where other kernels run than those, a name is that of
+    another result, and nothing is skipped. None: the program is the planned one.
 
     Raises RuntimeError in backward where a kept result was written to after the region.
     """
@@ -71,11 +74,13 @@ class KeepResults:
     skips: tuple[str, ...] = ()
     offloads: tuple[str, ...] = ()
     copies: BlockCopies | None = None
+    operators: int | None = None
 
     __name__ = "keep_results"  # in generated code
 
     def __call__(self) -> tuple[AbstractContextManager[Any], _Again]:
-        kept = _KeepingMode(frozenset(self.keeps), frozenset(self.skips), frozenset(self.offloads), self.copies)
+        kept = _KeepingMode(frozenset(self.keeps), frozenset(self.skips), frozenset(self.offloads), self.copies,
+                            self.operators)
         return kept if kept.keeps or kept.skips else nullcontext(), _Again(kept, self.norms)
 
 
@@ -83,9 +88,10 @@ class _KeepingMode(TorchDispatchMode):
     """Is around the region when it runs, and holds the results that this run keeps."""
 
     def __init__(self, keeps: frozenset[str], skips: frozenset[str], offloads: frozenset[str],
-                 copies: BlockCopies | None) -> None:
+                 copies: BlockCopies | None, operators: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.keeps, self.skips, self.offloads, self.copies = keeps, skips, offloads, copies
+        self.operators, self.names = operators, digest_names(())
         self.met: Counter[str] = Counter()
         self.skipped: dict[str, tuple[torch.Size, torch.dtype]] = {}
         self.results: dict[str, Any] = {}
@@ -95,6 +101,7 @@ class _KeepingMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = take_name(func, self.met)
+        self.names = digest_names((name,), self.names)
         if name in self.keeps:
             self.results[name] = tree_map_only(torch.Tensor, alias_with_version, result)
             self.generators[name] = GeneratorState.after(func, result)
@@ -105,6 +112,8 @@ class _KeepingMode(TorchDispatchMode):
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
+        if self.operators not in (None, self.names):
+            self.skipped.clear()
         self.versions = {i: [t._version for t in _tensors(result)] for i, result in self.results.items()}
         if self.copies is not None and exc == (None, None, None):
             send = self.copies.send
@@ -130,6 +139,16 @@ def take_name(op: Any, met: Counter[str]) -> str:
     key = result_key(op)
     met[key] += 1
     return f"{key}#{met[key] - 1}"
+
+
+def digest_names(names: Iterable[str], before: int = 0) -> int:
+    """A number that tells operators of a region apart from others: of the names of their results, in order, after those
+    ``before``. Autograd detaches a result of its own that it saves, unless a checkpoint is around: it counts for none.
+
+    >>> digest_names(["product#0", "aten.mm#0"]) == digest_names(["aten.mm#0"], digest_names(["product#0"]))
+    True
+    """
+    return zlib.crc32("".join(name for name in names if not name.startswith("aten.detach.")).encode(), before)
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:
@@ -253,6 +272,7 @@ class BlockChoice:
     offloaded_bytes: int = 0
     recompute_seconds: float = 0.0      #: of kernels that run again
     copy_seconds: float = 0.0           #: of copies that nothing hides
+    operators: int | None = None        #: `digest_names` of all its results, as planned; None: nothing is skipped
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -280,7 +300,9 @@ class PlannedForward:
                 output = forward(*args, **kwargs)
         else:
             norms = tracked_norms(self.module.modules())
-            context = KeepResults((*choice.keeps, *choice.offloads), norms, choice.skips, choice.offloads, copies)
+            skips = () if choice.operators is None else choice.skips
+            context = KeepResults((*choice.keeps, *choice.offloads), norms, skips, choice.offloads, copies,
+                                  choice.operators)
             with _sending(args, copies) if choice.offloads_input else nullcontext():
                 # whose own keywords may have the same names
                 output = checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, context_fn=context)

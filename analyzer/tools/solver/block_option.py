@@ -84,7 +84,7 @@ def list_options(block: BlockInfo, rate: CopyRate, following: BlockInfo | None,
         return BlockChoice(
             block.path, True, keeps, offloads, bool(picks[i][0] == _OFFLOAD), skips, kept_bytes=int(held[i]),
             offloaded_bytes=int(sent[i]), recompute_seconds=max(0.0, float(cost[i])),
-            copy_seconds=float(exposed[i]))
+            copy_seconds=float(exposed[i]), operators=block.operators)
 
     return [*map(describe, order), plain]
 

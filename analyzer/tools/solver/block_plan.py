@@ -24,7 +24,7 @@ from analyzer.record.progress import progress_part
 from analyzer.report.export.json_format import read_record, write_record
 from analyzer.report.page.document import summary_part, write_page
 from analyzer.report.text_table import print_rows
-from analyzer.saved_format import SavedFormat
+from analyzer.saved_format import Fields, SavedFormat
 from analyzer.units import format_bytes, format_seconds, parse_bytes
 
 from .application import BlockChoice, apply_choices, take_name, undo_choices
@@ -59,7 +59,7 @@ class BlockPlan:
     with this plan. ``profile`` is that of the last one; it is not saved.
     """
 
-    format_version: ClassVar[int] = 1  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 2  #: of the JSON text; a change of any field below raises it
 
     model: str
     device: str
@@ -152,7 +152,15 @@ class BlockPlan:
         return f"{self.summary()}\n\n{self.table()}"
 
 
-_FORMAT = SavedFormat("analyzer.block_plan", BlockPlan.format_version, "plan of blocks", "plan again", {})
+
+
+def _without_operators(plan: Fields) -> Fields:
+    """A saved plan of version 1, which did not say for which operators its names are."""
+    return {**plan, "choices": [{**choice, "operators": None} for choice in plan["choices"]]}
+
+
+_FORMAT = SavedFormat("analyzer.block_plan", BlockPlan.format_version, "plan of blocks", "plan again",
+                      {1: _without_operators})
 
 
 def _make_contexts(choice: BlockChoice) -> Any:

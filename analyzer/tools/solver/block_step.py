@@ -21,7 +21,7 @@ from analyzer.record.log import Log
 from analyzer.record.process_group import communicates
 from analyzer.record.storage_lifetime import StorageLifetime
 
-from .application import take_name
+from .application import digest_names, take_name
 from .block_copy import can_wait_on_host
 from .problem import written
 from .recorded_step import alive_bytes, watched
@@ -56,6 +56,7 @@ class BlockInfo:
     fwd_seconds: float
     bwd_seconds: float
     extra_bytes: int              #: most of what others hold while its backward pass runs, earlier blocks left out
+    operators: int | None = None  #: `digest_names` of its results; None where they are not known
 
     @property
     def saved_bytes(self) -> int:
@@ -161,7 +162,9 @@ class _Reading:
             extra = int(others[first:end + 1].max(initial=0))
             again, results = self._read_results(path)
             blocks.append(BlockInfo(path, inner[b], saved_inputs[b], inputs[b], b not in held_elsewhere, again, results,
-                                    seconds["forward", b], seconds["backward", b], extra))
+                                    seconds["forward", b], seconds["backward", b], extra,
+                                    digest_names(n.name for n in self.reader.notes[path])
+                                    if path in self.reader.notes else None))
         return BlockStep(tuple(self._fill(blocks)), int(others[outside].max(initial=0)))
 
     def _find_owners(self) -> tuple[list[tuple[StorageLifetime, int, bool]], Counter[int], set[int]]:
@@ -278,7 +281,8 @@ class _Reading:
         alike = {block.inner_bytes: block for block in blocks if block.results}
         for block in blocks:
             same = None if block.results else alike.get(block.inner_bytes)
-            yield block if same is None else replace(block, results=same.results, again_seconds=same.again_seconds)
+            yield block if same is None else replace(block, results=same.results, again_seconds=same.again_seconds,
+                                                          operators=same.operators)
 
 
 def _prefixes(path: str) -> Iterator[str]:
