@@ -318,8 +318,8 @@ def tell_bytes() -> str:
             rows.append([f"{name}, tp{tp}", f"{count_weights(config, tp):,}", f"{deployment.weight_bytes():,}",
                          f"{cache:,}", f"{deployment.cache_token_bytes():,}"])
     return ("Bytes in bf16 of one rank, by the formulas of vLLM (`QKVParallelLinear`, `MergedColumnParallelLinear`,\n"
-            "`VocabParallelEmbedding`; `FullAttentionSpec`) from configs, and as they are told:\n\n"
-            + markdown(["", "weights", "told", "cache of a token", "told"], rows,
+            "`VocabParallelEmbedding`; `FullAttentionSpec`) from configs, and as predicted:\n\n"
+            + markdown(["", "weights", "predicted", "cache of a token", "predicted"], rows,
                        cases="accuracy/served_bytes"))
 
 
