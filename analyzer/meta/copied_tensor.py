@@ -31,7 +31,7 @@ def deepcopy_tensor(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
         memo[id(tensor)] = parameter = nn.Parameter(_clone(tensor), tensor.requires_grad)
         return parameter
     if not tensor.is_leaf:
-        raise RuntimeError("Only tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
+        raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
     result = _clone(tensor) if tensor.layout in SPARSE_LAYOUTS else copy_tensor(tensor, memo)
     memo[id(tensor)] = result
     result.requires_grad_(tensor.requires_grad)

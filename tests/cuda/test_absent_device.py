@@ -67,3 +67,20 @@ def test_a_branch_on_the_device_takes_the_other_way():
 
     assert profile(Model(ask), (X,), mode="infer", device="cpu").fwd_macs == 2 * 4 * 4 + 2 * 3 * 5
     assert profile(Model(ask), (X,), mode="infer", device="h100").fwd_macs == 2 * 4 * 4
+
+
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+def test_a_default_device_that_is_the_host_is_the_host(device):
+    seen = []
+
+    def ask(x):
+        torch.set_default_device("cpu")
+        try:
+            seen.extend(str(made.device) for made in (
+                torch.zeros(1), torch.tensor([1.0]), torch.arange(3), nn.Linear(2, 2).weight, torch.rand(2)))
+            seen.append(str(torch.get_default_device()))
+        finally:
+            torch.set_default_device(None)
+
+    profile(Model(ask), (X,), mode="infer", device=device)
+    assert set(seen) == {"cpu"}

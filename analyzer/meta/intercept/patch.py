@@ -230,7 +230,7 @@ def _push_saved_tensors_hooks(original: Any, pack: Any, unpack: Any) -> Any:
 def _default_device(original: Callable[[], torch.device]) -> torch.device:
     """As ``torch.get_default_device``, which makes a tensor to learn the index of one that was given without."""
     device = find_context_device()
-    return original() if device is None or device.type != "cuda" else indexed_device(device)
+    return original() if device is None else indexed_device(device)
 
 
 def _constructing(original: Any) -> Any:
