@@ -153,9 +153,11 @@ class Borrowed:
                 continue
             contents, keys, values = last
             # some mappings refuse to be changed
-            if tuple(contents) != keys or not all(map(operator.is_, contents.values(), values)):
+            if len(contents) != len(keys) or not all(map(operator.is_, contents, keys)) or not all(
+                    map(operator.is_, contents.values(), values)):
                 contents.clear()
-                contents.update(zip(keys, values))
+                for key, value in zip(keys, values):  # a Counter's update() adds
+                    contents[key] = value
         for container in self._empty:
             if container:
                 container.clear()
@@ -223,7 +225,9 @@ class Borrowed:
 
     def _snapshot(self, contents: dict[Any, Any]) -> None:
         keys = tuple(contents)
-        self._undo.append((contents, self._keys.setdefault(keys, keys), tuple(contents.values())))
+        if keys and type(keys[0]) is str:  # tensors are not compared
+            keys = self._keys.setdefault(keys, keys)
+        self._undo.append((contents, keys, tuple(contents.values())))
 
     def _walk_items(self, contents: dict[Any, Any], skipped: frozenset[str], depth: int) -> None:
         changes: list[tuple[Any, Any]] = []

@@ -1,6 +1,7 @@
 """Tensors as keys, and numbers that are their ids or addresses, in what a model's code reaches while it is borrowed."""
 from __future__ import annotations
 
+from collections import ChainMap, UserDict
 from collections.abc import Callable, Iterable
 from itertools import chain
 from types import TracebackType
@@ -131,10 +132,15 @@ class _Names:
 
 def _list_containers(record: StateRecord) -> list[Any]:
     """Those that may be keyed by tensors or numbers."""
-    found = [mapping for mapping, keys, values in record.mappings
+    found: list[Any] = [mapping for mapping, keys, values in record.mappings
              if not _FOUND_BY_NAME.issuperset(map(type, keys)) or _holds_number(values)]
     found += [items for items, _ in record.sequences if isinstance(items, set) or _holds_number(items)]
-    return found + [value for value, *_ in record.objects if isinstance(value, WeakIdKeyDictionary)]
+    for value, *_ in record.objects:
+        if isinstance(value, WeakIdKeyDictionary):
+            found.append(value)
+        elif isinstance(value, (UserDict, ChainMap)):
+            found += value.maps if isinstance(value, ChainMap) else [value.data]
+    return found
 
 
 def _holds_number(values: Iterable[Any]) -> bool:
@@ -152,7 +158,8 @@ def _rename(container: Any, name: Callable[[Any], Any]) -> bool:
             container.clear()
         else:
             container.data.clear()
-        container.update(after)
+        for key, value in after:  # a Counter's update() adds
+            container[key] = value
         return True
     held = list(container)
     new = [name(item) if isinstance(container, set) or type(item) in (int, frozenset) else item for item in held]

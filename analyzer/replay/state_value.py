@@ -110,7 +110,8 @@ def set_value(holder: Any, name: str, value: Any) -> None:
 def refill_mapping(mapping: Any, keys: Iterable[Any], values: Iterable[Any]) -> None:
     found = [(key, revive(value, mapping.get(key))) for key, value in zip(keys, values)]
     mapping.clear()
-    mapping.update(found)
+    for key, value in found:  # a Counter's update() adds
+        mapping[key] = value
 
 
 def replace_items(container: Any, items: Any) -> None:

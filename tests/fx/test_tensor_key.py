@@ -1,5 +1,7 @@
 """What a model looks up by a tensor, by its id or address, or through a weak reference, in a trace and a profile."""
 import weakref
+from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,6 +51,17 @@ TABLES = {
     "within another": (lambda m: {"of": {m.a.weight: "yes"}}, lambda m: m.table["of"].get(m.a.weight)),
     "a weak dictionary": (fill_weak(WeakTensorKeyDictionary), lambda m: m.table.get(m.a.weight)),
     "a weak dictionary by id": (fill_weak(WeakIdKeyDictionary), lambda m: m.table.get(m.a.weight)),
+    "a Counter": (lambda m: Counter([m.a.weight, m.a.weight]), lambda m: m.table[m.a.weight] == 2),
+    "a defaultdict": (lambda m: defaultdict(int, {m.a.weight: 1}), lambda m: m.table[m.a.weight]),
+    "an OrderedDict": (
+        lambda m: OrderedDict([(m.b.weight, 0), (m.a.weight, 1)]), lambda m: list(m.table)[1] is m.a.weight),
+    "a UserDict": (lambda m: UserDict({m.a.weight: 1}), lambda m: m.table.get(m.a.weight)),
+    "a ChainMap": (lambda m: ChainMap({}, {m.a.weight: 1}), lambda m: m.table.get(m.a.weight)),
+    "an object": (lambda m: SimpleNamespace(ids={id(m.a.weight)}), lambda m: id(m.a.weight) in m.table.ids),
+    "a tuple of numbers": (lambda m: (id(m.a.weight), (id(m.b.bias),)), lambda m: m.table[1][0] == id(m.b.bias)),
+    "a tensor and its id": (
+        lambda m: ({m.a.weight: 1}, {id(m.a.weight): 1}),
+        lambda m: m.table[0].get(m.a.weight) and m.table[1].get(id(m.a.weight))),
     "a module": (lambda m: {m.a: "yes"}, lambda m: m.table.get(m.a)),
     "a proxy": (lambda m: weakref.proxy(m.b), lambda m: m.table.weight.shape == (4, 4)),
     "a proxy in a list": (lambda m: [weakref.proxy(m.b)], lambda m: m.table[0](X.new_zeros(2, 4)).shape == (2, 4)),

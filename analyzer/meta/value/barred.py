@@ -55,8 +55,8 @@ def follow_bars(name: str, args: Any, kwargs: Any, storages: list[MetaStorage], 
         target = args[0].untyped_storage()
         if isinstance(target, MetaStorage):
             target.barred = _write(name.removesuffix("_"), args, kwargs, target)
-    elif isinstance(result, Tensor) and result.is_floating_point() and result.dim() and isinstance(
-            storage := result.untyped_storage(), MetaStorage):
+    elif isinstance(result, Tensor) and result.layout is torch.strided and result.is_floating_point() and (
+            result.dim()) and isinstance(storage := result.untyped_storage(), MetaStorage):
         width = result.shape[-1]
         parts = tuple(_RULES[name](width, *args, **kwargs))
         storage.barred = Bars(width, parts) if parts else None
