@@ -25,7 +25,7 @@ from analyzer.meta.state import MetaState, active, current, indexed_device
 from analyzer.meta.structure import host_tensors, make_tuple, tensors_of
 from analyzer.meta.tensor import MetaTensor, device_of
 from analyzer.record.tensor_walk import REGISTRIES, walk_modules
-from analyzer.replay.state_value import behind_proxy
+from analyzer.replay.state_value import behind_proxy, refill_mapping
 
 from .fake_tensor import FakeTensors, GradientHooks, is_unquantized, quantize_on, restore_generators, save_generators
 
@@ -155,9 +155,7 @@ class Borrowed:
             # some mappings refuse to be changed
             if len(contents) != len(keys) or not all(map(operator.is_, contents, keys)) or not all(
                     map(operator.is_, contents.values(), values)):
-                contents.clear()
-                for key, value in zip(keys, values):  # a Counter's update() adds
-                    contents[key] = value
+                refill_mapping(contents, keys, values)
         for container in self._empty:
             if container:
                 container.clear()
