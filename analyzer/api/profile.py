@@ -18,6 +18,7 @@ from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.argument import check_tensors
+from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.patch import OutsideLeafError
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.state import Restart
@@ -283,7 +284,8 @@ class Repeats:
         self.chains = []
         if self.refusal is None and self.chain_refusal is None:
             if self._found is None:
-                self._found = chains_of(root)
+                with without_modes():  # objects may say by an operator on tensors whether they are equal
+                    self._found = chains_of(root)
             self.chains = self._found
         is_repeated = self.chains or (self.refusal is None and self.step_refusal is None)
         return RepeatedStep if is_repeated else EagerStep

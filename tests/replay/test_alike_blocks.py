@@ -11,7 +11,7 @@ from analyzer.replay import match
 from analyzer.replay.match import watch_reads
 from analyzer.zoo import MODELS
 
-from .block_model import Block, PostNorm, Stack, Sums, X, list_replayed
+from .block_model import CHECKPOINTED, Block, PostNorm, Stack, Sums, X, list_replayed
 
 
 def assert_same(model, *, blocks, **call):
@@ -68,7 +68,7 @@ class Checkpointed(Stack):
 
 
 @pytest.mark.parametrize(("model", "blocks"), [
-    (Hooked, 4), (lambda: Checkpointed(Block(i) for i in range(9)), 5)])
+    (Hooked, 4), (lambda: Checkpointed(Block(i) for i in range(9)), CHECKPOINTED)])
 def test_hooks_and_checkpoints(model, blocks):
     assert_same(model(), blocks=blocks, args=(X,), optimizer="sgd")
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from analyzer import Profile, ProfileOptions, profile
 from analyzer.hardware import DeviceSpec
 from analyzer.replay.repeated_step import RepeatedStep
-from tests.replay.block_model import Block, PostNorm, Stack, list_replayed
+from tests.replay.block_model import CHECKPOINTED, Block, PostNorm, Recurrent, Stack, list_replayed
 
 COUNT = 9  # blocks, of which five are not run
 X = torch.ones(4, 16)
@@ -30,6 +30,12 @@ def clip(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
+
+
+def test_what_blocks_are_asked_is_no_part_of_the_step() -> None:
+    found, run = profile_both(lambda: Stack(Recurrent(index) for index in range(COUNT)), step=None)
+    assert not list_replayed(found)
+    assert found == run
 
 
 def profile_both(build: Callable[[], nn.Module], **settings: Any) -> tuple[Profile, Profile]:
@@ -81,7 +87,7 @@ class Two(nn.Module):
     (lambda: Stack(Dropping() if index % 3 else Block() for index in range(26)), 12, {"autocast": torch.bfloat16,
                                                                                       "step": clip}),
     (lambda: Stack(Dropping() for _ in range(COUNT)), 5, {"optimizer": "adamw_fused"}),
-    (lambda: Checkpointed(False), 5, {}),
+    (lambda: Checkpointed(False), CHECKPOINTED, {}),
     (Two, 11, {}),
     (lambda: Stack(Block() for _ in range(COUNT)), 5,
      {"step": None, "options": ProfileOptions(capacity_bytes=1 << 30)}),
