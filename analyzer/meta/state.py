@@ -167,7 +167,7 @@ class MetaState:
     asks_memory: bool = False     #: whether the code asked for, or gave back, memory of the accelerator as such
     has_plain_tensors: bool = False #: whether tensors have the classes that they have in a real run, no `MetaTensor`
     is_this_machine: bool = False #: whether torch's own answers about the machine hold: all is on the host of this one
-    lacks_cuda: str | None = None #: the name of the simulated device, where that is none of CUDA's
+    lacks_cuda: str | None = None               #: the name of the simulated device, where that has no CUDA
     unknown_sizes: int = 0        #: how often a size or a value that only data could give was answered by a policy
     placeholder: int = 1          #: what an unknown scalar is taken as, where it is
     expects_contents: bool = True #: whether contents that a policy expects may be read as if they were known

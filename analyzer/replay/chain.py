@@ -93,11 +93,11 @@ def _split(neighbours: list[nn.Module], path_of: dict[int, str]) -> list[Chain]:
     outlines = [_outline_or_none(module) for module in neighbours]
     first = 0
     while len(neighbours) - first >= FEWEST:
-        rest, behind = outlines[first:], len(neighbours)
-        for period in _list_periods(neighbours[first:], rest):
-            count, differing = _count_alike(rest, period)
-            if period == 1:
-                behind = first + count
+        rest = outlines[first:]
+        alone = _count_alike(rest, 1)
+        behind = first + alone[0]
+        for period in _list_periods(neighbours[first:], *alone):
+            count, differing = alone if period == 1 else _count_alike(rest, period)
             if count < FEWEST or not any(held for mine in rest[:period] for _, _, both in mine or () for held in both):
                 continue
             behind = first + count * period
@@ -112,11 +112,10 @@ def _split(neighbours: list[nn.Module], path_of: dict[int, str]) -> list[Chain]:
     return found
 
 
-def _list_periods(neighbours: Sequence[nn.Module], outlines: Sequence[Outline | None]) -> list[int]:
-    """How many neighbours may make a block, the likeliest first: those after which attributes in which neighbours
-    differ are the same again, as in layers that look far and near by turns; then the smaller.
+def _list_periods(neighbours: Sequence[nn.Module], count: int, differing: set[Place]) -> list[int]:
+    """How many neighbours may make a block, the likeliest first. The first ``count`` are alike but for ``differing``:
+    likely are numbers after which these attributes are the same again, as in layers that look far and near by turns.
     """
-    count, differing = _count_alike(outlines, 1)
     if count < FEWEST:
         return list(range(1, LONGEST + 1))
     held = [[vars(module.get_submodule(path))[name] for module in neighbours[:count]] for path, name in differing]
