@@ -57,7 +57,8 @@ class TensorKeys:
                     self._containers.append(container)
             for holder, name in self._list_places():
                 value = look_up(holder, name)
-                if (new := self._names.fake(value)) is not value:
+                name_it = self._names.fake_number if type(value) is tuple else self._names.fake
+                if (new := name_it(value)) is not value:
                     set_value(holder, name, new)
                     self._places.append((holder, name))
         return self
@@ -96,7 +97,13 @@ class _Names:
         self._numbers: tuple[dict[int, int], dict[int, int]] | None = None  #: of originals, and of fake tensors
 
     def fake(self, value: Any) -> Any:
-        new = self._translate(value, self._fakes.of, 0)
+        return self._note(self._translate(value, self._fakes.of, 0), value)
+
+    def fake_number(self, value: Any) -> Any:
+        """Of a tuple that is no key, the numbers alone: contents of tensors in it may be compared."""
+        return self._note(self._translate(value, lambda _: None, 0), value)
+
+    def _note(self, new: Any, value: Any) -> Any:
         if new is not value:
             self._given[id(new)] = new, value
         return new
