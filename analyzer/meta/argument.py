@@ -10,12 +10,22 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from analyzer.errors import InputError
 
-from .address_space import MetaStorage, find_storage, new_storage
+from .address_space import AddressSpace, MetaStorage, find_storage, new_storage
 from .intercept.mode_stack import without_modes
 from .spec import SPARSE_LAYOUTS, parts_of, strided_of
-from .state import CPU, MetaState, place_among
+from .state import CPU, MetaOptions, MetaState, current, indexed_device, place_among
 from .structure import host_tensors, replace_tensors, tensors_of
-from .tensor import PLAIN_TENSORS, count_on, device_of, is_around_tensors, sparse_like, take_class, tensor_on
+from .tensor import (
+    PLAIN_TENSORS,
+    MetaTensor,
+    count_on,
+    device_of,
+    is_around_tensors,
+    meta_storage_of,
+    sparse_like,
+    take_class,
+    tensor_on,
+)
 from .value.known_value import Deferred, small_enough
 
 #: In a world of ranks the `distributed.collective.Collectives`.
@@ -175,3 +185,36 @@ def adopt_arguments(state: MetaState, tree: Any) -> Any:
     if type(tree) in (list, tuple):
         return type(tree)(adopt_arguments(state, x) for x in tree)
     return tree
+
+
+def _construct(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """``MetaTensor(tensor, device=None)``: a leaf like ``tensor``, which is not read, on ``device`` or where it is.
+
+    Under a mode it takes what else ``torch.Tensor`` takes, because ``type(x)(2, 3)`` may be a program's.
+    """
+    device = kwargs.get("device")
+    like = args[0] if len(args) == 1 and kwargs.keys() <= {"device"} and isinstance(args[0], Tensor) else None
+    if cls is not MetaTensor or like is not None and device is None and meta_storage_of(like) is not None:
+        return Tensor.__new__(cls, *args, **kwargs)
+    if like is not None:
+        return _like(like, device)
+    if current() is None:
+        said = ", ".join([*map(str, args), *(f"{name}={value}" for name, value in kwargs.items())])
+        raise InputError(f"MetaTensor({said}): outside of `with MetaTensorMode():` it is made of a tensor. "
+                         "Way out: MetaTensor(torch.empty(2, 3)), or torch.empty(2, 3) under the mode.")
+    return torch.Tensor(*args, **kwargs)
+
+
+def _like(tensor: Tensor, device: Any) -> Tensor:
+    check_tensors(tensor)
+    state = current() or MetaState(MetaOptions(), AddressSpace(), CPU)
+    place = None if device is None else indexed_device(device)
+    if is_around_tensors(tensor):
+        return fake_arguments(state, tensor, place or device_of(tensor))  # type: ignore[no-any-return]
+    out = adopt(state, tensor, place, is_new=place is not None)
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(out, tensor.requires_grad)
+    return out.requires_grad_(tensor.requires_grad)
+
+
+MetaTensor.__new__ = _construct  # type: ignore[method-assign]
