@@ -21,9 +21,9 @@ from .value.known_value import Deferred
 Tensor = torch.Tensor
 
 
-def deepcopy_tensor(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+def deepcopy_tensor(tensor: Tensor, memo: dict[int, Any], fake: Tensor | None = None) -> Tensor:
     """A parameter's data alone, of anything else the whole storage, its gradient and its attributes (__deepcopy__ in
-    torch/nn/parameter.py and torch/_tensor.py).
+    torch/nn/parameter.py and torch/_tensor.py). One that has data is copied as ``fake``, which stands for it.
     """
     if id(tensor) in memo:
         return memo[id(tensor)]  # type: ignore[no-any-return]
@@ -32,7 +32,7 @@ def deepcopy_tensor(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
         return parameter
     if not tensor.is_leaf:
         raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
-    result = _clone(tensor) if tensor.layout in SPARSE_LAYOUTS else copy_tensor(tensor, memo)
+    result = _clone(tensor) if tensor.layout in SPARSE_LAYOUTS else copy_tensor(tensor if fake is None else fake, memo)
     memo[id(tensor)] = result
     result.requires_grad_(tensor.requires_grad)
     if tensor.grad is not None:

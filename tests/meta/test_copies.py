@@ -102,6 +102,16 @@ def test_a_copy_is_what_pytorch_makes(make, copier, device):
         assert describe(value, copier(value)) == right  # outside of the mode
 
 
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_deep_copy_under_the_mode_of_what_has_data_is_what_pytorch_makes(make):
+    value = make()
+    right = describe(value, copy.deepcopy(value))
+    with MetaTensorMode():
+        copied = copy.deepcopy(value)
+        assert describe(value, copied) == right
+    assert all(isinstance(t, MetaTensor) for t in tensors_in(copied))
+
+
 def place(value):
     return {t.device for t in tensors_in(value)}
 

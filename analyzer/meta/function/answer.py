@@ -12,7 +12,8 @@ from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.argument import adopt_arguments, own
 from analyzer.meta.copied_tensor import deepcopy_tensor
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.state import CPU, MetaState, active_state, current, indexed_device
+from analyzer.meta.spec import SPARSE_LAYOUTS
+from analyzer.meta.state import CPU, MetaState, active_state, current, indexed_device, mode_in_force
 from analyzer.meta.tensor import META, MetaTensor, data_ptr, device_of, is_around_tensors, keep_class, with_node
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.known_value import Deferred
@@ -300,7 +301,15 @@ def _format(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
 @handles(Tensor.__deepcopy__)
 def _deepcopy(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return (deepcopy_tensor if isinstance(_storage_of(args[0]), MetaStorage) else func)(*args, **kwargs)
+    """A fake tensor, of one with data too: torch would make it by ``new_empty`` or ``clone``, and refuse its class."""
+    x = args[0]
+    if isinstance(_storage_of(x), MetaStorage):
+        return deepcopy_tensor(*args, **kwargs)
+    is_dense = x.layout is torch.strided and not x.is_quantized
+    if type(x) is not Tensor or not (is_dense or x.layout in SPARSE_LAYOUTS) or device_of(x).type != "cpu":
+        return func(*args, **kwargs)
+    with mode_in_force():  # for its gradient and attributes
+        return deepcopy_tensor(x, args[1] if len(args) > 1 else kwargs["memo"], own(state, x))
 
 
 @handles(Tensor.get_device)
