@@ -15,6 +15,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from .address_space import AddressSpace, MetaStorage, find_storage
 from .spec import SPARSE_LAYOUTS, strided_of
 from .state import active, current
+from .value.known_value import Deferred, small_enough
 
 
 class _Kernel(threading.local):
@@ -127,7 +128,11 @@ class MetaTensor(torch.Tensor, metaclass=_MetaTensorType):
         """Outside of every mode what computes is refused. It is disabled under one: it switches fast paths off."""
         try:
             with torch._C.DisableTorchFunction():
+                versions = _versions((*args, *(kwargs or {}).values()))
                 result = func(*args, **(kwargs or {}))
+                for tensor, version in versions:
+                    if tensor._version != version:
+                        _follow(tensor, args[1] if func is torch.Tensor.copy_ and len(args) > 1 else None)
         except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
             raise _outside(func, str(error)) from error
         for value in result if isinstance(result, (list, tuple)) else (result,):
@@ -175,6 +180,32 @@ def _outside(func: Any, reason: str) -> UnsupportedOperatorError:
     return UnsupportedOperatorError(
         f"{name}: a MetaTensor has a shape and a device, but no data ({reason.splitlines()[0] if reason else name}).\n"
         f"Way out: run this inside `with MetaTensorMode():`, or hand the tensor or its model to `profile`.")
+
+
+def _versions(args: tuple[Any, ...]) -> list[tuple[torch.Tensor, int]]:
+    """The fake tensors among the arguments of a call, each with how often it was written to."""
+    values = [t for value in args for t in (value if isinstance(value, (list, tuple)) else [value])]
+    return [(t, t._version) for t in values if isinstance(t, torch.Tensor) and t.layout is torch.strided
+            and not t.is_inference() and isinstance(find_storage(t), MetaStorage)]
+
+
+def _follow(written: torch.Tensor, source: torch.Tensor | None) -> None:
+    """Forget what the storage of ``written`` held, or know of it what is known of a ``source`` that is laid out alike.
+    Without functions of torch.
+    """
+    storage: Any = find_storage(written)
+    storage.followed, storage.barred = (None, None, None, None), None
+    if source is None or source.layout is not torch.strided or _layout(source) != _layout(written):
+        return
+    origin = find_storage(source)
+    if isinstance(origin, MetaStorage):
+        storage.followed = origin.followed
+    elif source.device.type == "cpu" and small_enough(storage.nbytes() // source.itemsize, source.dtype):
+        storage.known = Deferred(torch.empty_like(source).copy_(source))
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes())
 
 
 def data_ptr(tensor: torch.Tensor) -> int:

@@ -200,3 +200,33 @@ def test_integers_are_counted_as_cuda_counts_them():
     with MetaTensorMode():
         counted = torch.histc(torch.arange(6, device="cuda") % 4, bins=4, min=0, max=4)
         assert (counted.dtype, counted.tolist()) == (torch.int64, [2, 2, 1, 1])
+
+
+@pytest.mark.parametrize("write", [
+    lambda x: x.fill_(7), lambda x: x[1:].zero_(), lambda x: x.__setitem__(0, 9), lambda x: x.view(2, 3).add_(1),
+    lambda x: torch._foreach_zero_([x]), lambda x: torch.nn.init.ones_(x), lambda x: x.copy_(torch.ones(1))])
+def test_what_is_written_outside_of_the_mode_is_not_known_afterwards(write):
+    """It was taken for what it held before."""
+    with MetaTensorMode():
+        x = torch.arange(6)
+    write(x)
+    with MetaTensorMode(), pytest.raises(DataDependentError, match="needs the contents of a tensor that has no data"):
+        x.sum().item()
+
+
+def test_buffers_that_are_loaded_outside_of_the_mode_are_known():
+    def make():
+        layer = torch.nn.Module()
+        layer.steps = torch.nn.Buffer(torch.arange(4))
+        layer.window = torch.nn.Buffer(torch.arange(6).view(2, 3).t())
+        return layer
+    real = make()
+    real.steps.mul_(10)
+    with MetaTensorMode():
+        model, other = make(), make()
+    model.load_state_dict(real.state_dict())
+    real.steps.zero_()
+    other.load_state_dict(model.state_dict())
+    with MetaTensorMode():
+        for loaded in (model, other):
+            assert loaded.steps.tolist() == [0, 10, 20, 30] and loaded.window.tolist() == [[0, 3], [1, 4], [2, 5]]
