@@ -111,8 +111,13 @@ def _put_colossalai() -> None:
         return graph
 
     def propagate(graph: Any, *args: Any) -> Any:
+        """With the results on records as there: a tuple, of None where a call has no result."""
         analyzer.fx.ShapeProp(graph).propagate(*args)
-        return profile(graph, *args)  # records have shapes once they are profiled
+        for node in graph.graph.nodes:
+            spec = node.meta["spec"]
+            node.meta["info"] = _Record(None, inputs=node.all_input_nodes,
+                                        outputs=spec if isinstance(spec, tuple) else (spec,))
+        return graph
 
     _put("colossalai._analyzer._subclasses", MetaTensor=analyzer.MetaTensor, MetaTensorMode=analyzer.MetaTensorMode,
          flop_count=_count_flops)

@@ -22,7 +22,6 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 _NETWORK = "loads weights or a tokenizer from the network"
-_NO_RESULT = "a call without a result, and an argument that is None, have no outputs"
 #: The files of tests by package.
 FILES = {
     "torchinfo": ["tests"],
@@ -44,8 +43,6 @@ BY_DESIGN = {
     "colossalai": {
         "test_meta_mode_shape": "the backward pass of a model with data is refused, and what is outside of the "
                                 "mode: the errors name `profile`, which takes models as they are",
-        "test_timm_shape_prop[convit_base]": _NO_RESULT, "test_timm_shape_prop[deit3_base_patch16_224]": _NO_RESULT,
-        "test_timm_shape_prop[vit_base_patch16_18x2_224]": _NO_RESULT,
         "test_meta_aten": "a MetaTensor is run within MetaTensorMode, as the error says; theirs is by itself",
         "test_nested_ckpt": "a checkpoint's function goes by the number of its region (`NodeInfo.region`), not by "
                             "where it is nested"}}
