@@ -91,6 +91,10 @@ def _exact(storage: MetaStorage) -> Known | None:
     return None if known is None or known.assumed or known.varies else known
 
 
+def _far_below(contents: Tensor) -> Tensor:
+    return contents.float() <= _FAR_BELOW  # the CPU compares no numbers of eight bits
+
+
 def _is_below(value: Any) -> bool:
     """Whether a number, or every element of a tensor, is far below all scores."""
     if isinstance(value, (int, float)):
@@ -101,7 +105,7 @@ def _is_below(value: Any) -> bool:
     if known is None or not value.is_floating_point():
         return False
     with without_modes():
-        return bool((known.peek() <= _FAR_BELOW).all())  # no one learns that it was read
+        return bool(_far_below(known.peek()).all())  # no one learns that it was read
 
 
 def _marked(width: int, mask: Any, are_marked: bool = True) -> Iterator[Part]:
@@ -154,7 +158,7 @@ def _add(width: int, x: Any, other: Any, *_: Any, **__: Any) -> Iterator[Part]:
         known = _known(one)
         if known is not None and one.is_floating_point() and one.dim() and one.shape[-1] == width:
             yield lambda known=known: set(  # type: ignore[misc]
-                (known.flat().view(-1, width) <= _FAR_BELOW).all(0).nonzero().flatten().tolist())
+                _far_below(known.flat().view(-1, width)).all(0).nonzero().flatten().tolist())
 
 
 def _index_fill(width: int, x: Tensor, dim: int, index: Tensor, value: Any) -> Iterator[Part]:
@@ -212,7 +216,7 @@ def _known_below(storage: MetaStorage, itemsize: int, width: int) -> Bars | None
         return None
     with without_modes():
         found = known.peek()
-        is_below = found.is_floating_point() and found.itemsize == itemsize and bool((found <= _FAR_BELOW).all())
+        is_below = found.is_floating_point() and found.itemsize == itemsize and bool(_far_below(found).all())
     return Bars(width, (lambda: set(range(width)),)) if is_below else None
 
 
