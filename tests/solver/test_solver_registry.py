@@ -104,7 +104,7 @@ class Net(torch.nn.Sequential):
 
 def test_the_command_takes_the_solvers_of_the_targets_file(capsys, tmp_path):
     (tmp_path / "solver_net.py").write_text(NET.format(name="of_the_file"))
-    target = [f"{tmp_path / 'solver_net.py'}:Net", "--input", "512x64", "--budget", "70%"]
+    target = [f"{tmp_path / 'solver_net.py'}:Net", "--input", "512x64", "--budget", "70%", "--quiet"]
     with register_solver.scope():
         assert main(["plan", *target, "--method", "of_the_file"]) == 0
         assert "by method of_the_file" in capsys.readouterr().out
