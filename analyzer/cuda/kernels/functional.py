@@ -11,7 +11,7 @@ from analyzer.errors import DataDependentError
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.function.mode import constant
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.refusal.rule import name_dtype
+from analyzer.meta.refusal.rule import expands, name_dtype
 from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import CPU, active_state
 from analyzer.meta.tensor import name_of_node, with_node
@@ -42,8 +42,7 @@ def _pool_maxima(self: Tensor, *_args: Any) -> Any:
 def _add_products(self: Tensor, batch1: Tensor, batch2: Tensor, **_named: Any) -> Any:
     """``aten/src/ATen/native/LinearAlgebra.cpp``, addbmm_impl_: what is written is resized to the product's shape."""
     shape = (*batch1.shape[1:2], *batch2.shape[2:])
-    if batch1.dim() == batch2.dim() == 3 and tuple(self.shape) != shape and self.dim() <= 2 and all(
-            size in (1, whole) for size, whole in zip(self.shape[::-1], shape[::-1])):
+    if batch1.dim() == batch2.dim() == 3 and self.shape != shape and expands(self.shape, shape):
         self.resize_(shape)
     return NotImplemented
 

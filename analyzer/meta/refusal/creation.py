@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .rule import is_integral, name_dtype, refuses
+from .rule import expands, is_integral, name_dtype, refuses
 
 Tensor = torch.Tensor
 
@@ -74,8 +74,7 @@ def bernoulli_in_place(_: str, self: Tensor, p: float | Tensor = 0.5, **_kwargs:
     if not isinstance(p, Tensor):
         if not 0 <= p <= 1:
             raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p:g}")
-    elif self.numel() and (self.dim() < p.dim() or any(
-            size not in (1, whole) for size, whole in zip(p.shape[::-1], self.shape[::-1]))):
+    elif self.numel() and not expands(p.shape, self.shape):
         raise RuntimeError(f"expand({list(p.shape)}): probabilities do not expand to the size {list(self.shape)} of "
                            "what is drawn")
 

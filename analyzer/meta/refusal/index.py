@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .rule import name_dtype, refuses, wrap_dim
+from .rule import expands, name_dtype, refuses, wrap_dim
 
 Tensor = torch.Tensor
 BOOLEAN = (torch.bool, torch.uint8)
@@ -128,9 +128,11 @@ def index_put(_: str, self: Tensor, indices: Sequence[Tensor | None], values: Te
 
 
 def check_written(shape: tuple[int, ...], indices: Sequence[tuple[int, ...] | None], values: tuple[int, ...]) -> None:
-    """Raise RuntimeError where ``values`` do not broadcast to what indices of these shapes select."""
+    """Raise RuntimeError where ``values`` do not broadcast to what indices of these shapes select. Of ``x[i] = values``
+    C++ takes off leading dimensions of size one before (slicePrefix1sSize in ATen/TensorIndexing.h).
+    """
     selected = _result_shape(shape, indices)
-    if not _expands(values, selected):
+    if not expands(values, selected):
         raise RuntimeError(f"shape mismatch: value tensor of shape {list(values)} cannot be broadcast to "
                            f"indexing result of shape {list(selected)}")
 
@@ -148,13 +150,6 @@ def _result_shape(shape: tuple[int, ...], indices: Sequence[tuple[int, ...] | No
     rest = [n for d, n in enumerate(shape) if d not in places]
     at = places[0] if places == list(range(places[0], places[0] + len(places))) else 0
     return (*rest[:at], *broadcast, *rest[at:])
-
-
-def _expands(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether values of ``shape`` broadcast to ``wanted``. Of ``x[i] = values`` C++ takes off leading dimensions of
-    size one before (slicePrefix1sSize in ATen/TensorIndexing.h).
-    """
-    return len(shape) <= len(wanted) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(wanted)))
 
 
 @refuses("masked_select")

@@ -1,7 +1,7 @@
 """The table of rules: what an operator's kernels check of a call before they run."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,11 @@ def wrap_dim(dim: int, dims: int) -> int:
     if not -most <= dim < most:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-most}, {most - 1}], but got {dim})")
     return dim % most
+
+
+def expands(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether a tensor of ``shape`` broadcasts to ``wanted``: infer_expand_geometry, aten/src/ATen/ExpandUtils.cpp."""
+    return len(shape) <= len(wanted) and all(n in (1, m) for n, m in zip(reversed(shape), reversed(wanted)))
 
 
 def is_integral(tensor: Any) -> bool:
