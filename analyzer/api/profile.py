@@ -153,9 +153,9 @@ def profile_alike(devices: Sequence[str | DeviceSpec], model: torch.nn.Module | 
     with noting_failures(), flags as modules:
         for inner in modules:  # before alike blocks are looked for; the run calls the model's own eval() too
             inner.training = False
+        own = [m.parameters() for m in (module, *call.further.values())]
         if mode == "train" and step is None and not any(
-                t.requires_grad for m in (module, *call.further.values()) for t in chain(
-                    m.parameters(), tensors_of((args, kwargs)))):
+                t.requires_grad for t in chain(*own, tensors_of((args, kwargs)))):
             try:
                 bare, *further = [Session(device, options, remarks=[*built, NOTHING_TO_TRAIN], **settings)
                                   for device in devices]

@@ -15,7 +15,7 @@ from analyzer.recipe.recipe import list_blocks
 from analyzer.tools.solver import BlockChoice, BlockPlan, BlockPlanner, InfeasibleBudgetError
 from analyzer.tools.solver.block_step import BlockStep
 
-from .torch_cuda import as_factory, find_machine_device, read_device, split_inputs
+from .torch_cuda import as_factory, choose_device, split_inputs
 
 __all__ = ["auto_checkpoint", "checkpointed", "find_checkpointable", "undo_checkpoint"]
 _PLAN = "checkpoint_plan"  #: attribute of a model
@@ -101,10 +101,9 @@ def auto_checkpoint(model: nn.Module, sample_input: Any = None, *, memory_budget
     if not blocks:
         raise InputError(f"{caller}: no module in it holds two others or more; name those that may be checkpointed "
                          "with blocks=['layers.0', 'layers.1']")
-    machine = find_machine_device()
     args, kwargs = split_inputs(sample_input)
-    planner = _ModulePlanner(model, args, kwargs, device=machine if device is None else read_device(device, machine),
-                             blocks=blocks, optimizer=as_factory(optimizer, model), **settings)
+    planner = _ModulePlanner(model, args, kwargs, device=choose_device(device), blocks=blocks,
+                             optimizer=as_factory(optimizer, model), **settings)
     try:
         found = planner.plan(memory_budget, host_bytes=0, method=method)
     except InfeasibleBudgetError as error:

@@ -13,7 +13,6 @@ from analyzer.api.profile import profile
 from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.record.eager import OptimizerFactory
 from analyzer.results.verdict import Verdict
 from analyzer.units import format_bytes, parse_bytes
 
@@ -134,9 +133,12 @@ def read_device(device: Any, usual: DeviceSpec) -> DeviceSpec:
     return find_device(torch.cuda.get_device_name(index))
 
 
-def find_machine_device() -> DeviceSpec:
-    """The first GPU of this machine; without one the device that `analyzer.profile` takes."""
-    return find_device(torch.cuda.get_device_name(0) if torch.cuda.is_available() else DEFAULT_DEVICE)
+def choose_device(device: Any) -> DeviceSpec:
+    """The device that ``device`` names; by default the first GPU of this machine, or without one that of
+    `analyzer.profile`.
+    """
+    usual = find_device(torch.cuda.get_device_name(0) if torch.cuda.is_available() else DEFAULT_DEVICE)
+    return usual if device is None else read_device(device, usual)
 
 
 def split_inputs(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -166,8 +168,7 @@ def as_factory(optimizer: Any, model: Any) -> Any:
         return kind([{**options, "params": [parameters[i] for i in indices]} for options, indices in groups],
                     **settings)
 
-    factory: OptimizerFactory = make
-    return factory
+    return make
 
 
 def estimate_memory(model: torch.nn.Module | Callable[[], torch.nn.Module], sample_input: Any = (),
@@ -187,7 +188,6 @@ def estimate_memory(model: torch.nn.Module | Callable[[], torch.nn.Module], samp
     >>> estimate.params_mb, estimate.optimizer_mb, estimate.fits(device="rtx_3090"), estimate.fits("500MB")
     (33.574912, 67.149824, True, False)
     """
-    usual = find_machine_device()
     args, kwargs = split_inputs(sample_input)
     if mode is None:
         evaluates = optimizer is None and isinstance(model, torch.nn.Module) and not model.training
@@ -197,4 +197,4 @@ def estimate_memory(model: torch.nn.Module | Callable[[], torch.nn.Module], samp
     def run(on: DeviceSpec) -> Profile:
         return profile(model, args, kwargs, mode=mode, optimizer=factory, device=on, **settings)
 
-    return MemoryEstimate(run(usual if device is None else read_device(device, usual)), run)
+    return MemoryEstimate(run(choose_device(device)), run)
