@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from analyzer import register_exporter, register_report, register_solver
 from benchmarks.job_pages import PROMPT, commands_of, folder, run_command
 
 ROOT = Path(__file__).parents[2]
@@ -91,8 +92,9 @@ def run_bash(block: Block) -> None:
 
 @contextlib.contextmanager
 def surroundings() -> Iterator[None]:
-    """A folder of the page's own, and nothing said."""
-    with folder(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    """A folder of the page's own, nothing said, and the tables whose names messages list as they were."""
+    with (folder(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()),
+          register_exporter.scope(), register_report.scope(), register_solver.scope()):
         warnings.simplefilter("ignore")
         yield
 
