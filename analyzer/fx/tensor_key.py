@@ -1,8 +1,13 @@
-"""Tensors as keys, and numbers that are their ids or addresses, in what a model's code reaches while it is borrowed."""
+"""Tensors as keys, and their ids or addresses as numbers or in texts, in what a model's code reaches while it is
+borrowed.
+"""
 from __future__ import annotations
 
+import gc
+import re
 from collections import ChainMap, UserDict
 from collections.abc import Callable, Iterable
+from functools import _lru_cache_wrapper
 from itertools import chain
 from types import TracebackType
 from typing import Any
@@ -22,14 +27,15 @@ from .fake_tensor import FakeTensors
 from .module_borrow import Borrowed
 
 _LOWEST = 1 << 32  #: no address of a 64-bit process is below; ids are addresses
-_FOUND_BY_NAME = frozenset({str})
-_MAY_HOLD_NUMBERS = frozenset({int, tuple, frozenset})
+_IN_TEXT = re.compile(r"\d{9,}|[0-9a-f]{9,}|[0-9A-F]{9,}")  #: such numbers, of ten or of sixteen digits
+_MAY_HOLD_NUMBERS = frozenset({int, str, tuple, frozenset})
 
 
 class TensorKeys:
     """Lets containers in ``records``, and attributes of borrowed modules, name the fake tensor where they name an
-    original: as a key of a dictionary, a member of a set, or by a number that is its id or its address. `put_back`,
-    or the end of the block, lets them name the original again, also in what was added meanwhile.
+    original: as a key of a dictionary or of a cache of results, a member of a set, or by a number, which may stand in
+    a text, that is its id or its address. `put_back`, or the end of the block, lets them name the original again, also
+    in what was added meanwhile.
 
     >>> from analyzer.fx.module_borrow import borrow_module
     >>> from analyzer.fx.surroundings import keep_surroundings
@@ -70,8 +76,8 @@ class TensorKeys:
         for record in self._records:
             rows += [(holder, zip(names, found)) for holder, _, names, found in record.rows]
             rows += [(holder, ((name, found),)) for holder, name, found in record.places]
-        return [(holder, name) for holder, items in rows for name, value in items if type(value) in _MAY_HOLD_NUMBERS
-                and (type(value) is not int or value > _LOWEST)]
+        return [(holder, name) for holder, items in rows for name, value in items
+                if type(value) in _MAY_HOLD_NUMBERS and _may_name(value)]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
@@ -116,6 +122,8 @@ class _Names:
         if type(value) is int:
             number = self._find_numbers()[way].get(value) if value > _LOWEST else None
             return value if number is None else number + 0  # an object of its own
+        if type(value) is str:
+            return self._translate_text(value, way)
         if isinstance(value, Tensor):
             found = find(value)
             return value if found is None else found
@@ -125,6 +133,20 @@ class _Names:
         if all([a is b for a, b in zip(new, value)]):
             return value
         return make_tuple(value, new) if isinstance(value, tuple) else frozenset(new)
+
+    def _translate_text(self, text: str, way: int) -> str:
+        def translate(found: re.Match[str]) -> str:
+            digits = found.group()
+            base = 10 if digits.isdecimal() else 16
+            number = self._find_numbers()[way].get(int(digits, base))
+            if number is None:
+                return digits
+            return str(number) if base == 10 else format(number, f"0{len(digits)}{'X' if digits.isupper() else 'x'}")
+
+        if not _IN_TEXT.search(text):
+            return text
+        new = _IN_TEXT.sub(translate, text)
+        return text if new == text else new
 
     def _find_numbers(self) -> tuple[dict[int, int], dict[int, int]]:
         if self._numbers is None:
@@ -140,18 +162,40 @@ class _Names:
 def _list_containers(record: StateRecord) -> list[Any]:
     """Those that may be keyed by tensors or numbers."""
     found: list[Any] = [mapping for mapping, keys, values in record.mappings
-             if not _FOUND_BY_NAME.issuperset(map(type, keys)) or _holds_number(values)]
+                        if any(map(_may_be_key, keys)) or _holds_number(values)]
     found += [items for items, _ in record.sequences if isinstance(items, set) or _holds_number(items)]
     for value, *_ in record.objects:
         if isinstance(value, WeakIdKeyDictionary):
             found.append(value)
         elif isinstance(value, (UserDict, ChainMap)):
             found += value.maps if isinstance(value, ChainMap) else [value.data]
+        elif isinstance(value, _lru_cache_wrapper):
+            found += [table for table in gc.get_referents(value) if _is_cache_of(value, table)]
     return found
 
 
+def _is_cache_of(function: Any, table: Any) -> bool:
+    """Whether something that a cached function refers to is its dictionary of results, not one of these results."""
+    if type(table) is not dict or table is vars(function) or len(table) != function.cache_info().currsize:
+        return False
+    limit: int | None = function.cache_parameters()["maxsize"]
+    return bool(table) and (limit is None or all(
+        [type(value).__name__ == "_lru_list_elem" for value in table.values()]))  # Modules/_functoolsmodule.c
+
+
+def _may_be_key(key: Any) -> bool:
+    return type(key) is not str or _may_name(key)
+
+
+def _may_name(value: Any) -> bool:
+    """Whether a number or a text may be, or have in it, an id or an address."""
+    if type(value) is int:
+        return value > _LOWEST
+    return type(value) is not str or len(value) > 8 and _IN_TEXT.search(value) is not None
+
+
 def _holds_number(values: Iterable[Any]) -> bool:
-    return any([type(value) is int and value > _LOWEST or type(value) is frozenset for value in values])
+    return any([type(value) in (int, str) and _may_name(value) or type(value) is frozenset for value in values])
 
 
 def _rename(container: Any, name: Callable[[Any], Any]) -> bool:
@@ -169,7 +213,7 @@ def _rename(container: Any, name: Callable[[Any], Any]) -> bool:
             container[key] = value
         return True
     held = list(container)
-    new = [name(item) if isinstance(container, set) or type(item) in (int, frozenset) else item for item in held]
+    new = [name(item) if isinstance(container, set) or type(item) in (int, str, frozenset) else item for item in held]
     if all([a is b for a, b in zip(held, new)]):
         return False
     container.clear()

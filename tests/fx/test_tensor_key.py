@@ -1,7 +1,8 @@
 """What a model looks up by a tensor, by its id or address, or through a weak reference, in a trace and a profile."""
 import weakref
 from collections import ChainMap, Counter, OrderedDict, UserDict, defaultdict
-from types import SimpleNamespace
+from functools import lru_cache
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
@@ -35,6 +36,15 @@ def fill_weak(kind):
     return fill
 
 
+def fill_cache(model, size, typed=False):
+    """A function that answers yes for what it was asked before, and no afterwards."""
+    answers = [{}, {"first": True}]
+    function = lru_cache(size, typed)(lambda tensor: answers.pop() if answers else {})
+    function(model.a.weight)
+    answers.clear()
+    return function
+
+
 #: what a model holds, and the question about it that is answered by yes
 TABLES = {
     "a key": (lambda m: {m.a.weight: "yes"}, lambda m: m.table.get(m.a.weight)),
@@ -62,6 +72,17 @@ TABLES = {
     "a tensor and its id": (
         lambda m: ({m.a.weight: 1}, {id(m.a.weight): 1}),
         lambda m: m.table[0].get(m.a.weight) and m.table[1].get(id(m.a.weight))),
+    "a text": (lambda m: {str(id(m.a.weight)): "yes"}, lambda m: m.table.get(f"{id(m.a.weight)}")),
+    "a text of sixteen digits": (lambda m: {hex(id(m.a.weight)): 1}, lambda m: m.table.get(f"{id(m.a.weight):#x}")),
+    "within a text": (lambda m: [f"of {id(m.a.weight):X}: {id(m.a.bias)}"],
+                      lambda m: f"of {id(m.a.weight):X}: {id(m.a.bias)}" in m.table),
+    "the text of an address": (lambda m: str(m.a.weight.data_ptr()), lambda m: m.table == str(m.a.weight.data_ptr())),
+    "a read-only view": (lambda m: MappingProxyType({m.a.weight: 1}), lambda m: m.table.get(m.a.weight)),
+    "a table in a read-only view": (
+        lambda m: MappingProxyType({"of": {id(m.a.weight)}}), lambda m: id(m.a.weight) in m.table["of"]),
+    "a cache": (lambda m: fill_cache(m, None), lambda m: m.table(m.a.weight)),
+    "a cache of a few": (lambda m: fill_cache(m, 4), lambda m: m.table(m.a.weight)),
+    "a cache by names": (lambda m: fill_cache(m, 4, typed=True), lambda m: m.table(m.a.weight)),
     "a module": (lambda m: {m.a: "yes"}, lambda m: m.table.get(m.a)),
     "a proxy": (lambda m: weakref.proxy(m.b), lambda m: m.table.weight.shape == (4, 4)),
     "a proxy in a list": (lambda m: [weakref.proxy(m.b)], lambda m: m.table[0](X.new_zeros(2, 4)).shape == (2, 4)),
