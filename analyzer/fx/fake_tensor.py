@@ -25,6 +25,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import LEAVES, SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import CPU, MetaState, check_ordinal, place_among
 from analyzer.meta.tensor import META, count_on, device_of, sparse_like, take_class, tensor_on
+from analyzer.meta.value.barred import FAR_BELOW
 from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.record.optimizer_step import has_gradient_hooks, is_updated_in_backward, share_gradient_hooks
 from analyzer.record.tensor_walk import REGISTRIES
@@ -101,7 +102,7 @@ class FakeTensors:
     """Makes fake tensors and remembers what stands for what. They have shape, strides, dtype and ``requires_grad`` of
     their originals, share storages as these do, and claim ``claim`` where given; where ``placed``, those made under a
     mode keep their claims; where it ``keeps_meta``, those on meta stay there until an operator uses them. Contents of
-    small integers, booleans and scalars can be read where ``readable``, of small constants always. Used inside
+    small integers, booleans, masks and scalars can be read where ``readable``, of small constants always. Used inside
     `without_modes`.
     """
 
@@ -246,9 +247,23 @@ def _class_of_parameter(kind: Any) -> type[nn.Parameter]:
 
 
 def _is_readable(original: Tensor, nbytes: int, constant: bool) -> bool:
-    if not constant and (original.dtype.is_floating_point or original.dtype.is_complex):
-        return original.numel() == 1
-    return small_enough(nbytes // original.itemsize, original.dtype)
+    if not small_enough(nbytes // original.itemsize, original.dtype):
+        return False
+    is_exact = not original.dtype.is_floating_point and not original.dtype.is_complex
+    return constant or is_exact or original.numel() == 1 or _is_mask(original)
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Whether real numbers say what is left out: some are far below any score, or they are zeros and a number far above,
+    which is subtracted, or zeros and ones.
+    """
+    if type(tensor) is not Tensor or not tensor.numel() or not tensor.dtype.is_floating_point or tensor.itemsize == 1:
+        return False
+    least = tensor.min()
+    if least:
+        return bool(least <= FAR_BELOW)
+    most = tensor.max()
+    return bool(most >= -FAR_BELOW) or bool(most == 1) and bool(((tensor == 0) | (tensor == 1)).all())
 
 
 # Hooks on a user's parameters run on the fake tensors: so does what they reach, an optimizer above all.

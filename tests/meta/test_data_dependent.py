@@ -97,6 +97,14 @@ BARRED = {
     "a mask": (lambda s: s.masked_fill(~torch.tensor(OK), -1e9), [0, 1, 3, 4, 5, 7]),
     "a mask in place": (lambda s: s.masked_fill_(~torch.tensor(OK), -1e9), [0, 1, 3, 4, 5, 7]),
     "a mask that is added": (lambda s: s + (1.0 - torch.tensor(OK).float()) * -1e9, [0, 1, 3, 4, 5, 7]),
+    "a mask of many rows": (lambda s: s + torch.zeros(8).masked_fill(~torch.tensor(OK), -1e9).expand(64, 8),
+                            [0, 1, 3, 4, 5, 7]),
+    "a mask that is subtracted": (lambda s: s - (~torch.tensor(OK)).float() * 1e9, [0, 1, 3, 4, 5, 7]),
+    "a mask with a factor": (lambda s: torch.sub(s, torch.tensor(OK).logical_not().float(), alpha=1e9),
+                             [0, 1, 3, 4, 5, 7]),
+    "the lesser of two": (
+        lambda s: torch.minimum(s, torch.full((8,), torch.inf).masked_fill(~torch.tensor(OK), -1e9)),
+        [0, 1, 3, 4, 5, 7]),
     "a choice": (lambda s: torch.where(torch.tensor(OK), s, -1e4), [0, 1, 3, 4, 5, 7]),
     "a choice among tensors": (
         lambda s: torch.where(torch.tensor(OK), s, torch.full_like(s, -1e9)), [0, 1, 3, 4, 5, 7]),
@@ -130,6 +138,51 @@ def test_no_token_is_expected_in_a_barred_column(name, scale):
         for how, counts in found.items():
             assert all(abs(n - (share if e in left else 0)) < 1 for e, n in enumerate(counts)), (how, counts)
         assert all(sum(counts) == 128 for counts in (found["summed"], found["counted"], found["added"]))
+
+
+class Router(torch.nn.Module):
+    """Eight experts, of which a buffer says which get nothing; ``rows`` are how many tokens each got in each call."""
+
+    def __init__(self, mask, bar, rows):
+        super().__init__()
+        self.__dict__["record"] = rows.append
+        self.gate, self.bar = torch.nn.Linear(4, 8), bar
+        self.experts = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(8)])
+        self.register_buffer("mask", mask)
+
+    def forward(self, x):
+        chosen = torch.topk(self.bar(self.gate(x), self.mask), 2).indices
+        rows = [torch.where(chosen == e)[0] for e in range(8)]
+        self.record(list(map(len, rows)))
+        for found, expert in zip(rows, self.experts):
+            expert(x[found])
+        return x
+
+
+#: contents of a buffer, and how a router uses them
+MASKS = {
+    "infinite": (torch.zeros(8).masked_fill(~torch.tensor(OK), -torch.inf), torch.add),
+    "far below": (torch.zeros(1, 8).masked_fill(~torch.tensor(OK), -1e9), torch.add),
+    "in place": (torch.zeros(8).masked_fill(~torch.tensor(OK), -1e9), lambda s, m: s.clone().add_(m)),
+    "in bfloat16": (torch.zeros(8).masked_fill(~torch.tensor(OK), -1e9).bfloat16(), torch.add),
+    "compared": (torch.zeros(8).masked_fill(~torch.tensor(OK), -torch.inf),
+                 lambda s, m: s.masked_fill(m == -torch.inf, -1e9)),
+    "subtracted": (torch.zeros(8).masked_fill(~torch.tensor(OK), 1e9), torch.sub),
+    "zeros and ones": (torch.tensor(OK).float(), lambda s, m: s + (1 - m) * -1e9),
+    "a logarithm": (torch.tensor(OK).float(), lambda s, m: s + m.log()),
+    "as booleans": (torch.tensor(OK).float(), lambda s, m: torch.where(m.bool(), s, -torch.inf)),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_no_token_is_expected_where_a_buffer_of_floats_bars_an_expert(name):
+    rows = []
+    model = Router(*MASKS[name], rows)
+    model(torch.rand(480, 4))
+    assert sum(rows[0]) == 960 and rows[0][2] == rows[0][6] == 0
+    found = profile(model, (torch.rand(60, 4),), mode="infer", device="h100")
+    assert rows[-1] == [20, 20, 0, 20, 20, 20, 0, 20]  # 120 choices among six
+    assert found.fwd_macs == 60 * 4 * 8 + 120 * 4 * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.float64])

@@ -1,6 +1,7 @@
 """Columns of scores on which no choice falls: experts that are padded or forbidden by a number far below all others."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ Part = Callable[[], "set[int]"]
 
 #: what masks add at least: -10000 in early models of transformers, the least number of a dtype in later ones
 #: (``get_extended_attention_mask`` in transformers/modeling_utils.py)
-_FAR_BELOW = -1e4
+FAR_BELOW = -1e4
 _MOST_KNOWN = 1 << 14  #: elements of masks that are looked at
 
 
@@ -92,13 +93,13 @@ def _exact(storage: MetaStorage) -> Known | None:
 
 
 def _far_below(contents: Tensor) -> Tensor:
-    return contents.float() <= _FAR_BELOW  # the CPU compares no numbers of eight bits
+    return contents.float() <= FAR_BELOW  # the CPU compares no numbers of eight bits
 
 
 def _is_below(value: Any) -> bool:
     """Whether a number, or every element of a tensor, is far below all scores."""
     if isinstance(value, (int, float)):
-        return value <= _FAR_BELOW
+        return value <= FAR_BELOW
     if (bars := _bars_of(value)) is not None and len(bars.find()) == bars.width:
         return True
     known = _known(value)
@@ -110,9 +111,22 @@ def _is_below(value: Any) -> bool:
 
 def _marked(width: int, mask: Any, are_marked: bool = True) -> Iterator[Part]:
     """The columns that a known mask has, or has not, in all of its rows."""
-    known = _known(mask)
-    if known is not None and mask.dtype is torch.bool and mask.dim() and mask.shape[-1] == width:
-        yield lambda: set((known.flat().view(-1, width) == are_marked).all(0).nonzero().flatten().tolist())
+    known = _known_rows(mask, width)
+    if known is not None and mask.dtype is torch.bool:
+        yield lambda: set((known() == are_marked).all(0).nonzero().flatten().tolist())
+
+
+def _known_rows(x: Any, width: int) -> Callable[[], Tensor] | None:
+    """What gives the known rows of a tensor, each of them once where a dimension repeats them."""
+    storage = x.untyped_storage() if isinstance(x, Tensor) and x.layout is torch.strided else None
+    if not isinstance(storage, MetaStorage) or not x.dim() or x.shape[-1] != width or not width:
+        return None
+    size = [1 if stride == 0 else size for size, stride in zip(x.shape[:-1], x.stride())]
+    known = _exact(storage) if width * math.prod(size) <= _MOST_KNOWN else None
+    if known is None or storage.nbytes() > _MOST_KNOWN * x.itemsize:
+        return None
+    window = (*size, width), x.stride(), int(x.storage_offset())
+    return lambda: known.flat().as_strided(*window).reshape(-1, width)
 
 
 def _cat(width: int, tensors: Any, dim: int = 0) -> Iterator[Part]:
@@ -152,13 +166,21 @@ def _where(width: int, condition: Tensor, x: Any, other: Any) -> Iterator[Part]:
             return
 
 
-def _add(width: int, x: Any, other: Any, *_: Any, **__: Any) -> Iterator[Part]:
-    yield from _kept(width, x, other)
-    for one in (x, other):
-        known = _known(one)
-        if known is not None and one.is_floating_point() and one.dim() and one.shape[-1] == width:
-            yield lambda known=known: set(  # type: ignore[misc]
-                _far_below(known.flat().view(-1, width)).all(0).nonzero().flatten().tolist())
+def _add(width: int, x: Any, other: Any, *rest: Any, alpha: float = 1) -> Iterator[Part]:
+    yield from _kept(width, x, *((other,) if alpha > 0 else ()))
+    yield from _below(width, x)
+    yield from _below(width, other, alpha)
+
+
+def _sub(width: int, x: Any, other: Any, *rest: Any, alpha: float = 1) -> Iterator[Part]:
+    yield from _add(width, x, other, alpha=-alpha)
+
+
+def _below(width: int, x: Any, factor: float = 1) -> Iterator[Part]:
+    """The columns in which all known numbers times a factor are far below all scores."""
+    known = _known_rows(x, width)
+    if known is not None and x.is_floating_point():
+        yield lambda: set(_far_below(known().float() * factor).all(0).nonzero().flatten().tolist())
 
 
 def _index_fill(width: int, x: Tensor, dim: int, index: Tensor, value: Any) -> Iterator[Part]:
@@ -242,7 +264,7 @@ def _columns_of(view: Tensor, storage: MetaStorage) -> tuple[int, range | None]:
 
 
 _RULES: dict[str, Callable[..., Iterator[Part]]] = {
-    "cat": _cat, "constant_pad_nd": _pad, "masked_fill": _masked_fill, "where": _where, "add": _add, "sub": _first,
+    "cat": _cat, "constant_pad_nd": _pad, "masked_fill": _masked_fill, "where": _where, "add": _add, "sub": _sub, "minimum": _add,
     "index_fill": _index_fill, "mul": _scale, "div": _scale, "new_full": _fill, "full_like": _fill,
     **dict.fromkeys(("_softmax", "_log_softmax", "sigmoid", "exp", "clone", "_to_copy"), _first)}
 _SOURCES = frozenset({"constant_pad_nd", "fill_", "new_full", "full_like"})
