@@ -4,10 +4,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ import torch
 from analyzer.errors import InputError
 from analyzer.hardware.catalogue import simulated_memory
 from analyzer.memory.allocator import AllocatorOptions, Block, CachingAllocator
-from analyzer.memory.allocator_segment import Elsewhere, Instruction, Placements, replay_one_by_one
+from analyzer.memory.host_memory import HostMemory, HostRegion, NoRegion
 from analyzer.memory.segment_memory import PoolStreams, PrivatePool
 
 from .intercept.mode_stack import without_modes
@@ -23,98 +21,14 @@ from .value.known_value import Deferred, Known, reads, small_enough
 
 _META = torch.device("meta")
 _empty_strided = torch.empty_strided
-_HOST_BASE = 0x5500_0000_0000    # where Linux puts a process's heap; only has to differ from the accelerators'
-_META_BASE = 0x4500_0000_0000
+_META_BASE = 0x4500_0000_0000    # only has to differ from the host's and the accelerators' addresses
 _DEVICE_TOP = 0x7F00_0000_0000  # where CUDA's unified addressing puts device memory
 _next_private = itertools.count(1 << 32).__next__  # numbers of streams that are none
 _DEVICE_SPAN = 1 << 48           # one accelerator's share of addresses, which the allocator never uses twice
 STREAMS_A_DEVICE = 1 << 20       #: numbers of streams that each of several devices has
 
-
-@dataclass(slots=True, eq=False)
-class HostRegion:
-    """A piece of host memory."""
-
-    address: int
-    bytes: int
-
-
-@dataclass(slots=True, eq=False)
-class NoRegion:
-    """The place of a storage that takes no memory of its own."""
-
-    address: int
-    bytes: int
-
-
 Region = Block | HostRegion | NoRegion
 """A place in memory."""
-
-
-class HostMemory:
-    """Host memory: addresses that only grow, and counts of what is in use. Nothing is cached, nothing reserved."""
-
-    reserved_bytes = None
-
-    def __init__(self, base: int = _HOST_BASE) -> None:
-        self._top = base
-        self.observer: Callable[[str, int, int], None] | None = None  #: as `CachingAllocator.observer`
-        self.allocated_bytes = self.peak_allocated_bytes = self._lap_peak_bytes = 0
-
-    def allocate(self, nbytes: int) -> HostRegion:
-        region = HostRegion(self._top, nbytes)
-        # malloc in PyTorch aligns to 64 bytes: c10/core/alignment.h gAlignment
-        self._top += max(64, -(-nbytes // 64) * 64)
-        self.allocated_bytes += nbytes
-        if self.allocated_bytes > self.peak_allocated_bytes:
-            self.peak_allocated_bytes = self.allocated_bytes
-        if self.allocated_bytes > self._lap_peak_bytes:
-            self._lap_peak_bytes = self.allocated_bytes
-        if self.observer is not None and nbytes:
-            self.observer("alloc", region.address, nbytes)
-        return region
-
-    def free(self, region: HostRegion) -> None:
-        self.allocated_bytes -= region.bytes
-        if self.observer is not None and region.bytes:
-            self.observer("free", region.address, region.bytes)
-
-    def copy(self) -> HostMemory:
-        """Memory in the same state, with no observer."""
-        made = copy(self)
-        made.observer = None
-        return made
-
-    def rounded_bytes(self, nbytes: int) -> int:
-        return nbytes
-
-    def block_of(self, place: Any, stream: int = 0) -> Any:
-        return place
-
-    place_of = block_of
-
-    def replay(self, instructions: Sequence[Instruction], slots: list[Any], placements: Placements,
-               elsewhere: Elsewhere | None = None, stream: int = 0) -> None:
-        before, self.observer = self.observer, None
-        try:
-            replay_one_by_one(self, instructions, slots, placements, elsewhere)
-        finally:
-            self.observer = before
-
-    def reset_peaks(self) -> None:
-        self.peak_allocated_bytes = self.allocated_bytes
-
-    def begin_lap(self) -> None:
-        self._lap_peak_bytes = self.allocated_bytes
-
-    def lap_peaks(self) -> tuple[int, int, None]:
-        """Allocated, requested and reserved bytes at the peaks of the lap."""
-        return self._lap_peak_bytes, self._lap_peak_bytes, None
-
-    @property
-    def requested_bytes(self) -> int:
-        return self.allocated_bytes
-
 
 _TORCH_VERSION = int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1])
 tell_settings: list[Callable[[Any], object]] = []  #: are told of settings that the environment has, in a sentence

@@ -14,7 +14,7 @@ import torch
 
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.memory.allocator_segment import Opcode, Placements, hold
-from analyzer.meta.address_space import HostMemory, HostRegion
+from analyzer.memory.host_memory import HostMemory, HostRegion
 from analyzer.record.device_log import PhaseRecord
 from analyzer.record.log import Log
 from analyzer.record.recorder import Recorder

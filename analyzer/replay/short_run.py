@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from analyzer.meta.address_space import MetaStorage, NoRegion, next_number
+from analyzer.memory.host_memory import NoRegion
+from analyzer.meta.address_space import MetaStorage, next_number
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import Restart, StreamAction
 from analyzer.meta.tensor import META, take_class

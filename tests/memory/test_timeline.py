@@ -12,7 +12,7 @@ from analyzer import ProfileOptions, profile
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.memory.allocator import AllocatorOptions, CachingAllocator
-from analyzer.meta.address_space import HostMemory
+from analyzer.memory.host_memory import HostMemory
 
 MIB = 2**20
 #: a host whose times need not be measured

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer.meta.address_space import HostMemory
+from analyzer.memory.host_memory import HostMemory
 from analyzer.tools.runtime import FlopsProfiler, measure
 from tests.meta.test_mode import assert_unchanged, observable_torch
 

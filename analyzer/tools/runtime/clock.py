@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.address_space import HostMemory, HostRegion, MetaStorage, find_storage
+from analyzer.memory.host_memory import HostMemory, HostRegion
+from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.state import MetaState, current
 
 

@@ -16,7 +16,7 @@ from analyzer.fx.module_borrow import uncompiled
 from analyzer.fx.trace.tracer_impl import is_leaf
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.catalogue import simulated_spec
-from analyzer.meta.address_space import HostMemory
+from analyzer.memory.host_memory import HostMemory
 from analyzer.meta.intercept.mode_stack import cut_mode_stacks, is_active, mode_stack_depths
 from analyzer.meta.intercept.replacement import InterruptsDeferred, InterruptsHeld
 from analyzer.meta.spec import Signature
