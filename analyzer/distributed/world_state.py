@@ -29,8 +29,8 @@ class LiveStorages:
     def resized(self, before: int, storage: MetaStorage) -> None:
         """It was told of a death and a birth already."""
 
-    def died(self, storage: MetaStorage) -> None:
-        self._alive.pop(storage.number, None)
+    def died(self, number: int) -> None:
+        self._alive.pop(number, None)
 
     def __iter__(self) -> Iterator[MetaStorage]:
         return iter([storage for ref in list(self._alive.values()) if (storage := ref()) is not None])

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -62,12 +63,18 @@ class AddressSpace:
         self.library_workspaces: dict[tuple[object, ...], Region] = {}  #: by library, device, thread and stream
         self.turn: AbstractContextManager[object] = nullcontext()  #: held by one of several threads while it works
         self.is_shared = False
+        self.owner: int | None = None  #: the thread whose mode is in force; None: any may give memory back
+        self._is_busy = False  # a region is taken or given back, and the books are told of it
+        # what died meanwhile, or in a thread that takes no part: a collection of garbage frees tensors at any place, and
+        # in whichever thread it begins
+        self._waiting: deque[tuple[int, torch.device, Region]] = deque()
 
     def share(self) -> None:
         if not self.is_shared:
             self.turn, self.is_shared = threading.RLock(), True
 
     def memory(self, device: torch.device) -> CachingAllocator | HostMemory:
+        self.settle()
         return self.host if device.type in ("cpu", "meta") else self.allocator(device.index or 0)
 
     def describe_settings(self, device: torch.device) -> str | None:
@@ -88,6 +95,14 @@ class AddressSpace:
 
     def reserve(self, device: torch.device, nbytes: int) -> Region:
         """A new region of the memory of ``device``. Raises InputError where it has no addresses left."""
+        self.settle()
+        before, self._is_busy = self._is_busy, True
+        try:
+            return self._reserve(device, nbytes)
+        finally:
+            self._is_busy = before
+
+    def _reserve(self, device: torch.device, nbytes: int) -> Region:
         if device.type == "cpu" or device.type == "meta":
             return (self.host if device.type == "cpu" else self.nowhere).allocate(nbytes)
         index = device.index or 0
@@ -152,6 +167,13 @@ class AddressSpace:
                 allocator.kept_streams.difference_update(keys.values())
 
     def give_back(self, device: torch.device, region: Region) -> None:
+        before, self._is_busy = self._is_busy, True
+        try:
+            self._give_back(device, region)
+        finally:
+            self._is_busy = before
+
+    def _give_back(self, device: torch.device, region: Region) -> None:
         if isinstance(region, Block):
             self.allocator(device.index or 0).free(region)
         elif isinstance(region, HostRegion):
@@ -165,22 +187,49 @@ class AddressSpace:
         storage.__class__ = MetaStorage
         assert isinstance(storage, MetaStorage)
         storage.device, storage.number = device, next_number()
-        storage.region = self.reserve(device, 0 if is_zero else storage.nbytes())
-        if self.listener is not None:
-            self.listener.born(storage)
+        self.settle()
+        before, self._is_busy = self._is_busy, True
+        try:
+            storage.region = self._reserve(device, 0 if is_zero else storage.nbytes())
+            if self.listener is not None:
+                self.listener.born(storage)
+        finally:
+            self._is_busy = before
         storage.space = self  # last: a storage that found no place has none to give back
+        self.settle()
         return storage
 
-    def release(self, storage: MetaStorage) -> None:
-        if self.listener is not None:
-            self.listener.died(storage)
-        self.give_back(storage.device, storage.region)
+    def bury(self, storage: MetaStorage) -> None:
+        """Give back the region of a storage that died: now, or once what is under way has ended."""
+        self._waiting.append((storage.number, storage.device, storage.region))
+        self.settle()
+
+    def settle(self) -> None:
+        """Give back the regions of what died in the meantime, where this thread may."""
+        if self._waiting and not self._is_busy and (self.is_shared or self.owner in (None, get_ident())):
+            with self.turn:
+                while self._waiting:
+                    self._release(*self._waiting.popleft())
+
+    def give_to(self, owner: int | None) -> None:
+        """Let a thread own this memory: what dies in another one is given back when that one asks for memory."""
+        self.settle()
+        self.owner = owner
+
+    def _release(self, number: int, device: torch.device, region: Region) -> None:
+        before, self._is_busy = self._is_busy, True
+        try:
+            if self.listener is not None:
+                self.listener.died(number)
+            self._give_back(device, region)
+        finally:
+            self._is_busy = before
 
     def resize(self, storage: MetaStorage, number: int, device: torch.device | None = None) -> None:
         """Give a storage that changed its size, or its ``device``, another region: to the listener it is another
         storage, of ``number``.
         """
-        self.release(storage)
+        self._release(storage.number, storage.device, storage.region)
         before = storage.number
         del storage.space
         if device is not None:
@@ -281,11 +330,7 @@ class MetaStorage(torch.UntypedStorage):
     def __del__(self) -> None:
         space = self.__dict__.get("space")
         if space is not None:
-            if space.is_shared:
-                with space.turn:
-                    space.release(self)
-            else:
-                space.release(self)
+            space.bury(self)
 
 
 MetaStorage.__name__, MetaStorage.__module__ = "UntypedStorage", "torch.storage"  # what code calls a storage by

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -65,6 +66,8 @@ class MetaTensorMode:
         undo.push(state.raise_failure)
         if active.dispatch_mode is None:
             undo.enter_context(mode_replacements.installed())
+        undo.callback(state.space.give_to, state.space.owner)
+        state.space.give_to(get_ident())
         _enter_thread(undo, state)
         if not counts_are_known():  # in a memory of its own: addresses of the run are those of any other
             set_state(MetaState(MetaOptions(), AddressSpace(), CPU))

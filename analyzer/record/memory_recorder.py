@@ -115,12 +115,12 @@ class MemoryRecorder:
         for listener in self.listeners:
             listener.born(storage)
 
-    def died(self, storage: MetaStorage) -> None:
+    def died(self, number: int) -> None:
         log = self.log
         log.events += 1
         if self.events is not None:
-            self.events.append((DIED, storage.number))
-        lifetime = log.storage_table.get(storage.number)
+            self.events.append((DIED, number))
+        lifetime = log.storage_table.get(number)
         if lifetime is not None:
             lifetime.died = log.events
             lifetime.died_call = len(log.call_slots)
