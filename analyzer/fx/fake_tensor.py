@@ -254,8 +254,8 @@ def _is_readable(original: Tensor, nbytes: int, constant: bool) -> bool:
 
 
 def _is_mask(tensor: Tensor) -> bool:
-    """Whether real numbers say what is left out: some are far below any score, or they are zeros and a number far above,
-    which is subtracted, or zeros and ones.
+    """Whether real numbers say what is left out: some are far below any score, or they are zeros and a number far
+    above, which is subtracted, or zeros and ones.
     """
     if type(tensor) is not Tensor or not tensor.numel() or not tensor.dtype.is_floating_point or tensor.itemsize == 1:
         return False

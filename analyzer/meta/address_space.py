@@ -65,8 +65,8 @@ class AddressSpace:
         self.is_shared = False
         self.owner: int | None = None  #: the thread whose mode is in force; None: any may give memory back
         self._is_busy = False  # a region is taken or given back, and the books are told of it
-        # what died meanwhile, or in a thread that takes no part: a collection of garbage frees tensors at any place, and
-        # in whichever thread it begins
+        # what died meanwhile, or in a thread that takes no part: a collection of garbage frees tensors at any place,
+        # and in whichever thread it begins
         self._waiting: deque[tuple[int, torch.device, Region]] = deque()
 
     def share(self) -> None:

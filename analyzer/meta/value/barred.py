@@ -264,8 +264,8 @@ def _columns_of(view: Tensor, storage: MetaStorage) -> tuple[int, range | None]:
 
 
 _RULES: dict[str, Callable[..., Iterator[Part]]] = {
-    "cat": _cat, "constant_pad_nd": _pad, "masked_fill": _masked_fill, "where": _where, "add": _add, "sub": _sub, "minimum": _add,
-    "index_fill": _index_fill, "mul": _scale, "div": _scale, "new_full": _fill, "full_like": _fill,
+    "cat": _cat, "constant_pad_nd": _pad, "masked_fill": _masked_fill, "where": _where, "add": _add, "sub": _sub,
+    "minimum": _add, "index_fill": _index_fill, "mul": _scale, "div": _scale, "new_full": _fill, "full_like": _fill,
     **dict.fromkeys(("_softmax", "_log_softmax", "sigmoid", "exp", "clone", "_to_copy"), _first)}
 _SOURCES = frozenset({"constant_pad_nd", "fill_", "new_full", "full_like"})
 FOLLOWED = frozenset({*_RULES, "fill_", "copy_", "index_put_", *(f"{name}_" for name in (
