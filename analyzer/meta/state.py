@@ -246,6 +246,14 @@ def indexed_device(device: Any) -> torch.device:
     return check_ordinal(device)
 
 
+def never_pinned(state: MetaState) -> bool:
+    """That tensors without data are in no pinned memory. Raises NoCudaError where PyTorch could pin none."""
+    is_absent = state.is_this_machine and not torch.accelerator.is_available()
+    if state.lacks_cuda is not None or is_absent:
+        raise NoCudaError("memory that is pinned for one", state.lacks_cuda or "this machine's processor")
+    return False
+
+
 def check_ordinal(device: torch.device) -> torch.device:
     """``device``. Raises DeviceOrdinalError where the active mode has no device of that index."""
     state = active.state

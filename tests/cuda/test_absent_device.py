@@ -34,6 +34,47 @@ ASKED = {
     "a generator": lambda x: torch.Generator("cuda"), "like": lambda x: torch.zeros_like(x, device="cuda")}
 
 
+PINNED = {
+    "a tensor": lambda x: torch.rand(3).pin_memory(),
+    "a storage": lambda x: torch.rand(3).untyped_storage().pin_memory(),
+    "empty": lambda x: torch.empty(3, pin_memory=True), "rand": lambda x: torch.rand(3, pin_memory=True),
+    "data": lambda x: torch.tensor([1.0], pin_memory=True),
+    "like": lambda x: torch.empty_like(torch.rand(3), pin_memory=True),
+    "a batch": lambda x: torch.utils.data._utils.pin_memory.pin_memory([torch.rand(3)])}
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_memory_is_pinned_for_an_accelerator_alone(name):
+    with pytest.raises(RuntimeError, match="No CUDA GPUs are available: memory that is pinned .* simulated is cpu"):
+        profile(Model(PINNED[name]), (X,), device="cpu")
+    assert profile(Model(PINNED[name]), (X,), mode="infer", device="h100").fwd_macs == 32
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
+@pytest.mark.parametrize("name", PINNED)
+def test_a_trace_on_a_machine_without_an_accelerator_pins_nothing(name):
+    with pytest.raises(RuntimeError, match="accelerator"):
+        PINNED[name](X)
+    with pytest.raises(RuntimeError, match="No CUDA GPUs are available: memory that is pinned"):
+        symbolic_trace(Model(PINNED[name]), meta_args={"x": X})
+
+
+def test_a_trace_says_where_a_device_beyond_the_count_was_asked_for():
+    with pytest.raises(RuntimeError, match="(?s)device ordinal: cuda:3 .*While tracing with x=.*, in the root m"):
+        symbolic_trace(Model(lambda x: x.to("cuda:3")), meta_args={"x": torch.rand(2, 4, device="meta")})
+
+
+def test_what_is_not_pinned_says_so_on_the_host():
+    seen = []
+
+    def ask(x):
+        seen.append(x.is_pinned())
+        seen.extend(batch.is_pinned() for batch in torch.utils.data.DataLoader(torch.rand(2, 4), pin_memory=True))
+
+    profile(Model(ask), (X,), mode="infer", device="cpu")
+    assert not any(seen) and len(seen) % 3 == 0
+
+
 @pytest.fixture(autouse=True)
 def no_default_left():
     yield

@@ -330,6 +330,26 @@ def test_what_the_cpu_refuses_is_refused(name: str, device: str) -> None:
         call()
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("numel", "settings"), [(n, {"training": t, "inplace": i}) for n in (0, 3) for t in (
+    False, True) for i in (False, True)])
+def test_a_randomized_relu_is_refused_by_dtype_with_and_without_elements(dtype: torch.dtype, numel: int,
+                                                                        settings: dict[str, bool]) -> None:
+    def call() -> torch.Tensor:
+        return F.rrelu(torch.zeros(numel, dtype=dtype), **settings)
+
+    try:
+        call()
+    except NotImplementedError:
+        with MetaTensorMode(), pytest.raises(NotImplementedError, match=r'^"rrelu_with_noise_?" not implemented for'):
+            call()
+    else:
+        with MetaTensorMode():
+            assert call().shape == (numel,)
+    with MetaTensorMode(), torch.device("cuda"):  # RreluWithNoise.cu: nothing is done where there are no elements
+        assert numel or call().shape == (0,)
+
+
 # Operators of torch's database whose error inputs reach most of the rules.
 SAMPLED = ("cat", "take", "kthvalue", "multinomial", "scatter_add", "gather", "nn.GRU",
            "nn_functional_conv2d", "index_add", "masked_scatter", "roll", "complex",

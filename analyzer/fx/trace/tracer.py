@@ -1,6 +1,7 @@
 """`symbolic_trace`: from a module to a graph."""
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -287,7 +288,9 @@ def locate(error: Exception, tape: Tape, meta_args: Mapping[str, Any]) -> Analyz
     given = ", ".join(f"{name}={name_spec(v.shape, v.dtype) if isinstance(v, Tensor) else type(v).__name__}"
                       for name, v in meta_args.items()) or "no arguments"
     if isinstance(error, AnalyzerError):
-        return type(error)(f"{error}\nWhile tracing with {given}, {place}.")
+        located = copy.copy(error)  # its class may be made of more than a text
+        located.args = (f"{error}\nWhile tracing with {given}, {place}.",)
+        return located
     return InputError(f"forward failed {place}, traced with {given}: {type(error).__name__}: {error}")
 
 

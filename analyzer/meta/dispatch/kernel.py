@@ -26,7 +26,7 @@ from analyzer.meta.operator_info import (
 from analyzer.meta.refusal.check import check_call
 from analyzer.meta.refusal.overlap import check_outputs
 from analyzer.meta.spec import SPARSE_LAYOUTS, Signature, TensorSpec, parts_of, spec_of, to_specs
-from analyzer.meta.state import CPU, MetaState
+from analyzer.meta.state import CPU, MetaState, never_pinned
 from analyzer.meta.tensor import META, device_of, kernel, take_class
 
 from .call import LARGEST, NEW, SAME, VALUE, VIEW, Entry, OperatorCall, OutputRecipe, entries, result_device, values_at
@@ -41,7 +41,7 @@ def run_kernel(state: MetaState, call: OperatorCall, key: Any) -> None:
     if info.name == "set_":
         call.args = own_storages(state, call.args)
     args, kwargs, tensors = call.args, call.kwargs, call.tensors
-    if not check_devices(state, call):
+    if not check_devices(state, call) or kwargs.get("pin_memory"):
         key = None
     if info.has_out:
         check_outputs(info.op, info.name, args, kwargs)
@@ -148,7 +148,7 @@ def _call(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, An
     if "device" in kwargs:
         kwargs = {**kwargs, "device": META}
     if kwargs.get("pin_memory"):
-        kwargs = {**kwargs, "pin_memory": False}
+        kwargs = {**kwargs, "pin_memory": never_pinned(state)}
     shape_impl = (register_shape_impl.find(func) or register_shape_impl.find(func.overloadpacket)
                   or (device_shapes if device.type == "cuda" else host_shapes).get(func))
     if info.communicates and collective.impl is not None:

@@ -13,7 +13,7 @@ from analyzer.meta.argument import adopt_arguments, own
 from analyzer.meta.copied_tensor import deepcopy_tensor
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import SPARSE_LAYOUTS
-from analyzer.meta.state import CPU, MetaState, active_state, current, indexed_device, mode_in_force
+from analyzer.meta.state import CPU, MetaState, active_state, current, indexed_device, mode_in_force, never_pinned
 from analyzer.meta.tensor import META, MetaTensor, data_ptr, device_of, is_around_tensors, keep_class, with_node
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.known_value import Deferred
@@ -354,5 +354,6 @@ def _pin(state: MetaState, func: Any, args: Any, kwargs: Any) -> Any:
     """``aten/src/ATen/native/Memory.cpp``, _pin_memory: refused but for memory of the host."""
     if device_of(args[0]).type != "cpu":
         raise RuntimeError(f"cannot pin '{args[0].type()}' only dense CPU tensors can be pinned")
+    never_pinned(state)
     return args[0]
 handles(Tensor.is_pinned)(lambda *args: False)

@@ -18,7 +18,7 @@ from analyzer.meta.argument import adopt_arguments, own
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.operator_info import hold_before, hold_blocks, kernel_memory, register_shape_impl, registered_need
 from analyzer.meta.spec import Signature, TensorSpec, spec_of, to_specs
-from analyzer.meta.state import CPU, MetaState, active, active_state, indexed_device
+from analyzer.meta.state import CPU, MetaState, active, active_state, indexed_device, never_pinned
 from analyzer.meta.tensor import META, PLAIN_TENSORS, MetaTensor, device_of, kernel, new_tensor, take_class
 from analyzer.meta.value.contents import read_known
 from analyzer.meta.value.known_value import Deferred, small_enough
@@ -213,7 +213,8 @@ def make_tensor(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict
     data = args[0] if args else kwargs.pop("data", kwargs.pop("obj", None))
     device = kwargs.pop("device", None)
     requires_grad = kwargs.pop("requires_grad", False)
-    kwargs.pop("pin_memory", None)
+    if kwargs.pop("pin_memory", None):
+        never_pinned(state)
     if isinstance(data, Tensor):
         copies = func is torch.tensor
         x = own(state, data.detach().clone() if copies else data)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -99,6 +99,9 @@ _WITH_SETTINGS = frozenset("hardshrink softshrink softplus lerp lerp_ threshold 
                            "smooth_l1_loss mse_loss".split())
 #: which copy a tensor of no dimension before they look at its dtype
 _ALONG_A_DIMENSION = frozenset(("cummax", "cummin", "kthvalue"))
+#: which run as leaky_relu where they do not train, and look at a dtype before they look whether there are elements
+#: (Activation.cpp; on CUDA, RreluWithNoise.cu, they look at the elements first)
+_LEAKY_WHEN_EVALUATED = frozenset(("rrelu_with_noise", "rrelu_with_noise_"))
 #: which work element by element before they reduce
 _OF_ELEMENTS = frozenset(("smooth_l1_loss", "mse_loss"))
 _PYTHON_NAMES = {"__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor",
@@ -130,13 +133,17 @@ def promote_operands(tensors: Iterable[Tensor]) -> torch.dtype:
     return torch.promote_types(higher, lower) if is_lifted else higher
 
 
-def check_dtype(name: str, device_type: str, args: Iterable[Any], kwargs: dict[str, Any], is_pointwise: bool) -> None:
-    """Raise NotImplementedError for a dtype without a kernel; none is asked for where there are no elements."""
+def check_dtype(name: str, device_type: str, args: Sequence[Any], kwargs: dict[str, Any], is_pointwise: bool) -> None:
+    """Raise NotImplementedError for a dtype without a kernel; most ask for none where there are no elements."""
     refused = refused_dtypes(name, device_type)
     if not refused:
         return
+    if name in _LEAKY_WHEN_EVALUATED and not (args[4] if len(args) > 4 else kwargs.get("training")):
+        refused = refused.replace("h", "")
     given = [a for a in args if isinstance(a, Tensor)]
-    if not given or not all(t.numel() for t in given) or not given[0].dim() and name in _ALONG_A_DIMENSION:
+    if not given or not given[0].dim() and name in _ALONG_A_DIMENSION:
+        return
+    if not all(t.numel() for t in given) and (device_type != "cpu" or name not in _LEAKY_WHEN_EVALUATED):
         return
     if not is_pointwise and name not in _OF_ELEMENTS:
         promoted = functools.reduce(torch.promote_types, (t.dtype for t in given))
