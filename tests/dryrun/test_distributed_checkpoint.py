@@ -49,6 +49,60 @@ def test_a_checkpoint_is_loaded_again(run, tmp_path, capsys):
     assert any("'step_1'" in text or "step_1" in text and "wrote nothing" in text for text in found.profile.assumptions)
 
 
+#: how a checkpoint is written, and what reads it
+LAYOUTS = {
+    "nothing flattened": ("planner=dcp.DefaultSavePlanner(flatten_state_dict=False)",
+                          "planner=dcp.DefaultLoadPlanner(flatten_state_dict=False)"),
+    "partial loads": ("no_dist=True", "planner=dcp.DefaultLoadPlanner(allow_partial_load=True)"),
+    "plans that are kept": ("planner=dcp.DefaultSavePlanner(dedup_save_to_lowest_rank=True, enable_plan_caching=True)",
+                            "no_dist=True"),
+    "a file for each tensor, by threads": (
+        "storage_writer=dcp.FileSystemWriter(sys.argv[1], single_file_per_rank=False, thread_count=4)",
+        "storage_reader=dcp.FileSystemReader(sys.argv[1])"),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("call", ["dcp.save({}, {})", "dcp.async_save({}, {}).result()"])
+def test_a_checkpoint_of_another_layout_is_loaded_again(run, tmp_path, capsys, name, call):
+    saved, loaded = LAYOUTS[name]
+    save = call.format("make(7)", f"checkpoint_id=sys.argv[1], {saved}, no_dist=True".replace(
+        "no_dist=True, no_dist", "no_dist"))
+    found = run(STEP, f"""
+    def make(epoch):
+        return {{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "n": {{"e": [epoch]}}}}
+    for _ in range(4):
+        {save}
+        read = make(0)
+        dcp.load(read, checkpoint_id=sys.argv[1], {loaded})
+    model.load_state_dict(read["model"])
+    optimizer.load_state_dict(read["optimizer"])
+    step()
+    print(read["n"])
+    """)
+    assert found.error is None, found.format_error()
+    epoch = 0 if name == "nothing flattened" else 7  # PyTorch puts back no number in a container that is one item
+    assert capsys.readouterr().out.splitlines()[-1] == f"{{'e': [{epoch}]}}"
+    assert not (tmp_path / "saved").exists()
+
+
+def test_files_of_safetensors_are_written_and_read_again(run, tmp_path, capsys):
+    found = run(STEP, """
+    from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+    import safetensors.torch
+    tensors = dict(model.state_dict())
+    dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(sys.argv[1], {name: 1 for name in tensors}), no_dist=True)
+    read = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    dcp.load(read, storage_reader=HuggingFaceStorageReader(sys.argv[1]), no_dist=True)
+    model.load_state_dict(read)
+    print(sorted(name.rpartition(".")[2] for name in os.listdir(sys.argv[1])))
+    saved = safetensors.torch.save({"w": model.weight.detach()}, {"format": "pt"})
+    print(len(saved) % 8, b'"data_offsets": [0, 16384]' in saved)
+    """)
+    assert found.error is None, found.format_error()
+    assert capsys.readouterr().out.splitlines()[-2:] == ["['json', 'safetensors']", "0 True"]
+
+
 def test_a_second_save_takes_the_place_of_the_first_and_a_removed_one_is_gone(run, capsys):
     found = run(STEP, """
     import shutil

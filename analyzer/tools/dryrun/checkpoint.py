@@ -4,10 +4,11 @@ from __future__ import annotations
 import importlib.util
 import io
 import itertools
+import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import ModuleType
@@ -44,7 +45,8 @@ class HeaderOnly:
     files = SavedFiles()  #: of the dry run
 
     def __init__(self, filename: Any, framework: str, device: Any = "cpu", **_: Any) -> None:
-        self._entries = dict(self.files.find(filename) or _read_header(filename))
+        saved = self.files.find(filename)
+        self._entries = dict(saved if isinstance(saved, dict) else _read_header(filename, saved))
         self._metadata: dict[str, str] | None = self._entries.pop("__metadata__", None)
         self._device = device
         assume("checkpoints of safetensors were read for names, shapes and dtypes alone")
@@ -97,10 +99,11 @@ class HeaderSlice:
         return torch.empty(shape, dtype=_DTYPES[self._dtype], device=self._device)
 
 
-def _read_header(filename: Any) -> dict[str, Any]:
+def _read_header(filename: Any, saved: bytes | None) -> dict[str, Any]:
+    """Of a file, or of what the script ``saved`` as one."""
     from safetensors import SafetensorError
 
-    with open(filename, "rb") as file:
+    with open(filename, "rb") if saved is None else io.BytesIO(saved) as file:
         length = int.from_bytes(file.read(8), "little")
         text = file.read(length) if 0 < length <= _LONGEST_HEADER else b""
     try:
@@ -124,6 +127,7 @@ def read_headers_alone(files: SavedFiles) -> Iterator[Undo]:
         opened, header_only, lambda filename, framework, *_, **__: current() is not None and framework in _FRAMEWORKS))
     for original, name in ((safetensors.torch.save_file, "save_file"), (safetensors.torch.save_model, "save_model")):
         yield _replace_everywhere(original, _writing_nothing(original, name, files))
+    yield _replace_everywhere(safetensors.torch.save, _without_data(safetensors.torch.save))
 
 
 def _writing_nothing(original: Any, name: str, files: SavedFiles) -> Any:
@@ -132,14 +136,30 @@ def _writing_nothing(original: Any, name: str, files: SavedFiles) -> Any:
             return original(value, filename, *args, **kwargs)
         assume(f"safetensors.torch.{name} to {str(filename)!r} wrote nothing: there is no data")
         tensors = value.state_dict() if isinstance(value, torch.nn.Module) else value
-        codes = {dtype: code for code, dtype in _DTYPES.items()}
-        ends = [0, *itertools.accumulate(t.nbytes for t in tensors.values())]
-        files.keep(filename, {
-            "__metadata__": kwargs.get("metadata", args[0] if args else None), **{
-                key: {"dtype": codes[t.dtype], "shape": list(t.shape), "data_offsets": [start, end]}
-                for (key, t), start, end in zip(tensors.items(), ends, ends[1:])}})
+        files.keep(filename, _make_header(tensors, kwargs.get("metadata", args[0] if args else None)))
 
     return save
+
+
+def _without_data(original: Any) -> Any:
+    """As ``safetensors.torch.save``, which reads data at its address: the header alone."""
+    def save(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> bytes:
+        if current() is None:
+            return original(tensors, metadata)  # type: ignore[no-any-return]
+        assume("safetensors.torch.save gave what tensors are, and no data")
+        header = json.dumps({k: v for k, v in _make_header(tensors, metadata).items() if v is not None}).encode()
+        header += b" " * (-len(header) % 8)  # as safetensors/src/tensor.rs, prepare
+        return len(header).to_bytes(8, "little") + header
+
+    return save
+
+
+def _make_header(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None) -> dict[str, Any]:
+    codes = {dtype: code for code, dtype in _DTYPES.items()}
+    ends = [0, *itertools.accumulate(t.nbytes for t in tensors.values())]
+    return {"__metadata__": metadata, **{
+        key: {"dtype": codes[t.dtype], "shape": list(t.shape), "data_offsets": [start, end]}
+        for (key, t), start, end in zip(tensors.items(), ends, ends[1:])}}
 
 
 def _replace_everywhere(original: Any, instead: Any) -> Undo:
@@ -170,11 +190,11 @@ def write_nowhere(files: SavedFiles) -> Iterator[Undo]:
 
     def create_stream(original: Any, system: Any, path: Any, mode: str) -> AbstractContextManager[Any]:
         if "w" in mode:
-            return _writing(files, path)
+            return _writing(files, path, "w+b" if "b" in mode else "w+")
         content = files.find(path)
-        found: AbstractContextManager[Any] = (
-            io.BytesIO(content) if isinstance(content, bytes) else original(system, path, mode))
-        return found
+        if not isinstance(content, bytes):
+            return original(system, path, mode)  # type: ignore[no-any-return]
+        return io.BytesIO(content) if "b" in mode else io.StringIO(content.decode())
 
     yield answer(kind, "create_stream", create_stream, passes_original=True)
     yield answer(kind, "mkdir", lambda system, path: files.make_folder(path))
@@ -183,10 +203,10 @@ def write_nowhere(files: SavedFiles) -> Iterator[Undo]:
 
 
 @contextmanager
-def _writing(files: SavedFiles, path: Any) -> Iterator[Any]:
+def _writing(files: SavedFiles, path: Any, mode: str) -> Iterator[Any]:
     """A file of the system's, whose descriptor may be asked for, that is kept and gone when it is closed."""
     assume(f"torch.distributed.checkpoint to {str(path).rpartition('/')[0]!r} wrote nothing: there is no data")
-    with tempfile.TemporaryFile("w+b") as stream, os.fdopen(os.dup(stream.fileno()), "rb") as written:
+    with tempfile.TemporaryFile(mode) as stream, os.fdopen(os.dup(stream.fileno()), "rb") as written:
         yield stream
         stream.close()  # which its writer may have done
         written.seek(0)

@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -29,7 +30,7 @@ class SavedFiles:
         self._contents: dict[str, Any] = {}
         self._kept_at: dict[str, float] = {}  #: when, of folders that were made for them too
         self._folders: set[str] = set()  #: that are not on the disk
-        self._is_resolving = False
+        self._resolving = threading.local()  #: has ``here`` in a thread that works out a path
 
     def keep(self, path: Any, content: Any) -> None:
         self._contents[self._resolve(path)] = content
@@ -60,13 +61,13 @@ class SavedFiles:
 
     def _resolve(self, path: Any) -> str:
         """The path without links, for which Python asks ``os.lstat`` of each folder: within it nothing is found."""
-        if self._is_resolving:
+        if hasattr(self._resolving, "here"):
             return ""
-        self._is_resolving = True
+        self._resolving.here = True
         try:
             return os.path.realpath(str(os.fspath(path)))
         finally:
-            self._is_resolving = False
+            del self._resolving.here
 
     def replacements(self) -> Iterator[Undo]:
         for owner, name, instead in (
@@ -120,7 +121,7 @@ class SavedFiles:
         if not (_is_path(path) or path is None):  # a number of an open folder, bytes
             return []
         folder = self._resolve("." if path is None else path)
-        saved = [os.path.basename(kept) for kept in (*self._contents, *sorted(self._folders))
+        saved = [os.path.basename(kept) for kept in (*list(self._contents), *sorted(self._folders))
                  if os.path.dirname(kept) == folder]
         return [name for name in saved if name not in set(there)]
 
