@@ -102,6 +102,11 @@ BARRED = {
     "a mask that is subtracted": (lambda s: s - (~torch.tensor(OK)).float() * 1e9, [0, 1, 3, 4, 5, 7]),
     "a mask with a factor": (lambda s: torch.sub(s, torch.tensor(OK).logical_not().float(), alpha=1e9),
                              [0, 1, 3, 4, 5, 7]),
+    "a mask that is added into another tensor": (
+        lambda s: torch.add(s, torch.zeros(8).masked_fill(~torch.tensor(OK), -1e9), out=torch.empty(64, 8)),
+        [0, 1, 3, 4, 5, 7]),
+    "a choice into another tensor": (
+        lambda s: torch.where(torch.tensor(OK), s, torch.tensor(-1e9), out=torch.empty(64, 8)), [0, 1, 3, 4, 5, 7]),
     "the lesser of two": (
         lambda s: torch.minimum(s, torch.full((8,), torch.inf).masked_fill(~torch.tensor(OK), -1e9)),
         [0, 1, 3, 4, 5, 7]),

@@ -51,6 +51,7 @@ def follow_bars(name: str, args: Any, kwargs: Any, storages: list[MetaStorage], 
     """Note what an operator of `FOLLOWED`, before its contents are followed, bars in what it has made or written."""
     if name not in _SOURCES and not any([s.barred is not None or s.known is not None for s in storages]):
         return
+    kwargs = {key: value for key, value in kwargs.items() if key != "out"}
     is_written = name.endswith("_")
     if is_written and isinstance(args[0], Tensor) and args[0].layout is torch.strided:
         target = args[0].untyped_storage()
