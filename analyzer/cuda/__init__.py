@@ -6,7 +6,7 @@ from analyzer.meta.intercept.replacement import Undo
 from analyzer.meta.simulated_device import SimulatedDevice, register_simulated_device
 from analyzer.output import hold_over_forks
 
-from . import autocast, binding, early_name, facade, kernel_registry, stream
+from . import autocast, binding, comm, early_name, facade, kernel_registry, stream
 from .workspaces.library import library_needs, take_library_workspaces
 
 
@@ -17,6 +17,7 @@ def _replacements() -> Iterator[Undo]:
     yield from autocast.replacements()
     yield from facade.replacements()
     yield from binding.replacements()
+    yield from comm.replacements()
     yield from stream.replacements()
     yield from early_name.replacements()
 

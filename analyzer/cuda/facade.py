@@ -284,16 +284,6 @@ def _times_cuda(device: Any = "cuda", *args: Any, **kwargs: Any) -> bool:
     return stream.is_simulated() and _makes_cuda("cuda" if device is None else device)
 
 
-def _scatter(original: Any, tensor: torch.Tensor, devices: Any = None, chunk_sizes: Any = None, dim: int = 0,
-             streams: Any = None, *, out: Any = None) -> Any:
-    """torch/csrc/cuda/comm.cpp, scatter: `torch.nn.DataParallel` hands out its inputs so."""
-    if out is not None:
-        return original(tensor, devices, chunk_sizes, dim, streams, out=out)
-    chunks = tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(chunk_sizes, dim)
-    places = [torch.device("cuda", d) if isinstance(d, int) else d for d in devices]
-    return tuple(chunk.to(place) for chunk, place in zip(chunks, places))
-
-
 def replacements() -> Iterator[Undo]:
     # torch.backends.cudnn is a proxy of the module: what the module's own functions ask stays torch's
     tables: tuple[tuple[Any, dict[str, Callable[..., Any]], Callable[[], object | None]], ...] = (
@@ -327,10 +317,6 @@ def replacements() -> Iterator[Undo]:
     yield supply(torch._C, "_cuda_setMemoryFraction", _set_memory_fraction)
     yield supply(torch._C, "_cuda_getMemoryFraction", lambda device: _allocator(device).memory_fraction)
     yield supply(torch._C, "_cuda_getCurrentRawStream", lambda index: _current_stream(index).cuda_stream)
-    yield answer(torch.nn.parallel.comm, "scatter", _scatter, passes_original=True)
-    # which copies the inputs
-    yield answer(torch.nn.parallel._functions, "_get_stream", lambda device: torch.cuda.Stream(device),
-                 where=simulated_cuda)
     yield answer(torch.accelerator, "device_index", lambda index: torch.cuda.device(index), where=simulated_cuda)
     yield _forget
 
