@@ -30,7 +30,7 @@ from analyzer.profilers.communication import name_buffers
 from analyzer.recipe.optimizer import TORCHS_OWN
 from analyzer.record.eager import RUNS_MODEL, EagerStep, StepOptimizer, check_loss
 from analyzer.record.log import Log
-from analyzer.record.memory_recorder import BUILT
+from analyzer.record.memory_recorder import BUILT, MemoryRecorder
 from analyzer.record.optimizer_step import why_unknown
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
@@ -125,7 +125,7 @@ class RankStep(EagerStep):
             return
         recorder, table = self.recorder, self.recorder.log.storage_table
         with torch._C.DisableTorchFunction():
-            recorder.mark(self.parameters, "parameter")
+            recorder.memory.mark(self.parameters, "parameter")
         for lifetime in recorder.log.lifetimes_in("parameter"):
             if lifetime.died is not None and lifetime.number in table:
                 lifetime.category = REPLACED
@@ -221,7 +221,7 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
                       session.device)
         whole_params = count_whole(module)
         before = ModuleShape.of(module) if session.mode == "infer" else None  # FSDP2 keeps the root gathered then
-    recorder = Recorder(mode, module, device, is_leaf, find_leaf_impl)
+    recorder = Recorder(mode, MemoryRecorder(mode.space, device), module, is_leaf, find_leaf_impl)
     run = Run(session, recorder, module)
     # where memory runs out, which ends the recording early, nothing of it is replayed
     replay = ReplayReport((ReplayInfo("", "step", type(module).__name__, False, reason or STEPS_RUN),))
@@ -284,4 +284,4 @@ def _list_storages(recorder: Recorder, live: LiveStorages) -> None:
     """Write down what is there before the first step. A function of its own: a loop keeps the last one alive."""
     for storage in live:
         if storage.number not in recorder.log.storage_table:
-            recorder.born(storage)
+            recorder.memory.born(storage)

@@ -41,6 +41,7 @@ from analyzer.profilers.traffic import profile_traffic
 from analyzer.recipe.optimizer import find_optimizer, fold_optimizer
 from analyzer.record.eager import OptimizerFactory, StepOptimizer
 from analyzer.record.log import Log
+from analyzer.record.memory_recorder import MemoryRecorder
 from analyzer.record.options import ProfileOptions, count_listed
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import partition_of
@@ -199,8 +200,9 @@ class Session:
             replica = find_replica(borrowed.walked)
             if replica is not None:
                 mode.state.assume(UNKNOWN_COMMUNICATION.format(replica or "the model"))
-            recorder = Recorder(mode, borrowed.root, self.device, is_leaf if eager else None,
-                                find_leaf_impl if eager else lambda module: None, borrowed.walked)
+            recorder = Recorder(mode, MemoryRecorder(mode.space, self.device), borrowed.root,
+                                is_leaf if eager else None, find_leaf_impl if eager else lambda module: None,
+                                borrowed.walked)
             if self.options.compiles:
                 recorder.compiled = borrowed.compiled
             for remark in describe_further(self.further, self.mode, self.optimizer, self.step):
@@ -273,9 +275,9 @@ class Run:
         with torch._C.DisableTorchFunction():
             attributes = [fake for fake, _ in borrowed.attributes]
             held = [fake for group in (borrowed.parameters, borrowed.buffers) for _, fake, _ in group]
-            recorder.register_existing([*held, *attributes])
+            recorder.memory.register_existing([*held, *attributes])
             recorder.own_parameters_of(borrowed.by_path.values())
-            recorder.mark(attributes, "buffer")
+            recorder.memory.mark(attributes, "buffer")
             for fake in attributes:
                 tell_met(recorder.mode.state, fake)
             mark_inputs(recorder, *taken, names)
@@ -353,7 +355,8 @@ def mark_inputs(recorder: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, 
     recorder.log.listed_samples = count_listed([value for _, value in named])
     for name, value in named:
         for path, tensor in tensor_paths(value):
-            recorder.mark([tensor], "input", re.sub(r"\W", "_", "_".join([name, *[str(step.key) for step in path]])))
+            label = re.sub(r"\W", "_", "_".join([name, *[str(step.key) for step in path]]))
+            recorder.memory.mark([tensor], "input", label)
 
 
 def choose_profilers(given: Profilers, device: DeviceSpec | None) -> dict[str, Profiler]:

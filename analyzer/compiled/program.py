@@ -88,7 +88,7 @@ class Program:
         if fresh is None:
             return self._run(args, rows, is_backward, Launch(inputs=len(args)))
         state = active_state()
-        first_steps, step = _first_steps.setdefault(state.space, {}), state.recorder.step
+        first_steps, step = _first_steps.setdefault(state.space, {}), state.recorder.run.step
         is_warm = self in first_steps if infers else first_steps.get(self, step) < step
         if first_steps.setdefault(self, step) != _CAPTURED:
             free_workspaces(state)
@@ -236,7 +236,7 @@ def free_workspaces(state: MetaState) -> None:
     kept = state.space.library_workspaces
     for key in [key for key in kept if str(key[0]).startswith("cublas")]:
         region = kept.pop(key)
-        state.recorder.freed_workspace(region)
+        state.recorder.memory.freed_workspace(region)
         state.space.give_back(torch.device(f"cuda:{key[1]}"), region)
 
 

@@ -231,8 +231,8 @@ class _Outcome:
         if isinstance(owner, torch.nn.Module) and name.rpartition(".")[2] in (*MODULE_CALLS, "forward"):
             name = ""
         recorder.log.compiled_calls.append(CompiledCall(
-            recorder.step, recorder._running(), name, tuple(self.graphs), tuple(self.breaks), recompiled, self.captured,
-            self.config, recorder.count_calls() - 1 if self.graphs else -1))
+            recorder.run.step, recorder._running(), name, tuple(self.graphs), tuple(self.breaks), recompiled,
+            self.captured, self.config, recorder.count_calls() - 1 if self.graphs else -1))
 
 
 class _KnownGraphs:

@@ -55,7 +55,7 @@ def random_state() -> torch.Tensor:
 def mark_stream(action: StreamAction, stream: int, event: int = NO_EVENT) -> None:
     state = current()
     if state is not None and state.recorder is not None:
-        state.recorder.ordered(action, stream, event)
+        state.recorder.memory.ordered(action, stream, event)
 
 
 def synchronize(device: Any = None) -> None:

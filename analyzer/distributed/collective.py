@@ -106,7 +106,7 @@ def _flatten(tensors: list[torch.Tensor]) -> list[MetaStorage]:
         return []
     with without_modes():
         flat = new_storage(sum(t.nbytes for t in tensors), device_of(tensors[0]), state.space)
-    state.recorder.holds_workspace(flat)
+    state.recorder.memory.holds_workspace(flat)
     return [flat]
 
 

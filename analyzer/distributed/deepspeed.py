@@ -73,7 +73,7 @@ def _recorder() -> Any:
 
 def _end_backward(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """What is left of gradients is reduced behind the backward pass."""
-    with _recorder().during("backward"):
+    with _recorder().memory.during("backward"):
         return original(engine, *args, **kwargs)
 
 
@@ -82,14 +82,14 @@ def _take_step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
     recorder = _recorder()
     recorder.outer_steps += 1  # its optimizer's own step is inside
     try:
-        with recorder.during("optimizer"):
+        with recorder.memory.during("optimizer"):
             original(engine, *args, **kwargs)
     finally:
         recorder.outer_steps -= 1
-        recorder.resume("forward")
+        recorder.memory.resume("forward")
     with torch._C.DisableTorchFunction():
         for category, tensor in list_held(engine):
-            recorder.mark_built([tensor], category)
+            recorder.memory.mark_built([tensor], category)
 
 
 def _replacements() -> Iterator[Undo]:

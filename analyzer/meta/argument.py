@@ -158,7 +158,7 @@ def adopt(state: MetaState, tensor: Tensor, device: torch.device | None = None, 
             state.space = space
         if len(state.fakes) > known and state.recorder is not None:
             for part in parts_of(out) if tensor.layout in SPARSE_LAYOUTS else [out]:
-                state.recorder.adopted(part.untyped_storage())
+                state.recorder.memory.adopted(part.untyped_storage())
     if is_met:
         tell_met(state, out)
     return out

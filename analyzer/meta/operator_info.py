@@ -272,7 +272,7 @@ def hold_blocks(state: MetaState, device: torch.device, blocks: tuple[int, ...])
         for nbytes in blocks:
             regions.append(space.reserve(device, nbytes))
         if state.recorder is not None:
-            state.recorder.took_workspace(sum(r.bytes for r in regions), device, blocks)
+            state.recorder.memory.took_workspace(sum(r.bytes for r in regions), device, blocks)
     finally:  # also where memory runs out midway
         for region in regions:
             space.give_back(device, region)
@@ -292,4 +292,4 @@ def hold_before(state: MetaState, stages: tuple[Stage, ...], output: int, device
         for nbytes in stage.blocks:
             kept.append(new_storage(nbytes, device, state.space))
             if state.recorder is not None:
-                state.recorder.holds_workspace(kept[-1])
+                state.recorder.memory.holds_workspace(kept[-1])

@@ -226,7 +226,8 @@ def use_on(tensor: torch.Tensor, stream: Any) -> None:
         state.assume("record_stream: the memory of a tensor that dies is assumed to be free at once, as if the other "
                      "stream had caught up")
     else:
-        state.recorder.used_on(storage, state.space.stream_number(stream.device.index or 0, int(stream.stream_id)))
+        number = state.space.stream_number(stream.device.index or 0, int(stream.stream_id))
+        state.recorder.memory.used_on(storage, number)
 
 
 def take_class(tensor: torch.Tensor) -> torch.Tensor:

@@ -79,7 +79,7 @@ def hold_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Reference
 
 def note_saved_inputs(recorder: Recorder, holds: Iterable[ReferenceCount]) -> None:
     for hold in holds:
-        storage = recorder.storage_of(hold.tensor)
+        storage = recorder.memory.storage_of(hold.tensor)
         if storage is not None and hold.has_grown():
             recorder.log.saved_inputs.add(storage.number)
 
@@ -134,7 +134,7 @@ class EagerStep:
                     self.update()
                 if self.is_last(index):
                     break
-            self.recorder.end()
+            self.recorder.memory.end()
 
     def is_last(self, index: int) -> bool:
         """Whether no step follows that of an index: of more than one, as many as LBFGS takes to have its history."""
@@ -156,19 +156,19 @@ class EagerStep:
             return
         self._train()
         if self.optimizer is None:
-            with self.recorder.during("zero_grad"), torch._C._EnableTorchFunction():
+            with self.recorder.memory.during("zero_grad"), torch._C._EnableTorchFunction():
                 for module in (self.model, *self.further):
                     module.zero_grad(set_to_none=self.options.set_to_none)
 
     def _infer(self) -> None:
-        self.recorder.begin("forward")
+        self.recorder.memory.begin("forward")
         grad_mode: AbstractContextManager[object] = (
             nullcontext() if self.looks_for_gradient else self.options.without_gradients())
         with torch._C._EnableTorchFunction(), grad_mode, casting(self.device_type, self.autocast):
             output = self.model(*self.args, **self.kwargs)
             if self.looks_for_gradient:
                 self._look_for_gradient(output)
-        self.recorder.end()
+        self.recorder.memory.end()
         del output
 
     def _look_for_gradient(self, output: Any) -> None:
@@ -190,18 +190,18 @@ class EagerStep:
 
     def _train(self) -> torch.Tensor:
         recorder = self.recorder
-        recorder.begin("forward")
+        recorder.memory.begin("forward")
         holds = hold_inputs(self.args, self.kwargs)
         with torch._C._EnableTorchFunction(), casting(self.device_type, self.autocast):
             output = self.model(*self.args, **self.kwargs)
             loss = recorder.compute_loss(self.loss_fn, output)
         check_loss(loss)
         del output
-        recorder.mark([loss], "loss")
+        recorder.memory.mark([loss], "loss")
         note_saved_inputs(recorder, holds)
         with torch._C._EnableTorchFunction():
             loss.backward()
-        recorder.mark(self._gradients(), "gradient")
+        recorder.memory.mark(self._gradients(), "gradient")
         return cast(torch.Tensor, loss)
 
     def update(self) -> None:
@@ -209,7 +209,7 @@ class EagerStep:
         if self.takes_closure:
             with torch._C._EnableTorchFunction():
                 self.optimizer.step(self._evaluate)
-            self.recorder.mark_states(self.optimizer)
+            self.recorder.memory.mark_states(self.optimizer)
             return
         state = self.recorder.mode.state
         plain = type(self.optimizer) in TORCHS_OWN and not has_step_hooks(self.optimizer)
@@ -219,14 +219,14 @@ class EagerStep:
                 self.optimizer.step()
         finally:
             state.lists = None
-        self.recorder.mark_states(self.optimizer)
+        self.recorder.memory.mark_states(self.optimizer)
         with torch._C._EnableTorchFunction():
             self.optimizer.zero_grad(set_to_none=self.options.set_to_none)
 
     def _custom(self) -> None:
         assert self.step is not None
         self.recorder.has_own_steps = True
-        self.recorder.begin("forward")
+        self.recorder.memory.begin("forward")
         before = self.recorder.count_calls()
         state = self.recorder.mode.state
         state.answers_numbers = self.answers_numbers
@@ -236,12 +236,12 @@ class EagerStep:
         finally:
             state.answers_numbers = False
         if self.recorder.count_calls() == before:
-            name, step = getattr(self.step, "__name__", self.step), self.recorder.step + 1
+            name, step = getattr(self.step, "__name__", self.step), self.recorder.run.step + 1
             raise InputError(
                 f"step={name}: step {step} of {self.options.steps} ran no operator. Where it loops over a loader or an "
                 "iterator, that gave no batch: give it a list of batches, or let the step make the iterator, as each "
                 "step begins anew")
-        self.recorder.mark(self._gradients(), "gradient")
+        self.recorder.memory.mark(self._gradients(), "gradient")
 
     def _gradients(self) -> Iterable[torch.Tensor]:
         return [p.grad for p in self.parameters if p.grad is not None]

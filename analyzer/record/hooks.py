@@ -60,7 +60,7 @@ def _while_heard(hearing: Callable[[], Any], run: Callable[..., Any]) -> Any:
 
 def _during(phase: str) -> Any:
     def run(recorder: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        with recorder.during(phase):
+        with recorder.memory.during(phase):
             return original(*args, **kwargs)
 
     return run
@@ -77,11 +77,11 @@ def _backward(create_graph_at: int) -> Any:
         recorder.creates_graph = bool(kwargs.get("create_graph", args[create_graph_at] if len(args) > create_graph_at
                                                  else None))
         try:
-            with outside_of_graph("a backward pass runs inside"), recorder.during("backward"):
+            with outside_of_graph("a backward pass runs inside"), recorder.memory.during("backward"):
                 result = original(*args, **kwargs)
         finally:
             recorder.recomputing, recorder.creates_graph = before
-        for listener in recorder.listeners if recorder.phase != "backward" else ():
+        for listener in recorder.run.listeners if recorder.run.phase != "backward" else ():
             listener.backward_ended()
         return result
 
@@ -119,7 +119,7 @@ class _AutogradEngine:
 def _counting_recomputation(change: int) -> Any:
     """Checkpointing, of whatever make, runs the forward pass again under ``enable_grad``."""
     def run(recorder: Any, original: Any, block: torch.enable_grad, *args: Any) -> Any:
-        if recorder.phase == "backward":
+        if recorder.run.phase == "backward":
             recorder.recomputing = max(0, recorder.recomputing + change)
         return original(block, *args)
 
@@ -185,11 +185,11 @@ def _optimizer_steps(recorder: Any) -> tuple[Callable[..., None], Callable[..., 
     def before(optimizer: Any) -> None:
         if recorder.hears():
             state = current()
-            if state is not None and recorder.phase != "backward":
+            if state is not None and recorder.run.phase != "backward":
                 recorder.check_optimizer(optimizer)
-            interrupted.append(recorder.phase)
+            interrupted.append(recorder.run.phase)
             with _between_graphs() as is_compiled:
-                recorder.begin("optimizer")
+                recorder.memory.begin("optimizer")
                 if is_compiled:
                     begin_compiled(optimizer)
 
@@ -200,11 +200,11 @@ def _optimizer_steps(recorder: Any) -> tuple[Callable[..., None], Callable[..., 
 
     def around(closure: Any) -> Any:
         def evaluate() -> Any:
-            recorder.begin("forward")
+            recorder.memory.begin("forward")
             try:
                 return closure()
             finally:
-                recorder.resume("optimizer")
+                recorder.memory.resume("optimizer")
 
         return evaluate if recorder.hears() else closure
 
@@ -228,13 +228,13 @@ def _end_step(recorder: Any, optimizer: Any, phase: str, is_inner: bool) -> None
         recorder.history = describe_history(optimizer)
     if phase == "backward" or recorder.has_own_steps:
         with torch._C.DisableTorchFunction():
-            recorder.mark_states(optimizer)
+            recorder.memory.mark_states(optimizer)
     if is_inner:  # it is the one inside another, which may communicate afterwards
-        recorder.resume("optimizer")
+        recorder.memory.resume("optimizer")
         return
     if phase == "backward":  # a hook on a parameter steps as soon as its gradient is there
         state, held = current(), (p for group in optimizer.param_groups for p in group["params"])
-        if state is not None and any(recorder.storage_of(local_part(p)) is None for p in held):
+        if state is not None and any(recorder.memory.storage_of(local_part(p)) is None for p in held):
             state.assume(f"the {type(optimizer).__name__} that a hook on a parameter steps does not have the "
                          "parameters of the profiled model: its updates are not counted")
-    recorder.resume(phase if phase == "backward" else "forward")
+    recorder.memory.resume(phase if phase == "backward" else "forward")

@@ -1,27 +1,27 @@
 """Writes down the lifetimes of storages, and what the allocator says over each phase of a step."""
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from analyzer.memory.allocator import Block, CachingAllocator
 from analyzer.memory.segment_memory import Journal, JournalAction
-from analyzer.meta.address_space import MetaStorage, Region, find_storage
-from analyzer.meta.mode import MetaTensorMode
+from analyzer.meta.address_space import AddressSpace, MetaStorage, Region, find_storage
 from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import NO_EVENT, StreamAction
-from analyzer.meta.tensor import is_around_tensors, names_of_parts
+from analyzer.meta.tensor import PLAIN_TENSORS, is_around_tensors, names_of_parts
 
 from .device_log import DeviceLog, PhaseMemory, PhaseRecord, device_index
 from .evaluation import NO_STEP
 from .log import Log
-from .run_listener import RunListener
-from .storage_lifetime import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, Event, StorageLifetime
-from .tensor_walk import describe, tensors_in
+from .recorded_run import RecordedRun
+from .storage_lifetime import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, StorageLifetime
+from .tensor_walk import describe, parts_of_parameter, tensors_in
 
 BUILT = "held by the model"  #: category of what is there before the first step and no parameter, buffer or input
 _FIRST_WORKSPACE = -2
@@ -29,25 +29,21 @@ ROOT = 0  #: the root's index in `Log.modules`; of what runs outside of all modu
 
 
 class MemoryRecorder:
-    """The part of a `Recorder` that hears of memory, of the device ``claim`` and those beside it where the process has
-    several: where the run is, what storages live.
+    """The part of a `Recorder` that hears of memory: births and deaths of storages and what they are for, and phases,
+    each with what the allocators said at its end. ``claim`` is the device that is watched; ``log`` is a new one where
+    none is given.
     """
 
-    undecided: Collection[str] = ("",)  #: categories that are kept until more is known of a storage
-
-    def __init__(self, mode: MetaTensorMode, claim: torch.device, log: Log | None = None) -> None:
-        self.mode = mode
-        self.space = mode.space
-        self.memory = mode.space.memory(claim)
+    def __init__(self, space: AddressSpace, claim: torch.device, log: Log | None = None) -> None:
+        self.space = space
+        self.allocator = space.memory(claim)
         self.log = log or Log(device=str(claim))
         #: of several devices the memories of those beside the watched one, each with its part of the log
         self.others = self._list_others(claim)
-        self.step = 0
-        self.phase = "forward"
-        self.node = OUTSIDE
-        self._stack: list[int] = []  #: the modules that run, the innermost last
-        self.events: list[Event] | None = None  #: collected while a step is to be replayed
-        self.listeners: list[RunListener] = []  #: what else hears of the run
+        self.run = RecordedRun(self.log)
+        #: categories that are kept until more is known of a storage
+        self.undecided: Collection[str] = ("",)
+        self.after_backward: str | None = None  #: the phase that follows a backward pass, whatever is resumed then
 
     def _list_others(self, claim: torch.device) -> list[tuple[CachingAllocator, DeviceLog]]:
         indices = range(self.space.devices) if self.space.devices > 1 and claim.type != "cpu" else ()
@@ -60,23 +56,23 @@ class MemoryRecorder:
     def begin(self, phase: str) -> None:
         """A stretch of ``phase`` begins; what ran before has ended."""
         self.end()
-        if self.events is not None:
-            self.events.append((BEGAN, phase))
-        self.phase = phase
-        self.memory.begin_lap()
+        if self.run.events is not None:
+            self.run.events.append((BEGAN, phase))
+        self.run.phase = phase
+        self.allocator.begin_lap()
         for memory, _ in self.others:
             memory.begin_lap()
-        self.log.phases.append(PhaseRecord(self.step, phase, len(self.log.call_slots), last_call=-1))
+        self.log.phases.append(PhaseRecord(self.run.step, phase, len(self.log.call_slots), last_call=-1))
 
     def end(self) -> None:
         if not self.log.phases or self.log.phases[-1].last_call >= 0:
             return
-        if self.events is not None:
-            self.events.append((ENDED, None))
+        if self.run.events is not None:
+            self.run.events.append((ENDED, None))
         record = self.log.phases[-1]
         record.last_call = len(self.log.call_slots)
         record.end_event, record.end_allocator_event = self.log.events, len(self.log.allocator_event_slots)
-        record.read(self.memory)
+        record.read(self.allocator)
         for memory, log in self.others:
             record.others[log.device] = other = PhaseMemory()
             other.read(memory)
@@ -84,7 +80,7 @@ class MemoryRecorder:
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
         """Run a block in ``phase``, then go back to the phase before. Nested blocks of a phase are one."""
-        before = self.phase
+        before = self.run.phase
         if before == phase:
             yield
             return
@@ -97,33 +93,49 @@ class MemoryRecorder:
     def resume(self, phase: str) -> None:
         """What ran has ended; a stretch of ``phase`` begins with the next operator, if one comes."""
         self.end()
-        self.phase = phase
+        if self.after_backward is not None and self.run.phase == "backward":
+            phase = self.after_backward
+        self.run.phase = phase
 
     # ---- storages (StorageListener)
 
     def born(self, storage: MetaStorage) -> None:
-        log = self.log
+        log, run = self.log, self.run
         log.events += 1
-        if self.events is not None:
-            self.events.append((BORN, storage.number))
-        region = storage.region
+        if run.events is not None:
+            run.events.append((BORN, storage.number))
+        region, stack = storage.region, run.stack
         log.storage_table[storage.number] = StorageLifetime(
             log.lifetime_table, storage.number, storage.nbytes() if region.bytes else 0,  # none of a zero tensor
-            region.bytes, region.address, str(storage.device), log.events, len(log.call_slots), self.phase, self.step,
-            self.node, self._stack[-1] if self._stack else ROOT)
+            region.bytes, region.address, str(storage.device), log.events, len(log.call_slots), run.phase, run.step,
+            run.node, stack[-1] if stack else ROOT)
         self.watch_peak(0)
-        for listener in self.listeners:
+        for listener in run.listeners:
             listener.born(storage)
 
     def died(self, number: int) -> None:
         log = self.log
         log.events += 1
-        if self.events is not None:
-            self.events.append((DIED, number))
+        if self.run.events is not None:
+            self.run.events.append((DIED, number))
         lifetime = log.storage_table.get(number)
         if lifetime is not None:
             lifetime.died = log.events
             lifetime.died_call = len(log.call_slots)
+
+    def register_existing(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Write down the storages of tensors that were there before the run."""
+        for tensor in tensors:
+            if tensor.layout in SPARSE_LAYOUTS:
+                self.register_existing(parts_of(tensor))
+            elif tensor.layout is torch.strided and not is_lazy(tensor):
+                parts = [tensor] if type(tensor) in PLAIN_TENSORS else [part for *_, part in parts_of_parameter(tensor)]
+                for part in parts:
+                    storage = self.storage_of(part)
+                    if storage is not None and storage.number not in self.log.storage_table:
+                        self.born(storage)
+        if self.log.peak_bytes == self.allocator.allocated_bytes:
+            self.log.peak_event = self.log.events  # now that all of it is in the log
 
     def resized(self, before: int, storage: MetaStorage) -> None:
         """The storage just born, or the same in its block, is that of the number ``before``: a buffer stays one."""
@@ -138,7 +150,7 @@ class MemoryRecorder:
 
     def watch_peak(self, workspace_bytes: int) -> None:
         """Note what is allocated where it is more than before; ``workspace_bytes`` of it are a kernel's that runs."""
-        allocated = self.memory.allocated_bytes
+        allocated = self.allocator.allocated_bytes
         if allocated > self.log.peak_bytes:
             log = self.log
             log.peak_bytes, log.peak_event, log.peak_workspace_bytes = allocated, log.events, workspace_bytes
@@ -151,7 +163,7 @@ class MemoryRecorder:
         """Write down every event of the allocator from here on, and as events what it holds already."""
         allocator_events = self.log.allocator_event_slots
         self.log.keeps_allocator_events = True
-        for memory, log in [(self.memory, self.log), *self.others]:
+        for memory, log in [(self.allocator, self.log), *self.others]:
             if not isinstance(memory, CachingAllocator):
                 continue
             log.memory_at_start = memory.copy()[0]
@@ -165,12 +177,12 @@ class MemoryRecorder:
 
     def keep_allocator_events(self) -> None:
         events, calls = self.log.allocator_event_slots, self.log.call_slots
-        for memory in (self.memory, *(memory for memory, _ in self.others)):  # whose addresses are their own
+        for memory in (self.allocator, *(memory for memory, _ in self.others)):  # whose addresses are their own
             memory.observer = lambda action, address, nbytes: events.append(action, address, nbytes, len(calls))
 
     def let_go(self) -> None:
         """Hear no more of memory."""
-        for memory in (self.memory, *(memory for memory, _ in self.others)):
+        for memory in (self.allocator, *(memory for memory, _ in self.others)):
             memory.observer = None
             if isinstance(memory, CachingAllocator):
                 memory.journal = None
@@ -192,8 +204,8 @@ class MemoryRecorder:
     def took_workspace(self, nbytes: int, claim: torch.device, blocks: tuple[int, ...]) -> None:
         """The allocator just gave a workspace of ``nbytes`` for ``blocks``, which its kernel gives back at once."""
         self.log.events += 1
-        if self.events is not None:
-            self.events.append((HELD, (claim, blocks)))
+        if self.run.events is not None:
+            self.run.events.append((HELD, (claim, blocks)))
         self.watch_peak(nbytes)
 
     def holds_workspace(self, storage: MetaStorage) -> None:
@@ -207,15 +219,15 @@ class MemoryRecorder:
         number = self._free_number()
         lifetime = log.storage_table[number] = StorageLifetime(
             log.lifetime_table, number, nbytes, region.bytes, region.address, str(claim), log.events,
-            len(log.call_slots), self.phase, self.step, OUTSIDE, ROOT)
+            len(log.call_slots), self.run.phase, self.run.step, OUTSIDE, ROOT)
         lifetime.category, lifetime.label = "workspace", label
-        for listener in self.listeners:
+        for listener in self.run.listeners:
             listener.kept(number)
         self.watch_peak(0)
 
     def freed_workspace(self, region: Region) -> None:
         """A library gave back a workspace that it had kept."""
-        for listener in self.listeners:
+        for listener in self.run.listeners:
             listener.gave_back()
         log = self.log
         log.events += 1
@@ -231,7 +243,7 @@ class MemoryRecorder:
     # ---- streams (CallListener)
 
     def ordered(self, action: StreamAction, stream: int, event: int) -> None:
-        for listener in self.listeners:
+        for listener in self.run.listeners:
             listener.ordered(action, stream, event)
         self.log.streams.write(len(self.log.call_slots), action, stream, event)
 
@@ -241,14 +253,14 @@ class MemoryRecorder:
         if not isinstance(region, Block) or region.stream == stream:
             return
         memory = self.space.memory(storage.device)
-        own = log if memory is self.memory else next((own for other, own in self.others if other is memory), None)
+        own = log if memory is self.allocator else next((own for other, own in self.others if other is memory), None)
         if own is None or not isinstance(memory, CachingAllocator):
             return
         self.ordered(StreamAction.USE, stream, NO_EVENT)
         if own.journal is None:
             own.journal_start = memory.copy()[0]
             own.journal = memory.journal = Journal(
-                lambda: (len(log.call_slots), len(log.streams), self.step), memory.capacity_bytes)
+                lambda: (len(log.call_slots), len(log.streams), self.run.step), memory.capacity_bytes)
         own.journal.note(JournalAction.USE, region.address, stream=stream)
 
     # ---- what storages are for
@@ -278,7 +290,7 @@ class MemoryRecorder:
         """Mark an optimizer's states, also those of one inside it, as `ZeroRedundancyOptimizer` has."""
         for keeper in (optimizer, getattr(optimizer, "optim", None)):
             self.mark_built(tensors_in(list(getattr(keeper, "state", {}).values())), "optimizer state")
-        for listener in self.listeners:
+        for listener in self.run.listeners:
             listener.states_marked(optimizer)
 
     def mark_built(self, tensors: Any, category: str) -> None:

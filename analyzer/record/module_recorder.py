@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.source_line import user_line
 from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
-from analyzer.meta.tensor import PLAIN_TENSORS
 
 from .log import LogModule, LogModuleCall, LogNode, OuterCall, identifier
 from .memory_recorder import ROOT, MemoryRecorder
@@ -21,16 +19,16 @@ from .storage_lifetime import OUTSIDE
 from .tensor_walk import describe, describe_tensors, local_part, parts_of_parameter, tensors_in, walk_modules
 
 
-class ModuleRecorder(MemoryRecorder):
+class ModuleRecorder:
     """The part of a `Recorder` that knows the modules of ``root``, ``walked`` where they were listed, and writes the
     node table. ``is_leaf`` tells which modules become one node (eager runs). A driver that knows its nodes (the graph
     interpreter) sets `node` itself.
     """
 
-    def __init__(self, mode: MetaTensorMode, root: torch.nn.Module, claim: torch.device,
+    def __init__(self, memory: MemoryRecorder, root: torch.nn.Module,
                  is_leaf: Callable[[torch.nn.Module], bool] | None,
                  walked: Sequence[tuple[str, torch.nn.Module]] | None) -> None:
-        super().__init__(mode, claim)
+        self.memory, self.run, self.log = memory, memory.run, memory.log
         self.is_leaf = is_leaf
         self.described_step = 0  #: the step whose calls of modules are written down
         self.called_from: str | None = None  #: the line that called what is recorded, which is no part of the model
@@ -48,12 +46,12 @@ class ModuleRecorder(MemoryRecorder):
 
     def start_step(self, step: int, placeholders: bool = True) -> None:
         """Another step begins: its first nodes are the inputs, unless the driver has its own."""
-        self.end()
-        for listener in self.listeners:
+        self.memory.end()
+        for listener in self.run.listeners:
             listener.step_begins(step)
-        self.step, self.log.steps = step, step + 1
+        self.run.step, self.log.steps = step, step + 1
         self.producers.clear()
-        self.node = OUTSIDE
+        self.run.node = OUTSIDE
         for lifetime in self.log.lifetimes_in("input") if placeholders else ():
             node = self.add_node("placeholder", lifetime.label or "input", lifetime.label or "input", ROOT)
             self.node_at(node).outputs += ((lifetime.number, lifetime.spec),)
@@ -71,34 +69,34 @@ class ModuleRecorder(MemoryRecorder):
         if self.is_leaf is not None:
             self.read(self.add_node("output", "output", "output", ROOT), tensors_in(output))
         node = self.add_node("call_function", "loss", getattr(loss_fn, "__name__", type(loss_fn).__name__), ROOT)
-        before, self.node = self.node, node
+        before, self.run.node = self.run.node, node
         try:
             return loss_fn(output)
         finally:
-            self.node = before
+            self.run.node = before
 
     @contextmanager
     def at(self, node: int, path: str) -> Iterator[None]:
         """Attribute what a block runs to ``node`` and to the module at ``path`` (graph runs)."""
-        before, self.node = self.node, node
-        self._stack.append(self.log.index_of_path.get(path, ROOT))
+        before, self.run.node = self.run.node, node
+        self.run.stack.append(self.log.index_of_path.get(path, ROOT))
         try:
             yield
         finally:
-            self._stack.pop()
-            self.node = before
+            self.run.stack.pop()
+            self.run.node = before
 
     # ---- nodes
 
     def add_node(self, op: str, name: str, target: str, module: int) -> int:
         """A new row of the node table; ``name`` is made an identifier, and by the log unique, as torch.fx does."""
         nodes = self.log.node_slots
-        nodes.append(LogNode(op, "", target, module, base=identifier(name), step=self.step))
+        nodes.append(LogNode(op, "", target, module, base=identifier(name), step=self.run.step))
         return len(nodes) - 1
 
     def source_line(self) -> str | None:
         """The model's line that runs; None where no module runs, or none of its own code."""
-        line = user_line() if self._stack else None
+        line = user_line() if self.run.stack else None
         return None if line == self.called_from else line
 
     def node_at(self, index: int) -> LogNode:
@@ -121,7 +119,7 @@ class ModuleRecorder(MemoryRecorder):
     def _numbered(self, tensors: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, int]]:
         """The strided tensors whose storages are in the books, with the numbers of these."""
         return ((tensor, storage.number) for tensor in map(local_part, tensors) if tensor.layout is torch.strided
-                and (storage := self.storage_of(tensor)) is not None)
+                and (storage := self.memory.storage_of(tensor)) is not None)
 
     def _read_storage(self, record: LogNode, node: int, number: int) -> None:
         if number not in record.reads:
@@ -147,13 +145,13 @@ class ModuleRecorder(MemoryRecorder):
         return self.log.modules[self._module_index[id(module)]].path
 
     def _running(self) -> int:
-        return self._stack[-1] if self._stack else ROOT
+        return self.run.stack[-1] if self.run.stack else ROOT
 
     def runs_module(self) -> bool:
-        return bool(self._stack)
+        return bool(self.run.stack)
 
     def where(self) -> str:
-        return self.log.modules[self._stack[-1]].path if self._stack else ""
+        return self.log.modules[self.run.stack[-1]].path if self.run.stack else ""
 
     def running_call(self) -> int | None:
         return self._open_calls[-1]
@@ -167,20 +165,20 @@ class ModuleRecorder(MemoryRecorder):
         if index is None:  # made on the way, or behind a wrapper: it runs for its caller
             index = self._running()
         record = self.log.modules[index]
-        if own is not None and not self._stack and self.phase == "forward":
+        if own is not None and not self.run.stack and self.run.phase == "forward":
             if next(module.parameters(), None) is not None:
                 self.log.outer_calls.append(OuterCall(
-                    self.step, len(self.log.call_slots), own, count_samples([*args, *kwargs.values()]),
+                    self.run.step, len(self.log.call_slots), own, count_samples([*args, *kwargs.values()]),
                     count_tokens(name_tensors((args, kwargs)))))
-        is_described = self.step == self.described_step
+        is_described = self.run.step == self.described_step
         record.calls += is_described
-        if not self._stack:
+        if not self.run.stack:
             self.called_from = user_line()
-        self._stack.append(index)
+        self.run.stack.append(index)
         self._open_calls.append(self._open_calls[-1] if self._open_calls else None)
         self._entered += 1
         report_progress(self.share_done(), record.path)
-        if self.is_leaf is None or self.phase != "forward":
+        if self.is_leaf is None or self.run.phase != "forward":
             return -1
         if own is not None:
             inputs = describe_tensors((args, kwargs)) if is_described or not record.inputs else record.inputs
@@ -193,24 +191,24 @@ class ModuleRecorder(MemoryRecorder):
             return -1
         if self.is_leaf(module):
             self._leaf_depth = 1
-            self.node = self.add_node("call_module", record.path or "root", record.path, index)
-            self.node_at(self.node).source = self.source_line()
-            self.read(self.node, tensors_in((args, kwargs)))
-            return self.node
+            self.run.node = self.add_node("call_module", record.path or "root", record.path, index)
+            self.node_at(self.run.node).source = self.source_line()
+            self.read(self.run.node, tensors_in((args, kwargs)))
+            return self.run.node
         return -1
 
     def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
         """The innermost call ends; ``token`` is what `enter_module` gave for it."""
-        index, call = self._stack.pop(), self._open_calls.pop()
-        if self.is_leaf is not None and self.phase == "forward":
+        index, call = self.run.stack.pop(), self._open_calls.pop()
+        if self.is_leaf is not None and self.run.phase == "forward":
             self._note_result(module, index, call, token, result)
-        for listener in self.listeners:
+        for listener in self.run.listeners:
             listener.module_left(module, result)
 
     def _note_result(self, module: torch.nn.Module, index: int, call: int | None, token: int, result: Any) -> None:
         own = self._module_index.get(id(module))
         if own is not None:
-            record, is_described = self.log.modules[index], self.step == self.described_step
+            record, is_described = self.log.modules[index], self.run.step == self.described_step
             outputs = describe_tensors(result) if is_described or not record.outputs else record.outputs
             record.outputs = record.outputs or outputs
             open_call = self.log.module_call_slots[call] if call is not None and is_described else None
@@ -220,22 +218,9 @@ class ModuleRecorder(MemoryRecorder):
             self._leaf_depth -= 1
         if token >= 0:
             self.set_outputs(token, result)
-            self.node = OUTSIDE
+            self.run.node = OUTSIDE
 
     # ---- parameters and buffers
-
-    def register_existing(self, tensors: Iterable[torch.Tensor]) -> None:
-        for tensor in tensors:
-            if tensor.layout in SPARSE_LAYOUTS:
-                self.register_existing(parts_of(tensor))
-            elif tensor.layout is torch.strided and not is_lazy(tensor):
-                parts = [tensor] if type(tensor) in PLAIN_TENSORS else [part for *_, part in parts_of_parameter(tensor)]
-                for part in parts:
-                    storage = self.storage_of(part)
-                    if storage is not None and storage.number not in self.log.storage_table:
-                        self.born(storage)
-        if self.log.peak_bytes == self.memory.allocated_bytes:
-            self.log.peak_event = self.log.events  # now that all of it is in the log
 
     def own_variable(self, variable: torch.Tensor, module: torch.nn.Module) -> None:
         """Let what backward does for ``variable``, which no module registers, be of ``module``."""
@@ -263,9 +248,9 @@ class ModuleRecorder(MemoryRecorder):
                         self._own(part, kind, (f"{path}.{name}" if path else name) + suffix, index)
 
     def _own(self, tensor: torch.Tensor, category: str, label: str, index: int) -> None:
-        storage = self.storage_of(tensor)
+        storage = self.memory.storage_of(tensor)
         lifetime = None if storage is None else self.log.storage_table.get(storage.number)
         if lifetime is not None:
-            if lifetime.category in self.undecided:
+            if lifetime.category in self.memory.undecided:
                 lifetime.category, lifetime.label, lifetime.module = category, label, index
             lifetime.requires_grad = tensor.requires_grad

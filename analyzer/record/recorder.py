@@ -20,7 +20,7 @@ from analyzer.meta.tensor import is_around_tensors
 
 from .hooks import listen
 from .log import Shortage
-from .memory_recorder import ROOT
+from .memory_recorder import ROOT, MemoryRecorder
 from .module_recorder import ModuleRecorder
 from .process_group import communicates, find_group, read_world, takes_group
 from .reference_count import current_backward_node, next_sequence_number
@@ -51,11 +51,12 @@ class Recorder(ModuleRecorder):
     `ModuleRecorder`'s.
     """
 
-    def __init__(self, mode: MetaTensorMode, root: torch.nn.Module, claim: torch.device,
+    def __init__(self, mode: MetaTensorMode, memory: MemoryRecorder, root: torch.nn.Module,
                  is_leaf: Callable[[torch.nn.Module], bool] | None = None,
                  find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None] = lambda module: None,
                  walked: Sequence[tuple[str, torch.nn.Module]] | None = None) -> None:
-        super().__init__(mode, root, claim, is_leaf, walked)
+        super().__init__(memory, root, is_leaf, walked)
+        self.mode = mode
         self.find_leaf_impl = find_leaf_impl
         self.call_of_sequence: dict[int, int] = {}  #: the call that made an autograd node
         self._collective_of_sequence: dict[int, int] = {}
@@ -88,7 +89,8 @@ class Recorder(ModuleRecorder):
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise InputError where an optimizer that is about to step holds parameters of before the run."""
         held = [local_part(p) for group in optimizer.param_groups for p in group["params"]]
-        if all(getattr(find_storage(p), "space", self.space) is self.space and self.storage_of(p) is not None
+        memory = self.memory
+        if all(getattr(find_storage(p), "space", memory.space) is memory.space and memory.storage_of(p) is not None
                for p in held if p.layout is torch.strided and not is_around_tensors(p)):
             return
         name = type(optimizer).__name__
@@ -105,21 +107,21 @@ class Recorder(ModuleRecorder):
 
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
-        state = self.mode.state
-        state.recorder, self.space.listener = self, self
-        if self.space.stream:
-            self.ordered(StreamAction.SWITCH, self.space.stream, NO_EVENT)
+        state, memory = self.mode.state, self.memory
+        state.recorder, memory.space.listener = self, memory
+        if memory.space.stream:
+            memory.ordered(StreamAction.SWITCH, memory.space.stream, NO_EVENT)
         if getattr(self.mode.options, "keep_events", False):
-            self.observe_memory()
+            memory.observe_memory()
         self._last_sequence = next_sequence_number()
         try:
             with listen(self, is_simulated=True):
                 yield self
         finally:
-            self.end()
-            state.recorder = self.space.listener = None
-            self.let_go()
-            self.watch_fullest()
+            memory.end()
+            state.recorder = memory.space.listener = None
+            memory.let_go()
+            memory.watch_fullest()
             self.skip_block, self._modules = None, []  # a recorder that outlives the run keeps no model
             self.log.assumptions = [*state.assumptions, *([] if self.history is None else [self.history])]
             self.log.world = read_world() or self.log.world
@@ -127,13 +129,15 @@ class Recorder(ModuleRecorder):
     # ---- calls (CallListener)
 
     def called(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage]) -> None:
-        phase, log = self.phase, self.log
+        log, run = self.log, self.run
+        phase = run.phase
         if not log.phases or log.phases[-1].last_call >= 0:
-            self.begin(phase)
+            self.memory.begin(phase)
         forward: int | None = None
         recomputed = made_grad = False
-        owner, node = module_worked_for(), self.node
-        module = self._module_index.get(id(owner), self._running())  # that a wrapper works for, else the one that runs
+        owner, node = module_worked_for(), run.node
+        # that a wrapper works for, else the one that runs
+        module = self._module_index.get(id(owner), run.stack[-1] if run.stack else ROOT)
         index = len(log.call_slots)
         place = self.compiled_in
         if phase == "backward":
@@ -155,16 +159,16 @@ class Recorder(ModuleRecorder):
                 made_grad = True
             if communicates(signature):
                 self._collective_of_sequence.setdefault(sequence - 1, index)
-            if self.is_leaf is not None and not self._leaf_depth and self._stack and not recomputed:
+            if self.is_leaf is not None and not self._leaf_depth and run.stack and not recomputed:
                 node = self._add_operator(signature, inputs, outputs, module)
             elif recomputed and node == OUTSIDE and owner is None and place is None:
                 node = self._node_run_again(index)
         self._note_group(signature, module if owner is not None and phase == "forward" else None, node)
         in_numbers = tuple([s.number for s in inputs])
         out_numbers = tuple([s.number for s in outputs])
-        if self.events is not None:
-            self.events.append((CALLED, index))
-        log.call_slots.append(signature, in_numbers, out_numbers, self.step, phase, module, node, forward, recomputed)
+        if run.events is not None:
+            run.events.append((CALLED, index))
+        log.call_slots.append(signature, in_numbers, out_numbers, run.step, phase, module, node, forward, recomputed)
         self._note_made(out_numbers, index, module, node, made_grad)
 
     def _note_made(self, numbers: Iterable[int], call: int, module: int, node: int, made_grad: bool) -> None:
@@ -208,10 +212,10 @@ class Recorder(ModuleRecorder):
             self.log.streams.repeat(begin, end, len(slots))
         for index in range(begin, end):
             call = slots[index]
-            if call.phase != self.phase or not self.log.phases or self.log.phases[-1].last_call >= 0:
-                self.begin(call.phase)
-            slots.append(call.signature, call.inputs, call.outputs, self.step, call.phase, call.module, OUTSIDE, None,
-                         call.recomputed)
+            if call.phase != self.run.phase or not self.log.phases or self.log.phases[-1].last_call >= 0:
+                self.memory.begin(call.phase)
+            slots.append(call.signature, call.inputs, call.outputs, self.run.step, call.phase, call.module, OUTSIDE,
+                         None, call.recomputed)
 
     def _add_operator(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage],
                       module: int) -> int:
@@ -229,7 +233,7 @@ class Recorder(ModuleRecorder):
 
     def lies_over(self, number: int, shape: Any, tensor: Any, describe: Callable[[Any], tuple[str, ...]]) -> None:
         """A part of this shape in a storage is of a sharded ``tensor``, whose layout ``describe`` tells."""
-        if self.phase == "forward" and (number, shape) not in self.log.layouts:
+        if self.run.phase == "forward" and (number, shape) not in self.log.layouts:
             self.log.layouts[number, shape] = describe(tensor)
 
     # ---- calls in backward
@@ -293,7 +297,7 @@ class Recorder(ModuleRecorder):
                 self.log.call_slots.put_at(lifetime.born_call, *place)
 
     def _lifetime_of(self, tensor: Any) -> StorageLifetime | None:
-        storage = self.storage_of(local_part(tensor)) if isinstance(tensor, torch.Tensor) else None
+        storage = self.memory.storage_of(local_part(tensor)) if isinstance(tensor, torch.Tensor) else None
         return None if storage is None else self.log.storage_table.get(storage.number)
 
     def start_step(self, step: int, placeholders: bool = True) -> None:
@@ -306,12 +310,12 @@ class Recorder(ModuleRecorder):
         """An operator could not get its memory. The run need not end here: the user's code may catch the error."""
         if error is self._shortage_cause():
             return  # the operators that called it see the same error
-        module, node = self._running(), self.node
-        if self.phase == "backward" and not self._recomputes():
+        module, node = self._running(), self.run.node
+        if self.run.phase == "backward" and not self._recomputes():
             _, module, node = self._forward_of_gradient(module, False)
-        self.end()
+        self.memory.end()
         self._shortage_cause = weakref.ref(error)  # weak: its traceback holds tensors
-        self.shortage = Shortage(operator, self.phase, self.step, module, node, self.log.events,
+        self.shortage = Shortage(operator, self.run.phase, self.run.step, module, node, self.log.events,
                                  len(self.log.allocator_event_slots), error.requested_bytes, error.short_bytes,
                                  error.allocated_bytes, error.reserved_bytes, error.capacity_bytes, error.device)
 

@@ -23,7 +23,7 @@ from analyzer.output import print_error
 from .evaluation import EVALUATION, OuterRun, describe_batches, find_evaluation, leave_out
 from .hooks import FAILED
 from .joined_step import StepDescription, join_steps
-from .memory_recorder import ROOT
+from .memory_recorder import ROOT, MemoryRecorder
 from .optimizer_step import list_optimizers, observed_steps
 from .preparation import EARLIER_PREPARATION, PREPARATION, describe_preparation, find_preparation
 from .recorder import Recorder
@@ -64,13 +64,11 @@ class ScriptRecorder(Recorder):
     script's own, and what tells them apart, and what it answers is kept in place of them.
     """
 
-    undecided = ("", HELD)  # until a module that has it is called, an optimizer steps, or it is given to a module
-
     def __init__(self, mode: MetaTensorMode, device: torch.device, is_leaf: Callable[[torch.nn.Module], bool] | None,
                  find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None], steps: int,
                  describe: Callable[[Any, Callable[[Any], int]], Any] = lambda thing, key: None) -> None:
         self.script = Script()
-        super().__init__(mode, self.script, device, is_leaf, find_leaf_impl)
+        super().__init__(mode, MemoryRecorder(mode.space, device), self.script, is_leaf, find_leaf_impl)
         self._modules.clear()
         self.steps, self.describe = steps, describe
         self.step_counts = StepCounts()
@@ -87,7 +85,9 @@ class ScriptRecorder(Recorder):
         self._outer_runs: list[OuterRun] = []
         self._leaves: dict[int, Callable[[], torch.Tensor | None]] = {}  # that get gradients, of no module, by id
         self._described = [StepDescription([], [])]  # of steps before the one that is under way, as far as needed
-        self.phase = SETUP
+        self.run.phase, self.memory.after_backward = SETUP, "optimizer"  # clipping, until a model is called again
+        # until a module that has it is called, an optimizer steps, or it is given to a module
+        self.memory.undecided = ("", HELD)
 
     @property
     def steps_taken(self) -> int:
@@ -123,9 +123,9 @@ class ScriptRecorder(Recorder):
         """The script has ended: what runs and is freed from now on, as where a trainer is interrupted and takes all to
         the host, is no part of it. A step that was not finished counts only if it is the only one.
         """
-        self.end()
-        self.mode.state.recorder = self.space.listener = None
-        self.let_go()
+        self.memory.end()
+        self.mode.state.recorder = self.memory.space.listener = None
+        self.memory.let_go()
         self.log.steps = max(1, self.steps_taken)
         self._leave_out_evaluation()
         self._gather()
@@ -187,18 +187,18 @@ class ScriptRecorder(Recorder):
 
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
         """A module's call begins; one from outside of any module begins a forward pass."""
-        if not self._stack:
+        if not self.run.stack:
             if not self._roots.knows(module):
                 self._adopt(module)
             shapes = self._mark_inputs(module, args, kwargs)
             is_model = next(module.parameters(), None) is not None
-            if self.phase == SETUP and is_model:
+            if self.run.phase == SETUP and is_model:
                 self._follow_device()
                 for lifetime in self.log.storages.values():
                     if lifetime.died is None and not lifetime.category:
                         lifetime.category = HELD
-            if self.phase == "forward" or self.phase in (SETUP, "optimizer") and is_model:
-                self.begin("forward")
+            if self.run.phase == "forward" or self.run.phase in (SETUP, "optimizer") and is_model:
+                self.memory.begin("forward")
                 outer = self._outer = self._outer or _Outer(self._count_all())
                 if not outer.is_model:
                     outer.module, outer.is_model, outer.shapes = module, is_model, shapes
@@ -208,7 +208,7 @@ class ScriptRecorder(Recorder):
     def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
         """The innermost call ends; where no module made it, what it did is noted."""
         super().leave_module(module, token, result)
-        if self._stack:
+        if self.run.stack:
             return
         for root in self._new_roots:
             root.shape = self.describe(module, self._numbers.new if root.is_class else self._numbers)
@@ -219,7 +219,7 @@ class ScriptRecorder(Recorder):
     @contextmanager
     def tracing(self) -> Iterator[None]:
         """As in the base class. A compiled function that no module calls is a forward pass where it calls a model."""
-        if self._stack or self._outer is not None:
+        if self.run.stack or self._outer is not None:
             with super().tracing():
                 yield
             return
@@ -237,14 +237,14 @@ class ScriptRecorder(Recorder):
     def _end_outer(self, outer: _Outer, has_ended: bool) -> None:
         calls, nodes, module_calls = [range(start, end) for start, end in zip(outer.starts, self._count_all())]
         self._outer_runs.append(OuterRun(calls, nodes, module_calls, self._module_index[id(outer.module)],
-                                         outer.is_model and has_ended, outer.has_grad, self.step, outer.shapes))
+                                         outer.is_model and has_ended, outer.has_grad, self.run.step, outer.shapes))
         self._outer = None
         self._passes += outer.is_model
         if not self.step_counts.counts and self._passes in _TOLD_AT:
             print_error(f"{self._passes} forward passes so far, and no optimizer has stepped: this ends after "
                         f"{self.steps} optimizer steps, or when the script does")
-        if self.phase == "forward":
-            self.begin("forward")
+        if self.run.phase == "forward":
+            self.memory.begin("forward")
 
     def _count_all(self) -> tuple[int, int, int]:
         return self.count_calls(), len(self.log.node_slots), len(self.log.module_call_slots)
@@ -252,25 +252,25 @@ class ScriptRecorder(Recorder):
     def called(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage]) -> None:
         """An operator just ran; outside of modules it has a record of its phase for itself: it may be evaluation's."""
         super().called(signature, inputs, outputs)
-        if not self._stack and self.phase == "forward":
-            self.begin("forward")
+        if not self.run.stack and self.run.phase == "forward":
+            self.memory.begin("forward")
 
     def _follow_device(self) -> None:
         """Watch the device that the script is on: a launcher may show each process one device alone."""
-        own, used = self.log.device, {index: a.allocated_bytes for index, a in self.space.allocators.items()
-                                      if a.allocated_bytes}
-        if self.memory is self.space.host or self.memory.allocated_bytes or not used or self.others:
+        memory, space, own = self.memory, self.memory.space, self.log.device
+        used = {index: a.allocated_bytes for index, a in space.allocators.items() if a.allocated_bytes}
+        if memory.allocator is space.host or memory.allocator.allocated_bytes or not used or memory.others:
             return
         index = max(used, key=used.__getitem__)
-        observer, self.memory.observer = self.memory.observer, None
-        self.memory = self.space.allocator(index)
-        self.memory.observer, self.log.device = observer, f"cuda:{index}"
+        observer, memory.allocator.observer = memory.allocator.observer, None
+        memory.allocator = space.allocator(index)
+        memory.allocator.observer, self.log.device = observer, f"cuda:{index}"
         self.mode.state.assume(f"the script is on cuda:{index}, though its local rank is {own.rpartition(':')[2]}: the "
                                f"memory of cuda:{index} was followed")
 
     def _adopt(self, module: torch.nn.Module) -> None:
         """Take a module that the script calls into the log; one without state, such as a loss, stands for its class."""
-        root, settled = self._roots.take(module, lambda: self.step)
+        root, settled = self._roots.take(module, lambda: self.run.step)
         moved = [module for _, module in settled]
         for lifetime in self._lifetimes_of(moved):
             if lifetime.category in ("parameter", "buffer"):
@@ -283,7 +283,7 @@ class ScriptRecorder(Recorder):
     def _lifetimes_of(self, modules: list[torch.nn.Module]) -> Iterator[StorageLifetime]:
         for module in modules:
             for tensor in (*module._parameters.values(), *module._buffers.values()):
-                storage = None if tensor is None or is_lazy(tensor) else self.storage_of(tensor)
+                storage = None if tensor is None or is_lazy(tensor) else self.memory.storage_of(tensor)
                 lifetime = None if storage is None else self.log.storage_table.get(storage.number)
                 if lifetime is not None and lifetime.module == self._module_index[id(module)]:
                     yield lifetime
@@ -308,7 +308,7 @@ class ScriptRecorder(Recorder):
         """Take parameters of the script's own into the log: leaves that get gradients and that an optimizer steps."""
         for parameter in [p for group in optimizer.param_groups for p in group["params"] if id(p) in self._leaves]:
             if self._leaves.pop(id(parameter), None) is not None:
-                root = self._roots.keep(parameter, lambda: self.step)
+                root = self._roots.keep(parameter, lambda: self.run.step)
                 self._parameter_owner[id(parameter)] = ROOT
                 self._own(parameter, "parameter", root.name, ROOT)
                 root.shape = self.describe(parameter, self._numbers)
@@ -322,7 +322,7 @@ class ScriptRecorder(Recorder):
         for i, (name, value) in enumerate([*((None, a) for a in args), *kwargs.items()]):
             label = name or (names[i] if i < len(names) else f"input_{i}")
             inputs = [t for t in tensors_in(value) if self._is_input(t)]
-            self.mark(inputs, "input", label)
+            self.memory.mark(inputs, "input", label)
             shapes.update((label if place == 0 else f"{label}_{place}", tuple(t.shape))
                           for place, t in enumerate(inputs))
         return shapes
@@ -330,36 +330,32 @@ class ScriptRecorder(Recorder):
     def _is_input(self, tensor: torch.Tensor) -> bool:
         if tensor.requires_grad or tensor.layout is not torch.strided:
             return False
-        storage = self.storage_of(tensor)
+        storage = self.memory.storage_of(tensor)
         lifetime = None if storage is None else self.log.storages.get(storage.number)
         return lifetime is not None and lifetime.node == OUTSIDE and lifetime.module == 0
-
-    def resume(self, phase: str) -> None:
-        """What follows a backward pass, such as clipping, is the optimizer's, until a model is called again."""
-        super().resume("optimizer" if self.phase == "backward" else phase)
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """All of a script runs under the mode: its parameters are those of the run."""
 
     def _join_steps(self) -> None:
         """An optimizer that was there from the first step on stepped: what were taken for steps are parts of it."""
-        self.end()
+        self.memory.end()
         self._outer_runs = join_steps(self.log, self._outer_runs, [*self._described, StepDescription.of(self.log)])
         for root in self._roots.roots:
             root.died_in = None if root.died_in is None else 0
         self.step_counts.join()
-        self.step = self.described_step = 0
+        self.run.step = self.described_step = 0
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.hears():
             if not self.step_counts.counts:
                 self.step_counts.expect([one for one in list_optimizers() if any(
-                    getattr(find_storage(local_part(p)), "space", None) is self.space
+                    getattr(find_storage(local_part(p)), "space", None) is self.memory.space
                     for group in one.param_groups for p in group["params"])])  # others are of another run
             self.step_counts.name(optimizer)
             self._adopt_leaves(optimizer)
-            self.mark([p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None],
-                      "gradient")
+            self.memory.mark([p.grad for group in optimizer.param_groups for p in group["params"]
+                              if p.grad is not None], "gradient")
 
     def repeat_calls(self, begin: int, end: int) -> None:
         """As in the base class; a step among them is a step once more."""
@@ -367,7 +363,7 @@ class ScriptRecorder(Recorder):
             super().repeat_calls(begin, index)
             begin = index
             self._count_step(find(), name)
-            self.resume("forward")
+            self.memory.resume("forward")
         super().repeat_calls(begin, end)
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -376,11 +372,11 @@ class ScriptRecorder(Recorder):
 
     def _count_step(self, optimizer: torch.optim.Optimizer | None, name: str) -> None:
         if optimizer is not None:
-            self.mark_states(optimizer)
+            self.memory.mark_states(optimizer)
             self._steps_at.append((self.count_calls(), weakref.ref(optimizer), name))
         before = self.steps_taken
-        self.step_counts.add(name, self.step)
-        joins = optimizer is not None and self.step_counts.meet(optimizer) and self.step > 0
+        self.step_counts.add(name, self.run.step)
+        joins = optimizer is not None and self.step_counts.meet(optimizer) and self.run.step > 0
         if joins:
             self._join_steps()
         if self.steps_taken >= (max(self.steps, _PATIENCE) if self.step_counts.list_expected() else self.steps):

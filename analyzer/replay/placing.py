@@ -39,8 +39,8 @@ class Before(NamedTuple):
 
     @classmethod
     def of(cls, recorder: Recorder) -> Before:
-        log, memory = recorder.log, recorder.memory
-        host = recorder.space.host.copy()
+        log, memory = recorder.log, recorder.memory.allocator
+        host = recorder.memory.space.host.copy()
         copied, blocks = memory.copy(is_limited=True) if isinstance(memory, CachingAllocator) else (host, {
             life.address: HostRegion(life.address, life.block_bytes) for life in log.storage_table.values()})
         copied.begin_lap()

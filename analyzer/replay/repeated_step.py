@@ -77,7 +77,7 @@ class RepeatedStep(EagerStep):
     def _run_watched(self) -> None:
         with self.short_run.watching():
             self.run_model()
-        self.recorder.end()
+        self.recorder.memory.end()
         reason = self._why_not_written()
         if reason is not None and self.chains:
             raise NotRepeated(reason)
@@ -86,8 +86,8 @@ class RepeatedStep(EagerStep):
         if self.step_reason is None:
             self._left = [(p, spec) for p, spec in left if spec is not None]
         elif not self.chains:
-            self.recorder.events = None  # the log is that of what runs
-            self.recorder.listeners.clear()
+            self.recorder.run.events = None  # the log is that of what runs
+            self.recorder.run.listeners.clear()
 
     def _why_run_again(self, left: Sequence[tuple[torch.Tensor, Spec | None]]) -> str | None:
         """Why the model of a later step is run; None where it does what the first did, which ``left`` parameters with

@@ -118,14 +118,14 @@ class ShortRun(RunListener):
     def running(self) -> Iterator[None]:
         """Note what the recorder hears in a block, in which blocks are skipped."""
         recorder = self.recorder
-        recorder.events = self.events
-        recorder.listeners.append(self)
+        recorder.run.events = self.events
+        recorder.run.listeners.append(self)
         recorder.skip_block = self._enter if self.chains else None
         try:
             yield
         finally:
-            recorder.events = recorder.skip_block = None
-            recorder.listeners.clear()
+            recorder.run.events = recorder.skip_block = None
+            recorder.run.listeners.clear()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -175,7 +175,7 @@ class ShortRun(RunListener):
 
     def module_left(self, module: nn.Module, result: Any) -> None:
         found = self._place.get(id(module))
-        if found is None or self.recorder.phase != "forward":
+        if found is None or self.recorder.run.phase != "forward":
             return
         chain, place, member = found
         items = result if isinstance(result, tuple) else (result,)
@@ -210,7 +210,7 @@ class ShortRun(RunListener):
             return NotImplemented
         number, place, member = found
         is_skipped = place in self.chains[number].skipped
-        if self.recorder.phase != "forward":
+        if self.recorder.run.phase != "forward":
             if is_skipped:
                 raise NotRepeated("a block runs outside of the forward pass")
             return NotImplemented
@@ -257,17 +257,17 @@ class ShortRun(RunListener):
     @contextmanager
     def unheard(self) -> Iterator[None]:
         """A block in which the recorder does not hear of what is made."""
-        state, space = self.recorder.mode.state, self.recorder.space
+        state, space = self.recorder.mode.state, self.recorder.memory.space
         state.recorder = space.listener = None
         try:
             with without_modes():
                 yield
         finally:
-            state.recorder = space.listener = self.recorder
+            state.recorder, space.listener = self.recorder, self.recorder.memory
 
     def describe(self, tensor: torch.Tensor, whole: bool = True) -> Spec | None:
         """What a stand-in for a tensor is made of; None where it has no storage, or is not the ``whole`` of it."""
-        storage = self.recorder.storage_of(tensor) if tensor.layout is torch.strided else None
+        storage = self.recorder.memory.storage_of(tensor) if tensor.layout is torch.strided else None
         if storage is None or whole and storage.nbytes() != tensor.numel() * tensor.itemsize:
             return None
         return Spec(storage.number, storage.nbytes(), tensor.shape, tensor.stride(), int(tensor.storage_offset()),
@@ -293,7 +293,7 @@ class ShortRun(RunListener):
         storage = made.untyped_storage()
         storage.__class__ = MetaStorage
         number = next_number()
-        storage.__dict__ = {"device": spec.device, "number": number, "space": self.recorder.space,
+        storage.__dict__ = {"device": spec.device, "number": number, "space": self.recorder.memory.space,
                             "region": NoRegion(0, storage.nbytes())}
         take_class(made)
         self.stand_ins[number] = StandIn(spec.number, chain, block, repetition)

@@ -20,6 +20,7 @@ from analyzer.fx import set_region
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.profilers.flop_registry import count_call
 from analyzer.record.eager import default_loss
+from analyzer.record.memory_recorder import MemoryRecorder
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.tools.solver.recorded_step import measure_step, read_step
@@ -103,24 +104,24 @@ def measure_partition(model: nn.Module, inputs: dict[str, Tensor], setting: floa
         return torch.empty_strided(spec[0], spec[1], dtype=spec[2]) if isinstance(spec, tuple) else spec
 
     with mode, torch.no_grad():
-        recorder = Recorder(mode, nn.Module(), torch.device("cpu"))
+        recorder = Recorder(mode, MemoryRecorder(mode.space, torch.device("cpu")), nn.Module())
         given = [make(s) for s in forward_specs]
         with recorder.recording():
             tensors = [t for t in given if isinstance(t, Tensor)]
-            recorder.register_existing(tensors)
-            recorder.mark(tensors, "input")  # parameters, buffers and inputs alike: not activations
+            recorder.memory.register_existing(tensors)
+            recorder.memory.mark(tensors, "input")  # parameters, buffers and inputs alike: not activations
             recorder.start_step(0, placeholders=False)
-            recorder.begin("forward")
+            recorder.memory.begin("forward")
             outputs = list(Freeing(forward).run_on(list(given)))
             names = [getattr(n, "name", None) for n in next(iter(reversed(forward.graph.nodes))).args[0]]
             passed = dict(zip(names, outputs))
             outputs.clear()
-            recorder.begin("backward")
+            recorder.memory.begin("backward")
             placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
             received = [passed[n.name] if n.name in passed else make(s) for n, s in zip(placeholders, backward_specs)]
             passed.clear()
             gradients = Freeing(backward).run_on(received)
-            recorder.mark([g for g in gradients if isinstance(g, Tensor)], "gradient")
-            recorder.end()
+            recorder.memory.mark([g for g in gradients if isinstance(g, Tensor)], "gradient")
+            recorder.memory.end()
         counts = [count_call(c.signature) for c in recorder.log.calls]
         return read_step(recorder.log).peak_activation_bytes, sum(c.flops for c in counts if c is not None)

@@ -9,6 +9,7 @@ class Recorder:
 
     def __init__(self):
         self.calls = []
+        self.memory = self
 
     def called(self, signature, inputs, outputs):
         self.calls.append(signature)

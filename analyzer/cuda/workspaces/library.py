@@ -226,4 +226,4 @@ def take_workspaces(state: MetaState, device: torch.device, needs: tuple[str, ..
             region = space.library_workspaces[key] = space.reserve(device, nbytes)
             if state.recorder is not None:
                 where = "backward" if in_backward else "forward"
-                state.recorder.kept_workspace(region, nbytes, device, f"{library} workspace, {where} thread")
+                state.recorder.memory.kept_workspace(region, nbytes, device, f"{library} workspace, {where} thread")

@@ -194,10 +194,10 @@ class RecordingInterpreter(GraphInterpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         row, recorder = self.rows[n], self.recorder
-        if recorder.phase == "forward":
+        if recorder.run.phase == "forward":
             recorder.read(row, tensors_in([self.env[i] for i in n.all_input_nodes]))
         result = super().run_node(n)
-        if recorder.phase == "forward":
+        if recorder.run.phase == "forward":
             recorder.set_outputs(row, result)
         return result
 
@@ -210,23 +210,23 @@ def run_step(recorder: Recorder, module: fx.GraphModule, args: tuple[Any, ...], 
     recorder.planned_calls = max(1, sum(n.op == "call_module" for n in module.graph.nodes))
     recorder.start_step(0, placeholders=False)
     interpreter.begin_step()
-    recorder.begin("forward")
+    recorder.memory.begin("forward")
     with torch.set_grad_enabled(mode == "train"), casting(device_type, autocast):
         if isinstance(module, GraphModule) and module.checks_inputs:
             module.check_inputs(args, kwargs)
         output = interpreter.run(*args, **kwargs)
         interpreter.env.clear()
         if mode == "infer":
-            recorder.end()
+            recorder.memory.end()
             return interpreter.rows
         loss = recorder.compute_loss(loss_fn or default_loss, output)
     check_loss(loss)
     del output
-    recorder.mark([loss], "loss")
+    recorder.memory.mark([loss], "loss")
     note_saved_inputs(recorder, holds)
     loss.backward()
-    recorder.mark([p.grad for p in module.parameters() if p.grad is not None], "gradient")
-    recorder.end()
+    recorder.memory.mark([p.grad for p in module.parameters() if p.grad is not None], "gradient")
+    recorder.memory.end()
     return interpreter.rows
 
 

@@ -55,7 +55,7 @@ class HostCopy:
             self._contents.copy_(flat)
         state = current()
         if state is not None and state.recorder is not None:
-            state.recorder.mark([self._contents], "host copy")  # no activation, wherever the run takes place
+            state.recorder.memory.mark([self._contents], "host copy")  # no activation, wherever the run takes place
 
     def describe(self, tensor: Tensor) -> HostTensor:
         return HostTensor(self, tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype,

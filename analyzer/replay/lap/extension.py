@@ -9,7 +9,6 @@ import torch
 
 from analyzer.memory.allocator_segment import Span
 from analyzer.meta.address_space import AddressSpace, MetaStorage, next_number, take_numbers
-from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import NO_EVENT, StreamAction
 from analyzer.record.failure import first_line
 from analyzer.record.log import Log
@@ -35,8 +34,7 @@ class Extension:
         self.layout = Layout(tape, self.source, regions)
         self.naming = Naming(self.layout, self.source)
         self._regions: Regions = dict(regions)
-        self.writer = MemoryRecorder(MetaTensorMode(recorder.mode.options, space=space), torch.device(
-            self.source.device), before)
+        self.writer = MemoryRecorder(space, torch.device(self.source.device), before)
         self._before = tuple(before.storage_table)
         if before.keeps_allocator_events:
             self.writer.keep_allocator_events()
@@ -54,7 +52,7 @@ class Extension:
             for place in clones if not stretch.descends else ():
                 self._replay(stretch, place)
         self.writer.end()
-        self.writer.memory.observer = None
+        self.writer.allocator.observer = None
         self._finish()
         del self._others, self._storages  # which know this object: a cycle would keep the log
         return self.log
@@ -88,7 +86,7 @@ class Extension:
         assert stretch.lap is not None
         segment = self._segments.get(stretch.lap)
         if segment is None:
-            segment = self._segments[stretch.lap] = LapSegment(self.naming, stretch, self.writer.memory)
+            segment = self._segments[stretch.lap] = LapSegment(self.naming, stretch, self.writer.allocator)
         self.naming.start(stretch, here, self.log)
         ReplayedLap(segment, here, self.log).replay(self.writer, self._regions, take_numbers(), self._happen)
 
@@ -170,7 +168,7 @@ class Extension:
         life = log.storage_table[number]
         log.events += 1
         life.died, life.died_call = log.events, len(log.call_slots)
-        self.space.give_back(device, self.writer.memory.block_of(region) if isinstance(region, Span) else region)
+        self.space.give_back(device, self.writer.allocator.block_of(region) if isinstance(region, Span) else region)
 
     def _happen(self, kind: int, what: Any, call: int, stretch: Stretch, here: int | None) -> None:
         """What is neither a call nor a birth or death, before the call that will have the index ``call``."""
@@ -180,7 +178,7 @@ class Extension:
         elif kind == ENDED:
             writer.end()
         elif kind == STEP:
-            writer.step = what
+            writer.run.step = what
         elif kind == HELD:
             claim, blocks = what
             held = [self.space.reserve(claim, nbytes) for nbytes in blocks]
@@ -216,7 +214,7 @@ def run_some(recorder: Recorder, chain: RankChain, live: Iterable[MetaStorage], 
     """The log of what ``run`` does as if all blocks ran, and the memory that it leaves; with gradients of blocks that
     are not run where something ``stands_in`` for them. Raises Mismatch where it cannot be told.
     """
-    log, space, reference = recorder.log, recorder.space, chain.blocks[REFERENCE]
+    log, space, reference = recorder.log, recorder.memory.space, chain.blocks[REFERENCE]
     listener, space.listener = space.listener, None
     try:  # the log and the memory as they are, and where in that memory storages are
         table = log.lifetime_table.copy()

@@ -232,7 +232,7 @@ class ReplayedLap(Pending):
             if (placed := regions.pop(naming.storage(number, stretch, here), None)) is None:
                 raise Mismatch("a storage dies that was not known")
             is_span = isinstance(placed[1], Block) and slot not in segment.elsewhere
-            slots.append(writer.memory.place_of(placed[1]) if is_span else placed[1])
+            slots.append(writer.allocator.place_of(placed[1]) if is_span else placed[1])
         slots.extend([None] * segment.births)
         for start, stop, _, requests, then in segment.parts:
             call = len(log.call_slots)

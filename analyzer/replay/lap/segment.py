@@ -209,7 +209,7 @@ def play(recorder: MemoryRecorder, segment: Segment, start: Mark, stop: Mark, sl
         instructions = segment.instructions
         if count < len(instructions):
             instructions = instructions[start.instruction:stop.instruction]
-        recorder.memory.replay(instructions, slots, placements, elsewhere, space.stream)
+        recorder.allocator.replay(instructions, slots, placements, elsewhere, space.stream)
     if placements.top_at >= 0:
         log.peak_bytes, log.peak_workspace_bytes = placements.top_bytes, placements.top_workspace_bytes
         log.peak_event = log.events + placements.top_at + 1

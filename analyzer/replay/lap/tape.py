@@ -101,8 +101,8 @@ class LapTape(RunListener):
     @contextmanager
     def running(self) -> Iterator[None]:
         recorder: Any = self.recorder
-        recorder.events, recorder.skip_block = self.events, self._enter
-        recorder.listeners.append(self)
+        recorder.run.events, recorder.skip_block = self.events, self._enter
+        recorder.run.listeners.append(self)
 
         def completing(original: Any) -> Any:
             def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -117,13 +117,13 @@ class LapTape(RunListener):
             yield
         finally:
             undo()
-            recorder.listeners.remove(self)
-            recorder.events = None
+            recorder.run.listeners.remove(self)
+            recorder.run.events = None
 
     # ---- RunListener
 
     def born(self, storage: MetaStorage) -> None:
-        if self.recorder.events is self.events:
+        if self.recorder.run.events is self.events:
             self.events[-1] = BORN, (storage.number, storage.nbytes())
 
     def ordered(self, action: StreamAction, stream: int, event: int) -> None:
@@ -136,7 +136,7 @@ class LapTape(RunListener):
         self.events.append((STEP, step))
 
     def module_left(self, module: nn.Module, result: Any) -> None:
-        if self.recorder.phase != "forward":
+        if self.recorder.run.phase != "forward":
             return
         if id(module) in self._place:
             self._left(result)
@@ -154,7 +154,7 @@ class LapTape(RunListener):
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A module is called: one that is not to be run gives what the block before it gave."""
         place = self._place.get(id(module))
-        if place is None or self.recorder.phase != "forward":
+        if place is None or self.recorder.run.phase != "forward":
             return NotImplemented
         log, call = self.recorder.log, self.recorder.running_call()
         count = len(log.module_call_slots)
@@ -189,17 +189,17 @@ class LapTape(RunListener):
             if parameter.grad is not None and (number := self._number(parameter.grad)) is not None:
                 self.gradients.setdefault(number, place)
         if self.stands_in:
-            recorder.events = []
+            recorder.run.events = []
             try:
                 for place in self.chain.skipped:
                     made: dict[int, torch.Tensor] = {}
                     for mine, theirs in zip(self._parameters[place], self._parameters[REFERENCE]):
                         self._stand_in(place, mine, theirs, made)
             finally:
-                recorder.events = self.events
+                recorder.run.events = self.events
 
     def _number(self, tensor: Any) -> int | None:
-        storage = self.recorder.storage_of(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
+        storage = self.recorder.memory.storage_of(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
         return None if storage is None else storage.number
 
     def _stand_in(self, place: int, mine: Any, theirs: Any, made: dict[int, torch.Tensor]) -> None:
@@ -219,7 +219,7 @@ class LapTape(RunListener):
             raise Mismatch("a gradient is in no memory of the world's")
         if number not in made:
             made[number] = torch.empty(local.untyped_storage().nbytes(), dtype=torch.uint8,
-                                       device=self.recorder.storage_of(local).device)  # type: ignore[union-attr]
+                                       device=self.recorder.memory.storage_of(local).device)  # type: ignore[union-attr]
             found = self._number(made[number])
             assert found is not None
             self.stand_ins[found] = place, number

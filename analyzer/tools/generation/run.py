@@ -137,7 +137,7 @@ class _Generation:
             with run.recording() as recorder:
                 for step, index in enumerate(passes[1:] if next_token is not None else (), 1):
                     if (skipped := index - passes[step - 1] - 1) > 0:
-                        with recorder.during(_SKIPPED), torch.no_grad():
+                        with recorder.memory.during(_SKIPPED), torch.no_grad():
                             decoder.skip(skipped)
                     if index == passes[-1]:
                         recorder.describe_step(step)

@@ -37,13 +37,13 @@ def run_pass(session: Session, recorder: Recorder, decoder: TokenDecoder, tokens
     logits in float32.
     """
     recorder.start_step(step, placeholders=step == 0)
-    recorder.begin("forward")
+    recorder.memory.begin("forward")
     with session.options.without_gradients(), session.casting():
         logits = decoder.read(tokens)
         chosen = logits[:, -1, :].to(torch.float32, copy=True).argmax(dim=-1, keepdim=True)
     del logits
-    recorder.end()
-    recorder.mark(tensors_kept(decoder.cache), "cache")
+    recorder.memory.end()
+    recorder.memory.mark(tensors_kept(decoder.cache), "cache")
     return chosen
 
 

@@ -120,7 +120,7 @@ class FlopsProfiler:
         elif self.end_step is not None and self._step > self.end_step:
             self._recorder.stop()
         else:
-            self._recorder.start_step(self._recorder.step + 1, placeholders=False)
+            self._recorder.start_step(self._recorder.run.step + 1, placeholders=False)
 
     def stop_profile(self) -> None:
         """End the recording; what was recorded can still be read."""
@@ -152,7 +152,7 @@ class FlopsProfiler:
         return self._made[1]
 
     def _make(self, recorder: RuntimeRecorder) -> Profile:
-        steps = sorted({record.step for record in recorder.log.phases}) or [recorder.step]
+        steps = sorted({record.step for record in recorder.log.phases}) or [recorder.run.step]
         trained = any(record.phase == "backward" for record in recorder.log.phases)
         engine, facts = self.ds_engine, {}
         if engine is not None:
@@ -167,7 +167,7 @@ class FlopsProfiler:
                 facts["batch_size"] = batch() * (len(list_micro_batches(recorder.log, steps[-1])) or (
                     said() if trained and said is not None else 1))
         found = make_profile(recorder, steps, self.convention, mode="train" if trained else "infer", **facts)
-        recorder.log.steps = recorder.step + 1  # it may go on
+        recorder.log.steps = recorder.run.step + 1  # it may go on
         return found
 
     @property

@@ -24,6 +24,7 @@ from analyzer.meta.state import current
 from analyzer.meta.tensor import MetaTensor
 from analyzer.on_use import rare_collections
 from analyzer.record.hooks import FAILED, listen
+from analyzer.record.memory_recorder import MemoryRecorder
 from analyzer.record.recorder import Recorder
 from analyzer.record.reference_count import next_sequence_number
 
@@ -35,6 +36,49 @@ TRANSPARENT = -2  #: token of a module whose work is its caller's
 Key = tuple[int, str, int]
 """Whose time it is: step, phase, index of the module in `Log.modules`."""
 Span = tuple[Any, Any]
+
+
+class TimedMemory(MemoryRecorder):
+    """The memory of a real run: a book knows its storages, and the clock is read where phases begin and end."""
+
+    def __init__(self, recorder: RuntimeRecorder, device: torch.device) -> None:
+        host = HostMemory()
+        super().__init__(cast(Any, SimpleNamespace(memory=lambda device: host, devices=1,
+                                                   describe_settings=lambda device: None)), device)
+        self.recorder = recorder
+        self.book = StorageBook(host, device, cast(Any, self.born), cast(Any, self.died))
+
+    def storage_of(self, tensor: torch.Tensor) -> Any:
+        """What the log knows the storage of ``tensor`` by, None for a tensor that has none of its own."""
+        storage, is_new = self.book.find(tensor)
+        if is_new:  # it was made before the recording
+            self.log.storage_table[storage.number].step = -1
+        return None if storage is self.book.nowhere else storage
+
+    def begin(self, phase: str) -> None:
+        super().begin(phase)  # which ends what ran
+        self.recorder.laps.append((None, self.recorder.clock.pause()))
+        self.recorder.clock.go()
+
+    def end(self) -> None:
+        if self.recorder.runs():
+            self.recorder.lap()
+            super().end()
+            self.recorder.clock.go()
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        recorder = self.recorder
+        recorder.hold_mode()
+        try:
+            with super().during(phase):
+                yield
+        except BaseException:
+            recorder.release_mode()
+            if not recorder.whole and not self.run.stack:
+                recorder.stop()
+            raise
+        recorder.release_mode()
 
 
 class RuntimeRecorder(Recorder):
@@ -74,12 +118,11 @@ class RuntimeRecorder(Recorder):
         self._mode_depth = 0
         self._undo: ExitStack | None = None
         self._thread = -1
-        memory = HostMemory()
-        self.book = StorageBook(memory, device, cast(Any, self.born), cast(Any, self.died))
         leaves = {id(module): is_leaf(module) for module in root.modules()}
-        space = SimpleNamespace(memory=lambda device: memory, devices=1, describe_settings=lambda device: None)
-        machine = SimpleNamespace(space=space, state=SimpleNamespace())
-        super().__init__(cast(Any, machine), root, device, lambda m: leaves[id(m)] if id(m) in leaves else is_leaf(m))
+        memory = TimedMemory(self, device)
+        self.book = memory.book
+        machine = SimpleNamespace(space=memory.space, state=SimpleNamespace())
+        super().__init__(cast(Any, machine), memory, root, lambda m: leaves[id(m)] if id(m) in leaves else is_leaf(m))
         self._wrapped: dict[int, int] = {}
         self._wrappers: list[tuple[int, int]] = []
         for module in root.modules():
@@ -88,128 +131,97 @@ class RuntimeRecorder(Recorder):
                 self._wrapped[id(module)] = id(inner)
                 self._wrappers.append((self._module_index[id(module)], self._module_index[id(inner)]))
                 self._module_index[id(module)] = self._module_index[id(inner)]
-        self.register_existing([*root.parameters(), *root.buffers()])
+        self.memory.register_existing([*root.parameters(), *root.buffers()])
         self.own_parameters(root)
 
-    def storage_of(self, tensor: torch.Tensor) -> Any:
-        """What the log knows the storage of ``tensor`` by, None for a tensor that has none of its own."""
-        storage, is_new = self.book.find(tensor)
-        if is_new:  # it was made before the recording
-            self.log.storage_table[storage.number].step = -1
-        return None if storage is self.book.nowhere else storage
-
-    def _lap(self) -> Any:
+    def lap(self) -> Any:
         """Give the time since the last mark to the module that runs; the clock stands still until `Clock.go`."""
         mark = self.clock.pause()
         self.laps.append((self._owner(), mark))
         return mark
 
     def _owner(self) -> Key | None:
-        if self._stack:
-            return self.step, self.phase, self._stack[-1]
-        return (self.step, self.phase, ROOT) if self._runs() else None
+        if self.run.stack:
+            return self.run.step, self.run.phase, self.run.stack[-1]
+        return (self.run.step, self.run.phase, ROOT) if self.runs() else None
 
-    def _runs(self) -> bool:
+    def runs(self) -> bool:
         return bool(self.log.phases) and self.log.phases[-1].last_call < 0
-
-    def begin(self, phase: str) -> None:
-        super().begin(phase)  # which ends what ran
-        self.laps.append((None, self.clock.pause()))
-        self.clock.go()
-
-    def end(self) -> None:
-        if self._runs():
-            self._lap()
-            super().end()
-            self.clock.go()
 
     def hears(self) -> bool:
         if threading.get_ident() == self._thread:
             return True
         # in a thread of the engine, of another device
-        return self._thread >= 0 and self.phase == "backward" and is_active(self._mode)
+        return self._thread >= 0 and self.run.phase == "backward" and is_active(self._mode)
 
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
         """A module's call begins; the result is what `leave_module` needs."""
         if isinstance(module, self.ignored) or self._open and self._wrapped.get(self._open[-1][0]) == id(module):
             return TRANSPARENT
         index = self._module_index.get(id(module))
-        if not self._stack:
+        if not self.run.stack:
             if index is None and not self.whole:
                 return TRANSPARENT
-            if not self._runs():
-                self.begin(self.phase)
-        mark = self._lap()
-        if module is self.model and not (self.whole or self._stack or self._knows_inputs):
+            if not self.runs():
+                self.memory.begin(self.run.phase)
+        mark = self.lap()
+        if module is self.model and not (self.whole or self.run.stack or self._knows_inputs):
             self._knows_inputs = True
             with suppress(InputError):  # where the call does not fit, the model itself will say so
                 mark_inputs(self, args, kwargs, argument_names(uncompiled(module), args, kwargs))
         span = None
-        if index is not None and self.phase == "forward":
+        if index is not None and self.run.phase == "forward":
             span = [mark, None]
-            self.call_spans.setdefault(self.step, []).append(span)
+            self.call_spans.setdefault(self.run.step, []).append(span)
         token = super().enter_module(module, args, kwargs)
         self._open.append((id(module), span))
         self.clock.go()
-        self._hold_mode()
+        self.hold_mode()
         return token
 
     def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
         if token == TRANSPARENT:
             return
-        self._release_mode()
-        mark = self._lap()
+        self.release_mode()
+        mark = self.lap()
         span = self._open.pop()[1]
         if span is not None:
             span[1] = mark
         try:
             super().leave_module(module, token, result)
-            if module is self.model and not self._stack:
+            if module is self.model and not self.run.stack:
                 self.call_ended(self)
         finally:
             self.clock.go()
             # there an exception also ends what checkpointing runs again
-            if not (self._stack or self.whole or self.phase == "backward"):
+            if not (self.run.stack or self.whole or self.run.phase == "backward"):
                 if result is FAILED:
                     self.stop()
-                elif self.phase == "forward":
-                    self.end()
-
-    @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
-        self._hold_mode()
-        try:
-            with super().during(phase):
-                yield
-        except BaseException:
-            self._release_mode()
-            if not self.whole and not self._stack:
-                self.stop()
-            raise
-        self._release_mode()
+                elif self.run.phase == "forward":
+                    self.memory.end()
 
     def ran(self, signature: Signature, inputs: list[torch.Tensor], outputs: list[torch.Tensor], start: Any,
             end: Any) -> None:
-        if not self._runs():
-            self.begin(self.phase)
+        if not self.runs():
+            self.memory.begin(self.run.phase)
             self.laps[-1] = None, start
         # by torch.tensor(), which copies Python's numbers
         made_here = signature.op is torch.ops.aten.lift_fresh.default
-        read: list[Any] = [self.book.find(t)[0] if made_here else self.storage_of(t) or self.book.nowhere
+        read: list[Any] = [self.book.find(t)[0] if made_here else self.memory.storage_of(t) or self.book.nowhere
                            for t in inputs]
         written: list[Any] = [self.book.find(t)[0] for t in outputs]
         index = len(self.log.call_slots)
         self.called(signature, read, written)
         self.spans[index] = start, end
-        if self.phase == "backward":
-            self.laps.append(((self.step, "backward", self.log.calls[index].module), end))
+        if self.run.phase == "backward":
+            self.laps.append(((self.run.step, "backward", self.log.calls[index].module), end))
 
-    def _hold_mode(self) -> None:
+    def hold_mode(self) -> None:
         self._mode_depth += 1
         if self._mode_depth == 1:
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
-    def _release_mode(self) -> None:
+    def release_mode(self) -> None:
         self._mode_depth -= 1
         if self._mode_depth == 0:
             self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -225,9 +237,9 @@ class RuntimeRecorder(Recorder):
             undo.enter_context(run_as_written())
             self._last_sequence = next_sequence_number()
             if self.whole:
-                self._hold_mode()
+                self.hold_mode()
             else:
-                self.start_step(self.step, placeholders=False)
+                self.start_step(self.run.step, placeholders=False)
             self._thread = threading.get_ident()
             self._undo = undo.pop_all()
 
@@ -241,11 +253,11 @@ class RuntimeRecorder(Recorder):
         with InterruptsHeld():
             undo, self._undo, self._thread = self._undo, None, -1
             try:
-                self.end()
+                self.memory.end()
                 self.book.check()
             finally:
                 if self.whole:
-                    self._release_mode()
+                    self.release_mode()
                 undo.close()
                 self.book.close()
                 self.clock.settle()

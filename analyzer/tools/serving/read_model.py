@@ -53,14 +53,14 @@ def read_served_model(model: nn.Module | Callable[[], nn.Module], name: str = "m
                 decoder.skip(7)  # tokens that are there
             for step in range(3 if encodes else 1):  # an encoder's pass, the first token's, the next one's
                 recorder.start_step(step, placeholders=step == 0)
-                recorder.begin("forward")
+                recorder.memory.begin("forward")
                 with torch.no_grad():
                     if isinstance(decoder, EncoderDecoder) and step == 0:
                         prompt, dtype = prompt_shape(module, _PROMPT)
                         decoder.encoded = decoder.model.get_encoder()(tokens.new_ones((TOKENS, *prompt), dtype=dtype))
                     else:
                         decoder.read(tokens)
-                recorder.end()
+                recorder.memory.end()
         log = recorder.log
         steps = [[call for call in log.calls if call.step == step and call.phase == "forward"]
                  for step in range(log.steps)]

@@ -91,7 +91,7 @@ class OffloadedTensor:
         self._host = torch.empty_strided(*self._form, dtype=tensor.dtype, device="cpu", pin_memory=on_device)
         state = current()
         if state is not None and state.recorder is not None:
-            state.recorder.mark([self._host], "host copy")  # no activation, wherever the run takes place
+            state.recorder.memory.mark([self._host], "host copy")  # no activation, wherever the run takes place
         self._tensor: Tensor | None = None   # on the device until it is copied
         self._back: tuple[Tensor, Any] | None = None
         if not on_device:
