@@ -112,7 +112,13 @@ def count_room(room: str) -> tuple[int, int]:
     return sum(len(path.read_text().splitlines()) for path in paths), len(paths)
 
 
-LIVE = ("record.recorder:Recorder", "record.script_recorder:ScriptRecorder")  #: the objects that most code holds
+#: the objects that write down a run, which most code holds: recorders, of any run, of a script's and of a real one's,
+#: and the parts that these hold
+LIVE = ("record.recorder:Recorder", "record.memory_recorder:MemoryRecorder", "record.module_recorder:ModuleRecorder",
+        "record.call_recorder:CallRecorder", "record.script_recorder:ScriptRecorder",
+        "record.script_holdings:ScriptHoldings", "record.script_passes:ScriptPasses",
+        "tools.runtime.recorder:RuntimeRecorder", "tools.runtime.recorder:TimedMemory",
+        "tools.runtime.recorder:TimedModules")
 PROFILE = "api.result:Profile"
 
 

@@ -31,6 +31,7 @@ from analyzer.recipe.optimizer import TORCHS_OWN
 from analyzer.record.eager import RUNS_MODEL, EagerStep, StepOptimizer, check_loss
 from analyzer.record.log import Log
 from analyzer.record.memory_recorder import BUILT, MemoryRecorder
+from analyzer.record.module_recorder import ModuleRecorder
 from analyzer.record.optimizer_step import why_unknown
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
@@ -221,7 +222,8 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
                       session.device)
         whole_params = count_whole(module)
         before = ModuleShape.of(module) if session.mode == "infer" else None  # FSDP2 keeps the root gathered then
-    recorder = Recorder(mode, MemoryRecorder(mode.space, device), module, is_leaf, find_leaf_impl)
+    inner = walk_modules(module)
+    recorder = Recorder(mode, ModuleRecorder(MemoryRecorder(mode.space, device), inner, is_leaf, find_leaf_impl))
     run = Run(session, recorder, module)
     # where memory runs out, which ends the recording early, nothing of it is replayed
     replay = ReplayReport((ReplayInfo("", "step", type(module).__name__, False, reason or STEPS_RUN),))
@@ -231,10 +233,9 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
         run_args, run_kwargs = run.fake_inputs(args, kwargs, device)
         with torch._C.DisableTorchFunction():
             _list_storages(recorder, live)
-            inner = [module for _, module in walk_modules(module)]
-            recorder.own_parameters_of(inner)
-            for variable, owner in list_flat_parameters(inner):
-                recorder.own_variable(variable, owner)
+            recorder.modules.own_parameters_of(recorder.modules.listed)
+            for variable, owner in list_flat_parameters(recorder.modules.listed):
+                recorder.modules.own_variable(variable, owner)
             mark_inputs(recorder, run_args, run_kwargs, names)
             for lifetime in recorder.log.storages.values():
                 if not lifetime.category:

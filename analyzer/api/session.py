@@ -42,6 +42,7 @@ from analyzer.recipe.optimizer import find_optimizer, fold_optimizer
 from analyzer.record.eager import OptimizerFactory, StepOptimizer
 from analyzer.record.log import Log
 from analyzer.record.memory_recorder import MemoryRecorder
+from analyzer.record.module_recorder import ModuleRecorder
 from analyzer.record.options import ProfileOptions, count_listed
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import partition_of
@@ -200,11 +201,11 @@ class Session:
             replica = find_replica(borrowed.walked)
             if replica is not None:
                 mode.state.assume(UNKNOWN_COMMUNICATION.format(replica or "the model"))
-            recorder = Recorder(mode, MemoryRecorder(mode.space, self.device), borrowed.root,
-                                is_leaf if eager else None, find_leaf_impl if eager else lambda module: None,
-                                borrowed.walked)
+            modules = ModuleRecorder(MemoryRecorder(mode.space, self.device), borrowed.walked,
+                                     *((is_leaf, find_leaf_impl) if eager else ()))
             if self.options.compiles:
-                recorder.compiled = borrowed.compiled
+                modules.compiled = borrowed.compiled
+            recorder = Recorder(mode, modules)
             for remark in describe_further(self.further, self.mode, self.optimizer, self.step):
                 mode.state.assume(remark)
             yield Run(self, recorder, borrowed.root, borrowed, is_replica=replica is not None)
@@ -276,7 +277,7 @@ class Run:
             attributes = [fake for fake, _ in borrowed.attributes]
             held = [fake for group in (borrowed.parameters, borrowed.buffers) for _, fake, _ in group]
             recorder.memory.register_existing([*held, *attributes])
-            recorder.own_parameters_of(borrowed.by_path.values())
+            recorder.modules.own_parameters_of(borrowed.by_path.values())
             recorder.memory.mark(attributes, "buffer")
             for fake in attributes:
                 tell_met(recorder.mode.state, fake)

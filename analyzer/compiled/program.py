@@ -26,7 +26,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import Launch, Signature, spec_of
 from analyzer.meta.state import MetaState, active_state
 from analyzer.meta.tensor import device_of, keep_class
-from analyzer.record.recorder import CompiledPlace
+from analyzer.record.call_recorder import CompiledPlace
 
 from .generated_kernel import read_places
 from .joint_graph import JointGraph
@@ -102,7 +102,7 @@ class Program:
     def _run(self, args: list[Tensor | None], rows: Rows, is_backward: bool,
              launched: Launch) -> Sequence[Tensor | None]:
         state = active_state()
-        recorder = state.recorder
+        calls = state.recorder.calls
 
         def launch(index: int, places: str, read: list[Tensor], written: list[Tensor]) -> None:
             with torch._C.DisableTorchFunction():
@@ -111,12 +111,12 @@ class Program:
                 if signature is None:
                     kernel: Any = self.kernels[index]
                     signature = self._signatures[key] = Signature(kernel, (), {}, key[1], key[2])
-                recorder.compiled_in = rows.locate(
-                    read_places(places), is_backward, recorder.count_calls(), is_fused=True)
-                recorder.called(signature, [t.untyped_storage() for t in read], [t.untyped_storage() for t in written])
+                calls.compiled_in = rows.locate(
+                    read_places(places), is_backward, calls.count(), is_fused=True)
+                calls.called(signature, [t.untyped_storage() for t in read], [t.untyped_storage() for t in written])
 
         def at(places: str) -> None:
-            recorder.compiled_in = rows.locate(read_places(places), is_backward, recorder.count_calls())
+            calls.compiled_in = rows.locate(read_places(places), is_backward, calls.count())
 
         def reinterpret(tensor: Tensor, size: Any, stride: Any, offset: int) -> Tensor:
             with without_modes():
@@ -133,13 +133,13 @@ class Program:
             names[f"empty_strided_{device}"] = _factory(state, device)
         names["empty_strided"] = lambda size, stride, device, dtype: _factory(state, device)(size, stride, dtype)
         exec(self._code, names)
-        before = recorder.compiled_in, recorder.launch  # of the graph with the operator that has this one inside
+        before = calls.compiled_in, calls.launch  # of the graph with the operator that has this one inside
         at("")
-        recorder.launch = launched
+        calls.launch = launched
         try:
             found: Sequence[Tensor | None] = names["Runner"](partitions=[]).call(args)
         finally:
-            recorder.compiled_in, recorder.launch = before
+            calls.compiled_in, calls.launch = before
         return found
 
 
@@ -153,21 +153,21 @@ class OperatorProgram(Program):
 
     def _run(self, args: list[Tensor | None], rows: Rows, is_backward: bool,
              launched: Launch) -> Sequence[Tensor | None]:
-        recorder = active_state().recorder
-        before = recorder.compiled_in, recorder.launch
+        calls = active_state().recorder.calls
+        before = calls.compiled_in, calls.launch
 
         class Located(fx.Interpreter):
             def run_node(self, n: fx.Node) -> Any:
                 if n.op == "call_function":
                     places = [n.meta["place"]] if "place" in n.meta else []
-                    recorder.compiled_in = rows.locate(places, is_backward, recorder.count_calls())
+                    calls.compiled_in = rows.locate(places, is_backward, calls.count())
                 return super().run_node(n)
 
-        recorder.launch = launched if launched.captured else None  # else PyTorch dispatches them
+        calls.launch = launched if launched.captured else None  # else PyTorch dispatches them
         try:
             found: Sequence[Tensor | None] = Located(self.module).boxed_run(args)
         finally:
-            recorder.compiled_in, recorder.launch = before
+            calls.compiled_in, calls.launch = before
         return found
 
 

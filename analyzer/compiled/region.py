@@ -220,7 +220,7 @@ class _Outcome:
         written = getattr(written, "func", written)  # of a partial one
         name = getattr(written, "__qualname__", type(written).__qualname__)
         code = getattr(self.function, "__code__", type(self.function))
-        known = recorder.compiled_graphs.setdefault((code, id(owner)), _KnownGraphs())
+        known = recorder.calls.compiled_graphs.setdefault((code, id(owner)), _KnownGraphs())
         modes = {"gradients are": ("not recorded", "recorded")[torch.is_grad_enabled()]}
         if isinstance(owner, torch.nn.Module):
             modes["its module is in mode"] = ("eval", "train")[owner.training]
@@ -231,8 +231,8 @@ class _Outcome:
         if isinstance(owner, torch.nn.Module) and name.rpartition(".")[2] in (*MODULE_CALLS, "forward"):
             name = ""
         recorder.log.compiled_calls.append(CompiledCall(
-            recorder.run.step, recorder._running(), name, tuple(self.graphs), tuple(self.breaks), recompiled,
-            self.captured, self.config, recorder.count_calls() - 1 if self.graphs else -1))
+            recorder.run.step, recorder.modules.running(), name, tuple(self.graphs), tuple(self.breaks), recompiled,
+            self.captured, self.config, recorder.calls.count() - 1 if self.graphs else -1))
 
 
 class _KnownGraphs:
@@ -343,7 +343,7 @@ class _CompiledFunction(torch.autograd.Function):
         results, saved = shape.join_results(found[:graphs.results]), found[graphs.results:]
         ctx.save_for_backward(*[t for t in saved if isinstance(t, Tensor)])
         ctx.constants = [(i, value) for i, value in enumerate(saved) if not isinstance(value, Tensor)]
-        ctx.places = active_state().recorder.places_of(results)
+        ctx.places = active_state().recorder.calls.places_of(results)
         ctx.mark_non_differentiable(*[t for i, t in enumerate(results)
                                       if i not in differentiated and isinstance(t, Tensor)])
         return tuple(results)
@@ -351,7 +351,7 @@ class _CompiledFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> Any:
         given: list[Any] = tangents[0] if isinstance(tangents[0], list) else list(tangents)
-        active_state().recorder.place_zeros(given, ctx.places)
+        active_state().recorder.calls.place_zeros(given, ctx.places)
         args: list[Any] = list(ctx.saved_tensors)
         ctx.maybe_clear_saved_tensors()
         for i, value in ctx.constants:

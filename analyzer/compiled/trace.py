@@ -263,8 +263,8 @@ class FunctionTrace:
 
     def _enter(self, tensors: Iterable[Tensor]) -> None:
         state = self.state
-        self.tape = GraphTape(self.decompositions, (lambda: 0) if state.recorder is None else state.recorder._running,
-                              lambda: self.tag)
+        running = (lambda: 0) if state.recorder is None else state.recorder.modules.running
+        self.tape = GraphTape(self.decompositions, running, lambda: self.tag)
         self._made, self._with_gradient, self._stand_ins = {}, {}, StandIns()
         state.space, state.graph, state.tracing = self.space, self.tape, self
         self._modes = take_off_ignoring_modes()

@@ -274,7 +274,7 @@ class SimulatedGraph:
         self.reset()
         self._state, self._handle = state, pool or make_pool_handle()
         state.space.begin_capture(self._handle)
-        self._begin = 0 if state.recorder is None else state.recorder.count_calls()
+        self._begin = 0 if state.recorder is None else state.recorder.calls.count()
         state.assume("a CUDA graph is logged as it is captured, and again with each replay; its memory is a pool that "
                      "it keeps. Give --steps more than the steps that warm it up")
 
@@ -283,7 +283,7 @@ class SimulatedGraph:
             raise RuntimeError("capture_end() without capture_begin()")
         self._state.space.capture = None
         recorder = self._state.recorder
-        self._calls = (self._begin, self._begin if recorder is None else recorder.count_calls())
+        self._calls = (self._begin, self._begin if recorder is None else recorder.calls.count())
 
     def replay(self) -> None:
         if self._calls is None:

@@ -69,7 +69,7 @@ def note_layouts(args: tuple[Any, ...]) -> None:
             part: torch.Tensor = a._local_tensor
             storage = part.untyped_storage()
             if isinstance(storage, MetaStorage):
-                state.recorder.lies_over(storage.number, part.shape, a, describe_placements)
+                state.recorder.calls.lies_over(storage.number, part.shape, a, describe_placements)
         elif isinstance(a, (list, tuple)):
             note_layouts(tuple(a))
 

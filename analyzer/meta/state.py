@@ -211,7 +211,7 @@ class MetaState:
 
     def where(self) -> str:
         place = user_line()
-        module = "" if self.recorder is None else self.recorder.where()
+        module = "" if self.recorder is None else self.recorder.modules.where()
         return " ".join(filter(None, [f"in module {module!r}" if module else "", f"at {place}" if place else ""]))
 
 

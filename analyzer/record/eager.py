@@ -123,7 +123,7 @@ class EagerStep:
 
     def run(self) -> None:
         """All steps; the first makes states, the last is the steady state."""
-        self.recorder.planned_calls = self.options.steps * len(self.recorder.log.modules)
+        self.recorder.modules.planned_calls = self.options.steps * len(self.recorder.log.modules)
         with torch._C.DisableTorchFunction():  # what is read of tensors here is no call of the user's
             for index in count():
                 report_progress(index / self.options.steps, f"step {index + 1}")
@@ -174,7 +174,7 @@ class EagerStep:
     def _look_for_gradient(self, output: Any) -> None:
         """Raise GradientFound where the loss or an output has a gradient, InputError where none could."""
         if self.loss_fn is not default_loss:
-            output = self.recorder.compute_loss(self.loss_fn, output)
+            output = self.recorder.modules.compute_loss(self.loss_fn, output)
         found = _list_floating(output)
         if not found:
             default_loss(output)  # which says what is missing
@@ -194,7 +194,7 @@ class EagerStep:
         holds = hold_inputs(self.args, self.kwargs)
         with torch._C._EnableTorchFunction(), casting(self.device_type, self.autocast):
             output = self.model(*self.args, **self.kwargs)
-            loss = recorder.compute_loss(self.loss_fn, output)
+            loss = recorder.modules.compute_loss(self.loss_fn, output)
         check_loss(loss)
         del output
         recorder.memory.mark([loss], "loss")
@@ -227,7 +227,7 @@ class EagerStep:
         assert self.step is not None
         self.recorder.has_own_steps = True
         self.recorder.memory.begin("forward")
-        before = self.recorder.count_calls()
+        before = self.recorder.calls.count()
         state = self.recorder.mode.state
         state.answers_numbers = self.answers_numbers
         try:
@@ -235,7 +235,7 @@ class EagerStep:
                 self.step(self.model, self.optimizer, *self.args, **self.kwargs)
         finally:
             state.answers_numbers = False
-        if self.recorder.count_calls() == before:
+        if self.recorder.calls.count() == before:
             name, step = getattr(self.step, "__name__", self.step), self.recorder.run.step + 1
             raise InputError(
                 f"step={name}: step {step} of {self.options.steps} ran no operator. Where it loops over a loader or an "

@@ -72,15 +72,16 @@ def _backward(create_graph_at: int) -> Any:
         state = current()
         if state is not None and state.tracing is not None and state.tracing.is_transforming():
             return original(*args, **kwargs)  # a part of the graph
-        before = recorder.recomputing, recorder.creates_graph
-        recorder.recomputing = 0
-        recorder.creates_graph = bool(kwargs.get("create_graph", args[create_graph_at] if len(args) > create_graph_at
-                                                 else None))
+        calls = recorder.calls
+        before = calls.recomputing, calls.creates_graph
+        calls.recomputing = 0
+        calls.creates_graph = bool(kwargs.get("create_graph", args[create_graph_at] if len(args) > create_graph_at
+                                              else None))
         try:
             with outside_of_graph("a backward pass runs inside"), recorder.memory.during("backward"):
                 result = original(*args, **kwargs)
         finally:
-            recorder.recomputing, recorder.creates_graph = before
+            calls.recomputing, calls.creates_graph = before
         for listener in recorder.run.listeners if recorder.run.phase != "backward" else ():
             listener.backward_ended()
         return result
@@ -120,7 +121,7 @@ def _counting_recomputation(change: int) -> Any:
     """Checkpointing, of whatever make, runs the forward pass again under ``enable_grad``."""
     def run(recorder: Any, original: Any, block: torch.enable_grad, *args: Any) -> Any:
         if recorder.run.phase == "backward":
-            recorder.recomputing = max(0, recorder.recomputing + change)
+            recorder.calls.recomputing = max(0, recorder.calls.recomputing + change)
         return original(block, *args)
 
     return run
@@ -141,14 +142,15 @@ def _reporting_calls(hearing: Callable[[], Any]) -> Any:
             recorder = hearing()
             if recorder is None:
                 return original(module, *args, **kwargs)
+            modules = recorder.modules
             with torch._C.DisableTorchFunction():  # what the recorder reads of tensors is no call of the user's
-                token = recorder.enter_module(module, args, kwargs)
+                token = modules.enter_module(module, args, kwargs)
             result: Any = FAILED
             try:
-                impl = recorder.find_leaf_impl(module)
+                impl = modules.find_leaf_impl(module)
                 state = current()
-                if recorder.compiled and id(module) in recorder.compiled and state is not None:
-                    settings = recorder.compiled[id(module)]
+                if modules.compiled and id(module) in modules.compiled and state is not None:
+                    settings = modules.compiled[id(module)]
                     with (outside_of_graph("torch.compiler.disable keeps the compiler out of a module")
                           if settings is None else nullcontext() if state.graph is not None
                           else compiling_forward(state, module, settings, "_compiled_call_impl" not in vars(module))):
@@ -160,16 +162,16 @@ def _reporting_calls(hearing: Callable[[], Any]) -> Any:
                           compiling_forward(state, module, tracing.config)):
                         result = original(module, *args, **kwargs)
                     return result
-                if impl is None and recorder.skip_block is not None:
+                if impl is None and modules.skip_block is not None:
                     with torch._C.DisableTorchFunction():
-                        result = recorder.skip_block(module, args, kwargs)
+                        result = modules.skip_block(module, args, kwargs)
                     if result is not NotImplemented:
                         return result
                 result = original(module, *args, **kwargs) if impl is None else impl(module, *args, **kwargs)
                 return result
             finally:
                 with torch._C.DisableTorchFunction():
-                    recorder.leave_module(module, token, result)
+                    modules.leave_module(module, token, result)
         return __call__
     return module_call
 

@@ -20,27 +20,34 @@ from .tensor_walk import describe, describe_tensors, local_part, parts_of_parame
 
 
 class ModuleRecorder:
-    """The part of a `Recorder` that knows the modules of ``root``, ``walked`` where they were listed, and writes the
-    node table. ``is_leaf`` tells which modules become one node (eager runs). A driver that knows its nodes (the graph
-    interpreter) sets `node` itself.
+    """The part of a `Recorder` that hears of calls of modules, those in ``walked`` by path, and writes the node table.
+    ``is_leaf`` tells which modules become one node (eager runs), ``find_leaf_impl`` what runs instead of a module's
+    forward. A driver that knows its nodes (the graph interpreter) sets `RecordedRun.node` itself.
     """
 
-    def __init__(self, memory: MemoryRecorder, root: torch.nn.Module,
-                 is_leaf: Callable[[torch.nn.Module], bool] | None,
-                 walked: Sequence[tuple[str, torch.nn.Module]] | None) -> None:
+    def __init__(self, memory: MemoryRecorder, walked: Sequence[tuple[str, torch.nn.Module]],
+                 is_leaf: Callable[[torch.nn.Module], bool] | None = None,
+                 find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None] = lambda module: None) -> None:
         self.memory, self.run, self.log = memory, memory.run, memory.log
-        self.is_leaf = is_leaf
+        self.is_leaf, self.find_leaf_impl = is_leaf, find_leaf_impl
+        #: what a module gives that need not run, NotImplemented of one that runs
+        self.skip_block: Callable[[torch.nn.Module, Any, Any], Any] | None = None
+        self.compiled: dict[int, dict[str, Any] | None] = {}  #: modules under torch.compile: `Borrowed.compiled`
         self.described_step = 0  #: the step whose calls of modules are written down
         self.called_from: str | None = None  #: the line that called what is recorded, which is no part of the model
         self.planned_calls = 0  #: module calls that the driver expects, to tell how far the run has come
+        self.share_done: float | None = None  #: how far it has come, where the driver knows that
         self._entered = 0
-        self._modules: list[torch.nn.Module] = []
-        self._module_index: dict[int, int] = {}
-        self._open_calls: list[int | None] = []  #: beside the stack: index in `Log.module_calls`
-        self._leaf_depth = 0
-        self._parameter_owner: dict[int, int] = {}
+        self.listed = [module for _, module in walked]
+        self.index_of: dict[int, int] = {}  #: id of a module -> its index in `Log.modules`
+        self.owners: dict[int, int] = {}  #: id of a parameter or buffer -> index of the module that holds it
+        self._open_calls: list[int | None] = []  # beside the stack: index in `Log.module_calls`
+        self.leaf_depth = 0  #: how many modules run inside of a leaf, and the leaf itself
         self.producers: dict[int, int] = {}  #: by number of a storage the node that wrote it last
-        self._collect_modules(walk_modules(root) if walked is None else walked)
+        for path, module in walked:
+            parent = None if path == "" else self.log.index_of_path[path.rpartition(".")[0]]
+            self.log.index_of_path[path] = self.index_of[id(module)] = len(self.log.modules)
+            self.log.modules.append(LogModule(path, type(module).__name__, parent))
 
     # ---- steps
 
@@ -61,6 +68,7 @@ class ModuleRecorder:
         """Write down the calls of modules of this step, and forget those of an earlier one."""
         self.described_step = step
         self.log.module_call_slots.clear()
+        self._open_calls = [None] * len(self._open_calls)  # those under way are of an earlier one
         for module in self.log.modules:
             module.calls, module.inputs, module.outputs = 0, (), ()
 
@@ -114,14 +122,14 @@ class ModuleRecorder:
     def read(self, node: int, tensors: Iterable[torch.Tensor]) -> None:
         record = self.node_at(node)
         for _, number in self._numbered(tensors):
-            self._read_storage(record, node, number)
+            self.read_storage(record, node, number)
 
     def _numbered(self, tensors: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, int]]:
         """The strided tensors whose storages are in the books, with the numbers of these."""
         return ((tensor, storage.number) for tensor in map(local_part, tensors) if tensor.layout is torch.strided
                 and (storage := self.memory.storage_of(tensor)) is not None)
 
-    def _read_storage(self, record: LogNode, node: int, number: int) -> None:
+    def read_storage(self, record: LogNode, node: int, number: int) -> None:
         if number not in record.reads:
             record.reads += (number,)
         producer = self.producers.get(number)
@@ -130,21 +138,11 @@ class ModuleRecorder:
 
     # ---- modules
 
-    def _collect_modules(self, walked: Sequence[tuple[str, torch.nn.Module]]) -> None:
-        index_of_path = self.log.index_of_path
-        self._modules += [module for _, module in walked]
-        for path, module in walked:
-            parent = None if path == "" else index_of_path[path.rpartition(".")[0]]
-            index_of_path[path] = self._module_index[id(module)] = len(self.log.modules)
-            self.log.modules.append(LogModule(path, type(module).__name__, parent))
-
-    def modules(self) -> list[torch.nn.Module]:
-        return self._modules
-
     def path_of(self, module: torch.nn.Module) -> str:
-        return self.log.modules[self._module_index[id(module)]].path
+        return self.log.modules[self.index_of[id(module)]].path
 
-    def _running(self) -> int:
+    def running(self) -> int:
+        """The index of the innermost module that runs; the root's outside of all."""
         return self.run.stack[-1] if self.run.stack else ROOT
 
     def runs_module(self) -> bool:
@@ -156,14 +154,13 @@ class ModuleRecorder:
     def running_call(self) -> int | None:
         return self._open_calls[-1]
 
-    def share_done(self) -> float:
-        return self._entered / max(1, self.planned_calls)
-
     def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
         """A module's call begins; the result is what `leave_module` needs: its node, or -1."""
-        index = own = self._module_index.get(id(module))
+        for listener in self.run.listeners:
+            listener.module_entered(module, args, kwargs)
+        index = own = self.index_of.get(id(module))
         if index is None:  # made on the way, or behind a wrapper: it runs for its caller
-            index = self._running()
+            index = self.running()
         record = self.log.modules[index]
         if own is not None and not self.run.stack and self.run.phase == "forward":
             if next(module.parameters(), None) is not None:
@@ -177,7 +174,8 @@ class ModuleRecorder:
         self.run.stack.append(index)
         self._open_calls.append(self._open_calls[-1] if self._open_calls else None)
         self._entered += 1
-        report_progress(self.share_done(), record.path)
+        share = self._entered / max(1, self.planned_calls) if self.share_done is None else self.share_done
+        report_progress(share, record.path)
         if self.is_leaf is None or self.run.phase != "forward":
             return -1
         if own is not None:
@@ -186,11 +184,11 @@ class ModuleRecorder:
             if is_described:
                 self.log.module_call_slots.append(LogModuleCall(own, self._open_calls[-1], inputs))
                 self._open_calls[-1] = len(self.log.module_call_slots) - 1
-        if self._leaf_depth:
-            self._leaf_depth += 1
+        if self.leaf_depth:
+            self.leaf_depth += 1
             return -1
         if self.is_leaf(module):
-            self._leaf_depth = 1
+            self.leaf_depth = 1
             self.run.node = self.add_node("call_module", record.path or "root", record.path, index)
             self.node_at(self.run.node).source = self.source_line()
             self.read(self.run.node, tensors_in((args, kwargs)))
@@ -206,7 +204,7 @@ class ModuleRecorder:
             listener.module_left(module, result)
 
     def _note_result(self, module: torch.nn.Module, index: int, call: int | None, token: int, result: Any) -> None:
-        own = self._module_index.get(id(module))
+        own = self.index_of.get(id(module))
         if own is not None:
             record, is_described = self.log.modules[index], self.run.step == self.described_step
             outputs = describe_tensors(result) if is_described or not record.outputs else record.outputs
@@ -214,17 +212,26 @@ class ModuleRecorder:
             open_call = self.log.module_call_slots[call] if call is not None and is_described else None
             if open_call is not None and open_call.module == own:
                 open_call.outputs = outputs
-        if self._leaf_depth:
-            self._leaf_depth -= 1
+        if self.leaf_depth:
+            self.leaf_depth -= 1
         if token >= 0:
             self.set_outputs(token, result)
             self.run.node = OUTSIDE
 
     # ---- parameters and buffers
 
+    def owner_of(self, variable: torch.Tensor) -> int:
+        """The module that holds a leaf whose gradient is accumulated; the root where none does, which is told."""
+        index = self.owners.get(id(variable))
+        if index is not None:
+            return index
+        for listener in self.run.listeners:
+            listener.leaf_met(variable)
+        return ROOT
+
     def own_variable(self, variable: torch.Tensor, module: torch.nn.Module) -> None:
         """Let what backward does for ``variable``, which no module registers, be of ``module``."""
-        self._parameter_owner.setdefault(id(variable), self._module_index[id(module)])
+        self.owners.setdefault(id(variable), self.index_of[id(module)])
 
     def own_parameters(self, root: torch.nn.Module) -> None:
         """Mark the parameters and buffers of the model or of a module of it, which are the mode's own by now."""
@@ -232,22 +239,22 @@ class ModuleRecorder:
 
     def own_parameters_of(self, modules: Iterable[torch.nn.Module]) -> None:
         for module in modules:
-            index = self._module_index[id(module)]
+            index = self.index_of[id(module)]
             path = self.log.modules[index].path
             for category, tensors in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for name, tensor in tensors.items():
                     if tensor is None or is_lazy(tensor):
                         continue
-                    self._parameter_owner.setdefault(id(tensor), index)
+                    self.owners.setdefault(id(tensor), index)
                     parts: Iterable[tuple[str, str, torch.Tensor]] = [("", category, tensor)]
                     if tensor.layout in SPARSE_LAYOUTS:
                         parts = [("", category, part) for part in parts_of(tensor)]
                     elif category == "parameter":
                         parts = parts_of_parameter(tensor)
                     for suffix, kind, part in parts:
-                        self._own(part, kind, (f"{path}.{name}" if path else name) + suffix, index)
+                        self.own(part, kind, (f"{path}.{name}" if path else name) + suffix, index)
 
-    def _own(self, tensor: torch.Tensor, category: str, label: str, index: int) -> None:
+    def own(self, tensor: torch.Tensor, category: str, label: str, index: int) -> None:
         storage = self.memory.storage_of(tensor)
         lifetime = None if storage is None else self.log.storage_table.get(storage.number)
         if lifetime is not None:

@@ -1,90 +1,92 @@
 """Fills a log while a model runs under the mode."""
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
 
 import torch
 
-from analyzer.distributed.world_state import module_worked_for
 from analyzer.errors import InputError
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta.address_space import MetaStorage, find_storage
+from analyzer.meta.address_space import find_storage
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.meta.operator_info import describe_operator
-from analyzer.meta.spec import Launch, Signature
 from analyzer.meta.state import NO_EVENT, StreamAction, current
 from analyzer.meta.tensor import is_around_tensors
 
+from .call_recorder import CallRecorder
 from .hooks import listen
-from .log import Shortage
-from .memory_recorder import ROOT, MemoryRecorder
 from .module_recorder import ModuleRecorder
-from .process_group import communicates, find_group, read_world, takes_group
-from .reference_count import current_backward_node, next_sequence_number
-from .storage_lifetime import CALLED, OUTSIDE, StorageLifetime
+from .process_group import read_world
 from .tensor_walk import local_part
-
-_DETACH = torch.ops.aten.detach.default
-
-
-class CompiledPlace(NamedTuple):
-    """Of what a kernel of a compiled graph is a part: most of its operators are of ``module``; in the backward half
-    they are gradients of the forward call ``forward``, or ``recomputed``.
-    """
-
-    module: int
-    is_backward: bool = False
-    forward: int | None = None
-    recomputed: bool = False
 
 
 def _no_leaf(module: torch.nn.Module) -> bool:
     return False
 
 
-class Recorder(ModuleRecorder):
-    """Listens to a `MetaTensorMode` and writes a `Log`. A call in backward is of the forward call whose autograd node
-    has its sequence number. ``find_leaf_impl`` tells what runs instead of a module's forward; the others are
-    `ModuleRecorder`'s.
+class Recorder:
+    """Listens to a `MetaTensorMode` and writes a `Log`, by three objects of which each holds those before it:
+
+        memory    births and deaths of storages and what they are for, and phases
+        modules   calls of modules, nodes, and which parameters and buffers modules hold
+        calls     calls of operators
+
+    Where the run is, and who else hears of it, they all read in `run`.
     """
 
-    def __init__(self, mode: MetaTensorMode, memory: MemoryRecorder, root: torch.nn.Module,
-                 is_leaf: Callable[[torch.nn.Module], bool] | None = None,
-                 find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None] = lambda module: None,
-                 walked: Sequence[tuple[str, torch.nn.Module]] | None = None) -> None:
-        super().__init__(memory, root, is_leaf, walked)
-        self.mode = mode
-        self.find_leaf_impl = find_leaf_impl
-        self.call_of_sequence: dict[int, int] = {}  #: the call that made an autograd node
-        self._collective_of_sequence: dict[int, int] = {}
-        self._gathered_at: dict[int, int] = {}  # nodes of collectives of wrappers in forward, by the module's index
-        self._last_sequence = -1
+    def __init__(self, mode: MetaTensorMode, modules: ModuleRecorder) -> None:
+        self.mode, self.modules, self.memory, self.run = mode, modules, modules.memory, modules.run
+        self.calls = CallRecorder(modules)
+        self.log = modules.log
         self.outer_steps = 0  #: how many steps of a library, with an optimizer's inside, are under way
-        self.recomputing = 0  #: how many `enable_grad` blocks that began in backward are open
-        self.compiled: dict[int, dict[str, Any] | None] = {}  #: modules under torch.compile: `Borrowed.compiled`
-        self.compiled_graphs: dict[Any, Any] = {}  #: what calls of each compiled function came to, for the next ones
-        self.compiled_in: CompiledPlace | None = None  #: while a compiled graph runs: what its next call is of
-        self.launch: Launch | None = None  #: how it launches that
-        self.creates_graph = False  #: the running backward pass is itself differentiated
         self.has_own_steps = False  #: steps are the caller's own, with optimizers that the driver need not know
         self.history: str | None = None  #: what an optimizer will hold and does not yet
-        self.shortage: Shortage | None = None  #: the last time that memory ran out
-        self._shortage_cause: Callable[[], DeviceOutOfMemoryError | None] = lambda: None
-        #: what a module gives that need not run, NotImplemented of one that runs
-        self.skip_block: Callable[[torch.nn.Module, Any, Any], Any] | None = None
+
+    @contextmanager
+    def recording(self) -> Iterator[Recorder]:
+        state, memory = self.mode.state, self.memory
+        state.recorder, memory.space.listener = self, memory
+        if memory.space.stream:
+            memory.ordered(StreamAction.SWITCH, memory.space.stream, NO_EVENT)
+        if getattr(self.mode.options, "keep_events", False):
+            memory.observe_memory()
+        self.calls.start_step()
+        try:
+            with listen(self, is_simulated=True):
+                yield self
+        finally:
+            memory.end()
+            state.recorder = memory.space.listener = None
+            memory.let_go()
+            memory.watch_fullest()
+            self.modules.skip_block, self.modules.listed = None, []  # a recorder that outlives the run keeps no model
+            self.log.assumptions = [*state.assumptions, *([] if self.history is None else [self.history])]
+            self.log.world = read_world() or self.log.world
+
+    def hears(self) -> bool:
+        """Whether what this thread runs now is for this recorder."""
+        state = current()
+        return state is not None and state.recorder is self
+
+    def start_step(self, step: int, placeholders: bool = True) -> None:
+        """Another step begins: its first nodes are the inputs, unless the driver has its own."""
+        self.modules.start_step(step, placeholders)
+        self.calls.start_step()
+
+    def repeat_calls(self, begin: int, end: int) -> None:
+        """A graph of the device with these calls is launched again."""
+        self.calls.repeat(begin, end)
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
         """A block in which modules are called for the sake of the graph that is made of them: none is a node."""
-        before = self.is_leaf, self.skip_block
-        self.is_leaf, self.skip_block = None if self.is_leaf is None else _no_leaf, None
+        modules = self.modules
+        before = modules.is_leaf, modules.skip_block
+        modules.is_leaf, modules.skip_block = None if modules.is_leaf is None else _no_leaf, None
         try:
             yield
         finally:
-            self.is_leaf, self.skip_block = before
+            modules.is_leaf, modules.skip_block = before
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise InputError where an optimizer that is about to step holds parameters of before the run."""
@@ -100,229 +102,10 @@ class Recorder(ModuleRecorder):
             "step is given that optimizer; or make it inside step; or profile in a world, which keeps the parameters "
             "that the model was built with: with analyzer.parallel.world(1): profile(build, step=...)")
 
-    def hears(self) -> bool:
-        """Whether what this thread runs now is for this recorder."""
-        state = current()
-        return state is not None and state.recorder is self
-
-    @contextmanager
-    def recording(self) -> Iterator[Recorder]:
-        state, memory = self.mode.state, self.memory
-        state.recorder, memory.space.listener = self, memory
-        if memory.space.stream:
-            memory.ordered(StreamAction.SWITCH, memory.space.stream, NO_EVENT)
-        if getattr(self.mode.options, "keep_events", False):
-            memory.observe_memory()
-        self._last_sequence = next_sequence_number()
-        try:
-            with listen(self, is_simulated=True):
-                yield self
-        finally:
-            memory.end()
-            state.recorder = memory.space.listener = None
-            memory.let_go()
-            memory.watch_fullest()
-            self.skip_block, self._modules = None, []  # a recorder that outlives the run keeps no model
-            self.log.assumptions = [*state.assumptions, *([] if self.history is None else [self.history])]
-            self.log.world = read_world() or self.log.world
-
-    # ---- calls (CallListener)
-
-    def called(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage]) -> None:
-        log, run = self.log, self.run
-        phase = run.phase
-        if not log.phases or log.phases[-1].last_call >= 0:
-            self.memory.begin(phase)
-        forward: int | None = None
-        recomputed = made_grad = False
-        owner, node = module_worked_for(), run.node
-        # that a wrapper works for, else the one that runs
-        module = self._module_index.get(id(owner), run.stack[-1] if run.stack else ROOT)
-        index = len(log.call_slots)
-        place = self.compiled_in
-        if phase == "backward":
-            recomputed = self._recomputes()
-            if owner is not None:
-                node = self._gathered_at.get(module, OUTSIDE)
-            elif not recomputed:
-                forward, module, node = self._forward_of_gradient(module, communicates(signature))
-        if place is not None:
-            signature = self._as_launched(signature)
-            module, recomputed = place.module, place.recomputed if place.is_backward else recomputed
-            if place.forward is not None:
-                forward, node = place.forward, self.place_of_call(place.forward)[1]
-        if phase == "forward" or recomputed:
-            sequence = next_sequence_number()
-            # which has no gradient: a saved-tensor hook calls it
-            if sequence != self._last_sequence and signature.op is not _DETACH:
-                self._give_nodes(sequence, index)
-                made_grad = True
-            if communicates(signature):
-                self._collective_of_sequence.setdefault(sequence - 1, index)
-            if self.is_leaf is not None and not self._leaf_depth and run.stack and not recomputed:
-                node = self._add_operator(signature, inputs, outputs, module)
-            elif recomputed and node == OUTSIDE and owner is None and place is None:
-                node = self._node_run_again(index)
-        self._note_group(signature, module if owner is not None and phase == "forward" else None, node)
-        in_numbers = tuple([s.number for s in inputs])
-        out_numbers = tuple([s.number for s in outputs])
-        if run.events is not None:
-            run.events.append((CALLED, index))
-        log.call_slots.append(signature, in_numbers, out_numbers, run.step, phase, module, node, forward, recomputed)
-        self._note_made(out_numbers, index, module, node, made_grad)
-
-    def _note_made(self, numbers: Iterable[int], call: int, module: int, node: int, made_grad: bool) -> None:
-        for number in numbers:
-            lifetime = self.log.storage_table.get(number)
-            if lifetime is not None and lifetime.born_call == call and not lifetime.category:
-                lifetime.module, lifetime.node = module, node
-                lifetime.requires_grad = made_grad
-
-    def _give_nodes(self, sequence: int, call: int) -> None:
-        """A call made the autograd nodes up to ``sequence``: the last, and some around it, as of nested checkpoints."""
-        for around in range(self._last_sequence, sequence - 1):
-            self.call_of_sequence.setdefault(around, call)
-        self.call_of_sequence[sequence - 1] = call
-        self._last_sequence = sequence
-
-    def _as_launched(self, signature: Signature) -> Signature:
-        """The signature of a call of a compiled graph with how it is launched; as it is where PyTorch dispatches it."""
-        if self.launch is None:
-            return signature
-        launch, self.launch = self.launch, self.launch._replace(inputs=None)
-        return signature.launched(launch)
-
-    def _note_group(self, signature: Signature, module: int | None, node: int) -> None:
-        """Read a call's process group while it is there, and keep the node where a wrapper of ``module`` gathers."""
-        if not takes_group(signature):
-            return
-        if module is not None:
-            self._gathered_at[module] = node
-        if signature not in self.log.groups:
-            self.log.groups[signature] = find_group(signature)
-            self.log.world = self.log.world or read_world()
-
-    def count_calls(self) -> int:
-        return len(self.log.call_slots)
-
-    def repeat_calls(self, begin: int, end: int) -> None:
-        """Log calls again, of no node, on their storages; the stream of the first is now the current one."""
-        slots = self.log.call_slots
-        if self.log.streams:
-            self.log.streams.repeat(begin, end, len(slots))
-        for index in range(begin, end):
-            call = slots[index]
-            if call.phase != self.run.phase or not self.log.phases or self.log.phases[-1].last_call >= 0:
-                self.memory.begin(call.phase)
-            slots.append(call.signature, call.inputs, call.outputs, self.run.step, call.phase, call.module, OUTSIDE,
-                         None, call.recomputed)
-
-    def _add_operator(self, signature: Signature, inputs: list[MetaStorage], outputs: list[MetaStorage],
-                      module: int) -> int:
-        op = signature.op
-        info = describe_operator(op) if isinstance(op, torch._ops.OpOverload) else None
-        node = self.add_node("call_function", op.__name__ if info is None else info.name,
-                             str(op) if info is None else info.text, module)
-        record = self.node_at(node)
-        record.source = self.source_line()
-        for storage in inputs:
-            self._read_storage(record, node, storage.number)
-        record.outputs = tuple([(storage.number, spec) for storage, spec in zip(outputs, signature.outputs)])
-        self.producers.update((storage.number, node) for storage in outputs)
-        return node
-
-    def lies_over(self, number: int, shape: Any, tensor: Any, describe: Callable[[Any], tuple[str, ...]]) -> None:
-        """A part of this shape in a storage is of a sharded ``tensor``, whose layout ``describe`` tells."""
-        if self.run.phase == "forward" and (number, shape) not in self.log.layouts:
-            self.log.layouts[number, shape] = describe(tensor)
-
-    # ---- calls in backward
-
-    def _recomputes(self) -> bool:
-        """Whether the operator that runs in backward is of a forward pass that runs again, for which gradients are
-        turned on. In it they can be off once more (a checkpoint in another, a custom function); in a gradient that is
-        differentiated they are on.
-        """
-        return self.recomputing > 0 or (torch.is_grad_enabled() and not self.creates_graph
-                                        and torch._C._current_autograd_node() is not None)
-
-    def _node_run_again(self, index: int) -> int:
-        """The node of the forward pass that the recomputed call at ``index`` is for."""
-        backward = current_backward_node()
-        forward = None if backward is None else self.call_of_sequence.get(backward[0])
-        return OUTSIDE if forward is None or forward >= index else self.place_of_call(forward)[1]
-
-    def _forward_of_gradient(self, module: int, communicates: bool) -> tuple[int | None, int, int]:
-        """The call whose gradient is computed now, its module and its node; ``module`` is the one that runs."""
-        backward = current_backward_node()
-        if backward is None:
-            return None, module, OUTSIDE
-        sequence, variable = backward
-        if variable is not None:
-            return None, self.owner_of(variable), OUTSIDE
-        # A custom function's operators share its number: its backward belongs to the first, a collective to the
-        # collective.
-        forward = self._collective_of_sequence.get(sequence) if communicates else None
-        if forward is None:
-            forward = self.call_of_sequence.get(sequence)
-        if forward is None:
-            return None, module, OUTSIDE
-        return forward, *self.place_of_call(forward)
-
-    def owner_of(self, variable: torch.Tensor) -> int:
-        """The module that holds a leaf whose gradient is accumulated."""
-        return self._parameter_owner.get(id(variable), ROOT)
-
-    def place_of_call(self, index: int) -> tuple[int, int]:
-        return self.log.call_slots.place(index)
-
-    def places_of(self, results: Iterable[Any]) -> list[tuple[int, int] | None]:
-        """The module and the node of each result of a graph, None for what is no tensor in the books."""
-        lifetimes = [self._lifetime_of(result) for result in results]
-        return [None if lifetime is None else (lifetime.module, lifetime.node) for lifetime in lifetimes]
-
-    def place_zeros(self, gradients: Iterable[Any], places: Iterable[tuple[int, int] | None]) -> None:
-        """Gradients that a graph's backward half is about to read: those that the engine made, zeros for results that
-        led to no loss, are of what made these results; ``places`` are those of `places_of`.
-        """
-        backward = current_backward_node()
-        forward = None if backward is None else self.call_of_sequence.get(backward[0])
-        for gradient, place in zip(gradients, places):
-            lifetime = self._lifetime_of(gradient)
-            if lifetime is None or place is None or not 0 <= lifetime.born_call < self.count_calls():
-                continue
-            call = self.log.call_slots[lifetime.born_call]
-            if call.phase == "backward" and call.forward == forward is not None:
-                lifetime.module, lifetime.node = place
-                self.log.call_slots.put_at(lifetime.born_call, *place)
-
-    def _lifetime_of(self, tensor: Any) -> StorageLifetime | None:
-        storage = self.memory.storage_of(local_part(tensor)) if isinstance(tensor, torch.Tensor) else None
-        return None if storage is None else self.log.storage_table.get(storage.number)
-
-    def start_step(self, step: int, placeholders: bool = True) -> None:
-        """As in the base class; autograd nodes that a backward pass made before belong to no call of the step."""
-        super().start_step(step, placeholders)
-        self._gathered_at.clear()
-        self._last_sequence = next_sequence_number()
-
-    def ran_out(self, operator: str, error: DeviceOutOfMemoryError) -> None:
-        """An operator could not get its memory. The run need not end here: the user's code may catch the error."""
-        if error is self._shortage_cause():
-            return  # the operators that called it see the same error
-        module, node = self._running(), self.run.node
-        if self.run.phase == "backward" and not self._recomputes():
-            _, module, node = self._forward_of_gradient(module, False)
-        self.memory.end()
-        self._shortage_cause = weakref.ref(error)  # weak: its traceback holds tensors
-        self.shortage = Shortage(operator, self.run.phase, self.run.step, module, node, self.log.events,
-                                 len(self.log.allocator_event_slots), error.requested_bytes, error.short_bytes,
-                                 error.allocated_bytes, error.reserved_bytes, error.capacity_bytes, error.device)
-
     def end_short(self, error: DeviceOutOfMemoryError) -> None:
         """The run ended with ``error``: what was not finished is no step."""
-        self.ran_out("(outside an operator)", error)
-        assert self.shortage is not None
-        self.log.shortage = self.shortage
-        if self.shortage.step:
-            self.log.steps = self.shortage.step  # the steps before it are whole
+        self.calls.ran_out("(outside an operator)", error)
+        assert self.calls.shortage is not None
+        self.log.shortage = self.calls.shortage
+        if self.log.shortage.step:
+            self.log.steps = self.log.shortage.step  # the steps before it are whole

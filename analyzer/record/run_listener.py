@@ -11,12 +11,19 @@ if TYPE_CHECKING:
 
 
 class RunListener:
-    """Is told of a run that is recorded, each time behind what the log says of it; `ordered` and `step_begins` come
-    before. Stands in `Recorder.listeners` as long as it listens, and overrides what it wants to hear of.
+    """Is told of a run that is recorded, each time behind what the log says of it; `ordered`, `step_begins` and
+    `module_entered` come before. Stands in `RecordedRun.listeners` as long as it listens, and overrides what it wants
+    to hear of.
     """
 
     def step_begins(self, step: int) -> None:
         """The step before has ended."""
+
+    def module_entered(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        """A module is called."""
+
+    def leaf_met(self, variable: torch.Tensor) -> None:
+        """A gradient is accumulated into a leaf that no module of the log holds."""
 
     def module_left(self, module: torch.nn.Module, result: Any) -> None:
         """A module's call ended with ``result``."""

@@ -45,7 +45,7 @@ class RepeatedStep(EagerStep):
         skipped = {id(module) for chain in self.chains for place in chain.skipped
                    for module in chain.modules[place]}
         with torch._C.DisableTorchFunction():
-            self._state = StateFingerprint([m for m in recorder.modules() if id(m) not in skipped], functions,
+            self._state = StateFingerprint([m for m in recorder.modules.listed if id(m) not in skipped], functions,
                                            values=(self.args, self.kwargs))
         if self.chains and self._state.unreadable is not None:  # which could not be put back
             raise NotRepeated(self._state.unreadable)
@@ -87,7 +87,7 @@ class RepeatedStep(EagerStep):
             self._left = [(p, spec) for p, spec in left if spec is not None]
         elif not self.chains:
             self.recorder.run.events = None  # the log is that of what runs
-            self.recorder.run.listeners.clear()
+            self.recorder.run.listeners.remove(self.short_run)
 
     def _why_run_again(self, left: Sequence[tuple[torch.Tensor, Spec | None]]) -> str | None:
         """Why the model of a later step is run; None where it does what the first did, which ``left`` parameters with

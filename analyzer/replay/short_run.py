@@ -120,12 +120,13 @@ class ShortRun(RunListener):
         recorder = self.recorder
         recorder.run.events = self.events
         recorder.run.listeners.append(self)
-        recorder.skip_block = self._enter if self.chains else None
+        recorder.modules.skip_block = self._enter if self.chains else None
         try:
             yield
         finally:
-            recorder.run.events = recorder.skip_block = None
-            recorder.run.listeners.clear()
+            recorder.run.events = recorder.modules.skip_block = None
+            if self in recorder.run.listeners:
+                recorder.run.listeners.remove(self)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -214,7 +215,7 @@ class ShortRun(RunListener):
             if is_skipped:
                 raise NotRepeated("a block runs outside of the forward pass")
             return NotImplemented
-        log, call = self.recorder.log, self.recorder.running_call()
+        log, call = self.recorder.log, self.recorder.modules.running_call()
         calls = len(log.module_call_slots)
         is_own = call is not None and call == calls - 1
         self.events.append((CUT, Cut(number, place, member, len(log.node_slots), calls - is_own)))

@@ -8,11 +8,11 @@ class Recorder:
     """Keeps the signatures of the calls that the mode reports."""
 
     def __init__(self):
-        self.calls = []
-        self.memory = self
+        self.signatures = []
+        self.memory = self.modules = self.calls = self
 
     def called(self, signature, inputs, outputs):
-        self.calls.append(signature)
+        self.signatures.append(signature)
 
     def took_workspace(self, *args): ...
     def holds_workspace(self, storage): ...
@@ -20,14 +20,17 @@ class Recorder:
     def adopted(self, storage): ...
     def ordered(self, *args): ...
 
+    def clear(self):
+        self.signatures.clear()
+
     def where(self):
         return ""
 
     def names(self):
-        return [c.op._schema.name.removeprefix("aten::") for c in self.calls]
+        return [c.op._schema.name.removeprefix("aten::") for c in self.signatures]
 
     def find(self, name):
-        return [c for c in self.calls if c.op._schema.name == f"aten::{name}"]
+        return [c for c in self.signatures if c.op._schema.name == f"aten::{name}"]
 
     def casts(self):
         """(shape, dtype) of every cast, in order."""

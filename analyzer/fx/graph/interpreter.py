@@ -181,24 +181,24 @@ class RecordingInterpreter(GraphInterpreter):
             if not isinstance(target, str):
                 name = getattr(target, "__qualname__", getattr(target, "__name__", target))
                 target = f"{getattr(target, '__module__', '') or ''}.{name}".lstrip(".")
-            row = self.recorder.add_node(n.op, n.name, target, paths[path])
+            row = self.recorder.modules.add_node(n.op, n.name, target, paths[path])
             rows[n] = row
-            record = self.recorder.node_at(row)
+            record = self.recorder.modules.node_at(row)
             record.source = n.meta.get("source")
             record.region = tuple([r.describe() for r in n.meta.get("region", ())])
             record.inputs = tuple([rows[i] for i in n.all_input_nodes if i in rows])
 
     def around(self, statement: Statement) -> AbstractContextManager[Any]:
         n = statement.node
-        return nullcontext() if n is None else self.recorder.at(self.rows[n], self._paths[n])
+        return nullcontext() if n is None else self.recorder.modules.at(self.rows[n], self._paths[n])
 
     def run_node(self, n: fx.Node) -> Any:
         row, recorder = self.rows[n], self.recorder
         if recorder.run.phase == "forward":
-            recorder.read(row, tensors_in([self.env[i] for i in n.all_input_nodes]))
+            recorder.modules.read(row, tensors_in([self.env[i] for i in n.all_input_nodes]))
         result = super().run_node(n)
         if recorder.run.phase == "forward":
-            recorder.set_outputs(row, result)
+            recorder.modules.set_outputs(row, result)
         return result
 
 
@@ -207,7 +207,7 @@ def run_step(recorder: Recorder, module: fx.GraphModule, args: tuple[Any, ...], 
              device_type: str) -> dict[fx.Node, int]:
     """Run one step of a graph module under a recorder: in training with its backward pass. Returns the nodes' rows."""
     interpreter, holds = RecordingInterpreter(module, recorder), hold_inputs(args, kwargs)
-    recorder.planned_calls = max(1, sum(n.op == "call_module" for n in module.graph.nodes))
+    recorder.modules.planned_calls = max(1, sum(n.op == "call_module" for n in module.graph.nodes))
     recorder.start_step(0, placeholders=False)
     interpreter.begin_step()
     recorder.memory.begin("forward")
@@ -219,7 +219,7 @@ def run_step(recorder: Recorder, module: fx.GraphModule, args: tuple[Any, ...], 
         if mode == "infer":
             recorder.memory.end()
             return interpreter.rows
-        loss = recorder.compute_loss(loss_fn or default_loss, output)
+        loss = recorder.modules.compute_loss(loss_fn or default_loss, output)
     check_loss(loss)
     del output
     recorder.memory.mark([loss], "loss")

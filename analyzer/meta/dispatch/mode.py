@@ -114,7 +114,7 @@ class MetaDispatchMode(DirectDispatchMode):
             return self._handle(func, args, kwargs or {}, whole)
         except DeviceOutOfMemoryError as error:
             if state.recorder is not None:
-                state.recorder.ran_out(str(func), error)
+                state.recorder.calls.ran_out(str(func), error)
             raise
 
     def _compositions(self, state: MetaState, info: OperatorFacts, whole: bool) -> list[Callable[..., Any]]:
@@ -252,7 +252,8 @@ def _account(state: MetaState, call: OperatorCall) -> None:
             hold_blocks(state, result_device(state, call.storages), stage.blocks)
     call.kept.clear()
     if state.recorder is not None:
-        state.recorder.called(signature, call.storages, [storage_of(o) for o in call.outputs if isinstance(o, Tensor)])
+        outputs = [storage_of(o) for o in call.outputs if isinstance(o, Tensor)]
+        state.recorder.calls.called(signature, call.storages, outputs)
 
 
 def _account_for_answer(state: MetaState, call: OperatorCall, answer: Any) -> None:
@@ -263,7 +264,7 @@ def _account_for_answer(state: MetaState, call: OperatorCall, answer: Any) -> No
         for stage in kernel_memory(signature)[0]:
             hold_blocks(state, result_device(state, call.storages), stage.blocks)
     if outputs and state.recorder is not None and state.graph is None:
-        state.recorder.called(signature, call.storages, [storage_of(t) for t in outputs])
+        state.recorder.calls.called(signature, call.storages, [storage_of(t) for t in outputs])
 
 
 # Where autograd adds gradients in place on a real device. The engine writes the sum of a tensor's gradients into one

@@ -183,7 +183,7 @@ def _run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) -
     kept.clear()
     if state.recorder is not None:
         born = [s for o in outputs if isinstance(s := o.untyped_storage(), MetaStorage)]
-        state.recorder.called(signature, storages, born)
+        state.recorder.calls.called(signature, storages, born)
     return result if single else tuple(outputs), signature
 
 

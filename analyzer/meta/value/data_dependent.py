@@ -113,7 +113,7 @@ def _is_asked_outside(state: MetaState, tensor: Tensor) -> bool:
     """Whether a step of the caller's own reads a number outside of modules, such as the loss that it tells. An integer
     may be a size, so contents are expected first.
     """
-    return (state.answers_numbers and state.tape is None and not state.recorder.runs_module()
+    return (state.answers_numbers and state.tape is None and not state.recorder.modules.runs_module()
             and (tensor.dtype.is_floating_point or state.follows_expected))
 
 
@@ -190,7 +190,7 @@ def _rows_of(state: MetaState, mask: Tensor) -> list[Tensor]:
         signature = Signature(torch.ops.aten.nonzero.default, (spec_of(mask),), {}, (spec_of(mask),),
                               tuple(map(spec_of, rows)))
         storages: list[Any] = [t.untyped_storage() for t in (mask, *rows)]
-        state.recorder.called(signature, storages[:1], storages[1:])
+        state.recorder.calls.called(signature, storages[:1], storages[1:])
     return rows
 
 

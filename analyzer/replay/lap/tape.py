@@ -101,7 +101,7 @@ class LapTape(RunListener):
     @contextmanager
     def running(self) -> Iterator[None]:
         recorder: Any = self.recorder
-        recorder.run.events, recorder.skip_block = self.events, self._enter
+        recorder.run.events, recorder.modules.skip_block = self.events, self._enter
         recorder.run.listeners.append(self)
 
         def completing(original: Any) -> Any:
@@ -156,7 +156,7 @@ class LapTape(RunListener):
         place = self._place.get(id(module))
         if place is None or self.recorder.run.phase != "forward":
             return NotImplemented
-        log, call = self.recorder.log, self.recorder.running_call()
+        log, call = self.recorder.log, self.recorder.modules.running_call()
         count = len(log.module_call_slots)
         is_own = call == count - 1 and call is not None
         self.events.append((LAP, LapCut(place, len(log.node_slots), count - is_own)))

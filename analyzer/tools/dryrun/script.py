@@ -29,7 +29,8 @@ from analyzer.profilers.communication import name_buffers
 from analyzer.profilers.latency import call_seconds
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
-from analyzer.record.script_recorder import SETUP, EnoughSteps, ScriptRecorder
+from analyzer.record.script_passes import SETUP
+from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
 from analyzer.results.tree import ModuleShape, ParameterShape
 from analyzer.units import add_quantities
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
@@ -205,7 +206,7 @@ def _describe(thing: Any, key: Callable[[Any], int]) -> ModuleShape | ParameterS
 
 def _join_shapes(recorder: ScriptRecorder) -> ModuleShape:
     """The shape of a script: what it called and stepped, also what it let go of in its last step."""
-    named = [(root.name, root.shape) for root in recorder.list_roots()]
+    named = [(root.name, root.shape) for root in recorder.holdings.gathered]
     whole = _describe(type(recorder.script)(), id)
     assert isinstance(whole, ModuleShape)
     return replace(

@@ -128,7 +128,8 @@ class _Generation:
         next_token: Tensor | None = None
         with self.session.open(self.module) as run:
             with run.recording() as recorder:
-                recorder.planned_calls = len(recorder.log.modules) * min(samples or self.new_tokens, self.new_tokens)
+                run_passes = min(samples or self.new_tokens, self.new_tokens)
+                recorder.modules.planned_calls = len(recorder.log.modules) * run_passes
                 (tokens,), _ = run.take_inputs((self.prompt,), {}, ["prompt"])
                 decoder = make_decoder(run.root, self.form, self.prompt_tokens, self.new_tokens)
                 next_token = self._pass(recorder, decoder, tokens, 0, 0)
@@ -140,7 +141,7 @@ class _Generation:
                         with recorder.memory.during(_SKIPPED), torch.no_grad():
                             decoder.skip(skipped)
                     if index == passes[-1]:
-                        recorder.describe_step(step)
+                        recorder.modules.describe_step(step)
                     assert next_token is not None
                     next_token = self._pass(recorder, decoder, next_token, step, index)
             decode = run.build() if len(self.steps) > 1 else None

@@ -221,7 +221,7 @@ class Server:
                 decoder = StoredDecoder(run.root, self.form, self.context_tokens, sequences)
 
                 def read(tokens: Tensor) -> None:
-                    recorder.describe_step(len(passes))
+                    recorder.modules.describe_step(len(passes))
                     run_pass(session, recorder, decoder, tokens, len(passes))
                     passes.append(PassCost(tokens.shape[0], tokens.shape[1], decoder.context))
 

@@ -183,7 +183,7 @@ def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: st
     """
     log, model = recorder.log, recorder.model
     log.steps = steps[-1] + 1
-    recorder.describe_wrappers()
+    recorder.modules.describe_wrappers()
     device = device_of(model)
     log.assumptions = ["bytes are those of the tensors alive, without what an allocator rounds up or kernels take for "
                        "themselves"]

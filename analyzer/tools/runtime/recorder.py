@@ -25,8 +25,9 @@ from analyzer.meta.tensor import MetaTensor
 from analyzer.on_use import rare_collections
 from analyzer.record.hooks import FAILED, listen
 from analyzer.record.memory_recorder import MemoryRecorder
+from analyzer.record.module_recorder import ModuleRecorder
 from analyzer.record.recorder import Recorder
-from analyzer.record.reference_count import next_sequence_number
+from analyzer.record.tensor_walk import walk_modules
 
 from .clock import Clock, StorageBook
 from .dispatch import MeasuringMode, run_as_written
@@ -81,6 +82,82 @@ class TimedMemory(MemoryRecorder):
         recorder.release_mode()
 
 
+class TimedModules(ModuleRecorder):
+    """Calls of the modules of a real run: the clock is read where one begins and ends, and a module that another wraps,
+    or of a type in `RuntimeRecorder.ignored`, is part of the one that calls it.
+    """
+
+    def __init__(self, recorder: RuntimeRecorder, memory: TimedMemory) -> None:
+        root = recorder.model
+        leaves = {id(module): is_leaf(module) for module in root.modules()}
+        super().__init__(memory, walk_modules(root), lambda m: leaves[id(m)] if id(m) in leaves else is_leaf(m))
+        self.recorder = recorder
+        self._knows_inputs = False
+        self._open: list[tuple[int, list[Any] | None]] = []  # beside the stack: id of the module, its marks
+        self._wrapped: dict[int, int] = {}
+        self._wrappers: list[tuple[int, int]] = []
+        for module in root.modules():
+            inner = uncompiled(module)
+            if inner is not module:  # it runs the forward of what it wraps, without always calling that module
+                self._wrapped[id(module)] = id(inner)
+                self._wrappers.append((self.index_of[id(module)], self.index_of[id(inner)]))
+                self.index_of[id(module)] = self.index_of[id(inner)]
+
+    def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
+        """A module's call begins; the result is what `leave_module` needs."""
+        recorder, run = self.recorder, self.run
+        if isinstance(module, recorder.ignored) or self._open and self._wrapped.get(self._open[-1][0]) == id(module):
+            return TRANSPARENT
+        index = self.index_of.get(id(module))
+        if not run.stack:
+            if index is None and not recorder.whole:
+                return TRANSPARENT
+            if not recorder.runs():
+                self.memory.begin(run.phase)
+        mark = recorder.lap()
+        if module is recorder.model and not (recorder.whole or run.stack or self._knows_inputs):
+            self._knows_inputs = True
+            with suppress(InputError):  # where the call does not fit, the model itself will say so
+                mark_inputs(recorder, args, kwargs, argument_names(uncompiled(module), args, kwargs))
+        span = None
+        if index is not None and run.phase == "forward":
+            span = [mark, None]
+            recorder.call_spans.setdefault(run.step, []).append(span)
+        token = super().enter_module(module, args, kwargs)
+        self._open.append((id(module), span))
+        recorder.clock.go()
+        recorder.hold_mode()
+        return token
+
+    def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
+        if token == TRANSPARENT:
+            return
+        recorder, run = self.recorder, self.run
+        recorder.release_mode()
+        mark = recorder.lap()
+        span = self._open.pop()[1]
+        if span is not None:
+            span[1] = mark
+        try:
+            super().leave_module(module, token, result)
+            if module is recorder.model and not run.stack:
+                recorder.call_ended(recorder)
+        finally:
+            recorder.clock.go()
+            # there an exception also ends what checkpointing runs again
+            if not (run.stack or recorder.whole or run.phase == "backward"):
+                if result is FAILED:
+                    recorder.stop()
+                elif run.phase == "forward":
+                    self.memory.end()
+
+    def describe_wrappers(self) -> None:
+        """Compiled modules were called as often, and with what, as the modules that they wrap."""
+        modules = self.log.modules
+        for wrapper, inner in ((modules[i], modules[j]) for i, j in self._wrappers):
+            wrapper.calls, wrapper.inputs, wrapper.outputs = inner.calls, inner.inputs, inner.outputs
+
+
 class RuntimeRecorder(Recorder):
     """The recorder of predicted runs, listening to a real one.
 
@@ -94,6 +171,8 @@ class RuntimeRecorder(Recorder):
         training loop of its user's; recording ends by itself where an exception leaves one of these. Modules of the
         types in ``ignored`` are part of the module that calls them.
     """
+
+    modules: TimedModules
 
     def __init__(self, root: torch.nn.Module, clock: Clock, *, whole: bool, ignored: Collection[type] = ()) -> None:
         #: whether what runs is simulated: no device spends the time that it takes
@@ -112,27 +191,16 @@ class RuntimeRecorder(Recorder):
         self.call_spans: dict[int, list[list[Any]]] = {}
         #: is called when a call of the model in a loop of its user's has returned
         self.call_ended: Callable[[RuntimeRecorder], object] = lambda recorder: None
-        self._knows_inputs = False
-        self._open: list[tuple[int, list[Any] | None]] = []     # beside the stack: id of the module, its marks
         self._mode = MeasuringMode(self.ran, clock)
         self._mode_depth = 0
         self._undo: ExitStack | None = None
         self._thread = -1
-        leaves = {id(module): is_leaf(module) for module in root.modules()}
         memory = TimedMemory(self, device)
         self.book = memory.book
         machine = SimpleNamespace(space=memory.space, state=SimpleNamespace())
-        super().__init__(cast(Any, machine), memory, root, lambda m: leaves[id(m)] if id(m) in leaves else is_leaf(m))
-        self._wrapped: dict[int, int] = {}
-        self._wrappers: list[tuple[int, int]] = []
-        for module in root.modules():
-            inner = uncompiled(module)
-            if inner is not module:  # it runs the forward of what it wraps, without always calling that module
-                self._wrapped[id(module)] = id(inner)
-                self._wrappers.append((self._module_index[id(module)], self._module_index[id(inner)]))
-                self._module_index[id(module)] = self._module_index[id(inner)]
+        super().__init__(cast(Any, machine), TimedModules(self, memory))
         self.memory.register_existing([*root.parameters(), *root.buffers()])
-        self.own_parameters(root)
+        self.modules.own_parameters(root)
 
     def lap(self) -> Any:
         """Give the time since the last mark to the module that runs; the clock stands still until `Clock.go`."""
@@ -154,52 +222,6 @@ class RuntimeRecorder(Recorder):
         # in a thread of the engine, of another device
         return self._thread >= 0 and self.run.phase == "backward" and is_active(self._mode)
 
-    def enter_module(self, module: torch.nn.Module, args: Any, kwargs: Any) -> int:
-        """A module's call begins; the result is what `leave_module` needs."""
-        if isinstance(module, self.ignored) or self._open and self._wrapped.get(self._open[-1][0]) == id(module):
-            return TRANSPARENT
-        index = self._module_index.get(id(module))
-        if not self.run.stack:
-            if index is None and not self.whole:
-                return TRANSPARENT
-            if not self.runs():
-                self.memory.begin(self.run.phase)
-        mark = self.lap()
-        if module is self.model and not (self.whole or self.run.stack or self._knows_inputs):
-            self._knows_inputs = True
-            with suppress(InputError):  # where the call does not fit, the model itself will say so
-                mark_inputs(self, args, kwargs, argument_names(uncompiled(module), args, kwargs))
-        span = None
-        if index is not None and self.run.phase == "forward":
-            span = [mark, None]
-            self.call_spans.setdefault(self.run.step, []).append(span)
-        token = super().enter_module(module, args, kwargs)
-        self._open.append((id(module), span))
-        self.clock.go()
-        self.hold_mode()
-        return token
-
-    def leave_module(self, module: torch.nn.Module, token: int, result: Any) -> None:
-        if token == TRANSPARENT:
-            return
-        self.release_mode()
-        mark = self.lap()
-        span = self._open.pop()[1]
-        if span is not None:
-            span[1] = mark
-        try:
-            super().leave_module(module, token, result)
-            if module is self.model and not self.run.stack:
-                self.call_ended(self)
-        finally:
-            self.clock.go()
-            # there an exception also ends what checkpointing runs again
-            if not (self.run.stack or self.whole or self.run.phase == "backward"):
-                if result is FAILED:
-                    self.stop()
-                elif self.run.phase == "forward":
-                    self.memory.end()
-
     def ran(self, signature: Signature, inputs: list[torch.Tensor], outputs: list[torch.Tensor], start: Any,
             end: Any) -> None:
         if not self.runs():
@@ -211,7 +233,7 @@ class RuntimeRecorder(Recorder):
                            for t in inputs]
         written: list[Any] = [self.book.find(t)[0] for t in outputs]
         index = len(self.log.call_slots)
-        self.called(signature, read, written)
+        self.calls.called(signature, read, written)
         self.spans[index] = start, end
         if self.run.phase == "backward":
             self.laps.append(((self.run.step, "backward", self.log.calls[index].module), end))
@@ -235,7 +257,7 @@ class RuntimeRecorder(Recorder):
             undo.enter_context(rare_collections())  # records of each operator set off collections that find none
             undo.enter_context(listen(self))
             undo.enter_context(run_as_written())
-            self._last_sequence = next_sequence_number()
+            self.calls.start_step()
             if self.whole:
                 self.hold_mode()
             else:
@@ -261,12 +283,6 @@ class RuntimeRecorder(Recorder):
                 undo.close()
                 self.book.close()
                 self.clock.settle()
-
-    def describe_wrappers(self) -> None:
-        """Compiled modules were called as often, and with what, as the modules that they wrap."""
-        modules = self.log.modules
-        for wrapper, inner in ((modules[i], modules[j]) for i, j in self._wrappers):
-            wrapper.calls, wrapper.inputs, wrapper.outputs = inner.calls, inner.inputs, inner.outputs
 
     @contextmanager
     def recording(self) -> Iterator[RuntimeRecorder]:

@@ -95,11 +95,11 @@ class _Noting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         state = current()
         recorder = None if state is None else state.recorder
-        first = 0 if recorder is None else recorder.count_calls()
+        first = 0 if recorder is None else recorder.calls.count()
         result = func(*args, **(kwargs or {}))
         if recorder is not None:
             can_wait = isinstance(result, torch.Tensor) and can_wait_on_host(result)
-            self.notes.append(_Note(take_name(func, self.met), first, recorder.count_calls(), can_wait))
+            self.notes.append(_Note(take_name(func, self.met), first, recorder.calls.count(), can_wait))
         return result
 
 
