@@ -190,6 +190,42 @@ def test_no_token_is_expected_where_a_buffer_of_floats_bars_an_expert(name):
     assert found.fwd_macs == 60 * 4 * 8 + 120 * 4 * 4
 
 
+X = torch.rand(64, 16)
+#: scores of 8 experts in, out the rows of X that each of them gets
+WAYS = {
+    "the largest": lambda s: [X[s.max(-1).indices == e] for e in range(8)],
+    "a sort": lambda s: [X[(s.sort(-1, descending=True).indices[:, :2] == e).any(-1)] for e in range(8)],
+    "a stable sort": lambda s: [
+        X[(s.sort(stable=True, dim=-1, descending=True)[1][:, :2] == e).any(-1)] for e in range(8)],
+    "argsort": lambda s: [X[(s.argsort(-1)[:, -2:] == e).any(-1)] for e in range(8)],
+    "a draw": lambda s: (lambda chosen: [X[(chosen == e).any(-1)] for e in range(8)])(
+        torch.multinomial(s.softmax(-1), 2)),
+    "a class in a tensor": lambda s: [X[(s.topk(2).indices == torch.tensor(e)).any(-1)] for e in range(8)],
+    "booleans that are scattered": lambda s: [
+        X[torch.zeros(64, 8, dtype=torch.bool).scatter_(1, s.topk(2).indices, True)[:, e]] for e in range(8)],
+    "weights that are scattered": lambda s: [
+        X[torch.zeros(64, 8).scatter(1, s.topk(2).indices, s.topk(2).values)[:, e] > 0] for e in range(8)],
+    "a masked selection": lambda s: [
+        X.masked_select((s.topk(2).indices == e).any(1, keepdim=True)).view(-1, 16) for e in range(8)],
+    "the largest of marks": lambda s: [
+        X[(s.topk(2).indices == e).float().max(-1).values > 0.5] for e in range(8)],
+    "marks above zero": lambda s: [X[(s.topk(2).indices == e).float().amax(-1) > 0] for e in range(8)],
+    "those that there are": lambda s: [X[(s.topk(2).indices == e).any(-1)] for e in s.topk(2).indices.unique()],
+    "how many there are of each": lambda s: [
+        X[:count] for count in s.topk(2).indices.unique(return_counts=True)[1].tolist()],
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_each_of_alike_experts_gets_as_many_rows(name):
+    """64 tokens of two choices, or of one, among eight; really, about as many of each."""
+    rows = 8 if name == "the largest" else 16
+    real = [len(found) for found in WAYS[name](torch.rand(64, 8))][:8]
+    assert sum(real) == 8 * rows and all(found > 0 for found in real)
+    with MetaTensorMode():
+        assert [len(found) for found in WAYS[name](torch.rand(64, 8))][:8] == [rows] * 8
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu, torch.float64])
 def test_numbers_that_the_host_does_not_compare_are_written_in_part(dtype):
     """States of an optimizer in eight bits: torch on a CPU has no comparison of these."""

@@ -245,7 +245,7 @@ def _estimate(state: MetaState, call: OperatorCall) -> None:
             name == "_to_copy" or not call.outputs[0].dtype.is_floating_point):
         first.drawn_from = expectation.drawn_contents(name, call.args, call.storages)
     choice = expectation.CHOOSING.get(name)
-    if choice is not None and (chosen := born[choice]) is not None and chosen.exact is None:
+    if choice is not None and choice < len(born) and (chosen := born[choice]) is not None and chosen.exact is None:
         chosen.drawn_from = expectation.chosen_among(name, call.args, call.kwargs)
     if first is None and call.info.mutated:
         first = call.storages[0]

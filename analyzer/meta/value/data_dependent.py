@@ -19,7 +19,7 @@ from analyzer.meta.state import MetaState
 from analyzer.meta.tensor import META, kernel, new_tensor
 
 from .contents import defer_call, expected_scalar, going_on, passing_value, read_known, searching_answer
-from .expectation import Marks, distinct_count, origin_of
+from .expectation import Marks, Positions, count_classes, distinct_count, origin_of
 from .known_value import Deferred, Result, small_enough
 from .nonzero_bound import bound_of
 
@@ -250,10 +250,16 @@ def _unique(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, 
     origin = x.untyped_storage().drawn_from
     n = _distinct(state, x.numel() if origin is None else min(x.numel(), distinct_count(origin)), "elements")
     flat = _keep_origin(_new(state, x, (n,), x.dtype), x)
+    if isinstance(origin, Positions) and n == distinct_count(origin) and state.expects_contents and not state.repeats:
+        with without_modes():  # a loop over the classes that were chosen goes by each, in order
+            flat.untyped_storage().known = Deferred(origin.flat().to(x.dtype))  # type: ignore[attr-defined]
     inverse = _new(state, x, tuple(x.shape), torch.int64)
     if info.name == "_unique":
         return flat, inverse
-    return flat, inverse, _new(state, x, (n,), torch.int64)
+    counts = _new(state, x, (n,), torch.int64)
+    if isinstance(origin, Positions) and n == distinct_count(origin):
+        count_classes(state, info.name, counts, x.numel())
+    return flat, inverse, counts
 
 
 def _distinct(state: MetaState, total: int, what: str) -> int:
@@ -273,7 +279,9 @@ def _repeat_interleave(state: MetaState, info: OperatorFacts, args: Any, kwargs:
 
 
 def _masked_select(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    count = _count(state, "masked_select", args[1])
+    x, mask = args[:2]
+    count = _count(state, "masked_select", mask)
+    count *= math.prod(torch.broadcast_shapes(x.shape, mask.shape)) // max(1, mask.numel())  # each as often as repeated
     return _keep_origin(_new(state, args[0], (count,), args[0].dtype), args[0])
 
 

@@ -17,7 +17,8 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import MetaState
 
 from .barred import barred_choices
-from .known_value import Deferred, Known
+from .contents import read_known
+from .known_value import Deferred, Known, filled_with
 
 Rule = Callable[[Any, list[MetaStorage], "float | None"], "float | None"]
 _KEEPING = {"_to_copy", "clone", "contiguous", "index", "cat", "_reshape_copy", "flip", "gather", "index_select",
@@ -178,8 +179,8 @@ def _beside_dropped(index: Any, value: Any) -> Known | None:
 
 
 _ADDING = frozenset({"scatter_add", "scatter_add_", "index_add", "index_add_"})
-CHOOSING = {"topk": 1, "argmax": 0}
-"""Operators that choose classes, as routers do, and the output that says which."""
+CHOOSING = {"topk": 1, "argmax": 0, "max": 1, "sort": 1, "multinomial": 0}
+"""Operators that choose classes, as routers do, and the output that says which; whole rows that are sorted are cut."""
 
 
 class Positions(Known):
@@ -207,8 +208,12 @@ _positions = functools.lru_cache(maxsize=1024)(Positions)  # one for each count:
 
 def chosen_among(name: str, args: Any, kwargs: Any) -> Known:
     x, place = args[0], 2 if name == "topk" else 1
-    dim = args[place] if len(args) > place else kwargs.get("dim", -1 if name == "topk" else None)
-    return _positions(x.numel() if dim is None else x.shape[dim] if x.dim() else 1, barred_choices(x, dim))
+    usual = None if name == "argmax" else -1
+    dim = usual if name == "multinomial" else args[place] if len(args) > place else kwargs.get("dim", usual)
+    if isinstance(dim, bool):  # sort(stable, dim, descending)
+        dim = args[2] if len(args) > 2 else kwargs.get("dim", usual)
+    return _positions(x.numel() if dim is None else x.shape[dim] if x.dim() else 1,
+                      frozenset() if name == "sort" else barred_choices(x, dim))
 
 
 def origin_of(storage: MetaStorage) -> Known | None:
@@ -241,10 +246,18 @@ def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float
         return 1 / max(1, distinct_count(drawn))
     if len(storages) == 2 and (storages[0].known is None) != (storages[1].known is None):
         index, known = (storages[0], args[1]) if storages[0].known is None else (storages[1], args[0])
-        return share_of_marks(index, known.numel()) if known.numel() > 1 else None
+        return share_of_marks(index, known.numel()) if known.numel() > 1 else _equal_number(index, known)
     if first is not None and len(storages) == 1 and isinstance(args[1], (int, float)) and args[0].numel() == 1:
         return float(first == args[1])  # one expected count
     return None
+
+
+def _equal_number(index: MetaStorage, known: torch.Tensor) -> float | None:
+    """The same of a class that stands in a tensor."""
+    drawn, number = index.drawn_from, read_known(known)
+    if drawn is None or number is None:
+        return None
+    return 0.0 if isinstance(drawn, Positions) and drawn.is_out(number.item()) else 1 / max(1, distinct_count(drawn))
 
 
 def _sum(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
@@ -258,17 +271,32 @@ def _sum(args: Any, storages: list[MetaStorage], first: float | None) -> float |
 
 def _scatter(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
     value = args[3] if len(args) > 3 else None
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value == 1 and args[0].numel():
+    is_one = isinstance(value, (int, float)) and value == 1
+    if (is_one or isinstance(value, torch.Tensor) and _is_zero(args[0])) and args[0].numel():
         share = share_of_marks(args[2].untyped_storage(), bins := args[0].shape[args[1]] if args[0].dim() else 1)
         mean = min(1.0, int(args[2].numel()) / int(args[0].numel()))
         return share.times(min(share.classes, mean * bins)) if isinstance(share, Marks) else mean
     return None
 
 
+def _is_zero(x: torch.Tensor) -> bool:
+    known = x.untyped_storage().known  # type: ignore[attr-defined]
+    return known is not None and filled_with(known) == 0
+
+
 def _greater(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
     if first is None or not isinstance(args[1], (int, float)):
         return None
+    if 0 < first < 1 and args[0].numel() > 1 and 0 <= args[1] < 1:
+        return first  # of marks, the ones
     return 1.0 if first > args[1] else 0.0
+
+
+def _max(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+    """Of marks, whether there is one; of counts, which are taken to be even, one of them."""
+    if first is None or not 0 < first < 1 or len(args) < 2 or isinstance(args[1], torch.Tensor):
+        return first
+    return _any(args, storages, first)
 
 
 def _not_equal(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
@@ -296,10 +324,10 @@ def _any(args: Any, storages: list[MetaStorage], first: float | None) -> float |
 _RULES: dict[str, Rule] = {
     "eq": _equal, "sum": _sum, "scatter": _scatter, "scatter_": _scatter, "clamp": _clamped, "clamp_min": _clamped,
     "gt": _greater, "ge": _greater, "ne": _not_equal,
-    "any": _any,
+    "any": _any, "max": _max, "amax": _max,
     # floating data made whole counts something, as predicted durations do: 1 is expected where nothing else is
     **dict.fromkeys(("ceil", "round", "floor"), lambda args, storages, first: 1.0 if first is None else first),
-    **dict.fromkeys((*_KEEPING, "max", "amax", "select", "squeeze", "masked_fill"),
+    **dict.fromkeys((*_KEEPING, "select", "squeeze", "masked_fill"),
                     lambda args, storages, first: first)}
 ESTIMATED = frozenset({*_RULES, *_ADDING, *_CUTTING, *CHOOSING, "histc", "where"})
 """Operators of whose unknown results something is expected."""
