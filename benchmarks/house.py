@@ -17,7 +17,7 @@ FILES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).remove
 #: Functions that compare modules of a model to say which are alike, file and function; one that asks another of these
 #: is no further one. Which modules are of one class (`list_blocks`), which operators of a graph repeat (`shorten`) and
 #: which rows of a table are one (`_fold`) are other questions, as their docstrings say.
-ALIKE = {"replay/chain.py": "compare_blocks", "replay/lap/tape.py": "find_chain", "tools/search/stage.py": "_describe"}
+ALIKE = {"replay/chain.py": "compare_blocks", "tools/search/stage.py": "_describe"}
 
 
 @cache

@@ -1,8 +1,8 @@
 """A step of one rank of a world."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from analyzer.distributed.world_state import LiveStorages
 from analyzer.errors import InputError
 from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta.address_space import AddressSpace
+from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import active_state
@@ -29,17 +29,18 @@ from analyzer.on_use import rare_collections
 from analyzer.profilers.communication import name_buffers
 from analyzer.recipe.optimizer import TORCHS_OWN
 from analyzer.record.eager import RUNS_MODEL, EagerStep, StepOptimizer, check_loss
+from analyzer.record.failure import first_line
 from analyzer.record.log import Log
 from analyzer.record.memory_recorder import BUILT, MemoryRecorder
 from analyzer.record.module_recorder import ModuleRecorder
-from analyzer.record.optimizer_step import why_unknown
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import local_part, walk_modules
-from analyzer.replay.lap.extension import run_some
-from analyzer.replay.lap.tape import RankChain, find_chain
-from analyzer.replay.lap.update import UpdateMismatch
-from analyzer.replay.match import Mismatch
+from analyzer.replay.chain import Chain
+from analyzer.replay.match import CAPTURES
+from analyzer.replay.placing import Before
+from analyzer.replay.repeated_step import chains_of, write_repeated
+from analyzer.replay.short_run import NotRepeated, ShortRun
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.tree import ModuleShape
 
@@ -73,14 +74,21 @@ REPLACED = "replaced parameter"  #: category of what a parameter was in, before 
 
 
 class RankStep(EagerStep):
-    """A training or inference step of a rank, repeated until nothing of it changes."""
+    """A training or inference step of a rank, repeated until nothing of it changes; in a ``short_run`` of a few
+    blocks.
+    """
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
+    def __init__(self, *args: Any, short_run: ShortRun | None = None, **settings: Any) -> None:
+        self.short_run = short_run
         super().__init__(*args, **settings)
         self.is_engine = self.mode == "train" and is_engine(self.model)
         if self.is_engine:
             self.step = self.step or self._run_engine
         self._follow_parameters()
+
+    def run_step(self, index: int) -> None:
+        with nullcontext() if self.short_run is None else self.short_run.watching_reads():
+            super().run_step(index)
 
     def is_last(self, index: int) -> bool:
         """As many steps as asked for; where that is more than one, as many as wrappers take to be what they stay."""
@@ -134,6 +142,11 @@ class RankStep(EagerStep):
 
 NOT_REPLAYED = "a model that was built before, or reuse=False, is run"
 STEPS_RUN = "each step of a rank is run"
+#: FSDP gathers in the backward pass of a block what the block two places before it needs
+_REACH = 2
+_ENDS = 3      # blocks that are run at each end of a chain
+_FEWEST = 10   # of fewer, running all takes no longer than looking at what some do
+NO_CHAIN = f"no {_FEWEST} neighbours in one of its lists of modules are alike"
 UNLIMITED = ("reserved bytes are those of a device with more memory: PyTorch would give cached memory back to stay "
              "within this one's. Give `profile` the function that builds and wraps the model to see that")
 
@@ -142,19 +155,16 @@ def profile_rank(session: Session, model: torch.nn.Module | Callable[[], torch.n
                  kwargs: Mapping[str, Any], world: World, reuse: bool = True) -> Profile:
     """The profile of the rank that ``world`` runs. ``model`` builds it, or was built in the world: then it is run as it
     is, in the memory where it was built, and what its wrappers make in a first step stays. With ``reuse``, of blocks
-    that are alike some are run (`analyzer.replay.lap`); what is built is built anew where that turns out to be wrong.
+    that are alike some are run (`analyzer.replay`); what is built is built anew where that turns out to be wrong.
     """
     def run(options: ProfileOptions) -> Profile:
         reason = NOT_REPLAYED
-        for stands_in in (False, True) if reuse and not isinstance(model, torch.nn.Module) else ():
+        if reuse and not isinstance(model, torch.nn.Module):
             try:
                 with process_group.attempting():
-                    return _run_in(session, model, args, kwargs, world, options, None, stands_in)
-            except UpdateMismatch as mismatch:
-                reason = str(mismatch)
-            except Mismatch as mismatch:
-                reason = str(mismatch)
-                break
+                    return _run_in(session, model, args, kwargs, world, options, None)
+            except NotRepeated as refused:
+                reason = refused.reason
         return _run_in(session, model, args, kwargs, world, options, reason)
 
     with ExitStack() as stack:
@@ -171,9 +181,8 @@ def profile_rank(session: Session, model: torch.nn.Module | Callable[[], torch.n
 
 
 def _run_in(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...],
-            kwargs: Mapping[str, Any], world: World, options: ProfileOptions, reason: str | None,
-            stands_in: bool = False) -> Profile:
-    """The profile of one run: of all blocks for a ``reason``, else of some, with gradients where it ``stands_in``."""
+            kwargs: Mapping[str, Any], world: World, options: ProfileOptions, reason: str | None) -> Profile:
+    """The profile of one run: of all blocks for a ``reason``, else of some. Raises NotRepeated."""
     is_module = isinstance(model, torch.nn.Module)
     with session.simulate(options, space=world.space if is_module else None) as mode:
         live = world.live if is_module else LiveStorages()
@@ -191,7 +200,7 @@ def _run_in(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Mod
             with keep_flags(module):
                 if session.evaluates:
                     module.eval()
-                return _run(session, mode, module, live, args, kwargs, options, reason, stands_in)
+                return _run(session, mode, module, live, args, kwargs, options, reason)
         finally:
             mode.space.listener = live
             for parameter, gradient in gradients:
@@ -214,20 +223,22 @@ def _held(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: LiveStorages, args: tuple[Any, ...],
-         kwargs: Mapping[str, Any], options: ProfileOptions, reason: str | None, stands_in: bool) -> Profile:
+         kwargs: Mapping[str, Any], options: ProfileOptions, reason: str | None) -> Profile:
     torch.cuda.empty_cache()  # what building needed for a while is in no step
     mode.space.host.begin_lap()
     with torch._C.DisableTorchFunction():
         device = next((found for t in _held(module) if (found := device_of(t)).type == session.device.type),
                       session.device)
         whole_params = count_whole(module)
-        before = ModuleShape.of(module) if session.mode == "infer" else None  # FSDP2 keeps the root gathered then
+        shape = ModuleShape.of(module) if session.mode == "infer" else None  # FSDP2 keeps the root gathered then
     inner = walk_modules(module)
     recorder = Recorder(mode, ModuleRecorder(MemoryRecorder(mode.space, device), inner, is_leaf, find_leaf_impl))
     run = Run(session, recorder, module)
+    chains = [] if reason is not None else _find_chains(module)
+    reason = reason or (STEPS_RUN if chains else NO_CHAIN)
     # where memory runs out, which ends the recording early, nothing of it is replayed
-    replay = ReplayReport((ReplayInfo("", "step", type(module).__name__, False, reason or STEPS_RUN),))
-    whole: tuple[Log, AddressSpace] | None = None
+    replay = [ReplayInfo("", "step", type(module).__name__, False, reason)]
+    short_run: ShortRun | None = None
     names = argument_names(module, args, dict(kwargs), session.step)
     with run.recording():
         run_args, run_kwargs = run.fake_inputs(args, kwargs, device)
@@ -242,43 +253,58 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
                     lifetime.category = BUILT
         optimizer = keep_layouts_apart(session.facts["optimizer"], session.optimizer)
 
-        steps = RankStep(recorder, module, run_args, run_kwargs, mode=session.mode, loss_fn=session.loss_fn,
-                         optimizer=optimizer if session.mode == "train" else None, autocast=session.autocast,
-                         step=session.step, device_type=session.device.type, options=options)
-        steps.answers_numbers = session.options.unknown_value != "error"
-        replay, whole = _run_blocks(steps, live, reason, stands_in)
+        if chains:
+            before = Before.of(recorder)
+            short_run = ShortRun(recorder, chains, reach=_REACH, takes_streams=True)
+        with nullcontext() if short_run is None else _running(short_run):
+            steps = RankStep(recorder, module, run_args, run_kwargs, short_run=short_run, mode=session.mode,
+                             loss_fn=session.loss_fn, optimizer=optimizer if session.mode == "train" else None,
+                             autocast=session.autocast, step=session.step, device_type=session.device.type,
+                             options=options)
+            steps.answers_numbers = session.options.unknown_value != "error"
+            if steps.takes_closure and chains:
+                raise NotRepeated(RUNS_MODEL)
+            steps.run()
+            name_buffers(recorder.log, current_collectives().list_made())
+        replay += [ReplayInfo(path, "block", type(block).__name__, True) for chain in chains for place in chain.skipped
+                   for path, block in chain.members[place]]
     host = mode.space.host
-    if whole is not None:
-        log, host = whole[0], whole[1].host
-        log.assumptions, log.world = recorder.log.assumptions, recorder.log.world
-        log.listed_samples, recorder.log = recorder.log.listed_samples, log
-    return run.build(is_final=True, replay=replay, whole_params=whole_params, shape=before,
+    if short_run is not None:
+        run.replace_log(_write(short_run, before))
+        host = before.host
+    return run.build(is_final=True, replay=ReplayReport(tuple(replay)), whole_params=whole_params, shape=shape,
                      host_peak_bytes=None if device.type == "cpu" else host.lap_peaks()[0])
 
 
-def _run_blocks(steps: RankStep, live: LiveStorages, reason: str | None,
-                stands_in: bool) -> tuple[ReplayReport, tuple[Log, AddressSpace] | None]:
-    recorder, module = steps.recorder, steps.model
-    chain: RankChain | None = None
-    reason = reason or (RUNS_MODEL if steps.takes_closure else None)
-    if reason is None:
+def _find_chains(module: torch.nn.Module) -> list[Chain]:
+    with without_modes():  # objects may say by an operator on tensors whether they are equal
+        return [chain._replace(ends=_ENDS) for chain in chains_of(module) if len(chain.blocks) >= _FEWEST]
+
+
+@contextmanager
+def _running(short_run: ShortRun) -> Iterator[None]:
+    """A block in which a few blocks of a rank's model run. What fails in it may not fail where all run."""
+    short_run.recorder.mode.state.asks_memory = False
+    with short_run.running():
         try:
-            chain = find_chain(module)
-        except Mismatch as mismatch:
-            reason = str(mismatch)
+            yield
+        except Exception as error:
+            raise NotRepeated(f"with some of its blocks alone it fails: {first_line(error)}") from error
 
-    def run() -> None:
-        steps.run()
-        name_buffers(recorder.log, current_collectives().list_made())
 
-    step = ReplayInfo("", "step", type(module).__name__, False, reason or STEPS_RUN)
-    if chain is None:
-        run()
-        return ReplayReport((step,)), None
-    is_known = steps.step is None and (steps.optimizer is None or why_unknown(steps.optimizer) is None)
-    whole = run_some(recorder, chain, live, run, stands_in or not is_known)
-    return ReplayReport((step, *(ReplayInfo(chain.paths[i], "block", type(chain.blocks[i]).__name__, True)
-                                 for i in chain.skipped))), whole
+def _write(short_run: ShortRun, before: Before) -> Log:
+    """The log of a run of all blocks, placed in the memory of ``before``. Raises NotRepeated."""
+    recorder = short_run.recorder
+    if recorder.log.shortage is not None:
+        raise NotRepeated("memory ran out")
+    if any(call.cuda_graphs for call in recorder.log.compiled_calls):
+        raise NotRepeated(CAPTURES)
+    if recorder.mode.state.asks_memory:
+        raise NotRepeated("a step asks how much memory is in use, or gives it back")
+    try:
+        return write_repeated(short_run, before)[1]
+    except torch.OutOfMemoryError as error:
+        raise NotRepeated("memory ran out") from error
 
 
 def _list_storages(recorder: Recorder, live: LiveStorages) -> None:

@@ -61,9 +61,17 @@ def _while_heard(hearing: Callable[[], Any], run: Callable[..., Any]) -> Any:
 def _during(phase: str) -> Any:
     def run(recorder: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
         with recorder.memory.during(phase):
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+        if phase == "backward":
+            _tell_backward_ended(recorder)
+        return result
 
     return run
+
+
+def _tell_backward_ended(recorder: Any) -> None:
+    for listener in recorder.run.listeners if recorder.run.phase != "backward" else ():
+        listener.backward_ended()
 
 
 def _backward(create_graph_at: int) -> Any:
@@ -82,8 +90,7 @@ def _backward(create_graph_at: int) -> Any:
                 result = original(*args, **kwargs)
         finally:
             calls.recomputing, calls.creates_graph = before
-        for listener in recorder.run.listeners if recorder.run.phase != "backward" else ():
-            listener.backward_ended()
+        _tell_backward_ended(recorder)
         return result
 
     return run

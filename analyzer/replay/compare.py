@@ -11,9 +11,9 @@ import torch
 from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, StorageLifetime
 
-from .name import REACH, Names, Numbers, RunNames, module_calls_of, nodes_of
+from .name import Names, Numbers, RunNames, module_calls_of, nodes_of
 from .part import FAR, Part, laps_of
-from .short_run import KEPT, BlocksDiffer, NotRepeated
+from .short_run import KEPT, ORDERED, BlocksDiffer, NotRepeated
 
 _DETACH = torch.ops.aten.detach.default  # autograd calls it for some results that it saves: of no gradient, of none
 _BEFORE, _BEHIND = -1, 1  # where a block of which something is read is, as seen from the one that reads
@@ -67,7 +67,8 @@ class _Comparison:
             self.unusual[end] = [laps[at].kind for laps in all_laps for at in names.references
                                  if at in laps and at + beside in laps and self._made(laps[at]) != self._made(
                                      laps[at + beside])]
-        self.all_names = names.storages, names.nodes, names.calls, names.module_calls, names.modules
+        self.all_names = (names.storages, names.nodes, names.calls, names.module_calls, names.modules,
+                          names.marks)
         for each in self.all_names:
             each.of_copies = each.short.copy(), each.place.copy()
         self.of_all: list[set[int]] = [set() for _ in self.all_names]   #: what all blocks see, of the first one
@@ -86,7 +87,7 @@ class _Comparison:
         """Compare the calls and births of blocks side by side: others may take turns, as every second or third one."""
         slots = self.names.log.call_slots
         first, *others = ((
-            [comparable_signature(signature) for i in part.numbers(CALLED)
+            [self._signature(signature) for i in part.numbers(CALLED)
              if (signature := slots[i].signature).op is not _DETACH],
             [(life.nbytes, life.device) for life in self._births(part)]) for part in laps)
         if any(other != first for other in others):
@@ -105,7 +106,7 @@ class _Comparison:
         """Whether two blocks see the same of the things ``index``, of which some are one thing for both."""
         number = self.all_names.index(names)
         short, usual = names.of_copies
-        is_before = seen[0] == _BEFORE
+        is_before = (seen[0] < 0) & (seen[0] != FAR)
         is_one = is_one & (is_before | (seen[0] == FAR))  # of an end; another may be of each block one
         short[index[is_before & is_one]] = FAR
         self.of_all[number].update(index[is_before & is_one].tolist())
@@ -129,14 +130,18 @@ class _Comparison:
         if any(of_all & of_next for of_all, of_next in zip(self.of_all, self.of_next)):
             raise BlocksDiffer("its blocks differ in what they see of the first one")
 
+    def _signature(self, signature: Signature) -> Any:
+        """What is the same of two calls, of which each is given an object of its own for its process group."""
+        return comparable_signature(signature), self.names.log.groups.get(signature)
+
     def _outline(self, part: Part) -> list[Any]:
         """What a lap does; `_LINES` says what is what."""
         log = self.names.log
         calls = [log.call_slots[i] for i in part.numbers(CALLED)]
         return [
-            [comparable_signature(call.signature) for call in calls],
+            [self._signature(call.signature) for call in calls],
             [(c.phase, c.recomputed, c.forward is None, c.node < 0, len(c.inputs)) for c in calls],
-            [(kind, what if kind == HELD else None) for kind, what in part.events],
+            [(kind, what if kind == HELD else what[:2] if kind == ORDERED else None) for kind, what in part.events],
             [(life.nbytes, life.device, life.category, life.requires_grad, life.phase)
              for life in self._births(part)],
             [(node.op, None if node.op == "call_module" else (node.target, node.base), node.region, len(node.inputs),
@@ -156,6 +161,7 @@ class _Comparison:
             (names.nodes, [call.node for call in calls if call.node >= 0]),
             (names.nodes, [n for node in nodes for n in node.inputs]),
             (names.calls, [call.forward for call in calls if call.forward is not None]),
+            (names.marks, [names.mark_at[what[2]] for kind, what in part.events if kind == ORDERED]),
             (names.modules, [*(c.module for c in calls), *(life.module for life in births),
                              *(node.module for node in nodes), *(call.module for call in module_calls)])]
         return [(each, np.asarray(index, np.int64)) for each, index in found]
@@ -167,7 +173,7 @@ def _check_reach(names: RunNames) -> None:
         parts = [part for part in names.parts if part.short == reference]
         births = {number for part in parts for number in part.numbers(BORN)} - names.short_run.owners.keys()
         for part in names.parts:
-            if abs(part.short - reference) <= REACH:
+            if abs(part.short - reference) <= names.reach:
                 continue
             named = set(part.numbers(DIED))
             for i in part.numbers(CALLED):
@@ -181,7 +187,8 @@ def _check_reach(names: RunNames) -> None:
 _LINES = ("the operators that they call", "passes of their operators", "the order of births and deaths",
           "the tensors that they make", "their nodes", "what their modules are given")
 _NAMED = ("what their operators read", "what dies in them", "what their nodes read", "the nodes of their operators",
-          "the inputs of their nodes", "gradients of their operators", "the modules that run")
+          "the inputs of their nodes", "gradients of their operators", "the events that streams wait for",
+          "the modules that run")
 
 
 def comparable_signature(signature: Signature) -> tuple[Any, ...]:

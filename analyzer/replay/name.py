@@ -7,15 +7,15 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from analyzer.meta.state import NO_EVENT
 from analyzer.record.log import Log, LogModuleCall, LogNode
 from analyzer.record.storage_lifetime import BORN, CALLED
 
 from .part import APART, FAR, Cutter, Part
-from .short_run import NotRepeated, ShortRun
+from .short_run import ORDERED, NotRepeated, ShortRun
 
 Numbers = npt.NDArray[np.int64]
 UNKNOWN = -10**12  #: a number that nothing has
-REACH = 1  #: from a block, blocks that are no further away are named by their distance, all others absolutely
 
 
 class Names:
@@ -24,7 +24,8 @@ class Names:
     part has the kind -1, and its own number for a place.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, reach: int) -> None:
+        self.reach = reach
         self.repetition = np.zeros(count, np.int64)
         self.kind = np.full(count, -1, np.int64)
         self.short = np.full(count, FAR, np.int64)
@@ -40,7 +41,7 @@ class Names:
     def seen_from(self, part: Part, index: Any) -> Numbers:
         """Names that things have from a block, in rows: the distance, the kind, the block of what is far, the place."""
         distance = self.short[index] - part.short
-        is_near = np.abs(distance) <= REACH
+        is_near = np.abs(distance) <= self.reach
         return np.stack((np.where(is_near, distance, FAR), self.kind[index], np.where(is_near, 0, self.block[index]),
                          self.place[index]))
 
@@ -56,10 +57,15 @@ class RunNames:
         self.parts = cutter.parts
         self.numbers = np.array(sorted({*log.storage_table, *short_run.stand_ins}), np.int64)
         self.where = {number: i for i, number in enumerate(self.numbers.tolist())}  #: storage number -> row of names
-        self.storages = Names(len(self.numbers))
+        self.reach = short_run.reach
+        self.storages = Names(len(self.numbers), self.reach)
         self.storages.place = self.numbers.copy()
-        self.calls, self.nodes = Names(len(log.call_slots)), Names(len(log.node_slots))
-        self.module_calls = Names(len(log.module_call_slots))
+        self.calls, self.nodes = Names(len(log.call_slots), self.reach), Names(len(log.node_slots), self.reach)
+        self.module_calls = Names(len(log.module_call_slots), self.reach)
+        recorded = sorted({NO_EVENT, *(what[2] for kind, what in short_run.events if kind == ORDERED)})
+        self.marks = Names(len(recorded), self.reach)  #: events on streams
+        self.marks.place = np.array(recorded, np.int64)
+        self.mark_at = {number: i for i, number in enumerate(recorded)}  #: number of an event -> row of names
         for part in self.parts:
             self._name(part)
         self._name_gaps()
@@ -78,12 +84,14 @@ class RunNames:
         self.calls.give(part.numbers(CALLED), part)
         self.nodes.give(slice(part.nodes.start, part.nodes.stop), part)
         self.module_calls.give(slice(part.module_calls.start, part.module_calls.stop), part)
+        self.marks.give([self.mark_at[number] for number in part.recorded], part)
 
     def name_again(self, parts: Iterable[Part]) -> None:
         """Name what parts make that were cut once more."""
         for part in parts:
             self.storages.give([self.where[number] for number in part.numbers(BORN)], part)
             self.calls.give(part.numbers(CALLED), part)
+            self.marks.give([self.mark_at[number] for number in part.recorded], part)
 
     def _name_gaps(self) -> None:
         """What is born before a block that is run, behind those that are not, is what the block before it left."""
@@ -97,7 +105,7 @@ class RunNames:
 
     def _name_modules(self) -> None:
         log = self.log
-        self.modules = Names(len(log.modules))
+        self.modules = Names(len(log.modules), self.reach)
         self.first_modules: list[Numbers] = []  #: of each chain: the index of the first module of each block
         self.block_sizes: list[int] = []
         for number, chain in enumerate(self.chains):
@@ -120,7 +128,8 @@ class RunNames:
             chain = int(self.modules.kind[life.module])
             if chain >= 0 and life.category in ("parameter", "buffer"):
                 place, within = int(self.modules.block[life.module]), int(self.modules.place[life.module])
-                found[chain][place][within, life.label.rpartition(".")[2]] = number
+                name = life.label.removeprefix(self.log.modules[life.module].path)
+                found[chain][place][within, name] = number
         self.own: list[Numbers] = []
         for chain, blocks in enumerate(found):
             if len({tuple(sorted(names)) for names in blocks}) > 1:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from analyzer.meta.state import StreamAction
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE
 
-from .short_run import AGAIN, CUT, KEPT, LEFT, STEP, Cut, NotRepeated, ShortRun
+from .short_run import AGAIN, CUT, KEPT, LEFT, ORDERED, STEP, Cut, NotRepeated, ShortRun
 
 APART = 1 << 30  #: more than any distance between blocks of a chain
 FAR = -APART     #: the short place of what is of no block
@@ -61,6 +62,11 @@ class Part:
         """What its events of a kind are about, in order."""
         return [what for found, what in self.events if found == kind]
 
+    @property
+    def recorded(self) -> list[int]:
+        """The events that are recorded on streams in it, in order."""
+        return [what[2] for kind, what in self.events if kind == ORDERED and what[0] is StreamAction.RECORD]
+
 
 class Gap(NamedTuple):
     """What was born between the last block that was not run and the one behind it, and is alive there."""
@@ -91,8 +97,8 @@ class Cutter:
         self._owner = self._current = self._open(("outside", 0), None)  # of nodes, which are made in forward passes
         self._gap: list[tuple[int, Any]] | None = None  # events since a block was not run
         self._last: Cut | None = None                   # the block that was called last
-        self._behind: list[int] = []                    # calls since it was left
-        #: of each chain and member: signatures of calls behind that of its reference block
+        self._behind: list[Any] = []                    # calls, and requests of streams, since it was left
+        #: of each chain and member: those behind its reference block
         self._surroundings: dict[tuple[int, int], list[Any]] = {}
         for event in short_run.events:
             self._take(*event)
@@ -134,7 +140,9 @@ class Cutter:
             self._behind = []
         else:
             if kind == CALLED:
-                self._behind.append(what)
+                self._behind.append(self.log.call_slots.signatures[what])
+            elif kind == ORDERED:
+                self._behind.append(what[:2])
             if self._gap is not None:
                 self._gap.append((kind, what))
             else:
@@ -148,7 +156,7 @@ class Cutter:
         chain = self.chains[last.chain]
         if not chain.reference <= last.block < chain.skipped.stop:
             return
-        found = [self.log.call_slots[index].signature for index in self._behind]
+        found = list(self._behind)
         if self._surroundings.setdefault((last.chain, last.member), found) != found:
             raise NotRepeated("something else runs between blocks that are skipped")
 

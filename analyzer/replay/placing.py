@@ -15,12 +15,13 @@ import torch
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.memory.allocator_segment import Opcode, Placements, hold
 from analyzer.memory.host_memory import HostMemory, HostRegion
+from analyzer.meta.state import StreamAction, StreamMark
 from analyzer.record.device_log import PhaseRecord
 from analyzer.record.log import Log
 from analyzer.record.recorder import Recorder
 from analyzer.record.storage_lifetime import ADDRESS, BEGAN, BLOCK_BYTES, BORN, DEVICE, DIED, ENDED, HELD, NBYTES
 
-from .short_run import KEPT, STEP
+from .short_run import KEPT, ORDERED, STEP
 
 Numbers = npt.NDArray[np.int64]
 _NO_REQUEST, _HELD = 9, 4  # beside births (0) and deaths (1), which are 2 more where they are on another device
@@ -36,6 +37,8 @@ class Before(NamedTuple):
     peak_bytes: int
     peak_event: int
     allocator_events: int
+    stream: int  #: the current one
+    stream_marks: list[StreamMark]
 
     @classmethod
     def of(cls, recorder: Recorder) -> Before:
@@ -44,7 +47,8 @@ class Before(NamedTuple):
         copied, blocks = memory.copy(is_limited=True) if isinstance(memory, CachingAllocator) else (host, {
             life.address: HostRegion(life.address, life.block_bytes) for life in log.storage_table.values()})
         copied.begin_lap()
-        return cls(copied, host, blocks, log.events, log.peak_bytes, log.peak_event, len(log.allocator_event_slots))
+        return cls(copied, host, blocks, log.events, log.peak_bytes, log.peak_event, len(log.allocator_event_slots),
+                   recorder.memory.space.stream, list(log.streams.marks))
 
 
     def again(self, capacity_bytes: int | None = None) -> Before:
@@ -125,12 +129,13 @@ class _Placing:
     def _place(self) -> None:
         events, log, memory = self.events, self.log, self.memory
         instructions, asked = self._list_instructions()
-        step, at = 0, 0
-        for mark in (*events.places(BEGAN, ENDED, STEP), len(events.kinds)):
+        step, at, stream = 0, 0, self.before.stream
+        switches = self._write_requests()
+        for mark in (*sorted([*events.places(BEGAN, ENDED, STEP), *switches]), len(events.kinds)):
             if mark > at:
                 self.placements.top_at = -1
                 start, stop = np.searchsorted(asked, (at, mark)).tolist()
-                memory.replay(instructions[start:stop], self.slots, self.placements, self._place_elsewhere)
+                memory.replay(instructions[start:stop], self.slots, self.placements, self._place_elsewhere, stream)
                 if self.placements.top_at >= 0:
                     log.peak_bytes = self.placements.top_bytes
                     log.peak_workspace_bytes = self.placements.top_workspace_bytes
@@ -141,11 +146,26 @@ class _Placing:
                 break
             if events.kinds[mark] == STEP:
                 step = events.payload(mark)
+            elif mark in switches:
+                stream = switches[mark]
             elif events.kinds[mark] == BEGAN:
                 memory.begin_lap()
                 log.phases.append(PhaseRecord(step, events.payload(mark), int(events.calls[mark]), last_call=-1))
             else:
                 self._end_phase(log.phases[-1], mark)
+
+    def _write_requests(self) -> dict[int, int]:
+        """Write what was asked of streams; the result are the events after which another is the current one."""
+        events, streams = self.events, self.log.streams
+        for request in self.before.stream_marks:
+            streams.write(*request)
+        switches: dict[int, int] = {}
+        for at in events.places(ORDERED):
+            action, stream, event = events.payload(at)
+            streams.write(int(events.calls[at]), action, stream, event)
+            if action is StreamAction.SWITCH:
+                switches[at] = stream
+        return switches
 
     def _list_instructions(self) -> tuple[list[Any], Numbers]:
         """What the allocator is asked for, and by which events."""

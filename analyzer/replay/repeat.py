@@ -5,11 +5,9 @@ much each part makes, and are known before anything is written.
 """
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Sequence
-from functools import partial
-from itertools import accumulate, groupby, pairwise, starmap
+from itertools import accumulate, pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -33,12 +31,13 @@ from analyzer.record.storage_lifetime import (
 )
 from analyzer.record.storage_lifetime import STEP as STEP_COLUMN
 
-from .name import REACH, UNKNOWN, Names, Numbers, RunNames, module_calls_of, nodes_of
+from .facts import Facts
+from .name import UNKNOWN, Names, Numbers, RunNames, module_calls_of, nodes_of
 from .part import Part
 from .placing import Before, Events, place_events
-from .short_run import KEPT, STEP, NotRepeated
+from .short_run import KEPT, ORDERED, STEP, NotRepeated
 
-_KINDS = ("storage", "call", "node", "module call")
+_KINDS = ("storage", "call", "node", "module call", "mark")
 _FIELDS = 7  # of a call in a `CallTable`: first operand, inputs, outputs, kind, module, node, forward call
 
 
@@ -65,7 +64,8 @@ class Repeat:
         self.module_calls: list[LogModuleCall | None] = []
         self._operands = 0
         self._write_parts()
-        self._write_modules()
+        self.facts = Facts(names, self.base, self.own[0], self.count["call"])
+        self.facts.count_module_calls(self.module_calls)
 
     def _list_repeated(self) -> list[Part]:
         """The parts of the first step's model, which end where its optimizer begins."""
@@ -86,11 +86,12 @@ class Repeat:
         shape = self.repetitions, len(names.cutter.kinds), max([len(chain.blocks) for chain in names.chains], default=1)
         self.base = {name: np.full(shape, UNKNOWN, np.int64) for name in _KINDS}
         self.first_number = int(names.numbers[-1]) + 1 if len(names.numbers) else 0
-        self.count = dict.fromkeys(_KINDS, 0) | {"storage": self.first_number}
+        self.count = dict.fromkeys(_KINDS, 0) | {
+            "storage": self.first_number, "mark": max(names.mark_at) + 1}
         for part, repetition in self.written:
             blocks = np.array(part.copies, np.int64)
             for name, number in zip(_KINDS, (len(part.numbers(BORN)), len(part.numbers(CALLED)), len(part.nodes),
-                                             0 if repetition else len(part.module_calls))):
+                                             0 if repetition else len(part.module_calls), len(part.recorded))):
                 self.base[name][repetition, part.kind, blocks] = self.count[name] + number * np.arange(len(blocks))
                 self.count[name] += number * len(blocks)
 
@@ -131,7 +132,7 @@ class Repeat:
         if part.lap is None:
             return blocks
         distance = self._seen(names, part)[0][index] - part.short
-        found: Numbers = np.where(np.abs(distance) <= REACH, copies + distance, blocks)
+        found: Numbers = np.where(np.abs(distance) <= names.reach, copies + distance, blocks)
         return found
 
     def _seen(self, names: Names, part: Part) -> tuple[Numbers, Numbers]:
@@ -151,7 +152,7 @@ class Repeat:
         if part.lap is None:
             return np.broadcast_to(index, (1, len(index)))
         distance = self._seen(names.modules, part)[0][index] - part.short
-        is_near = np.abs(distance) <= REACH
+        is_near = np.abs(distance) <= names.reach
         blocks = np.where(is_near, np.array(part.copies, np.int64)[:, None] + distance, 0)
         found: Numbers = np.where(is_near, names.first_modules[part.lap.chain][blocks] + names.modules.place[index],
                                   index)
@@ -182,7 +183,7 @@ class Repeat:
         self._finish_storages(log, before)
         log.call_slots = self.calls
         log.node_slots, log.module_call_slots = self.nodes, self.module_calls
-        self._copy_facts(log)
+        self.facts.copy_to(log)
         return log
 
     def _write_events(self, events: Sequence[tuple[int, Any]], part: Part, repetition: int) -> None:
@@ -199,8 +200,20 @@ class Repeat:
             if code in (HELD, BEGAN, STEP, KEPT):
                 what[:, at] = len(self.payloads)
                 self.payloads.append(payload)
+        self._write_requests(events, what, part, repetition)
         self.columns["kinds"].append(np.tile(kinds, len(part.copies)))
         self.columns["what"].append(what.ravel())
+
+    def _write_requests(self, events: Sequence[tuple[int, Any]], what: Numbers, part: Part, repetition: int) -> None:
+        """Requests of streams, each with the number that its event has in each copy of a part."""
+        at = [i for i, (kind, _) in enumerate(events) if kind == ORDERED]
+        if not at:
+            return
+        names, asked = self.names, [events[i][1] for i in at]
+        numbers = self._numbers("mark", names.marks, [names.mark_at[event] for _, _, event in asked], part, repetition)
+        what[:, at] = len(self.payloads) + np.arange(numbers.size).reshape(numbers.shape)
+        self.payloads += [(action, stream, number) for row in numbers.tolist()
+                          for (action, stream, _), number in zip(asked, row)]
 
     def _write_calls(self, calls: list[int], part: Part, repetition: int) -> None:
         names, table, copies = self.names, self.source.call_slots, len(part.copies)
@@ -321,61 +334,3 @@ class Repeat:
         numbers = [*fixed, *range(self.first_number, self.first_number + len(lives) - len(fixed))]
         for row in np.argsort(lives[:, BIRTH], kind="stable").tolist():
             log.storage_table[numbers[row]] = StorageLifetime.at(table, row, numbers[row])
-
-    def _repeat_assumptions(self) -> list[str]:
-        """What is assumed of a reference block is assumed of those that were not run, behind it."""
-        found = list(self.source.assumptions)
-        for chain in self.names.chains:
-            members = [[path for path, _ in block] for block in chain.members]
-            mine = members[chain.reference]
-            path = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, sorted(mine, key=len, reverse=True)))})(?!\w)")
-            texts, found = found, []
-            for is_of_block, together in groupby(texts, partial(_mentions, path)):
-                about = list(together)
-                found += about
-                for place in chain.skipped if is_of_block else ():
-                    theirs = dict(zip(mine, members[place]))
-                    found += [path.sub(lambda match: theirs[match[1]], text) for text in about]  # noqa: B023
-        return list(dict.fromkeys(found))
-
-    def _copy_facts(self, log: Log) -> None:
-        source = self.source
-        log.assumptions = self._repeat_assumptions()
-        for name in ("saved_inputs", "groups", "steps", "listed_samples", "world", "modules",
-                     "index_of_path", "layouts", "events_at_start", "memory_at_start"):
-            setattr(log, name, getattr(source, name))
-        log.outer_calls = [call._replace(position=self._call(call.position)) for call in source.outer_calls]
-        log.compiled_calls = [call._replace(position=self._call(call.position)) for call in source.compiled_calls]
-
-    def _write_modules(self) -> None:
-        """Write what is told of the modules of blocks that were not run, as of those of reference blocks."""
-        names, modules = self.names, self.source.modules
-        for chain, first, size in zip(names.chains, names.first_modules, names.block_sizes):
-            for place in chain.skipped:
-                for i in range(size):
-                    mine, theirs = modules[int(first[place]) + i], modules[int(first[chain.reference]) + i]
-                    mine.calls, mine.inputs, mine.outputs = theirs.calls, theirs.inputs, theirs.outputs
-        self._count_outside()
-
-    def _count_outside(self) -> None:
-        """Blocks that were not run call modules outside of blocks as those that were do, as a layer that all share."""
-        modules = self.source.modules
-        before, after = (np.bincount([call.module for call in calls if call is not None], minlength=len(modules))
-                         for calls in (self.source.module_call_slots, self.module_calls))
-        for index in np.nonzero((after > before) & (self.names.modules.kind < 0))[0].tolist():
-            module = modules[index]
-            if module.calls != before[index]:  # it ran in a recomputation, or counts a module that it holds aside
-                raise NotRepeated(f"its blocks call {module.path}, which is outside of them, more than in forward")
-            module.calls = int(after[index])
-
-
-    def _call(self, index: int) -> int:
-        """Where a call of the short run is; of an index that none has, how many there are."""
-        calls = self.names.calls
-        if not 0 <= index < len(calls.kind):
-            return min(index, self.count["call"])
-        return int(self.base["call"][0, calls.kind[index], calls.block[index]] + calls.place[index])
-
-
-def _mentions(path: re.Pattern[str], text: str) -> bool:
-    return path.search(text) is not None

@@ -133,10 +133,8 @@ class RepeatedStep(EagerStep):
             if reason is not None:
                 raise NotRepeated(reason)
             try:
-                names = RunNames(self.short_run, log)
-                compare_laps(names)
-                self._repeat = Repeat(names)
-                return self._repeat.write(self._memory.again())
+                self._repeat, found = write_repeated(self.short_run, self._memory.again())
+                return found
             except torch.OutOfMemoryError as error:
                 raise NotRepeated("memory runs out") from error
 
@@ -167,6 +165,16 @@ class RepeatedStep(EagerStep):
         if self.recorder.mode.state.asks_memory:
             return "a step asks how much memory is in use, or gives it back"
         return None
+
+
+def write_repeated(short_run: ShortRun, before: Before) -> tuple[Repeat, Log]:
+    """The log of a run of all blocks and steps, placed in the memory of ``before``, and what wrote it. Raises
+    NotRepeated, DeviceOutOfMemoryError.
+    """
+    names = RunNames(short_run, short_run.recorder.log)
+    compare_laps(names)
+    repeat = Repeat(names)
+    return repeat, repeat.write(before)
 
 
 def chains_of(root: nn.Module) -> list[Chain]:

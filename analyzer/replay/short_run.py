@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from analyzer.memory.host_memory import NoRegion
 from analyzer.meta.address_space import MetaStorage, next_number
@@ -19,7 +20,7 @@ from analyzer.meta.tensor import META, take_class
 from analyzer.record.recorder import Recorder
 from analyzer.record.run_listener import RunListener
 from analyzer.record.storage_lifetime import ENDED
-from analyzer.record.tensor_walk import tensors_in, walk_modules
+from analyzer.record.tensor_walk import local_part, tensors_in, walk_modules
 
 from .cache_slot import Filled, Index, fill_as, list_counting, noting_slots, numbers_held
 from .chain import Chain
@@ -27,10 +28,10 @@ from .match import USES_STREAMS, Mismatch
 from .state_fingerprint import StateRecord
 from .state_value import MISSING
 
-CUT, LEFT, STEP, AGAIN, KEPT = range(ENDED + 1, ENDED + 6)
+CUT, LEFT, STEP, AGAIN, KEPT, ORDERED = range(ENDED + 1, ENDED + 7)
 """Events beside those of `analyzer.record.storage_lifetime`: CUT with a `Cut`, LEFT where a block was left, STEP with a
 `StepMark`, AGAIN where the first step's model runs a second time, KEPT with the number of a workspace that a library
-keeps.
+keeps, ORDERED with what was asked of a stream, the stream's number and that of the event.
 """
 
 
@@ -94,11 +95,13 @@ class _Output(NamedTuple):
 
 class ShortRun(RunListener):
     """What is noted of a run of a few blocks of each chain: events in order, stand-ins by number of their storage, and
-    of gradients of blocks that are run the block whose parameters they are of.
+    of gradients of blocks that are run the block whose parameters they are of. As seen from a block, others within
+    ``reach`` are named by their distance, all others absolutely.
     """
 
-    def __init__(self, recorder: Recorder, chains: Sequence[Chain]) -> None:
-        self.recorder, self.chains = recorder, chains
+    def __init__(self, recorder: Recorder, chains: Sequence[Chain], *, reach: int = 1,
+                 takes_streams: bool = False) -> None:
+        self.recorder, self.chains, self.reach, self.takes_streams = recorder, chains, reach, takes_streams
         self.events: list[tuple[int, Any]] = []
         self.stand_ins: dict[int, StandIn] = {}
         self.owners: dict[int, tuple[int, int]] = {}
@@ -138,6 +141,17 @@ class ShortRun(RunListener):
         for chain, record in zip(self.chains, held):
             for module in chain.modules[chain.reference]:
                 record.capture_module(module, own=True)
+        with self.watching_reads():
+            yield
+        for record in held:
+            for what, _, _ in record.list_changes():
+                raise NotRepeated(f"its blocks change {what}")
+        if self._list_trained() != before:
+            raise NotRepeated("its blocks change requires_grad of a parameter")
+
+    @contextmanager
+    def watching_reads(self) -> Iterator[None]:
+        """A block in which the model runs; NotRepeated is raised where its blocks read what they differ in."""
         with ExitStack() as stack:
             for number, chain in enumerate(self.chains):
                 counting = list_counting(chain.blocks, chain.differing, len(chain.members[0]))
@@ -145,11 +159,6 @@ class ShortRun(RunListener):
                     chain.blocks[chain.reference], counting, refuse_read))
                 stack.enter_context(refusing_reads(chain))
             yield
-        for record in held:
-            for what, _, _ in record.list_changes():
-                raise NotRepeated(f"its blocks change {what}")
-        if self._list_trained() != before:
-            raise NotRepeated("its blocks change requires_grad of a parameter")
 
     def _list_trained(self) -> list[bool]:
         """What `requires_grad` says of the parameters of reference blocks."""
@@ -163,7 +172,10 @@ class ShortRun(RunListener):
         self.events.append((KEPT, number))
 
     def ordered(self, action: StreamAction, stream: int, event: int) -> None:
-        self.gave_back()
+        if self.takes_streams and action is not StreamAction.USE:
+            self.events.append((ORDERED, (action, stream, event)))
+        else:
+            self.gave_back()
 
     def gave_back(self) -> None:
         self.is_ordered = True
@@ -195,12 +207,16 @@ class ShortRun(RunListener):
             for number, (chain, parameters) in enumerate(zip(self.chains, self._parameters)):
                 reference = parameters[chain.reference]
                 for place in chain.run:
-                    self.owners.update((self._describe(p.grad).number, (number, place)) for p in parameters[place]
-                                       if p.grad is not None)
+                    self.owners.update((self._describe(p.grad, False).number, (number, place))
+                                       for p in parameters[place] if p.grad is not None)
+                specs = [None if p.grad is None else self._describe(p.grad, False) for p in reference]
                 for place in chain.skipped:
-                    for mine, theirs in zip(parameters[place], reference):
-                        if mine.grad is None and theirs.grad is not None:
-                            mine.grad = self._make(self._describe(theirs.grad), number, place)
+                    storages: dict[int, torch.Tensor] = {}
+                    for mine, theirs, spec in zip(parameters[place], reference, specs):
+                        if mine.grad is not None:
+                            self._check_stand_in(mine.grad, spec)
+                        elif spec is not None:
+                            mine.grad = self._make_gradient(spec, theirs.grad, number, place, storages)
 
     # ---- blocks
 
@@ -266,8 +282,26 @@ class ShortRun(RunListener):
         finally:
             state.recorder, space.listener = self.recorder, self.recorder.memory
 
+    def _check_stand_in(self, gradient: torch.Tensor, spec: Spec | None) -> None:
+        """A gradient of a block that was not run stays where the reference block's does."""
+        storage = self.recorder.memory.storage_of(local_part(gradient))
+        known = None if storage is None else self.stand_ins.get(storage.number)
+        if known is not None and (spec is None or known.like != spec.number):
+            raise NotRepeated("a gradient is dropped or replaced before the step ends")
+
+    def _make_gradient(self, spec: Spec, like: Any, chain: int, place: int, storages: dict[int, torch.Tensor]) -> Any:
+        """A stand-in for a gradient; those of one storage are in one, of those made for the block."""
+        base = storages.get(spec.number)
+        if base is None:
+            made = storages[spec.number] = self._make(spec, chain, place)
+        else:
+            made = base.as_strided(spec.shape, spec.stride, spec.offset)
+            take_class(made)
+        return DTensor(made, like._spec, requires_grad=False) if isinstance(like, DTensor) else made
+
     def describe(self, tensor: torch.Tensor, whole: bool = True) -> Spec | None:
         """What a stand-in for a tensor is made of; None where it has no storage, or is not the ``whole`` of it."""
+        tensor = local_part(tensor)
         storage = self.recorder.memory.storage_of(tensor) if tensor.layout is torch.strided else None
         if storage is None or whole and storage.nbytes() != tensor.numel() * tensor.itemsize:
             return None

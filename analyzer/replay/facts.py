@@ -1,0 +1,111 @@
+"""What the log of a run of all blocks says beside its tables: modules, compiled code, layouts, assumptions."""
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+
+import numpy as np
+
+from analyzer.record.log import CompiledCall, Log, LogModuleCall
+
+from .name import Numbers, RunNames
+from .short_run import NotRepeated
+
+
+class Facts:
+    """Repeats what is told of a reference block for those that were not run: ``base`` are the first numbers of things
+    in the log that is written, ``own`` those of each chain's parameters by block, ``calls`` how many calls it has.
+    """
+
+    def __init__(self, names: RunNames, base: Mapping[str, Numbers], own: Sequence[Numbers], calls: int) -> None:
+        self.names, self.source, self.base, self.own, self.calls = names, names.log, base, own, calls
+        self.chain_of_kind = {part.kind: part.lap.chain for part in names.parts if part.lap is not None}
+
+    def _repeat_assumptions(self) -> list[str]:
+        """What is assumed of a reference block is assumed of those that were not run, behind it."""
+        found = list(self.source.assumptions)
+        for chain in self.names.chains:
+            members = [[path for path, _ in block] for block in chain.members]
+            mine = members[chain.reference]
+            path = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, sorted(mine, key=len, reverse=True)))})(?!\w)")
+            texts, found = found, []
+            for is_of_block, together in groupby(texts, partial(_mentions, path)):
+                about = list(together)
+                found += about
+                for place in chain.skipped if is_of_block else ():
+                    theirs = dict(zip(mine, members[place]))
+                    found += [path.sub(lambda match: theirs[match[1]], text) for text in about]  # noqa: B023
+        return list(dict.fromkeys(found))
+
+    def copy_to(self, log: Log) -> None:
+        source = self.source
+        log.assumptions = self._repeat_assumptions()
+        for name in ("saved_inputs", "groups", "steps", "listed_samples", "world", "modules",
+                     "index_of_path", "events_at_start", "memory_at_start"):
+            setattr(log, name, getattr(source, name))
+        log.layouts = {(number, shape): placements for (old, shape), placements in source.layouts.items()
+                       for number in self._list_numbers(old)}
+        log.outer_calls = [call._replace(position=self._call(call.position)) for call in source.outer_calls]
+        log.compiled_calls = [call for one in source.compiled_calls for call in self._repeat_compiled(one)]
+        if self.names.chains:
+            log.compiled_calls.sort(key=attrgetter("position"))
+
+    def _list_numbers(self, number: int) -> list[int]:
+        """What a storage is in the log that is written, and what those in its place in other blocks are."""
+        names = self.names.storages
+        if (at := self.names.where.get(number)) is None:
+            return [number]
+        kind, block, place = int(names.kind[at]), int(names.block[at]), int(names.place[at])
+        chain = -2 - kind if kind < -1 else self.chain_of_kind.get(kind)
+        blocks = [block]
+        if chain is not None and block == self.names.chains[chain].reference:
+            blocks += self.names.chains[chain].skipped
+        if kind < -1:
+            return [int(self.own[-2 - kind][each, place]) for each in blocks]
+        return [number] if kind < 0 else (self.base["storage"][0, kind, blocks] + place).tolist()
+
+    def _repeat_compiled(self, call: CompiledCall) -> list[CompiledCall]:
+        """A call of compiled code, and those of blocks that were not run."""
+        modules, at = self.names.modules, call.module
+        chain, block = int(modules.kind[at]), int(modules.block[at])
+        found = [call._replace(position=self._call(call.position))]
+        if chain >= 0 and block == self.names.chains[chain].reference and 0 <= call.position < len(
+                self.names.calls.kind):
+            calls, first = self.names.calls, self.names.first_modules[chain]
+            found += [call._replace(
+                module=int(first[place] + modules.place[at]), position=int(
+                    self.base["call"][0, calls.kind[call.position], place] + calls.place[call.position]))
+                for place in self.names.chains[chain].skipped]
+        return found
+
+    def count_module_calls(self, written: Sequence[LogModuleCall | None]) -> None:
+        """Write what is told of the modules of blocks that were not run, as of those of reference blocks. They call
+        modules outside of blocks, as a layer that all share, as those that were run do: ``written`` has all calls.
+        """
+        names, modules = self.names, self.source.modules
+        for chain, first, size in zip(names.chains, names.first_modules, names.block_sizes):
+            for place in chain.skipped:
+                for i in range(size):
+                    mine, theirs = modules[int(first[place]) + i], modules[int(first[chain.reference]) + i]
+                    mine.calls, mine.inputs, mine.outputs = theirs.calls, theirs.inputs, theirs.outputs
+        before, after = (np.bincount([call.module for call in calls if call is not None], minlength=len(modules))
+                         for calls in (self.source.module_call_slots, written))
+        for index in np.nonzero((after > before) & (self.names.modules.kind < 0))[0].tolist():
+            module = modules[index]
+            if module.calls != before[index]:  # it ran in a recomputation, or counts a module that it holds aside
+                raise NotRepeated(f"its blocks call {module.path}, which is outside of them, more than in forward")
+            module.calls = int(after[index])
+
+    def _call(self, index: int) -> int:
+        """Where a call of the short run is; of an index that none has, how many there are."""
+        calls = self.names.calls
+        if not 0 <= index < len(calls.kind):
+            return int(min(index, self.calls))
+        return int(self.base["call"][0, calls.kind[index], calls.block[index]] + calls.place[index])
+
+
+def _mentions(path: re.Pattern[str], text: str) -> bool:
+    return path.search(text) is not None

@@ -1,1 +1,0 @@
-"""Steps of ranks that are periodic in their blocks: some are run, the others are written into the log."""
