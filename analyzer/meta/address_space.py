@@ -242,12 +242,6 @@ class AddressSpace:
 
 
 next_number = itertools.count().__next__
-_next_range = itertools.count(1).__next__
-
-
-def take_numbers() -> int:
-    """The first of a range of 2^32 numbers, each of which is given out once."""
-    return _next_range() << 32
 
 
 class MetaStorage(torch.UntypedStorage):

@@ -1,15 +1,12 @@
 """The calls of a log in order, and what each takes on the host and on the device."""
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from analyzer.hardware import ClusterSpec, DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime
@@ -17,7 +14,7 @@ from analyzer.meta.spec import Signature
 from analyzer.meta.state import StreamMark
 from analyzer.record.call_table import CallKind, CallTable, OpCall
 from analyzer.record.device_log import PhaseRecord, device_index
-from analyzer.record.log import Log, PlacedPart
+from analyzer.record.log import Log
 from analyzer.record.process_group import communicates
 
 from .call_device import find_place
@@ -174,61 +171,23 @@ class CallRun(NamedTuple):
 
 
 class CallSequence:
-    """The calls of a log by part of a phase, written out where their storages matter. Raises UnknownTimeError."""
+    """The calls of a log by part of a phase. Raises UnknownTimeError."""
 
     def __init__(self, log: Log, timer: CallTimer) -> None:
         self.log, self.timer = log, timer
         self._waits = any(map(is_functional, log.signatures()))
-        if self._waits and not all(part.find_call for part in log.placed_parts()):
-            log.write_out()
-        self._parts = log.placed_parts()
-        self._starts = [part.first_call for part in self._parts]
-        self._alike: dict[tuple[int, int, int], tuple[list[int], Iterable[bool]]] = {}
-        self._results: dict[int, set[int]] = {}  # of functional collectives, by id of the table that they are in
         #: each part of a phase, with its calls and what was asked of streams; what is in no step comes first
         self.phases = sorted(self._list_phases(), key=lambda phase: phase[0].step)
 
     def _list_phases(self) -> Iterator[tuple[PhaseRecord, list[CallRun], list[StreamMark]]]:
-        log, parts = self.log, deque(self._parts)
+        log = self.log
         for record, end in zip(log.phases, [*(later.first_call for later in log.phases[1:]), len(log.call_slots)]):
-            place, runs = record.first_call, []
-            while parts and parts[0].first_call < end:
-                part = parts.popleft()
-                assert part.first_call + part.calls <= end  # a replay ends with its phase at the latest
-                runs += [self._written(place, part.first_call), self._replayed(part)]
-                place = part.first_call
+            run = self._run(range(record.first_call, end))
             marks = log.streams.marks_in(record.first_call, end)
-            yield record, [run for run in (*runs, self._written(place, end)) if run.calls], marks
+            yield record, [run] if run.calls else [], marks
 
-    def _written(self, start: int, stop: int) -> CallRun:
-        table = self.log.call_slots
-        places = table.written_places(start, stop)
-        return CallRun(places, self.timer.numbers(table, places), repeat(self._waits))
-
-    def _replayed(self, part: PlacedPart) -> CallRun:
-        key = id(part.segment), part.start, part.stop
-        if key not in self._alike:
-            table, places = part.segment.places(part.start, part.stop)
-            results = self._results_in(table) if self._waits else set()
-            self._alike[key] = self.timer.numbers(table, places), [
-                not results.isdisjoint(table[place].inputs) for place in places] if results else repeat(False)
-        return CallRun(range(part.first_call, part.first_call + part.calls), *self._alike[key])
+    def _run(self, places: range) -> CallRun:
+        return CallRun(places, self.timer.numbers(self.log.call_slots, places), repeat(self._waits))
 
     def __getitem__(self, index: int) -> OpCall:
-        place = bisect_right(self._starts, index) - 1
-        if place < 0 or index >= self._starts[place] + self._parts[place].calls:
-            return self.log.call_slots[index]
-        find = self._parts[place].find_call
-        assert find is not None  # else all is written out
-        return find(index - self._starts[place])
-
-    def _results_in(self, table: CallTable) -> set[int]:
-        found = self._results.get(id(table))
-        if found is None:
-            found = self._results[id(table)] = set()
-            for call in table.written():
-                operator = call.signature.op
-                wraps = isinstance(operator, torch._ops.OpOverload) and operator._schema.name == WRAP_TENSOR
-                if is_functional(call.signature) or wraps and not found.isdisjoint(call.inputs):
-                    found.update(call.outputs)
-        return found
+        return self.log.call_slots[index]

@@ -149,7 +149,7 @@ def held_bytes(log: Log, category: str, device: str | None = None) -> int:
         held = [lifetime for lifetime in held if lifetime.device == log.device or lifetime.device in log.others]
     if device is not None:
         return sum([lifetime.nbytes for lifetime in held if lifetime.device == device])
-    return sum([lifetime.nbytes for lifetime in held]) + log.unwritten[category]
+    return sum([lifetime.nbytes for lifetime in held])
 
 
 def forward_ends(log: Log) -> dict[int, list[int]]:

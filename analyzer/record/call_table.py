@@ -4,7 +4,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress, repeat
+from itertools import repeat
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -38,7 +38,7 @@ Numbers = npt.NDArray[np.int64]
 
 # Operator calls kept in columns: some sixty bytes each, a third of what objects and their tuples would take.
 
-CallKind = tuple[Signature | None, tuple[int, str, bool], bool]
+CallKind = tuple[Signature, tuple[int, str, bool], bool]
 """What decides the time of a call: its signature; step, phase and whether it is a recomputation; whether all that it
 gives lies in storages that it was given."""
 # of each call: where in the numbers its inputs begin, how many inputs and outputs there are, the number of step, phase
@@ -57,42 +57,24 @@ class Copies(NamedTuple):
 
 
 class CallTable(Sequence[OpCall]):
-    """A list of `OpCall`, made when they are read. `leave` keeps places; until they are written they are no calls."""
+    """A list of `OpCall`, made when they are read."""
 
     def __init__(self) -> None:
-        self.signatures: list[Signature | None] = []
-        self._length = 0  # places beyond the columns are made when one of them, or one behind them, is written
+        self.signatures: list[Signature] = []
         self._numbers = array("q")  # of the storages of all calls, in the order of writing
         self._fields = array("i")
         self._numbering: Numbering[tuple[int, str, bool]] = Numbering()
         self.copies: Copies | None = None  #: where calls are copies of others
 
     def __len__(self) -> int:
-        return self._length
-
-    def _make_places(self) -> None:
-        count = self._length - len(self.signatures)
-        self.signatures.extend([None] * count)
-        self._fields.frombytes(bytes(count * _FIELDS * self._fields.itemsize))
+        return len(self.signatures)
 
     def append(self, signature: Signature, inputs: Sequence[int], outputs: Sequence[int], step: int, phase: str,
                module: int, node: int, forward: int | None, recomputed: bool) -> None:
-        self._length += 1
-        self.write(self._length - 1, signature, inputs, outputs, step, phase, module, node, forward, recomputed)
-
-    def leave(self, count: int) -> None:
-        """Keep places for calls to be written later."""
-        self._length += count
-
-    def write(self, index: int, signature: Signature, inputs: Sequence[int], outputs: Sequence[int], step: int,
-              phase: str, module: int, node: int, forward: int | None, recomputed: bool) -> None:
-        if index >= len(self.signatures):
-            self._make_places()
         numbers = self._numbers
-        self.signatures[index] = signature
-        self._fields[index * _FIELDS:(index + 1) * _FIELDS] = array("i", (
-            len(numbers), len(inputs), len(outputs), self._numbering[step, phase, recomputed], module, node,
-            -1 if forward is None else forward))
+        self.signatures.append(signature)
+        self._fields.extend((len(numbers), len(inputs), len(outputs), self._numbering[step, phase, recomputed], module,
+                             node, -1 if forward is None else forward))
         numbers.extend(inputs)
         numbers.extend(outputs)
 
@@ -101,7 +83,7 @@ class CallTable(Sequence[OpCall]):
         self._fields[index * _FIELDS + 3] = self._numbering[step, phase or before, recomputed]
 
     def _row(self, index: int) -> array[int]:
-        index = range(self._length)[index]
+        index = range(len(self))[index]
         return self._fields[index * _FIELDS:(index + 1) * _FIELDS]
 
     @overload
@@ -111,10 +93,7 @@ class CallTable(Sequence[OpCall]):
     def __getitem__(self, index: int | slice) -> OpCall | list[OpCall]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        row = self._row(index)
-        signature = self.signatures[index] if row else None
-        assert signature is not None  # else it is read before a replay is written out
-        return self._make(signature, row, self._numbers)
+        return self._make(self.signatures[index], self._row(index), self._numbers)
 
     def _make(self, signature: Signature, row: Sequence[int], numbers: Sequence[int]) -> OpCall:
         start, inputs, outputs, kind, module, node, forward = row
@@ -134,19 +113,11 @@ class CallTable(Sequence[OpCall]):
 
     def _iterate(self, numbers: Sequence[int]) -> Iterator[OpCall]:
         for signature, *row in zip(self.signatures, *[iter(self._fields)] * _FIELDS):
-            if signature is not None:
-                yield self._make(signature, row, numbers)
+            yield self._make(signature, row, numbers)
 
     def to_list(self) -> list[OpCall]:
         """All calls, made at once: faster than one by one."""
         return list(self._iterate(self._numbers.tolist()))
-
-    def written(self) -> Iterator[OpCall]:
-        """The calls, passing quickly over places that were left."""
-        return map(self.__getitem__, compress(range(len(self)), self.signatures))
-
-    def written_places(self, start: int, stop: int) -> list[int]:
-        return list(compress(range(start, stop), self.signatures[start:stop]))
 
     def fields_of(self, places: Sequence[int]) -> Numbers:
         """The fields of the calls at ``places``: an array (calls, fields)."""
@@ -164,7 +135,7 @@ class CallTable(Sequence[OpCall]):
         """A table of the calls at ``places``, with other fields and storages."""
         made = CallTable()
         made.signatures = [self.signatures[place] for place in places.tolist()]
-        made._length, made._numbering, made.copies = len(places), self._numbering, copies
+        made._numbering, made.copies = self._numbering, copies
         made._numbers.frombytes(operands.astype(np.int64).tobytes())
         made._fields.frombytes(fields.astype(np.int32).tobytes())
         return made
@@ -174,7 +145,7 @@ class CallTable(Sequence[OpCall]):
         """A call of each kind that sums could tell apart, by ``sizes`` too where it has a storage twice, and how many
         there are: each of those at ``places`` stands for as many as ``counts`` say.
         """
-        alike: dict[tuple[Signature | None, int, Hashable], list[int]] = {}
+        alike: dict[tuple[Signature, int, Hashable], list[int]] = {}
         for place, count in zip(places, counts):
             start, inputs, outputs, kind, *_ = self._row(place)
             used, shared = self._numbers[start:start + inputs + outputs], None

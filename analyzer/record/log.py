@@ -3,12 +3,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from analyzer.meta.spec import Signature
@@ -123,36 +121,6 @@ class Shortage:
     device: str | None = None               #: that lacks memory, of several
 
 
-class PlacedPart(NamedTuple):
-    """Calls that are replayed: the place of the first, how many, the events of the captured segment that they are.
-    ``find_call`` gives one as it will be in the log, where that is known before it is written.
-    """
-
-    first_call: int
-    calls: int
-    step: int
-    segment: Any
-    start: int
-    stop: int
-    find_call: Callable[[int], OpCall] | None = None
-
-
-class Pending:
-    """Something that was replayed and is not written into the log yet."""
-
-    def expand(self, log: Log) -> None:
-        """Write it into the log."""
-        raise NotImplementedError
-
-    def placed_parts(self) -> Iterable[PlacedPart]:
-        """The parts of captured segments that it is, in the order of their calls; none where it has no calls."""
-        return ()
-
-    def count_module_calls(self) -> int:
-        """How many calls of modules it stands for, that of the replayed module itself left out."""
-        return 0
-
-
 class Tally(NamedTuple):
     """Calls of one kind: the step, one of them with the storages that its numbers are in, and how many there are."""
 
@@ -178,8 +146,7 @@ def identifier(name: str) -> str:
 @dataclass
 class Log(DeviceLog):
     """Everything one recorded run did, and of the device that is watched what memory it took; of several devices
-    `watch` chooses the one. `calls`, `storages`, `nodes` and `allocator_events` write replays out at the
-    first reading; what writes during a run uses the fields behind them, in which places are left for replays.
+    `watch` chooses the one.
     """
 
     call_slots: CallTable = field(default_factory=CallTable)
@@ -209,27 +176,10 @@ class Log(DeviceLog):
     #: placements over a mesh of tensors that are parts of sharded ones, by number of the storage and shape of the part
     layouts: dict[tuple[int, tuple[int, ...]], tuple[str, ...]] = field(default_factory=dict)
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
-    pending: deque[Pending] = field(default_factory=deque)
-    #: bytes of storages that are not written out yet, by category; of optimizer states those on the watched device
-    unwritten: Counter[str] = field(default_factory=Counter)
-    _tallies: tuple[tuple[int, int], list[Tally], Collection[Signature]] | None = None
+    _tallies: tuple[int, list[Tally], Collection[Signature]] | None = None
     _read: list[OpCall] | None = None  # all calls, while many read them
     _named: int = 0
     _names: dict[tuple[int, str], int] = field(default_factory=dict)
-
-    def expect(self, number: int, nbytes: int, claim: str) -> None:
-        """Note a storage that outlives the replay it was born in: its birth is written out later than its death."""
-        self.storage_table[number] = StorageLifetime(self.lifetime_table, number, nbytes, nbytes, 0, claim, 0, -1, "",
-                                                     -1, -1, 0)
-
-    def add_lifetime(self, lifetime: StorageLifetime) -> None:
-        known = self.storage_table.get(lifetime.number)
-        if known is not None:
-            lifetime.died, lifetime.died_call = known.died, known.died_call
-            if known.category:
-                lifetime.category, lifetime.label = known.category, known.label
-                lifetime.requires_grad, lifetime.spec = known.requires_grad, known.spec
-        self.storage_table[lifetime.number] = lifetime
 
     def group_of(self, signature: Signature) -> ProcessGroupSpec | None:
         return self.groups[signature] if signature in self.groups else find_group(signature)
@@ -264,22 +214,19 @@ class Log(DeviceLog):
             self.watch(before)
 
     def lifetimes_in(self, category: str) -> list[StorageLifetime]:
-        """The storages of a category, of those that are written out."""
+        """The storages of a category."""
         return [lifetime for lifetime in self.storage_table.values() if lifetime.category == category]
 
     @property
     def calls(self) -> Sequence[OpCall]:
-        self.write_out()
         return self.call_slots if self._read is None else self._read
 
     @property
     def storages(self) -> dict[int, StorageLifetime]:
-        self.write_out()
         return self.storage_table
 
     @property
     def nodes(self) -> list[LogNode]:
-        self.write_out()
         for node in self.node_slots[self._named:]:  # names of each step's nodes are unique, as torch.fx makes them
             assert node is not None
             count = self._names.get((node.step, node.base), 0)
@@ -291,13 +238,11 @@ class Log(DeviceLog):
     @property
     def module_calls(self) -> list[LogModuleCall]:
         """Runs of modules in the forward pass of the step that is described."""
-        self.write_out()
         return self.module_call_slots  # type: ignore[return-value]
 
     @property
     def allocator_events(self) -> Sequence[AllocatorEvent]:
         """What the watched device's allocator did, what was there at the start first; empty where it is not kept."""
-        self.write_out()
         return self.allocator_event_slots
 
     @contextmanager
@@ -305,7 +250,6 @@ class Log(DeviceLog):
         """Make each call once for all that read them in a block, not once for each reader."""
         before = self._read
         with rare_collections():
-            self.write_out()
             self._read = self.call_slots.to_list() if before is None else before
             try:
                 yield
@@ -313,47 +257,29 @@ class Log(DeviceLog):
                 self._read = before
 
     def tallies(self) -> list[Tally]:
-        """Calls that are alike, and how many there are of each: enough for sums, with no replay written out."""
+        """Calls that are alike, and how many there are of each: enough for sums."""
         return self._tally()[0]
 
     def signatures(self) -> Collection[Signature]:
-        """The signature of every call, each once; no replay is written out."""
+        """The signature of every call, each once."""
         return self._tally()[1]
 
     def _tally(self) -> tuple[list[Tally], Collection[Signature]]:
-        state, slots, table = (len(self.call_slots), len(self.pending)), self.call_slots, self.storage_table
-        if self._tallies is None or self._tallies[0] != state:
-            parts = Counter(part[2:6] for pending in self.pending for part in pending.placed_parts())
+        slots, table = self.call_slots, self.storage_table
+        if self._tallies is None or self._tallies[0] != len(slots):
             copies = slots.copies
-            written = self.count_alike(slots.written_places(0, len(slots))) if copies is None else self.count_alike(
+            alike = self.count_alike(range(len(slots))) if copies is None else self.count_alike(
                 copies.first.tolist(), copies.counts.tolist())
-            tallies = [*(Tally(step, call, storages, number * count)
-                         for (step, part, start, stop), number in parts.items()
-                         for call, storages, count in part.tally(start, stop)),
-                       *(Tally(call.step, call, table, count) for call, count in written)]
-            self._tallies = state, tallies, dict.fromkeys([tally.call.signature for tally in tallies])
+            tallies = [Tally(call.step, call, table, count) for call, count in alike]
+            self._tallies = len(slots), tallies, dict.fromkeys([tally.call.signature for tally in tallies])
         return self._tallies[1:]
 
     def count_alike(self, places: Iterable[int], counts: Iterable[int] = repeat(1)) -> list[tuple[OpCall, int]]:
-        """One of the calls that are written at ``places`` of each kind, and how many there are."""
+        """One of the calls at ``places`` of each kind, and how many there are."""
         storages = self.storage_table
         return self.call_slots.count_alike(
             places, lambda numbers: tuple([storages[n].nbytes for n in numbers if n in storages]), counts)
 
-    def placed_parts(self) -> list[PlacedPart]:
-        """The calls that are replayed and not written out, in order: they stand between those of `call_slots`."""
-        return sorted((part for pending in self.pending for part in pending.placed_parts()),
-                      key=attrgetter("first_call"))
-
     def count_module_calls(self) -> int:
-        """How many calls of modules a forward pass makes; no replay is written out."""
-        return sum([m.calls for m in self.modules]) + sum([p.count_module_calls() for p in self.pending])
-
-    def write_out(self) -> None:
-        """Write replays into the places that were left for them."""
-        if self.pending:
-            while self.pending:
-                self.pending.popleft().expand(self)
-            ordered = sorted(self.storage_table.values(), key=attrgetter("born"))
-            self.storage_table.clear()
-            self.storage_table.update((lifetime.number, lifetime) for lifetime in ordered)
+        """How many calls of modules a forward pass makes."""
+        return sum([m.calls for m in self.modules])

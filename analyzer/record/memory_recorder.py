@@ -110,8 +110,6 @@ class MemoryRecorder:
             region.bytes, region.address, str(storage.device), log.events, len(log.call_slots), run.phase, run.step,
             run.node, stack[-1] if stack else ROOT)
         self.watch_peak(0)
-        for listener in run.listeners:
-            listener.born(storage)
 
     def died(self, number: int) -> None:
         log = self.log
@@ -290,8 +288,6 @@ class MemoryRecorder:
         """Mark an optimizer's states, also those of one inside it, as `ZeroRedundancyOptimizer` has."""
         for keeper in (optimizer, getattr(optimizer, "optim", None)):
             self.mark_built(tensors_in(list(getattr(keeper, "state", {}).values())), "optimizer state")
-        for listener in self.run.listeners:
-            listener.states_marked(optimizer)
 
     def mark_built(self, tensors: Any, category: str) -> None:
         """As `mark`, also of what was there before the first step."""

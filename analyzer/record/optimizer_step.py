@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.optim import optimizer as _module
 
-from analyzer.meta.spec import LITERALS
 from analyzer.output import hold_over_forks
 
 # Optimizers whose code is known: what they do to a parameter depends on its specs and its group's settings, never on
@@ -95,23 +94,6 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether hooks run before or after its step, besides those of `observed_steps`."""
     own = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
     return own + len(_module._global_optimizer_pre_hooks) + len(_module._global_optimizer_post_hooks) > len(_handles)
-
-
-def why_unknown(optimizer: torch.optim.Optimizer) -> str | None:
-    """Why what its steps do to a parameter could depend on more than its specs and settings; None where it cannot."""
-    if type(optimizer) not in TORCHS_OWN:
-        return "it is no optimizer of torch.optim"
-    if optimizer.state:
-        return "it has states before its first step"
-    if has_step_hooks(optimizer):
-        return "hooks run with its step"
-    if any(callable(value) or isinstance(value, torch.Tensor) for value in vars(optimizer).values()):
-        return "its step is replaced, or it holds a tensor"  # as the scale of a GradScaler
-    settings = [value for group in optimizer.param_groups for name, value in group.items()
-                if name not in ("params", "param_names")]
-    if not all(isinstance(x, LITERALS) for value in settings for x in (value if type(value) is tuple else (value,))):
-        return "one of its settings is no plain value"
-    return None
 
 
 def takes_closure(optimizer: torch.optim.Optimizer) -> bool:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from analyzer.meta.address_space import MetaStorage
     from analyzer.meta.state import StreamAction
 
 
@@ -30,12 +29,6 @@ class RunListener:
 
     def backward_ended(self) -> None:
         """A backward pass that is inside no other ended."""
-
-    def states_marked(self, optimizer: torch.optim.Optimizer) -> None:
-        """The states of an optimizer are known as such."""
-
-    def born(self, storage: MetaStorage) -> None:
-        """A storage was made, or got its memory again with another size."""
 
     def kept(self, number: int) -> None:
         """A library keeps a workspace, of that number in the log."""

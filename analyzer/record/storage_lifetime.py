@@ -4,7 +4,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from copy import deepcopy
 from operator import itemgetter
 from typing import Any, TypeVar, overload
 
@@ -50,30 +49,22 @@ AllocatorEvent = tuple[str, int, int, int]
 
 
 class AllocatorEventTable(Sequence[AllocatorEvent]):
-    """A list of `AllocatorEvent`, made when they are read. `leave` keeps places for events that are written later."""
+    """A list of `AllocatorEvent`, made when they are read."""
 
     def __init__(self) -> None:
-        self._length = 0  # places beyond the columns are made when one of them, or one behind them, is written
         self._numbering: Numbering[str] = Numbering()
         # numbers of actions, addresses (below 0 in a step beyond all of them, which is refused after that), bytes,
         # calls
         self._columns: tuple[Any, ...] = array("B"), array("q"), array("Q"), array("I")
 
     def __len__(self) -> int:
-        return self._length
-
-    def _make_places(self) -> None:
-        if count := self._length - len(self._columns[0]):
-            for column in self._columns:
-                column.frombytes(bytes(count * column.itemsize))
+        return len(self._columns[0])
 
     def append(self, action: str, address: int, nbytes: int, call: int) -> None:
         self.extend(action, (address,), (nbytes,), call)
 
     def extend(self, action: str, addresses: Sequence[int], sizes: Sequence[int], call: int) -> None:
         count = len(addresses)
-        self._make_places()
-        self._length += count
         for column, values in zip(self._columns, ([self._numbering[action]] * count, addresses, sizes, [call] * count)):
             column.extend(values)
 
@@ -87,21 +78,12 @@ class AllocatorEventTable(Sequence[AllocatorEvent]):
             self.append(action, *others)
         for column, values in zip(self._columns, columns):
             column.extend(values.tolist())
-        self._length += len(columns[0])
 
     def read_changes(self, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """By how many bytes each of the first events changes what is allocated, and in which call."""
         actions, _, sizes, calls = (np.array(column[:stop]) for column in self._columns)
         signs = np.array([{"alloc": 1, "free": -1}.get(name, 0) for name in self._numbering.keys_at], np.int64)
         return signs[actions] * sizes.astype(np.int64), calls.astype(np.int64)
-
-    def leave(self, count: int) -> None:
-        self._length += count
-
-    def write(self, index: int, action: str, address: int, nbytes: int, call: int) -> None:
-        self._make_places()
-        for column, value in zip(self._columns, (self._numbering[action], address, nbytes, call)):
-            column[index] = value
 
     @overload
     def __getitem__(self, index: int) -> AllocatorEvent: ...
@@ -182,12 +164,6 @@ class LifetimeTable:
         self.labels: dict[int, str] = {}
         self.specs: dict[int, object] = {}
 
-    def copy(self) -> LifetimeTable:
-        other = LifetimeTable()
-        other.numbers, other.code_of = self.numbers[:], deepcopy(self.code_of)
-        other.labels, other.specs = dict(self.labels), dict(self.specs)
-        return other
-
 
 #: the columns of a row, and how many there are
 (NBYTES, BLOCK_BYTES, ADDRESS, BIRTH, DEATH, BIRTH_CALL, DEATH_CALL, STEP, NODE, DEVICE, PHASE, CATEGORY, REQUIRES_GRAD,
@@ -242,9 +218,6 @@ class StorageLifetime:
         self.table, self.row, self.number = table, len(table.numbers), number
         table.numbers.extend((nbytes, block_bytes, address, born, -1, born_call, -1, step, node, code_of[device],
                               code_of[phase], 0, 0, module))
-
-    def copy_to(self, table: LifetimeTable) -> StorageLifetime:
-        return StorageLifetime.at(table, self.row // WIDTH, self.number)
 
     @staticmethod
     def at(table: LifetimeTable, row: int, number: int) -> StorageLifetime:

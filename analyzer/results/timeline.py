@@ -95,7 +95,6 @@ def find_peak_call(log: Log) -> tuple[int, int] | None:
     """The call in which most is allocated, of the steps that `read_memory` shows, and how much; None of several devices
     and of the host, and where a log keeps no events or ended for want of memory.
     """
-    log.write_out()
     events = log.allocator_event_slots
     if not log.phases or log.others or log.device == "cpu" or log.shortage is not None or not len(events):
         return None

@@ -21,14 +21,11 @@ def facts(call):
 
 
 @settings(deadline=None)
-@given(calls=CALLS, late=st.sets(st.integers(0, 11)))
-def test_calls_come_back_whenever_they_are_written(calls, late):
+@given(calls=CALLS)
+def test_calls_come_back(calls):
     table = CallTable()
-    for i, call in enumerate(calls):
-        table.leave(1) if i in late else table.append(*call)
-    assert [facts(c) for c in table] == [c for i, c in enumerate(calls) if i not in late]
-    for i in sorted(late & set(range(len(calls))), reverse=True):
-        table.write(i, *calls[i])
+    for call in calls:
+        table.append(*call)
     assert len(table) == len(calls)
     assert [facts(c) for c in table] == [facts(c)
                                          for c in table.to_list()] == [facts(table[i])
@@ -40,23 +37,14 @@ def test_calls_come_back_whenever_they_are_written(calls, late):
     assert [table.place(i) for i in range(len(calls))] == [c[5:7] for c in calls]
 
 
-def test_a_call_whose_place_was_left_cannot_be_read():
-    table = CallTable()
-    table.leave(1)
-    with pytest.raises(AssertionError):
-        table[0]
-
-
 @settings(deadline=None)
 @given(acts=st.lists(st.tuples(st.sampled_from(["alloc", "free", "segment_map"]), st.integers(-2**50, 2**63 - 1),
                                st.integers(0, 2**63), st.integers(0, 2**31)),
-                     max_size=12), late=st.sets(st.integers(0, 11)))
-def test_acts_come_back(acts, late):
+                     max_size=12))
+def test_acts_come_back(acts):
     table = AllocatorEventTable()
-    for i, act in enumerate(acts):
-        table.leave(1) if i in late else table.append(*act)
-    for i in late & set(range(len(acts))):
-        table.write(i, *acts[i])
+    for act in acts:
+        table.append(*act)
     assert list(table) == table[:] == [table[i] for i in range(len(acts))] == acts
     assert table[2:4] == acts[2:4]
 

@@ -1,5 +1,4 @@
 """Blocks that a few others stand for equal blocks that are run, to the byte, and what could differ is run."""
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -7,8 +6,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from analyzer import profile
-from analyzer.replay import match
-from analyzer.replay.match import watch_reads
 from analyzer.zoo import MODELS
 
 from .block_model import CHECKPOINTED, Block, PostNorm, Stack, Sums, X, list_replayed
@@ -71,31 +68,6 @@ class Checkpointed(Stack):
     (Hooked, 4), (lambda: Checkpointed(Block(i) for i in range(9)), CHECKPOINTED)])
 def test_hooks_and_checkpoints(model, blocks):
     assert_same(model(), blocks=blocks, args=(X,), optimizer="sgd")
-
-
-@pytest.mark.parametrize("other", [nullcontext, watch_reads])
-@pytest.mark.parametrize("is_done", [False, True])
-def test_a_watch_that_fails_halfway_leaves_no_class_wrapped(other, is_done, monkeypatch):
-    """Too little memory for one class left those before it wrapped, or it was taken to be watched and was not."""
-    model = nn.Sequential(nn.ReLU(), nn.Tanh(), nn.GELU())
-    before, wrap = [cls.__dict__.get("__getattribute__") for cls in map(type, model.modules())], match._wrap
-
-    def fail(cls, watch):
-        if cls is not nn.Tanh or is_done:
-            wrap(cls, watch)
-        if cls is nn.Tanh:
-            raise MemoryError
-
-    with other(model) as seen:
-        monkeypatch.setattr(match, "_wrap", fail)
-        with pytest.raises(MemoryError), watch_reads(model):
-            pass
-        monkeypatch.undo()
-        assert model[1].training and (other is nullcontext or ("1", "training") in seen)
-    assert [cls.__dict__.get("__getattribute__") for cls in map(type, model.modules())] == before
-    with watch_reads(model) as reads:
-        assert model[1].training
-    assert ("1", "training") in reads
 
 
 class Branches(nn.Module):
