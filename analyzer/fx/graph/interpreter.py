@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.module_borrow import borrow_module, count_devices, find_place
 from analyzer.fx.surroundings import keep_surroundings
+from analyzer.fx.wrong_call import explain_call
 from analyzer.meta.argument import fake_arguments
 from analyzer.meta.function.mode import call_opaque
 from analyzer.meta.intercept.replacement import InterruptsHeld
@@ -124,26 +125,6 @@ class GraphInterpreter(fx.Interpreter):
             return self._run_function(statement.body, dict(zip(inputs, values)), results)  # type: ignore[no-any-return]
 
         self.env.update(zip(results, region.call(run, *[self.env[i] for i in inputs])))
-
-
-def explain_call(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any],
-                 error: TypeError) -> str:
-    """Why ``name``, a forward of that signature, cannot be called so, and what to give besides.
-
-    >>> signature = inspect.signature(lambda ids, labels: None)
-    >>> print(explain_call("forward", signature, (torch.ones(32, 256),), {}, TypeError()))
-    forward(ids, labels) needs labels too; give it, e.g. --input labels=int64:32 on the command line
-    """
-    try:
-        given = signature.bind_partial(*args, **kwargs).arguments
-        lacking = [p.name for p in signature.parameters.values() if p.name not in given and p.default is p.empty
-                   and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    except TypeError:  # too many, or one of no such name
-        said = ", ".join([*[f"{len(args)} by position"] * bool(args), *sorted(kwargs)])
-        return f"{name}{signature} cannot be called with {said}: {error}"
-    batch = next((str(len(t)) for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor) and t.ndim), "SIZES")
-    inputs = " ".join(f"--input {name}=int64:{batch}" for name in lacking)
-    return f"{name}{signature} needs {', '.join(lacking)} too; give it, e.g. {inputs} on the command line"
 
 
 def _leave(blocks: list[tuple[Block, AbstractContextManager[Any]]], depth: int) -> None:
