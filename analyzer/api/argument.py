@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,12 +27,13 @@ from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import MetaOptions, Restart, current
-from analyzer.meta.structure import replace_tensors
+from analyzer.meta.structure import replace_tensors, tensor_paths
 from analyzer.meta.tensor import keep_class
 from analyzer.meta.value.known_value import LARGEST_FLOATING
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
-from analyzer.record.options import ProfileOptions
+from analyzer.record.options import ProfileOptions, count_listed
+from analyzer.record.recorder import Recorder
 from analyzer.units import format_bytes
 
 
@@ -333,3 +335,13 @@ def copy_without_data(model: torch.nn.Module) -> torch.nn.Module:
         held[id(t)].__dict__.update(t.__dict__)  # such as what a packed parameter stands for
     with without_modes():  # tensors that are no parameter keep their data
         return copy.deepcopy(model, held)
+
+
+def mark_inputs(recorder: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Mark a step's inputs, by the ``names`` of the positional ones: ``batch_x`` is ``batch.x`` or ``batch["x"]``."""
+    named = [*zip(names, args), *kwargs.items()]
+    recorder.log.listed_samples = count_listed([value for _, value in named])
+    for name, value in named:
+        for path, tensor in tensor_paths(value):
+            label = re.sub(r"\W", "_", "_".join([name, *[str(step.key) for step in path]]))
+            recorder.memory.mark([tensor], "input", label)

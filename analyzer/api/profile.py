@@ -38,8 +38,9 @@ from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.tree import list_wrappers
 
 from .argument import argument_names, as_arguments, as_keywords, build_model, expect_values, keep_flags, without_data
+from .chosen_profilers import Profilers
 from .further_module import add_reached, list_given, refuse_outside
-from .session import Profilers, Run, Session
+from .session import Run, Session
 
 __all__ = ["Profile", "ProfileOptions", "profile"]
 

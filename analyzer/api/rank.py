@@ -35,7 +35,7 @@ from analyzer.record.memory_recorder import BUILT, MemoryRecorder
 from analyzer.record.module_recorder import ModuleRecorder
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
-from analyzer.record.tensor_walk import local_part, walk_modules
+from analyzer.record.tensor_walk import local_part
 from analyzer.replay.chain import Chain
 from analyzer.replay.match import CAPTURES
 from analyzer.replay.placing import Before
@@ -44,8 +44,8 @@ from analyzer.replay.short_run import NotRepeated, ShortRun
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.tree import ModuleShape
 
-from .argument import argument_names, call_factory, expect_values, keep_flags
-from .session import Run, Session, mark_inputs
+from .argument import argument_names, call_factory, expect_values, keep_flags, mark_inputs
+from .session import Run, Session
 
 # Parameters in groups that a foreach or fused optimizer takes: torch mixes tensors that are sharded with others, or
 # over other ranks, in no list.
@@ -231,8 +231,7 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
                       session.device)
         whole_params = count_whole(module)
         shape = ModuleShape.of(module) if session.mode == "infer" else None  # FSDP2 keeps the root gathered then
-    inner = walk_modules(module)
-    recorder = Recorder(mode, ModuleRecorder(MemoryRecorder(mode.space, device), inner, is_leaf, find_leaf_impl))
+    recorder = Recorder(mode, ModuleRecorder(MemoryRecorder(mode.space, device), module, is_leaf, find_leaf_impl))
     run = Run(session, recorder, module)
     chains = [] if reason is not None else _find_chains(module)
     reason = reason or (STEPS_RUN if chains else NO_CHAIN)

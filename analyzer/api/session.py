@@ -1,8 +1,7 @@
 """`Session`: the one place that sets up a recorded run, ends it and builds its profile, for every driver."""
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -25,36 +24,27 @@ from analyzer.hardware.unseen import list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.argument import fake_arguments, tell_met
-from analyzer.meta.intercept.compiled_function import module_behind
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
-from analyzer.meta.state import NewBreaks, active_state
-from analyzer.meta.structure import tensor_paths
 from analyzer.on_use import rare_collections
 from analyzer.profilers.annotation import Annotation, Profiler
-from analyzer.profilers.communication import leave_communication_unknown, profile_communication
-from analyzer.profilers.flops import make_flops_profiler
-from analyzer.profilers.latency import make_latency_profiler
-from analyzer.profilers.memory import profile_memory
-from analyzer.profilers.traffic import profile_traffic
 from analyzer.recipe.optimizer import find_optimizer, fold_optimizer
 from analyzer.record.eager import OptimizerFactory, StepOptimizer
 from analyzer.record.log import Log
 from analyzer.record.memory_recorder import MemoryRecorder
 from analyzer.record.module_recorder import ModuleRecorder
-from analyzer.record.options import ProfileOptions, count_listed
+from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
-from analyzer.record.tensor_walk import partition_of
 from analyzer.results.build import ProfileBuilder, build_unplaced_profile
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.tree import ModulePaths, ModuleShape
 from analyzer.results.world import describe_world, find_parallel_sizes
 
-from .argument import check_arguments, check_inference, describe_training, limit_memory
+from .argument import check_arguments, check_inference, describe_training, limit_memory, mark_inputs
+from .chosen_profilers import Profilers, choose_profilers, of_replica
+from .compiled_call import call_compiled_function, is_part_of_graph, make_frames
 from .further_module import describe_further
-
-Profilers = Mapping[str, Profiler] | Sequence[Profiler] | None
 
 #: what is assumed of a model of which each rank has a copy
 UNKNOWN_COMMUNICATION = (
@@ -153,35 +143,11 @@ class Session:
     def _compile(self, function: Callable[..., Any], args: Any, kwargs: Any, config: dict[str, Any],
                  is_bare: bool = False) -> Any:
         """Call a compiled function, around which Dynamo has no frame of its own where it ``is_bare``."""
-        from analyzer.compiled.frame import Frames  # which imports Dynamo and TorchInductor
-
-        if active_state().graph is not None or torch._dynamo.config.disable:  # of that graph it is a part
+        if is_part_of_graph():
             return function(*args, **kwargs)
-        frames = self.frames = self.frames or Frames()
-        with frames.calling(function if is_bare else None):
-            return self._call_compiled(frames, function, args, kwargs, config)
-
-    def _call_compiled(self, frames: Any, function: Callable[..., Any], args: Any, kwargs: Any,
-                       config: dict[str, Any]) -> Any:
-        from analyzer.compiled.region import call_compiled, find_breaks
-
-        owner = getattr(function, "__self__", getattr(function, "__wrapped__", None))  # of Dynamo's wrap_inline(module)
-        is_inner = active_state().tracing is not None
-        key = type(owner), getattr(function, "__name__", "")
-        if not (self.restarts or is_inner) and isinstance(owner, torch.nn.Module) and (
-                key not in frames.tried) and not _reaches_ranks(function, owner):
-            frames.tried.add(key)
-            with keep_surroundings(owner, values=(owner, args, kwargs)) as surroundings:
-                find_breaks(function, args, kwargs, config, frames)
-                surroundings.put_back_all()
-        result = call_compiled(self.spec or simulated_spec(), function, args, kwargs, config, frames)
-        if frames.are_new:
-            frames.are_new = False
-            if self.restarts:
-                raise NewBreaks("graphs end where a first run could not know")
-            active_state().assume("torch.compile: graphs that break in functions which others call are divided as "
-                                  "Dynamo divides them from the next call on")
-        return result
+        self.frames = self.frames or make_frames()
+        return call_compiled_function(self.frames, self.spec or simulated_spec(), self.restarts, is_bare,
+                                      function, args, kwargs, config)
 
     @contextmanager
     def open(self, module: torch.nn.Module, options: ProfileOptions | None = None, *, eager: bool = True,
@@ -201,8 +167,8 @@ class Session:
             replica = find_replica(borrowed.walked)
             if replica is not None:
                 mode.state.assume(UNKNOWN_COMMUNICATION.format(replica or "the model"))
-            modules = ModuleRecorder(MemoryRecorder(mode.space, self.device), borrowed.walked,
-                                     *((is_leaf, find_leaf_impl) if eager else ()))
+            modules = ModuleRecorder(MemoryRecorder(mode.space, self.device), borrowed.root, is_leaf if eager else None,
+                                     find_leaf_impl if eager else lambda module: None, borrowed.walked)
             if self.options.compiles:
                 modules.compiled = borrowed.compiled
             recorder = Recorder(mode, modules)
@@ -218,17 +184,6 @@ class Session:
                                       assumptions=self.remarks)
         found.keep_device(self.own_spec)
         return found
-
-
-def _reaches_ranks(function: Callable[..., Any], owner: torch.nn.Module) -> bool:
-    """Whether wrappers run in what is compiled, ``function`` of ``owner``, that gather parameters or reduce gradients:
-    those of modules in it, and its own where ``function`` calls it with its hooks. What a wrapper has done, other
-    ranks, streams and storages that it freed know: it is not undone, so such code runs once.
-    """
-    is_forward = getattr(function, "__self__", None) is owner
-    return any(module_behind(module) is not None or any(
-        p is not None and partition_of(p) is not None for p in module._parameters.values())
-        for module in owner.modules() if not (is_forward and module is owner))
 
 
 def check_devices(devices: int, spec: DeviceSpec, world: WorldSpec | None) -> None:
@@ -303,8 +258,8 @@ class Run:
 
     def annotate(self) -> list[Annotation]:
         with torch._C.DisableTorchFunction():
-            return [self._annotate(leave_communication_unknown if self._is_replica and profiler is profile_communication
-                                   else profiler) for profiler in self.session.profilers.values()]
+            return [self._annotate(of_replica(profiler) if self._is_replica else profiler)
+                    for profiler in self.session.profilers.values()]
 
     def _annotate(self, profiler: Profiler) -> Annotation:
         log = self.recorder.log
@@ -348,32 +303,6 @@ class Run:
                 **self.session.facts, **facts})
         found.keep_device(self.session.own_spec)
         return found
-
-
-def mark_inputs(recorder: Recorder, args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Mark a step's inputs, by the ``names`` of the positional ones: ``batch_x`` is ``batch.x`` or ``batch["x"]``."""
-    named = [*zip(names, args), *kwargs.items()]
-    recorder.log.listed_samples = count_listed([value for _, value in named])
-    for name, value in named:
-        for path, tensor in tensor_paths(value):
-            label = re.sub(r"\W", "_", "_".join([name, *[str(step.key) for step in path]]))
-            recorder.memory.mark([tensor], "input", label)
-
-
-def choose_profilers(given: Profilers, device: DeviceSpec | None) -> dict[str, Profiler]:
-    """The default profilers and those ``given``, which replace by name or are added. InputError for no function."""
-    if isinstance(given, str) or not (given is None or isinstance(given, Iterable)):
-        raise InputError(f"profilers={given!r}: must be a list of functions of a log, or a dictionary of them by name")
-    named = given if isinstance(given, Mapping) else {
-        getattr(profiler, "__name__", f"profiler_{i}"): profiler for i, profiler in enumerate(given or ())}
-    for name, profiler in named.items():
-        if not callable(profiler):
-            raise InputError(f"profilers: {name!r} is {profiler!r}, not a function of a log")
-    found: dict[str, Profiler] = {"flops": make_flops_profiler(), "traffic": profile_traffic,
-                                  "memory": profile_memory, "communication": profile_communication}
-    if device is not None:
-        found["latency"] = make_latency_profiler(device)
-    return {**found, **named}
 
 
 def _check_made(factory: Callable[..., Any] | None) -> StepOptimizer | None:

@@ -20,7 +20,8 @@ from analyzer.record.options import ProfileOptions
 from analyzer.results.node_info import NodeInfo
 
 from .argument import as_keywords, expect_values
-from .session import Profilers, Session
+from .chosen_profilers import Profilers
+from .session import Session
 
 
 @dataclass

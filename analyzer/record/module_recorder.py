@@ -20,14 +20,16 @@ from .tensor_walk import describe, describe_tensors, local_part, parts_of_parame
 
 
 class ModuleRecorder:
-    """The part of a `Recorder` that hears of calls of modules, those in ``walked`` by path, and writes the node table.
-    ``is_leaf`` tells which modules become one node (eager runs), ``find_leaf_impl`` what runs instead of a module's
-    forward. A driver that knows its nodes (the graph interpreter) sets `RecordedRun.node` itself.
+    """The part of a `Recorder` that hears of calls of modules, of ``root`` (``walked`` where they were listed), and
+    writes the node table. ``is_leaf`` tells which modules become one node (eager runs), ``find_leaf_impl`` what runs
+    instead of a module's forward. A driver that knows its nodes (the graph interpreter) sets `RecordedRun.node` itself.
     """
 
-    def __init__(self, memory: MemoryRecorder, walked: Sequence[tuple[str, torch.nn.Module]],
+    def __init__(self, memory: MemoryRecorder, root: torch.nn.Module,
                  is_leaf: Callable[[torch.nn.Module], bool] | None = None,
-                 find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None] = lambda module: None) -> None:
+                 find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None] = lambda module: None,
+                 walked: Sequence[tuple[str, torch.nn.Module]] | None = None) -> None:
+        walked = walk_modules(root) if walked is None else walked
         self.memory, self.run, self.log = memory, memory.run, memory.log
         self.is_leaf, self.find_leaf_impl = is_leaf, find_leaf_impl
         #: what a module gives that need not run, NotImplemented of one that runs

@@ -23,7 +23,7 @@ from .recorder import Recorder
 from .script_holdings import Script, ScriptHoldings
 from .script_module import StepCounts
 from .script_passes import HELD, SETUP, ScriptPasses
-from .tensor_walk import local_part, walk_modules
+from .tensor_walk import local_part
 
 _PATIENCE = 10  # steps that wait for an optimizer to step: a critic steps five times before its generator (WGAN-GP)
 
@@ -42,7 +42,7 @@ class ScriptRecorder(Recorder):
                  describe: Callable[[Any, Callable[[Any], int]], Any] = lambda thing, key: None) -> None:
         self.script = Script()
         memory = MemoryRecorder(mode.space, device)
-        super().__init__(mode, ModuleRecorder(memory, walk_modules(self.script), is_leaf, find_leaf_impl))
+        super().__init__(mode, ModuleRecorder(memory, self.script, is_leaf, find_leaf_impl))
         self.modules.listed, self.modules.share_done = [], 0.0
         self.calls.is_cut_outside = True
         self.steps, self.step_counts = steps, StepCounts()
@@ -60,6 +60,11 @@ class ScriptRecorder(Recorder):
     def steps_taken(self) -> int:
         """Whole steps: every optimizer seen so far that is still there has stepped as often."""
         return self.step_counts.whole
+
+    @property
+    def has_called_model(self) -> bool:
+        """Whether the script got beyond what comes before the first call of a model."""
+        return any(record.phase != SETUP for record in self.log.phases)
 
     @contextmanager
     def counting_steps(self) -> Iterator[None]:

@@ -105,7 +105,7 @@ def measure_partition(model: nn.Module, inputs: dict[str, Tensor], setting: floa
         return torch.empty_strided(spec[0], spec[1], dtype=spec[2]) if isinstance(spec, tuple) else spec
 
     with mode, torch.no_grad():
-        recorder = Recorder(mode, ModuleRecorder(MemoryRecorder(mode.space, torch.device("cpu")), [("", nn.Module())]))
+        recorder = Recorder(mode, ModuleRecorder(MemoryRecorder(mode.space, torch.device("cpu")), nn.Module()))
         given = [make(s) for s in forward_specs]
         with recorder.recording():
             tensors = [t for t in given if isinstance(t, Tensor)]

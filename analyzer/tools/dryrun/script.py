@@ -29,7 +29,6 @@ from analyzer.profilers.communication import name_buffers
 from analyzer.profilers.latency import call_seconds
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
-from analyzer.record.script_passes import SETUP
 from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
 from analyzer.results.tree import ModuleShape, ParameterShape
 from analyzer.units import add_quantities
@@ -192,7 +191,7 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
 def _check_batches(recorder: ScriptRecorder, path: Path, error: BaseException | None) -> None:
     """Raise InputError for a script of which no step and no pass ran, as its loader gave no batch."""
     empty = next((text for text in recorder.mode.state.assumptions if text.startswith(EMPTY_LOADER)), None)
-    if error is None and empty is not None and {record.phase for record in recorder.log.phases} <= {SETUP}:
+    if error is None and empty is not None and not recorder.has_called_model:
         raise InputError(f"{path}: no step and no pass of a model ran, so nothing is known of its memory and time: "
                          f"{empty}. Give the loader data of the right shapes: random tensors will do, such as "
                          "TensorDataset(torch.rand(64, 8)), as many as batch_size at least where drop_last is set")

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch.nn.parameter import is_lazy
 
-from analyzer.api.argument import argument_names, as_arguments, as_keywords
+from analyzer.api.argument import argument_names, as_arguments, as_keywords, mark_inputs
 from analyzer.api.result import Profile
-from analyzer.api.session import Run, Session, mark_inputs
+from analyzer.api.session import Run, Session
 from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.fx.fake_tensor import restore_generators, save_generators
 from analyzer.fx.module_borrow import uncompiled

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import torch
 
-from analyzer.api.argument import argument_names
-from analyzer.api.session import Session, mark_inputs
+from analyzer.api.argument import argument_names, mark_inputs
+from analyzer.api.session import Session
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.fx.trace.tracer_impl import is_leaf
@@ -27,7 +27,6 @@ from analyzer.record.hooks import FAILED, listen
 from analyzer.record.memory_recorder import MemoryRecorder
 from analyzer.record.module_recorder import ModuleRecorder
 from analyzer.record.recorder import Recorder
-from analyzer.record.tensor_walk import walk_modules
 
 from .clock import Clock, StorageBook
 from .dispatch import MeasuringMode, run_as_written
@@ -90,7 +89,7 @@ class TimedModules(ModuleRecorder):
     def __init__(self, recorder: RuntimeRecorder, memory: TimedMemory) -> None:
         root = recorder.model
         leaves = {id(module): is_leaf(module) for module in root.modules()}
-        super().__init__(memory, walk_modules(root), lambda m: leaves[id(m)] if id(m) in leaves else is_leaf(m))
+        super().__init__(memory, root, lambda m: leaves[id(m)] if id(m) in leaves else is_leaf(m))
         self.recorder = recorder
         self._knows_inputs = False
         self._open: list[tuple[int, list[Any] | None]] = []  # beside the stack: id of the module, its marks
