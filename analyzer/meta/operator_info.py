@@ -18,7 +18,8 @@ from .refusal.value import value_rules
 from .spec import Signature, check_operator, compositions
 from .state import MetaState
 from .value.barred import FOLLOWED
-from .value.expectation import ESTIMATED, TESTS
+from .value.expectation import ESTIMATED
+from .value.finite import TESTS
 from .value.nonzero_bound import BOUNDING
 
 Impl = Callable[..., Any]

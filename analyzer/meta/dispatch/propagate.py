@@ -12,6 +12,7 @@ from analyzer.meta.spec import NUMBERS
 from analyzer.meta.state import MetaState
 from analyzer.meta.value import expectation
 from analyzer.meta.value.contents import covers_storage, defer_call, read_known, storage_numel, worth_following
+from analyzer.meta.value.finite import finite_answer
 from analyzer.meta.value.known_value import DeferredCall, Known, Result, Written, Zeros, window_of
 from analyzer.meta.value.nonzero_bound import NonzeroBound, bound_result
 
@@ -37,7 +38,7 @@ def propagate(state: MetaState, call: OperatorCall) -> None:
             out = call.outputs[0]
             new.known = _full(out, storage_numel(new, out.dtype), decided if out.dtype is torch.bool else int(decided))
     if info.tests_finiteness and new is not None and new.known is None:
-        answer = expectation.finite_answer(info.name, call.args)
+        answer = finite_answer(info.name, call.args)
         if answer is not None:
             state.assume("floating data is assumed to be finite where the model asks")
             new.known = _full(call.outputs[0], storage_numel(new, call.outputs[0].dtype), answer)

@@ -1,6 +1,6 @@
 """What is expected of contents that are not known. Means of masks, so that routing and ``nonzero`` get balanced sizes:
 an element of a one-hot row over n classes is 1 with probability 1/n when classes are equally likely, sums of such masks
-count, comparisons of counts decide. Floating data is assumed to be finite: what is asked for is a step that works.
+count, comparisons of counts decide.
 """
 from __future__ import annotations
 
@@ -331,25 +331,3 @@ _RULES: dict[str, Rule] = {
                     lambda args, storages, first: first)}
 ESTIMATED = frozenset({*_RULES, *_ADDING, *_CUTTING, *CHOOSING, "histc", "where"})
 """Operators of whose unknown results something is expected."""
-
-
-_LARGEST_TESTED = 1 << 26  # elements, a bool each, made only if it is read
-TESTS = frozenset({"isnan", "isinf", "isposinf", "isneginf", "isfinite", "eq", "ne"})
-_FALSE = frozenset({"isnan", "isinf", "isposinf", "isneginf"})
-
-
-def finite_answer(name: str, args: Any) -> bool | None:
-    """What an operator gives for every element if its floating argument is finite; None where that does not follow.
-    `torch.isfinite` arrives here as ``x == x`` and ``x.abs() != inf`` (aten/src/ATen/native/TensorCompare.cpp).
-    """
-    x = args[0]
-    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.numel() > _LARGEST_TESTED:
-        return None
-    if name in _FALSE:
-        return False
-    if name == "isfinite":
-        return True
-    other = args[1]
-    if isinstance(other, torch.Tensor):
-        return name == "eq" if other is x else None
-    return name == "ne" if other == math.inf else None
