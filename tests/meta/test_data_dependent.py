@@ -190,6 +190,25 @@ def test_no_token_is_expected_where_a_buffer_of_floats_bars_an_expert(name):
     assert found.fwd_macs == 60 * 4 * 8 + 120 * 4 * 4
 
 
+#: which choices are asked for, and how many of 64 tokens, of two choices each among eight classes, have such a one
+MASKED = {
+    "from one on": (lambda c: c >= 6, 32), "below one": (lambda c: c < 1, 16), "up to one": (lambda c: c <= 0, 16),
+    "within bounds": (lambda c: (c >= 2) & (c < 4), 32), "not within": (lambda c: ~((c >= 1) & (c < 8)), 16),
+    "one of two": (lambda c: (c == 3) | (c == 5), 32), "none": (lambda c: (c > 1) & (c < 2), 0),
+    "one that is not there": (lambda c: c == 8, 0), "all but": (lambda c: (c != 3).logical_not(), 16),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_rank_gets_the_tokens_of_its_own_experts(name):
+    mask, rows = MASKED[name]
+    real = mask(torch.rand(6400, 8).topk(2).indices)
+    assert abs(real.sum().item() - 100 * rows) < 600
+    with MetaTensorMode():
+        marked = mask(torch.rand(64, 8).topk(2).indices)
+        assert len(marked.nonzero()) == len(X[marked.any(-1)]) == rows
+
+
 X = torch.rand(64, 16)
 #: scores of 8 experts in, out the rows of X that each of them gets
 WAYS = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,24 @@ class Marks(float):
             first, count = 0, self.bins
         marked = sum(number not in self.left_out for number in range(first, first + count))
         return self * (marked / count)
+
+
+_MOST_CLASSES = 1024  # that are looked at one by one: experts, not the words of a vocabulary
+
+
+class ShareOfClasses(float):
+    """The share of choices that fall on some ``classes`` of those that ``drawn`` are."""
+
+    drawn: Positions
+    classes: frozenset[int]
+
+    @classmethod
+    def of(cls, drawn: Positions, holds: Callable[[int], bool]) -> ShareOfClasses:
+        left = [number for number in range(drawn.count) if number not in drawn.barred]
+        classes = frozenset(filter(holds, left))
+        found = cls(len(classes) / max(1, len(left)))
+        found.drawn, found.classes = drawn, classes
+        return found
 
 
 def share_of_marks(index: Any, bins: int) -> float:
@@ -241,8 +260,8 @@ def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float
     drawn = storages[0].drawn_from
     if drawn is not None and (drawn is storages[1].drawn_from if len(storages) == 2 else isinstance(
             args[1], (int, float))):
-        if isinstance(drawn, Positions) and len(storages) == 1 and drawn.is_out(args[1]):
-            return 0.0
+        if isinstance(drawn, Positions) and len(storages) == 1:
+            return _share_of_one(drawn, args[1])
         return 1 / max(1, distinct_count(drawn))
     if len(storages) == 2 and (storages[0].known is None) != (storages[1].known is None):
         index, known = (storages[0], args[1]) if storages[0].known is None else (storages[1], args[0])
@@ -257,7 +276,36 @@ def _equal_number(index: MetaStorage, known: torch.Tensor) -> float | None:
     drawn, number = index.drawn_from, read_known(known)
     if drawn is None or number is None:
         return None
-    return 0.0 if isinstance(drawn, Positions) and drawn.is_out(number.item()) else 1 / max(1, distinct_count(drawn))
+    return _share_of_one(drawn, number.item()) if isinstance(drawn, Positions) else 1 / max(1, distinct_count(drawn))
+
+
+def _share_of_one(drawn: Positions, number: float) -> float:
+    if drawn.count <= _MOST_CLASSES:
+        return ShareOfClasses.of(drawn, lambda one: one == number)
+    return 0.0 if drawn.is_out(number) else 1 / max(1, distinct_count(drawn))
+
+
+def _compared(compare: Callable[[Any, Any], bool], otherwise: Rule) -> Rule:
+    """Of choices that are compared with a number, those of classes of which that is true."""
+    def rule(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+        drawn, number = storages[0].drawn_from, args[1]
+        if len(storages) == 1 and isinstance(drawn, Positions) and isinstance(number, (int, float)) and (
+                drawn.count <= _MOST_CLASSES):
+            return ShareOfClasses.of(drawn, lambda one: compare(one, number))
+        return otherwise(args, storages, first)
+    return rule
+
+
+def _combined(holds: Callable[[bool, bool], bool]) -> Rule:
+    """Of two masks of the same choices, or of one and nothing else."""
+    def rule(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
+        masks = [storage.density for storage in storages]
+        one, other = masks[0], masks[-1]
+        if not isinstance(one, ShareOfClasses) or not isinstance(other, ShareOfClasses) or (
+                one.drawn is not other.drawn or len(masks) != len([a for a in args if isinstance(a, torch.Tensor)])):
+            return None
+        return ShareOfClasses.of(one.drawn, lambda n: holds(n in one.classes, n in other.classes))
+    return rule
 
 
 def _sum(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
@@ -323,7 +371,12 @@ def _any(args: Any, storages: list[MetaStorage], first: float | None) -> float |
 
 _RULES: dict[str, Rule] = {
     "eq": _equal, "sum": _sum, "scatter": _scatter, "scatter_": _scatter, "clamp": _clamped, "clamp_min": _clamped,
-    "gt": _greater, "ge": _greater, "ne": _not_equal,
+    "gt": _compared(operator.gt, _greater), "ge": _compared(operator.ge, _greater),
+    "lt": _compared(operator.lt, lambda *_: None), "le": _compared(operator.le, lambda *_: None),
+    "ne": _compared(operator.ne, _not_equal),
+    **dict.fromkeys(("bitwise_and", "logical_and", "__and__"), _combined(operator.and_)),
+    **dict.fromkeys(("bitwise_or", "logical_or", "__or__"), _combined(operator.or_)),
+    **dict.fromkeys(("bitwise_not", "logical_not"), _combined(lambda one, _: not one)),
     "any": _any, "max": _max, "amax": _max,
     # floating data made whole counts something, as predicted durations do: 1 is expected where nothing else is
     **dict.fromkeys(("ceil", "round", "floor"), lambda args, storages, first: 1.0 if first is None else first),
