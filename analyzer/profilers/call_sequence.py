@@ -7,6 +7,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from analyzer.hardware import ClusterSpec, DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime
@@ -175,7 +176,7 @@ class CallSequence:
 
     def __init__(self, log: Log, timer: CallTimer) -> None:
         self.log, self.timer = log, timer
-        self._waits = any(map(is_functional, log.signatures()))
+        self._results = self._find_results()
         #: each part of a phase, with its calls and what was asked of streams; what is in no step comes first
         self.phases = sorted(self._list_phases(), key=lambda phase: phase[0].step)
 
@@ -187,7 +188,21 @@ class CallSequence:
             yield record, [run] if run.calls else [], marks
 
     def _run(self, places: range) -> CallRun:
-        return CallRun(places, self.timer.numbers(self.log.call_slots, places), repeat(self._waits))
+        table = self.log.call_slots
+        return CallRun(places, self.timer.numbers(table, places), table.read_any(
+            places.start, places.stop, self._results) if self._results else repeat(False))
+
+    def _find_results(self) -> set[int]:
+        """The storages of what functional collectives give, also where autograd wraps it."""
+        table, found = self.log.call_slots, set[int]()
+        gives = {signature: is_functional(signature) for signature in self.log.signatures()}
+        if any(gives.values()):
+            wraps = {signature for signature in gives if isinstance(signature.op, torch._ops.OpOverload)
+                     and signature.op._schema.name == WRAP_TENSOR}
+            for place, signature in enumerate(table.signatures):
+                if gives[signature] or signature in wraps and not found.isdisjoint(table[place].inputs):
+                    found.update(table[place].outputs)
+        return found
 
     def __getitem__(self, index: int) -> OpCall:
         return self.log.call_slots[index]

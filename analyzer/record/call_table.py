@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple, overload
@@ -126,6 +126,16 @@ class CallTable(Sequence[OpCall]):
     def operands_of(self, places: Numbers) -> Numbers:
         """The storages at ``places`` among those of all calls."""
         return np.frombuffer(self._numbers, np.int64)[places]
+
+    def read_any(self, start: int, stop: int, numbers: Collection[int]) -> list[bool]:
+        """Whether each call from ``start`` to ``stop`` reads one of these storages."""
+        fields = np.frombuffer(self._fields, np.int32).reshape(-1, _FIELDS)[start:stop].astype(np.int64)
+        ends = np.cumsum(fields[:, 1])
+        begins = ends - fields[:, 1]
+        operands = self.operands_of(np.repeat(fields[:, 0] - begins, fields[:, 1]) + np.arange(fields[:, 1].sum()))
+        count = np.concatenate(([0], np.cumsum(np.isin(operands, np.array([*numbers], np.int64)))))
+        found: list[bool] = (count[ends] > count[begins]).tolist()
+        return found
 
     def kinds_in_step(self, step: int) -> Numbers:
         """The numbers of all kinds of calls as they are in another step: phase and recomputation stay."""
