@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from analyzer.meta.address_space import MetaStorage, bytes_on_meta
-from analyzer.meta.argument import dispatches, keep_subclass
+from analyzer.meta.argument import attributes_of, dispatches, keep_subclass
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.spec import LEAVES, SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import CPU, MetaState, check_ordinal, place_among
@@ -174,7 +174,7 @@ class FakeTensors:
         else:
             out = self._strided(original, readable, constant)
         take_class(out)
-        attributes = original.__dict__
+        attributes = attributes_of(original)
         if is_parameter or isinstance(original, nn.Parameter):
             if self.state.has_plain_tensors:
                 out.__class__ = _class_of_parameter(type(original))
@@ -211,7 +211,7 @@ class FakeTensors:
                 self._templates.append(storage.number)
             if type(real) is MetaStorage:
                 storage.followed = real.followed
-            elif readable and original.device.type == "cpu" and _is_readable(original, nbytes, constant):
+            elif readable and real.device.type == "cpu" and _is_readable(original, nbytes, constant):
                 storage.known = Deferred(original.detach())
             self.state.fakes[real._cdata] = (real, weakref.ref(storage))
             self._adopted.append(real._cdata)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from analyzer.errors import InputError
@@ -92,10 +93,15 @@ def check_tensors(tree: Any) -> None:
     for value in tensors_of(tree):
         if type(value) not in PLAIN_TENSORS and is_traceable_wrapper_subclass(value):
             continue
+        if isinstance(value, FakeTensor) and not any(isinstance(size, torch.SymInt) for size in value.shape):
+            continue
         if value.is_nested:
             what, way = "nested tensor in the strided layout", "make it with layout=torch.jagged"
         elif value.is_quantized:
             what, way = f"{value.dtype} tensor", "pass it dequantized, and quantize it inside of the model"
+        elif isinstance(value, FakeTensor):
+            what, way = (f"FakeTensor of shape {tuple(value.shape)}, in which sizes are symbols",
+                         "make it from numbers, in a FakeTensorMode without shape_env")
         elif dispatches(type(value)):
             what, way = (f"{type(value).__name__}, which dispatches operators itself and has no __tensor_flatten__",
                          "pass the tensors that it is made of, and make it inside of the model")
@@ -104,6 +110,18 @@ def check_tensors(tree: Any) -> None:
         else:
             continue
         raise InputError(f"an argument is a {what}, which cannot be taken without its data. Way out: {way}.")
+
+
+def attributes_of(tensor: Tensor) -> dict[str, Any]:
+    """What was set on a tensor; of a FakeTensor what its own class sets is left out."""
+    if not isinstance(tensor, FakeTensor):
+        return tensor.__dict__
+    return {name: value for name, value in tensor.__dict__.items()
+            if name not in _OF_FAKE_TENSORS and "_memo" not in name}
+
+
+#: what `FakeTensor.__new__` sets, beside its descriptors of ``_memo`` (torch/_subclasses/fake_tensor.py)
+_OF_FAKE_TENSORS = {"_fake_device", "fake_device", "fake_mode", "constant", "pytype", "dispatch_keys", "real_tensor"}
 
 
 def dispatches(kind: type[Tensor]) -> bool:

@@ -7,6 +7,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from . import argument as collective
 from .address_space import AddressSpace
@@ -85,6 +86,7 @@ def _enter_thread(undo: ExitStack, state: MetaState) -> None:
     """Let what runs in this thread belong to ``state``, under the two modes; ``undo`` gets what ends it."""
     before = active.state
     if active.dispatch_mode is None:
+        undo.enter_context(unset_fake_temporarily())  # a FakeTensorMode around would take what kernels make on meta
         undo.callback(cut_mode_stacks, *mode_stack_depths())
         kernel.depth = 0
         function, dispatch = MetaFunctionMode(), MetaDispatchMode()

@@ -1,11 +1,14 @@
 """Inputs in objects: dataclasses, namespaces, mappings and others, counted and traced as tensors given alone."""
 import dataclasses
 from collections import UserDict, deque, namedtuple
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from transformers import BatchEncoding, BatchFeature
@@ -238,6 +241,8 @@ def test_each_step_is_given_a_new_iterator():
 #: what cannot be without its data, and the way out
 REFUSED = {"nested": (lambda: torch.nested.nested_tensor([torch.rand(2), torch.rand(3)]), "layout=torch.jagged"),
            "quantized": (lambda: torch.quantize_per_tensor(torch.rand(2), 0.1, 0, torch.quint8), "pass it dequantized"),
+           "symbolic": (lambda: FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False).from_tensor(torch.rand(2, 3)),
+                        r"FakeTensor of shape \(s\d+, s\d+\), in which sizes are symbols.*make it from numbers"),
            "masked": (lambda: torch.masked.masked_tensor(torch.rand(2), torch.ones(2).bool()), "MaskedTensor.*made of")}
 
 
@@ -250,3 +255,36 @@ def test_what_needs_its_data_is_refused_with_the_way_out(name):
                 lambda x: symbolic_profile(torch.fx.symbolic_trace(nn.Identity()), x)):
         with pytest.raises(InputError, match=message):
             run(make())
+
+
+def images():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 5))
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
+@pytest.mark.parametrize("kind", ["fake", "meta", "data"])
+def test_a_model_made_under_torchs_fake_mode_is_the_same(kind, inside):
+    """The mode around the call does nothing, whatever the model is made of, and works as before after it."""
+    x, other = torch.rand(2, 3, 8, 8), FakeTensorMode(allow_non_fake_inputs=True)
+    with {"fake": other, "meta": torch.device("meta"), "data": nullcontext()}[kind]:
+        model, given = images(), torch.rand(2, 3, 8, 8)
+        model[0].weight.mark = kind
+    for settings in ({"device": "h100", "optimizer": "adamw"}, {"device": "cpu", "mode": "infer"}):
+        wanted = profile(images(), x, **settings)
+        with other if inside else nullcontext():
+            assert profile(model, given, **settings) == profile(model, x, **settings) == wanted
+    with other if inside else nullcontext():
+        graph = symbolic_profile(symbolic_trace(model, meta_args={"input": given}), given)
+    assert graph.code == symbolic_trace(images(), meta_args={"input": x}).code
+    assert (type(model[0].weight) is FakeTensor) == (kind == "fake") and model[0].weight.mark == kind
+    with other:
+        assert isinstance(model(given.to("cpu") if kind == "data" else given), torch.Tensor)
+
+
+def test_a_fake_tensor_of_torchs_that_is_met_stands_for_a_tensor():
+    def run(met):
+        return profile(Call(lambda m, x: m.linear(x) + met[0], linear=nn.Linear(4, 4)), torch.rand(2, 4), device="h100")
+
+    with FakeTensorMode():
+        met = [torch.rand(4)]
+    assert run(met) == run([torch.rand(4)])

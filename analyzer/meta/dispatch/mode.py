@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import _engine_run_backward, increment_version
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -64,7 +65,8 @@ class MetaDispatchMode(DirectDispatchMode):
             call_handlers()
         for kind in types:
             # a tensor around tensors (nested, quantised): what it does with them comes here
-            if getattr(kind, "__torch_dispatch__", None) is not torch._C._disabled_torch_dispatch_impl:
+            dispatches = getattr(kind, "__torch_dispatch__", None) is not torch._C._disabled_torch_dispatch_impl
+            if dispatches and kind is not FakeTensor:  # one that is met stands for a tensor, as those with data do
                 if kind.__name__ == "DTensor":  # NotImplemented hands it to this class, which calls it on parts
                     if (answer := collective.redispatching.get(kind)) is None:
                         raise InputError(f"{func} of a DTensor outside a world of ranks: run this inside `with "
