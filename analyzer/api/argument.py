@@ -34,6 +34,7 @@ from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions, count_listed
 from analyzer.record.recorder import Recorder
+from analyzer.registry import signature_of
 from analyzer.units import format_bytes
 
 
@@ -124,6 +125,22 @@ def check_arguments(mode: str, autocast: Any, options: Any, evaluates: Any = Fal
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise InputError(f"{name}={function!r}: must be callable, or None")
+    if (why := _why_not_called(functions.get("loss_fn"), None)) is not None:
+        raise InputError(f"loss_fn={functions['loss_fn']!r}: {why}; it is called with the model's output alone, so "
+                         "write loss_fn=lambda output: ..., which takes the targets from where it is defined")
+
+
+def _why_not_called(function: Any, *given: Any) -> str | None:
+    """Why a function, or a module, cannot be called with so many arguments; None where it can, or that is not known."""
+    if function is None:
+        return None
+    signature = signature_of(function.forward if isinstance(function, torch.nn.Module) else function)
+    try:
+        if signature is not None:
+            signature.bind(*given)
+    except TypeError as error:
+        return str(error)
+    return None
 
 
 def check_inference(mode: str, optimizer: Any, step: Any) -> None:
@@ -262,6 +279,8 @@ def call_factory(factory: Any) -> torch.nn.Module:
     if inspect.ismethod(method) and method.__name__ == "forward" and isinstance(method.__self__, torch.nn.Module):
         raise InputError(f"model={factory!r}: is the forward of {type(method.__self__).__name__}; pass the module, as "
                          "it is or under one torch.compile")
+    if (why := _why_not_called(factory)) is not None:
+        raise InputError(f"model={factory!r}: {why}; pass a module, or a function without arguments that builds one")
     module = exported_module(factory())
     if not isinstance(module, torch.nn.Module):
         raise InputError(f"model: {factory!r} returned {type(module).__name__}, not a torch.nn.Module")

@@ -26,6 +26,8 @@ def found():
     ({"profilers": {"flops": 3}}, "'flops' is 3, not a function of a log"),
     ({"profilers": len}, "must be a list of functions"), ({"profilers": "flops"}, "profilers='flops': must be a list"),
     ({"loss_fn": "mse"}, "loss_fn='mse': must be callable"), ({"step": "x"}, "step='x': must be callable"),
+    ({"loss_fn": nn.CrossEntropyLoss()}, r"loss_fn=CrossEntropyLoss\(\): missing a required argument: 'target'; it is "
+     "called with the model's output alone, so write loss_fn=lambda output: "),
     ({"optimizer": []}, r"optimizer=\[\]: give one of sgd"), ({"kwargs": [1]}, r"kwargs=\[1\]: must be a dictionary"),
     ({"kwargs": {1: 2}}, "kwargs={1: 2}: must be a dictionary"),
     ({"mode": "infer", "optimizer": "adam"}, "mode='infer', optimizer='adam': an inference step is the forward pass"),
@@ -36,6 +38,13 @@ def test_arguments_of_a_run(driver, given, words):
         pytest.skip("measure takes no profilers")
     with pytest.raises(InputError, match=words):
         driver(Unused(), args=(X,), **given)
+
+
+def test_what_builds_a_model_needs_no_arguments():
+    for model, words in ((nn.Linear, r"model=<class '.*Linear'>: missing a required argument: 'in_features'"),
+                         (len, "model=<built-in function len>: missing a required argument: 'obj'")):
+        with pytest.raises(InputError, match=f"{words}; pass a module, or a function without arguments"):
+            profile(model, args=(X,))
 
 
 def test_steps_that_run_nothing():
