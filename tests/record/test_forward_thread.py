@@ -61,9 +61,17 @@ class Parallel(Model):  # which asks for streams of the accelerator; on a machin
         return sum(nn.parallel.parallel_apply([self.fc, self.fc], [x, x]))
 
 
-@pytest.mark.parametrize("kind", [Thread, Unused, Pool, OwnPool, OwnThreads, Parallel])
-@pytest.mark.parametrize("run", [
-    lambda model: symbolic_trace(model, meta_args={"x": X}), lambda model: profile(model, (X,), mode="train")])
+def trace(model):
+    return symbolic_trace(model, meta_args={"x": X})
+
+
+def train(model, device=None):
+    return profile(model, (X,), mode="train", device=device)
+
+
+@pytest.mark.parametrize(("kind", "run"), [
+    *[(kind, run) for kind in (Thread, Unused, Pool, OwnPool, OwnThreads) for run in (trace, train)],
+    (Parallel, trace)])
 def test_work_of_a_thread_is_refused(kind, run, capsys):
     model = kind()
     start = threading.Thread.start, ThreadPoolExecutor.submit, ThreadPool.imap
@@ -76,6 +84,15 @@ def test_work_of_a_thread_is_refused(kind, run, capsys):
     if kind is not Parallel:  # which needs an accelerator
         assert model(X).shape == (3, 6) or kind is Unused  # and the pools work as before
     model.threads.terminate()
+
+
+def test_replicas_on_an_accelerator_take_turns():
+    class InTurn(Model):
+        def forward(self, x):
+            return sum([self.fc(x), self.fc(x)])
+
+    found, wanted = [train(kind(), "h100") for kind in (Parallel, InTurn)]
+    assert found.fwd_flops == wanted.fwd_flops > 0
 
 
 def test_threads_that_do_something_else_are_let_be():
