@@ -226,7 +226,7 @@ def test_collectives_that_are_waited_for_are_in_the_graph(waits, graphs):
 
 def test_some_blocks_run_for_many():
     some, every = run(fsdp2, "block.compile()", 14), run(fsdp2, "block.compile()", 14, reuse=False)
-    assert [row.replayed for row in some.replay.rows].count(True) == 7
+    assert [row.replayed for row in some.replay.rows].count(True) == 8  # three at either end run
     assert some.compiled == every.compiled and len(some.compiled) == 14
     assert some.comm == every.comm and some.timeline == every.timeline and some.nodes == every.nodes
     assert some.step_seconds == every.step_seconds and some.peak_reserved_bytes == every.peak_reserved_bytes
@@ -241,7 +241,8 @@ def test_blocks_that_are_compiled_otherwise_are_all_run():
 
     with world(RANKS):
         p = profile(build, (X,), device="h100")
-    assert p.replay.rows[0].reason == "its blocks differ in _compiled_call_impl"
+    assert {row.reason for row in p.replay.rows} == {"no 10 neighbours in one of its lists of modules are alike"}
+    assert len(p.compiled) == 14
 
 
 def test_one_graph_does_not_go_through_what_gathers():
