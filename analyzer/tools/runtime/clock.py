@@ -103,7 +103,7 @@ class StorageBook:
     """Numbers storages and tells of births and deaths, by a weak reference to the one Python object that each has."""
 
     def __init__(self, memory: HostMemory, device: torch.device, born: Callable[[RealStorage], None],
-                 died: Callable[[RealStorage], None]) -> None:
+                 died: Callable[[int], None]) -> None:
         self._memory, self._device, self._born, self._died = memory, device, born, died
         self._found: dict[int, RealStorage] = {}  # by address of the C++ object
         #: what a simulation put in the place of a storage, and that storage, by address; and how many it had put so
@@ -157,7 +157,7 @@ class StorageBook:
                 if self._found.get(key) is record:
                     del self._found[key]
                 self._memory.free(record.region)
-                self._died(record)
+                self._died(record.number)
             except BaseException as error:  # which Python would print, and go on
                 self._failure = error
 

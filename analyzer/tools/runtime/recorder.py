@@ -46,7 +46,7 @@ class TimedMemory(MemoryRecorder):
         super().__init__(cast(Any, SimpleNamespace(memory=lambda device: host, devices=1,
                                                    describe_settings=lambda device: None)), device)
         self.recorder = recorder
-        self.book = StorageBook(host, device, cast(Any, self.born), cast(Any, self.died))
+        self.book = StorageBook(host, device, cast(Any, self.born), self.died)
 
     def storage_of(self, tensor: torch.Tensor) -> Any:
         """What the log knows the storage of ``tensor`` by, None for a tensor that has none of its own."""
