@@ -185,11 +185,12 @@ class MetaState:
         return self.placeholder != 1
 
     def call_on(self, device: torch.device | None, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        before, self.pending_device = self.pending_device, device
-        try:
-            return function(*args, **kwargs)
-        finally:
-            self.pending_device = before
+        with self.space.turn:  # what another thread calls meanwhile is not meant for this device
+            before, self.pending_device = self.pending_device, device
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.pending_device = before
 
     @contextmanager
     def meaning(self, device: torch.device | None) -> Iterator[None]:
