@@ -25,7 +25,7 @@ from analyzer.meta.state import Restart
 from analyzer.meta.structure import tensors_of
 from analyzer.on_use import rare_collections
 from analyzer.record.eager import RUNS_MODEL, EagerStep, GradientFound, OptimizerFactory
-from analyzer.record.failure import first_line, noting_failures
+from analyzer.record.failure import noting_failures
 from analyzer.record.log import Log
 from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
@@ -222,16 +222,9 @@ def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -
         if repeats.step.takes_closure and repeats.refusal is None:
             repeats.refusal = RUNS_MODEL
             raise Restart(RUNS_MODEL)
-        if not isinstance(repeats.step, RepeatedStep):
-            repeats.step.run()
-            return
-        repeats.step.chains = repeats.chains
-        try:
-            repeats.step.run()
-        except Exception as error:  # running all blocks shows whether the model's own code fails then, too
-            if not repeats.chains:
-                raise
-            raise NotRepeated(f"with some of its blocks alone it fails: {first_line(error)}") from error
+        if isinstance(repeats.step, RepeatedStep):
+            repeats.step.chains = repeats.chains
+        repeats.step.run()
 
     return run_repeating(session, call, run_step, repeats)
 

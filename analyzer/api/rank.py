@@ -1,8 +1,8 @@
 """A step of one rank of a world."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,6 @@ from analyzer.on_use import rare_collections
 from analyzer.profilers.communication import name_buffers
 from analyzer.recipe.optimizer import TORCHS_OWN
 from analyzer.record.eager import RUNS_MODEL, EagerStep, StepOptimizer, check_loss
-from analyzer.record.failure import first_line
 from analyzer.record.log import Log
 from analyzer.record.memory_recorder import BUILT, MemoryRecorder
 from analyzer.record.module_recorder import ModuleRecorder
@@ -255,7 +254,7 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
         if chains:
             before = Before.of(recorder)
             short_run = ShortRun(recorder, chains, reach=_REACH, takes_streams=True)
-        with nullcontext() if short_run is None else _running(short_run):
+        with nullcontext() if short_run is None else short_run.running():
             steps = RankStep(recorder, module, run_args, run_kwargs, short_run=short_run, mode=session.mode,
                              loss_fn=session.loss_fn, optimizer=optimizer if session.mode == "train" else None,
                              autocast=session.autocast, step=session.step, device_type=session.device.type,
@@ -278,17 +277,6 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
 def _find_chains(module: torch.nn.Module) -> list[Chain]:
     with without_modes():  # objects may say by an operator on tensors whether they are equal
         return [chain._replace(ends=_ENDS) for chain in chains_of(module) if len(chain.blocks) >= _FEWEST]
-
-
-@contextmanager
-def _running(short_run: ShortRun) -> Iterator[None]:
-    """A block in which a few blocks of a rank's model run. What fails in it may not fail where all run."""
-    short_run.recorder.mode.state.asks_memory = False
-    with short_run.running():
-        try:
-            yield
-        except Exception as error:
-            raise NotRepeated(f"with some of its blocks alone it fails: {first_line(error)}") from error
 
 
 def _write(short_run: ShortRun, before: Before) -> Log:

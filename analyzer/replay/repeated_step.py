@@ -49,7 +49,6 @@ class RepeatedStep(EagerStep):
                                            values=(self.args, self.kwargs))
         if self.chains and self._state.unreadable is not None:  # which could not be put back
             raise NotRepeated(self._state.unreadable)
-        recorder.mode.state.asks_memory = False
         with self._undone_where_refused(), self.short_run.running():
             super().run()
 

@@ -17,6 +17,7 @@ from analyzer.meta.address_space import MetaStorage, next_number
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import Restart, StreamAction
 from analyzer.meta.tensor import META, take_class
+from analyzer.record.failure import first_line
 from analyzer.record.recorder import Recorder
 from analyzer.record.run_listener import RunListener
 from analyzer.record.storage_lifetime import ENDED
@@ -119,13 +120,20 @@ class ShortRun(RunListener):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Note what the recorder hears in a block, in which blocks are skipped."""
+        """Note what the recorder hears in a block, in which blocks are skipped. What fails in it may not fail where all
+        blocks run: NotRepeated is raised instead.
+        """
         recorder = self.recorder
+        recorder.mode.state.asks_memory = False
         recorder.run.events = self.events
         recorder.run.listeners.append(self)
         recorder.modules.skip_block = self._enter if self.chains else None
         try:
             yield
+        except Exception as error:
+            if not self.chains:
+                raise
+            raise NotRepeated(f"with some of its blocks alone it fails: {first_line(error)}") from error
         finally:
             recorder.run.events = recorder.modules.skip_block = None
             if self in recorder.run.listeners:
