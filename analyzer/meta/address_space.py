@@ -208,28 +208,26 @@ class AddressSpace:
         """Give back the regions of what died in the meantime, where this thread may."""
         if self._waiting and not self._is_busy and (self.is_shared or self.owner in (None, get_ident())):
             with self.turn:
-                while self._waiting:
-                    self._release(*self._waiting.popleft())
+                self._is_busy = True
+                try:
+                    while self._waiting:
+                        number, device, region = self._waiting.popleft()
+                        if self.listener is not None:
+                            self.listener.died(number)
+                        self._give_back(device, region)
+                finally:
+                    self._is_busy = False
 
     def give_to(self, owner: int | None) -> None:
         """Let a thread own this memory: what dies in another one is given back when that one asks for memory."""
         self.settle()
         self.owner = owner
 
-    def _release(self, number: int, device: torch.device, region: Region) -> None:
-        before, self._is_busy = self._is_busy, True
-        try:
-            if self.listener is not None:
-                self.listener.died(number)
-            self._give_back(device, region)
-        finally:
-            self._is_busy = before
-
     def resize(self, storage: MetaStorage, number: int, device: torch.device | None = None) -> None:
         """Give a storage that changed its size, or its ``device``, another region: to the listener it is another
         storage, of ``number``.
         """
-        self._release(storage.number, storage.device, storage.region)
+        self.bury(storage)
         before = storage.number
         del storage.space
         if device is not None:
