@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from analyzer.meta.address_space import MetaStorage, bytes_on_meta
-from analyzer.meta.argument import attributes_of, dispatches, keep_subclass
-from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.argument import dispatches, keep_subclass
+from analyzer.meta.intercept.mode_stack import attributes_of, without_modes
 from analyzer.meta.spec import LEAVES, SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import CPU, MetaState, check_ordinal, place_among
 from analyzer.meta.tensor import META, count_on, device_of, sparse_like, take_class, tensor_on

@@ -6,13 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from analyzer.errors import InputError
 
 from .address_space import AddressSpace, MetaStorage, find_storage, new_storage
-from .intercept.mode_stack import without_modes
+from .intercept.mode_stack import FakeTensor, without_modes
 from .spec import SPARSE_LAYOUTS, parts_of, strided_of
 from .state import CPU, MetaOptions, MetaState, current, indexed_device, place_among
 from .structure import host_tensors, replace_tensors, tensors_of
@@ -110,18 +109,6 @@ def check_tensors(tree: Any) -> None:
         else:
             continue
         raise InputError(f"an argument is a {what}, which cannot be taken without its data. Way out: {way}.")
-
-
-def attributes_of(tensor: Tensor) -> dict[str, Any]:
-    """What was set on a tensor; of a FakeTensor what its own class sets is left out."""
-    if not isinstance(tensor, FakeTensor):
-        return tensor.__dict__
-    return {name: value for name, value in tensor.__dict__.items()
-            if name not in _OF_FAKE_TENSORS and "_memo" not in name}
-
-
-#: what `FakeTensor.__new__` sets, beside its descriptors of ``_memo`` (torch/_subclasses/fake_tensor.py)
-_OF_FAKE_TENSORS = {"_fake_device", "fake_device", "fake_mode", "constant", "pytype", "dispatch_keys", "real_tensor"}
 
 
 def dispatches(kind: type[Tensor]) -> bool:

@@ -7,13 +7,12 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from . import argument as collective
 from .address_space import AddressSpace
 from .dispatch.mode import MetaDispatchMode, counts_are_known, learn_counts
 from .function.mode import MetaFunctionMode
-from .intercept.mode_stack import cut_mode_stacks, mode_stack_depths
+from .intercept.mode_stack import cut_mode_stacks, mode_stack_depths, unset_fake_temporarily
 from .intercept.patch import mode_replacements
 from .intercept.replacement import InterruptsDeferred
 from .simulated_device import devices, load_devices

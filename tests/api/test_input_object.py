@@ -15,6 +15,7 @@ from transformers import BatchEncoding, BatchFeature
 
 from analyzer import profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
+from analyzer.meta.intercept.mode_stack import attributes_of
 from tests.call import Call
 
 
@@ -279,6 +280,14 @@ def test_a_model_made_under_torchs_fake_mode_is_the_same(kind, inside):
     assert (type(model[0].weight) is FakeTensor) == (kind == "fake") and model[0].weight.mark == kind
     with other:
         assert isinstance(model(given.to("cpu") if kind == "data" else given), torch.Tensor)
+
+
+def test_what_torchs_fake_tensors_have_is_told_from_what_is_set_on_them():
+    with FakeTensorMode():
+        tensor = torch.rand(4)
+    assert attributes_of(tensor) == {}
+    tensor.in_memory, tensor.nonzero_memo_of_mine = True, 3
+    assert attributes_of(tensor) == {"in_memory": True, "nonzero_memo_of_mine": 3}
 
 
 def test_a_fake_tensor_of_torchs_that_is_met_stands_for_a_tensor():

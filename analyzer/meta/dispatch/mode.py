@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import _engine_run_backward, increment_version
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -18,7 +17,7 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta import argument as collective
 from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.function.mode import answering
-from analyzer.meta.intercept.mode_stack import DirectDispatchMode
+from analyzer.meta.intercept.mode_stack import DirectDispatchMode, FakeTensor
 from analyzer.meta.intercept.replacement import call_handlers, waiting
 from analyzer.meta.operator_info import (
     OperatorFacts,

@@ -1,11 +1,16 @@
-"""Private torch API: how dispatch modes are called, which of them are active, and code that runs without any."""
+"""Private torch API: how dispatch modes are called, which of them are active, and code that runs without any; and what
+torch's own fake tensors are.
+"""
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import (
@@ -101,3 +106,14 @@ def cut_mode_stacks(functions: int, dispatches: int) -> None:
         torch._C._pop_torch_function_stack()
     while len(_get_current_dispatch_mode_stack()) > dispatches:
         _pop_mode()
+
+
+_OF_FAKE_TENSORS = re.compile(
+    r"_?fake_device|fake_mode|constant|pytype|dispatch_keys|real_tensor|_\w+_memo(_vc|_epoch)?")
+
+
+def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """What was set on a tensor; of a FakeTensor what its own class sets (``FakeTensor.__new__``) is left out."""
+    if not isinstance(tensor, FakeTensor):
+        return tensor.__dict__
+    return {name: value for name, value in tensor.__dict__.items() if _OF_FAKE_TENSORS.fullmatch(name) is None}
