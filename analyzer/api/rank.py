@@ -131,7 +131,7 @@ class RankStep(EagerStep):
         """Parameters may be put into other tensors: `ZeroRedundancyOptimizer` puts those of a rank into one."""
         if self.mode != "train" or self.is_engine:  # which puts whole parameters elsewhere in each step
             return
-        recorder, table = self.recorder, self.recorder.log.storage_table
+        recorder, table = self.recorder, self.recorder.log.storages
         with torch._C.DisableTorchFunction():
             recorder.memory.mark(self.parameters, "parameter")
         for lifetime in recorder.log.lifetimes_in("parameter"):
@@ -297,5 +297,5 @@ def _write(short_run: ShortRun, before: Before) -> Log:
 def _list_storages(recorder: Recorder, live: LiveStorages) -> None:
     """Write down what is there before the first step. A function of its own: a loop keeps the last one alive."""
     for storage in live:
-        if storage.number not in recorder.log.storage_table:
+        if storage.number not in recorder.log.storages:
             recorder.memory.born(storage)

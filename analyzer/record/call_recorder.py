@@ -108,7 +108,7 @@ class CallRecorder:
 
     def _note_made(self, numbers: Iterable[int], call: int, module: int, node: int, made_grad: bool) -> None:
         for number in numbers:
-            lifetime = self.log.storage_table.get(number)
+            lifetime = self.log.storages.get(number)
             if lifetime is not None and lifetime.born_call == call and not lifetime.category:
                 lifetime.module, lifetime.node = module, node
                 lifetime.requires_grad = made_grad
@@ -159,7 +159,7 @@ class CallRecorder:
         modules = self.modules
         node = modules.add_node("call_function", op.__name__ if info is None else info.name,
                                 str(op) if info is None else info.text, module)
-        record = modules.node_at(node)
+        record = self.log.node_slots[node]
         record.source = modules.source_line()
         for storage in inputs:
             modules.read_storage(record, node, storage.number)
@@ -227,7 +227,7 @@ class CallRecorder:
 
     def _lifetime_of(self, tensor: Any) -> StorageLifetime | None:
         storage = self.memory.storage_of(local_part(tensor)) if isinstance(tensor, torch.Tensor) else None
-        return None if storage is None else self.log.storage_table.get(storage.number)
+        return None if storage is None else self.log.storages.get(storage.number)
 
     def ran_out(self, operator: str, error: DeviceOutOfMemoryError) -> None:
         """An operator could not get its memory. The run need not end here: the user's code may catch the error."""
@@ -239,5 +239,5 @@ class CallRecorder:
         self.memory.end()
         self._shortage_cause = weakref.ref(error)  # weak: its traceback holds tensors
         self.shortage = Shortage(operator, self.run.phase, self.run.step, module, node, self.log.events,
-                                 len(self.log.allocator_event_slots), error.requested_bytes, error.short_bytes,
+                                 len(self.log.allocator_events), error.requested_bytes, error.short_bytes,
                                  error.allocated_bytes, error.reserved_bytes, error.capacity_bytes, error.device)

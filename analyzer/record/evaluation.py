@@ -68,7 +68,7 @@ def leave_out(log: Log, runs: Sequence[OuterRun], phases: Mapping[int, str], des
     _leave_out_module_calls(log, [run for run in runs if run.calls.start in phases and run.step == described])
     for run in runs:
         for node in log.node_slots[run.nodes.start:run.nodes.stop] if run.calls.start in phases else ():
-            node.step = NO_STEP  # type: ignore[union-attr]
+            node.step = NO_STEP
     for index, phase in phases.items():
         log.call_slots.put_in_step(index, NO_STEP, phase)
     for lifetime in log.storages.values():
@@ -155,7 +155,7 @@ def _leave_out_module_calls(log: Log, runs: Sequence[OuterRun]) -> None:
     for index in kept:
         if (parent := calls[index].parent) is not None:
             calls[index].parent = place[parent]
-    log.module_call_slots = [calls[index] for index in kept]
+    log.module_calls = [calls[index] for index in kept]
 
 
 def _join_records(records: Sequence[PhaseRecord], phases: Mapping[int, str]) -> Iterator[PhaseRecord]:

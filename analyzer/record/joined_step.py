@@ -13,15 +13,15 @@ from .log import Log, LogModuleCall
 class StepDescription(NamedTuple):
     """What is written down of one step alone."""
 
-    calls: list[LogModuleCall | None]
+    calls: list[LogModuleCall]
     modules: list[tuple[int, tuple[object, ...], tuple[object, ...]]]  #: calls, inputs and outputs of each
 
     @classmethod
     def of(cls, log: Log) -> StepDescription:
-        return cls(log.module_call_slots[:], [(m.calls, m.inputs, m.outputs) for m in log.modules])
+        return cls(log.module_calls[:], [(m.calls, m.inputs, m.outputs) for m in log.modules])
 
     def put_into(self, log: Log) -> None:
-        log.module_call_slots = self.calls
+        log.module_calls = self.calls
         for index, module in enumerate(log.modules):
             module.calls, module.inputs, module.outputs = (
                 self.modules[index] if index < len(self.modules) else (0, (), ()))
@@ -34,12 +34,12 @@ def join_steps(log: Log, runs: Sequence[OuterRun], steps: Sequence[StepDescripti
     first = next((record.first_call for record in log.phases if record.step > 0), len(log.call_slots))
     for index in range(first, len(log.call_slots)):
         log.call_slots.put_in_step(index, 0)
-    for lifetime in reversed(log.storage_table.values()):
+    for lifetime in reversed(log.storages.values()):
         if lifetime.born_call < first:
             break
         lifetime.step = min(lifetime.step, 0)
     for node in reversed(log.node_slots):
-        if node is None or node.step == 0:
+        if node.step == 0:
             break
         node.step = 0
     for record in log.phases:
@@ -53,10 +53,10 @@ def join_steps(log: Log, runs: Sequence[OuterRun], steps: Sequence[StepDescripti
 
 
 def _join_descriptions(steps: Sequence[StepDescription], starts: Iterable[int]) -> StepDescription:
-    calls: list[LogModuleCall | None] = []
+    calls: list[LogModuleCall] = []
     modules: list[tuple[int, tuple[object, ...], tuple[object, ...]]] = []
     for step, start in zip(steps, starts):
-        calls += [call if call is None or call.parent is None else replace(call, parent=call.parent + start)
+        calls += [call if call.parent is None else replace(call, parent=call.parent + start)
                   for call in step.calls]
         for index, (count, inputs, outputs) in enumerate(step.modules):
             before = modules[index] if index < len(modules) else (0, (), ())

@@ -15,7 +15,7 @@ from analyzer.on_use import rare_collections
 from .call_table import CallTable, OpCall
 from .device_log import DeviceLog, PhaseMemory, PhaseRecord, device_index, swap
 from .process_group import ProcessGroupSpec, WorldFacts, find_group
-from .storage_lifetime import AllocatorEvent, AllocatorEventTable, LifetimeTable, StorageLifetime, StreamOrder
+from .storage_lifetime import AllocatorEventTable, LifetimeTable, StorageLifetime, StreamOrder
 
 
 @dataclass(slots=True)
@@ -151,13 +151,13 @@ class Log(DeviceLog):
 
     call_slots: CallTable = field(default_factory=CallTable)
     streams: StreamOrder = field(default_factory=StreamOrder)
-    storage_table: dict[int, StorageLifetime] = field(default_factory=dict)
+    storages: dict[int, StorageLifetime] = field(default_factory=dict)
     lifetime_table: LifetimeTable = field(default_factory=LifetimeTable)
     modules: list[LogModule] = field(default_factory=list)
-    module_call_slots: list[LogModuleCall | None] = field(default_factory=list)
+    module_calls: list[LogModuleCall] = field(default_factory=list)
     outer_calls: list[OuterCall] = field(default_factory=list)  #: of steps that were not replayed
     compiled_calls: list[CompiledCall] = field(default_factory=list)  #: of steps that were not replayed
-    node_slots: list[LogNode | None] = field(default_factory=list)
+    node_slots: list[LogNode] = field(default_factory=list)
     phases: list[PhaseRecord] = field(default_factory=list)
     events: int = 0                          #: births, deaths and workspaces so far
     #: numbers of input storages that autograd holds after a forward pass
@@ -166,7 +166,7 @@ class Log(DeviceLog):
     others: dict[str, DeviceLog] = field(default_factory=dict)  #: of the devices beside the watched one, by name
     assumptions: list[str] = field(default_factory=list)
     listed_samples: tuple[int, ...] = ()  #: as many as its inputs may be, where the first is a list of tensors
-    allocator_event_slots: AllocatorEventTable = field(default_factory=AllocatorEventTable)
+    allocator_events: AllocatorEventTable = field(default_factory=AllocatorEventTable)
     keeps_allocator_events: bool = False
     events_at_start: int = 0  #: how many of them are of what was there already
     shortage: Shortage | None = None         #: where the run ended for want of memory
@@ -215,35 +215,20 @@ class Log(DeviceLog):
 
     def lifetimes_in(self, category: str) -> list[StorageLifetime]:
         """The storages of a category."""
-        return [lifetime for lifetime in self.storage_table.values() if lifetime.category == category]
+        return [lifetime for lifetime in self.storages.values() if lifetime.category == category]
 
     @property
     def calls(self) -> Sequence[OpCall]:
         return self.call_slots if self._read is None else self._read
 
     @property
-    def storages(self) -> dict[int, StorageLifetime]:
-        return self.storage_table
-
-    @property
     def nodes(self) -> list[LogNode]:
         for node in self.node_slots[self._named:]:  # names of each step's nodes are unique, as torch.fx makes them
-            assert node is not None
             count = self._names.get((node.step, node.base), 0)
             self._names[node.step, node.base] = count + 1
             node.name = f"{node.base}_{count}" if count else node.base
         self._named = len(self.node_slots)
-        return self.node_slots  # type: ignore[return-value]
-
-    @property
-    def module_calls(self) -> list[LogModuleCall]:
-        """Runs of modules in the forward pass of the step that is described."""
-        return self.module_call_slots  # type: ignore[return-value]
-
-    @property
-    def allocator_events(self) -> Sequence[AllocatorEvent]:
-        """What the watched device's allocator did, what was there at the start first; empty where it is not kept."""
-        return self.allocator_event_slots
+        return self.node_slots
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -265,7 +250,7 @@ class Log(DeviceLog):
         return self._tally()[1]
 
     def _tally(self) -> tuple[list[Tally], Collection[Signature]]:
-        slots, table = self.call_slots, self.storage_table
+        slots, table = self.call_slots, self.storages
         if self._tallies is None or self._tallies[0] != len(slots):
             copies = slots.copies
             alike = self.count_alike(range(len(slots))) if copies is None else self.count_alike(
@@ -276,7 +261,7 @@ class Log(DeviceLog):
 
     def count_alike(self, places: Iterable[int], counts: Iterable[int] = repeat(1)) -> list[tuple[OpCall, int]]:
         """One of the calls at ``places`` of each kind, and how many there are."""
-        storages = self.storage_table
+        storages = self.storages
         return self.call_slots.count_alike(
             places, lambda numbers: tuple([storages[n].nbytes for n in numbers if n in storages]), counts)
 

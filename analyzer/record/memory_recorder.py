@@ -71,7 +71,7 @@ class MemoryRecorder:
             self.run.events.append((ENDED, None))
         record = self.log.phases[-1]
         record.last_call = len(self.log.call_slots)
-        record.end_event, record.end_allocator_event = self.log.events, len(self.log.allocator_event_slots)
+        record.end_event, record.end_allocator_event = self.log.events, len(self.log.allocator_events)
         record.read(self.allocator)
         for memory, log in self.others:
             record.others[log.device] = other = PhaseMemory()
@@ -105,7 +105,7 @@ class MemoryRecorder:
         if run.events is not None:
             run.events.append((BORN, storage.number))
         region, stack = storage.region, run.stack
-        log.storage_table[storage.number] = StorageLifetime(
+        log.storages[storage.number] = StorageLifetime(
             log.lifetime_table, storage.number, storage.nbytes() if region.bytes else 0,  # none of a zero tensor
             region.bytes, region.address, str(storage.device), log.events, len(log.call_slots), run.phase, run.step,
             run.node, stack[-1] if stack else ROOT)
@@ -116,7 +116,7 @@ class MemoryRecorder:
         log.events += 1
         if self.run.events is not None:
             self.run.events.append((DIED, number))
-        lifetime = log.storage_table.get(number)
+        lifetime = log.storages.get(number)
         if lifetime is not None:
             lifetime.died = log.events
             lifetime.died_call = len(log.call_slots)
@@ -130,21 +130,21 @@ class MemoryRecorder:
                 parts = [tensor] if type(tensor) in PLAIN_TENSORS else [part for *_, part in parts_of_parameter(tensor)]
                 for part in parts:
                     storage = self.storage_of(part)
-                    if storage is not None and storage.number not in self.log.storage_table:
+                    if storage is not None and storage.number not in self.log.storages:
                         self.born(storage)
         if self.log.peak_bytes == self.allocator.allocated_bytes:
             self.log.peak_event = self.log.events  # now that all of it is in the log
 
     def resized(self, before: int, storage: MetaStorage) -> None:
         """The storage just born, or the same in its block, is that of the number ``before``: a buffer stays one."""
-        old, new = self.log.storage_table.get(before), self.log.storage_table.get(storage.number)
+        old, new = self.log.storages.get(before), self.log.storages.get(storage.number)
         if old is not None and new is not None and old.category == "buffer":
             new.category, new.label, new.module, new.node = old.category, old.label, old.module, old.node
             new.nbytes = storage.nbytes()
 
     def adopted(self, storage: MetaStorage) -> None:
         """The storage just born stands for a tensor that was there before the steps, such as a constant of a loss."""
-        self.log.storage_table[storage.number].step = NO_STEP
+        self.log.storages[storage.number].step = NO_STEP
 
     def watch_peak(self, workspace_bytes: int) -> None:
         """Note what is allocated where it is more than before; ``workspace_bytes`` of it are a kernel's that runs."""
@@ -159,7 +159,7 @@ class MemoryRecorder:
 
     def observe_memory(self) -> None:
         """Write down every event of the allocator from here on, and as events what it holds already."""
-        allocator_events = self.log.allocator_event_slots
+        allocator_events = self.log.allocator_events
         self.log.keeps_allocator_events = True
         for memory, log in [(self.allocator, self.log), *self.others]:
             if not isinstance(memory, CachingAllocator):
@@ -174,7 +174,7 @@ class MemoryRecorder:
         self.keep_allocator_events()
 
     def keep_allocator_events(self) -> None:
-        events, calls = self.log.allocator_event_slots, self.log.call_slots
+        events, calls = self.log.allocator_events, self.log.call_slots
         for memory in (self.allocator, *(memory for memory, _ in self.others)):  # whose addresses are their own
             memory.observer = lambda action, address, nbytes: events.append(action, address, nbytes, len(calls))
 
@@ -208,14 +208,14 @@ class MemoryRecorder:
 
     def holds_workspace(self, storage: MetaStorage) -> None:
         """The storage just born is an operator's temporary, which dies when the operator ends."""
-        self.log.storage_table[storage.number].category = "workspace"
+        self.log.storages[storage.number].category = "workspace"
 
     def kept_workspace(self, region: Region, nbytes: int, claim: torch.device, label: str) -> None:
         """A library just took a workspace that it keeps for as long as the process lives."""
         log = self.log
         log.events += 1
         number = self._free_number()
-        lifetime = log.storage_table[number] = StorageLifetime(
+        lifetime = log.storages[number] = StorageLifetime(
             log.lifetime_table, number, nbytes, region.bytes, region.address, str(claim), log.events,
             len(log.call_slots), self.run.phase, self.run.step, OUTSIDE, ROOT)
         lifetime.category, lifetime.label = "workspace", label
@@ -230,13 +230,13 @@ class MemoryRecorder:
         log = self.log
         log.events += 1
         for number in range(_FIRST_WORKSPACE, self._free_number(), -1):
-            lifetime = log.storage_table[number]
+            lifetime = log.storages[number]
             if lifetime.address == region.address and lifetime.died is None:
                 lifetime.died, lifetime.died_call = log.events, len(log.call_slots)
 
     def _free_number(self) -> int:
         """The first number that no workspace has; they count down, and storages from 0 up."""
-        return next(number for number in count(_FIRST_WORKSPACE, -1) if number not in self.log.storage_table)
+        return next(number for number in count(_FIRST_WORKSPACE, -1) if number not in self.log.storages)
 
     # ---- streams (CallListener)
 
@@ -270,7 +270,7 @@ class MemoryRecorder:
 
     def mark(self, tensors: Any, category: str, label: str = "", undecided: Collection[str] = ()) -> None:
         """Put the storages of ``tensors`` that have no category yet, or one that is `undecided`, into ``category``."""
-        lifetimes = self.log.storage_table
+        lifetimes = self.log.storages
         for tensor in tensors:
             if is_around_tensors(tensor):
                 self.mark([getattr(tensor, name) for name in names_of_parts(tensor)], category, label, undecided)

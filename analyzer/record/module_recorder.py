@@ -63,13 +63,13 @@ class ModuleRecorder:
         self.run.node = OUTSIDE
         for lifetime in self.log.lifetimes_in("input") if placeholders else ():
             node = self.add_node("placeholder", lifetime.label or "input", lifetime.label or "input", ROOT)
-            self.node_at(node).outputs += ((lifetime.number, lifetime.spec),)
+            self.log.node_slots[node].outputs += ((lifetime.number, lifetime.spec),)
             self.producers[lifetime.number] = node
 
     def describe_step(self, step: int) -> None:
         """Write down the calls of modules of this step, and forget those of an earlier one."""
         self.described_step = step
-        self.log.module_call_slots.clear()
+        self.log.module_calls.clear()
         self._open_calls = [None] * len(self._open_calls)  # those under way are of an earlier one
         for module in self.log.modules:
             module.calls, module.inputs, module.outputs = 0, (), ()
@@ -109,20 +109,14 @@ class ModuleRecorder:
         line = user_line() if self.run.stack else None
         return None if line == self.called_from else line
 
-    def node_at(self, index: int) -> LogNode:
-        """A row that was not replayed."""
-        node = self.log.node_slots[index]
-        assert node is not None
-        return node
-
     def set_outputs(self, node: int, result: Any) -> None:
-        record = self.node_at(node)
+        record = self.log.node_slots[node]
         for tensor, number in self._numbered(tensors_in(result)):
             record.outputs += ((number, describe(tensor)),)
             self.producers[number] = node
 
     def read(self, node: int, tensors: Iterable[torch.Tensor]) -> None:
-        record = self.node_at(node)
+        record = self.log.node_slots[node]
         for _, number in self._numbered(tensors):
             self.read_storage(record, node, number)
 
@@ -184,15 +178,15 @@ class ModuleRecorder:
             inputs = describe_tensors((args, kwargs)) if is_described or not record.inputs else record.inputs
             record.inputs = record.inputs or inputs
             if is_described:
-                self.log.module_call_slots.append(LogModuleCall(own, self._open_calls[-1], inputs))
-                self._open_calls[-1] = len(self.log.module_call_slots) - 1
+                self.log.module_calls.append(LogModuleCall(own, self._open_calls[-1], inputs))
+                self._open_calls[-1] = len(self.log.module_calls) - 1
         if self.leaf_depth:
             self.leaf_depth += 1
             return -1
         if self.is_leaf(module):
             self.leaf_depth = 1
             self.run.node = self.add_node("call_module", record.path or "root", record.path, index)
-            self.node_at(self.run.node).source = self.source_line()
+            self.log.node_slots[self.run.node].source = self.source_line()
             self.read(self.run.node, tensors_in((args, kwargs)))
             return self.run.node
         return -1
@@ -211,7 +205,7 @@ class ModuleRecorder:
             record, is_described = self.log.modules[index], self.run.step == self.described_step
             outputs = describe_tensors(result) if is_described or not record.outputs else record.outputs
             record.outputs = record.outputs or outputs
-            open_call = self.log.module_call_slots[call] if call is not None and is_described else None
+            open_call = self.log.module_calls[call] if call is not None and is_described else None
             if open_call is not None and open_call.module == own:
                 open_call.outputs = outputs
         if self.leaf_depth:
@@ -258,7 +252,7 @@ class ModuleRecorder:
 
     def own(self, tensor: torch.Tensor, category: str, label: str, index: int) -> None:
         storage = self.memory.storage_of(tensor)
-        lifetime = None if storage is None else self.log.storage_table.get(storage.number)
+        lifetime = None if storage is None else self.log.storages.get(storage.number)
         if lifetime is not None:
             if lifetime.category in self.memory.undecided:
                 lifetime.category, lifetime.label, lifetime.module = category, label, index

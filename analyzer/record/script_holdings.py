@@ -79,7 +79,7 @@ class ScriptHoldings:
         for module in modules:
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 storage = None if tensor is None or is_lazy(tensor) else self.memory.storage_of(tensor)
-                lifetime = None if storage is None else self.log.storage_table.get(storage.number)
+                lifetime = None if storage is None else self.log.storages.get(storage.number)
                 if lifetime is not None and lifetime.module == self.modules.index_of[id(module)]:
                     yield lifetime
 

@@ -109,7 +109,7 @@ class ScriptPasses(RunListener):
             self.memory.begin("forward")
 
     def _count_all(self) -> tuple[int, int, int]:
-        return len(self.log.call_slots), len(self.log.node_slots), len(self.log.module_call_slots)
+        return len(self.log.call_slots), len(self.log.node_slots), len(self.log.module_calls)
 
 
 def follow_device(memory: MemoryRecorder, state: MetaState) -> None:

@@ -81,7 +81,7 @@ class _Comparison:
                 len(part.nodes), len(part.module_calls))
 
     def _births(self, part: Part) -> list[StorageLifetime]:
-        return [self.names.log.storage_table[number] for number in part.numbers(BORN)]
+        return [self.names.log.storages[number] for number in part.numbers(BORN)]
 
     def compare_neighbours(self, laps: Sequence[Part]) -> None:
         """Compare the calls and births of blocks side by side: others may take turns, as every second or third one."""

@@ -81,7 +81,7 @@ class Facts:
                 for place in self.names.chains[chain].skipped]
         return found
 
-    def count_module_calls(self, written: Sequence[LogModuleCall | None]) -> None:
+    def count_module_calls(self, written: Sequence[LogModuleCall]) -> None:
         """Write what is told of the modules of blocks that were not run, as of those of reference blocks. They call
         modules outside of blocks, as a layer that all share, as those that were run do: ``written`` has all calls.
         """
@@ -91,8 +91,8 @@ class Facts:
                 for i in range(size):
                     mine, theirs = modules[int(first[place]) + i], modules[int(first[chain.reference]) + i]
                     mine.calls, mine.inputs, mine.outputs = theirs.calls, theirs.inputs, theirs.outputs
-        before, after = (np.bincount([call.module for call in calls if call is not None], minlength=len(modules))
-                         for calls in (self.source.module_call_slots, written))
+        before, after = (np.bincount([call.module for call in calls], minlength=len(modules))
+                         for calls in (self.source.module_calls, written))
         for index in np.nonzero((after > before) & (self.names.modules.kind < 0))[0].tolist():
             module = modules[index]
             if module.calls != before[index]:  # it ran in a recomputation, or counts a module that it holds aside

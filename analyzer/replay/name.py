@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,13 +55,13 @@ class RunNames:
         self.references = [number * APART + chain.reference for number, chain in enumerate(self.chains)]
         self.cutter = cutter = Cutter(short_run, log)
         self.parts = cutter.parts
-        self.numbers = np.array(sorted({*log.storage_table, *short_run.stand_ins}), np.int64)
+        self.numbers = np.array(sorted({*log.storages, *short_run.stand_ins}), np.int64)
         self.where = {number: i for i, number in enumerate(self.numbers.tolist())}  #: storage number -> row of names
         self.reach = short_run.reach
         self.storages = Names(len(self.numbers), self.reach)
         self.storages.place = self.numbers.copy()
         self.calls, self.nodes = Names(len(log.call_slots), self.reach), Names(len(log.node_slots), self.reach)
-        self.module_calls = Names(len(log.module_call_slots), self.reach)
+        self.module_calls = Names(len(log.module_calls), self.reach)
         recorded = sorted({NO_EVENT, *(what[2] for kind, what in short_run.events if kind == ORDERED)})
         self.marks = Names(len(recorded), self.reach)  #: events on streams
         self.marks.place = np.array(recorded, np.int64)
@@ -124,7 +124,7 @@ class RunNames:
         chain, the storages of each block in one order. Their kind is -2 less the number of the chain.
         """
         found: list[list[dict[tuple[int, str], int]]] = [[{} for _ in chain.blocks] for chain in self.chains]
-        for number, life in self.log.storage_table.items():
+        for number, life in self.log.storages.items():
             chain = int(self.modules.kind[life.module])
             if chain >= 0 and life.category in ("parameter", "buffer"):
                 place, within = int(self.modules.block[life.module]), int(self.modules.place[life.module])
@@ -167,8 +167,8 @@ class RunNames:
 
 
 def nodes_of(log: Log, part: Part) -> list[LogNode]:
-    return cast(list[LogNode], log.node_slots[part.nodes.start:part.nodes.stop])
+    return log.node_slots[part.nodes.start:part.nodes.stop]
 
 
 def module_calls_of(log: Log, part: Part) -> list[LogModuleCall]:
-    return cast(list[LogModuleCall], log.module_call_slots[part.module_calls.start:part.module_calls.stop])
+    return log.module_calls[part.module_calls.start:part.module_calls.stop]

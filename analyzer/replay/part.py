@@ -102,7 +102,7 @@ class Cutter:
         self._surroundings: dict[tuple[int, int], list[Any]] = {}
         for event in short_run.events:
             self._take(*event)
-        self._close(len(log.node_slots), len(log.module_call_slots))
+        self._close(len(log.node_slots), len(log.module_calls))
         if self._gap is not None:
             raise NotRepeated("its last blocks are not called")
         self._cut_releases(short_run)
@@ -180,7 +180,7 @@ class Cutter:
             self._close(cut.nodes, cut.module_calls)
         else:
             born = [what for kind, what in self._gap if kind == BORN]
-            lives = [self.log.storage_table[number] for number in born]
+            lives = [self.log.storages[number] for number in born]
             if any(life.requires_grad and life.nbytes for life in lives):  # checkpoints of torch 2.11 make an empty one
                 raise NotRepeated("something with a gradient is made between blocks that are skipped")
             self.left_out.update(born)

@@ -45,9 +45,9 @@ class Before(NamedTuple):
         log, memory = recorder.log, recorder.memory.allocator
         host = recorder.memory.space.host.copy()
         copied, blocks = memory.copy(is_limited=True) if isinstance(memory, CachingAllocator) else (host, {
-            life.address: HostRegion(life.address, life.block_bytes) for life in log.storage_table.values()})
+            life.address: HostRegion(life.address, life.block_bytes) for life in log.storages.values()})
         copied.begin_lap()
-        return cls(copied, host, blocks, log.events, log.peak_bytes, log.peak_event, len(log.allocator_event_slots),
+        return cls(copied, host, blocks, log.events, log.peak_bytes, log.peak_event, len(log.allocator_events),
                    recorder.memory.space.stream, list(log.streams.marks))
 
 
@@ -251,7 +251,7 @@ class _Placing:
             count[at] = 2 * len(parts)
         where, first = np.cumsum(count) - count, np.cumsum(blocks) - blocks
         action, address, size, call = (np.zeros(int(count.sum()), np.int64) for _ in range(4))
-        slots = self.log.allocator_event_slots
+        slots = self.log.allocator_events
         number = slots.number_of
         rows = events.rows[single]
         action[where[single]] = np.where(events.kinds[single] == DIED, number("free"), number("alloc"))
@@ -272,7 +272,7 @@ class _Placing:
             extra.append((number(name), its_address, nbytes, int(events.calls[i])))
         columns = [np.insert(column, extra_at, [row[k] for row in extra]) if extra else column
                    for k, column in enumerate((action, address, size, call))]
-        slots.fill(self.source.allocator_event_slots[:self.before.allocator_events], columns)
+        slots.fill(self.source.allocator_events[:self.before.allocator_events], columns)
         added = np.sort(np.array(extra_at, np.int64))
         for record, mark in self.ends:
             here = int(where[mark])

@@ -60,8 +60,8 @@ class Repeat:
         self.columns: dict[str, list[Numbers]] = {name: [] for name in (
             "kinds", "what", "fields", "operands", "lives", "born_at", "first")}
         self.payloads: list[Any] = []
-        self.nodes: list[LogNode | None] = []
-        self.module_calls: list[LogModuleCall | None] = []
+        self.nodes: list[LogNode] = []
+        self.module_calls: list[LogModuleCall] = []
         self._operands = 0
         self._write_parts()
         self.facts = Facts(names, self.base, self.own[0], self.count["call"])
@@ -182,7 +182,7 @@ class Repeat:
         log = Log(device=self.source.device)
         self._finish_storages(log, before)
         log.call_slots = self.calls
-        log.node_slots, log.module_call_slots = self.nodes, self.module_calls
+        log.node_slots, log.module_calls = self.nodes, self.module_calls
         self.facts.copy_to(log)
         return log
 
@@ -236,7 +236,7 @@ class Repeat:
             np.array(calls, np.int64) * self.repetitions + repetition, copies))
 
     def _write_births(self, births: list[int], part: Part, repetition: int) -> None:
-        table, copies = self.source.storage_table, len(part.copies)
+        table, copies = self.source.storages, len(part.copies)
         at = np.array([table[number].row // WIDTH for number in births])
         old = self._lives()[at]
         new = np.broadcast_to(old, (copies, len(at), WIDTH)).copy()
@@ -292,8 +292,8 @@ class Repeat:
         source = self.source
         born = {number for part, _ in self.written for number in part.numbers(BORN)}
         left_out = born | self.names.short_run.stand_ins.keys() | self.names.cutter.left_out
-        fixed = [number for number in source.storage_table if number not in left_out]
-        fixed_at = np.array([source.storage_table[number].row // WIDTH for number in fixed], np.int64)
+        fixed = [number for number in source.storages if number not in left_out]
+        fixed_at = np.array([source.storages[number].row // WIDTH for number in fixed], np.int64)
         lives = np.concatenate([self._lives()[fixed_at], self._join("lives").reshape(-1, WIDTH)])
         first = len(fixed)
         lives[first:, [DEATH, DEATH_CALL]] = -1
@@ -333,4 +333,4 @@ class Repeat:
                 mine[row * WIDTH] = theirs[int(old[row]) * WIDTH]
         numbers = [*fixed, *range(self.first_number, self.first_number + len(lives) - len(fixed))]
         for row in np.argsort(lives[:, BIRTH], kind="stable").tolist():
-            log.storage_table[numbers[row]] = StorageLifetime.at(table, row, numbers[row])
+            log.storages[numbers[row]] = StorageLifetime.at(table, row, numbers[row])

@@ -192,7 +192,7 @@ class ShortRun(RunListener):
 
     def step_begins(self, step: int) -> None:
         log = self.recorder.log
-        self.events.append((STEP, StepMark(step, len(log.node_slots), len(log.module_call_slots))))
+        self.events.append((STEP, StepMark(step, len(log.node_slots), len(log.module_calls))))
 
     def module_left(self, module: nn.Module, result: Any) -> None:
         found = self._place.get(id(module))
@@ -207,7 +207,7 @@ class ShortRun(RunListener):
         members = self.chains[chain].members
         if (place, member) == (len(members) - 1, len(members[0]) - 1):
             log = self.recorder.log
-            self.events.append((CUT, Cut(chain, None, 0, len(log.node_slots), len(log.module_call_slots))))
+            self.events.append((CUT, Cut(chain, None, 0, len(log.node_slots), len(log.module_calls))))
 
     def backward_ended(self) -> None:
         """Note whose the gradients are that there are; give blocks that were not run theirs."""
@@ -240,7 +240,7 @@ class ShortRun(RunListener):
                 raise NotRepeated("a block runs outside of the forward pass")
             return NotImplemented
         log, call = self.recorder.log, self.recorder.modules.running_call()
-        calls = len(log.module_call_slots)
+        calls = len(log.module_calls)
         is_own = call is not None and call == calls - 1
         self.events.append((CUT, Cut(number, place, member, len(log.node_slots), calls - is_own)))
         if not member:

@@ -95,7 +95,7 @@ def find_peak_call(log: Log) -> tuple[int, int] | None:
     """The call in which most is allocated, of the steps that `read_memory` shows, and how much; None of several devices
     and of the host, and where a log keeps no events or ended for want of memory.
     """
-    events = log.allocator_event_slots
+    events = log.allocator_events
     if not log.phases or log.others or log.device == "cpu" or log.shortage is not None or not len(events):
         return None
     changes, calls = events.read_changes(log.phases[-1].end_allocator_event)

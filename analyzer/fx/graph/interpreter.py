@@ -164,7 +164,7 @@ class RecordingInterpreter(GraphInterpreter):
                 target = f"{getattr(target, '__module__', '') or ''}.{name}".lstrip(".")
             row = self.recorder.modules.add_node(n.op, n.name, target, paths[path])
             rows[n] = row
-            record = self.recorder.modules.node_at(row)
+            record = self.recorder.log.node_slots[row]
             record.source = n.meta.get("source")
             record.region = tuple([r.describe() for r in n.meta.get("region", ())])
             record.inputs = tuple([rows[i] for i in n.all_input_nodes if i in rows])

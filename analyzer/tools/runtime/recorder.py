@@ -52,7 +52,7 @@ class TimedMemory(MemoryRecorder):
         """What the log knows the storage of ``tensor`` by, None for a tensor that has none of its own."""
         storage, is_new = self.book.find(tensor)
         if is_new:  # it was made before the recording
-            self.log.storage_table[storage.number].step = -1
+            self.log.storages[storage.number].step = -1
         return None if storage is self.book.nowhere else storage
 
     def begin(self, phase: str) -> None:
