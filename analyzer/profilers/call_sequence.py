@@ -180,12 +180,10 @@ class CallSequence:
         #: each part of a phase, with its calls and what was asked of streams; what is in no step comes first
         self.phases = sorted(self._list_phases(), key=lambda phase: phase[0].step)
 
-    def _list_phases(self) -> Iterator[tuple[PhaseRecord, list[CallRun], list[StreamMark]]]:
+    def _list_phases(self) -> Iterator[tuple[PhaseRecord, CallRun, list[StreamMark]]]:
         log = self.log
         for record, end in zip(log.phases, [*(later.first_call for later in log.phases[1:]), len(log.call_slots)]):
-            run = self._run(range(record.first_call, end))
-            marks = log.streams.marks_in(record.first_call, end)
-            yield record, [run] if run.calls else [], marks
+            yield (record, self._run(range(record.first_call, end)), log.streams.marks_in(record.first_call, end))
 
     def _run(self, places: range) -> CallRun:
         table = self.log.call_slots
@@ -203,6 +201,3 @@ class CallSequence:
                 if gives[signature] or signature in wraps and not found.isdisjoint(table[place].inputs):
                     found.update(table[place].outputs)
         return found
-
-    def __getitem__(self, index: int) -> OpCall:
-        return self.log.call_slots[index]

@@ -92,13 +92,12 @@ def schedule_steps(sequence: CallSequence, timed: Sequence[TimedCall] | None = N
     current = sequence.log.streams.streams_at(phases[0][0].first_call - 1)
     for step, parts in groupby(phases, key=lambda phase: phase[0].step):
         schedule = StepSchedule(sequence, step, current, notes_host)
-        for record, runs, asked in parts:
+        for record, run, asked in parts:
             marks.extend(asked)
-            for run in runs:
-                for index, number, may_wait in zip(run.places, run.calls, run.may_wait):
-                    while marks and marks[0].call <= index:
-                        schedule.ask(index, marks.popleft())
-                    schedule.run(index, timed[number], may_wait)
+            for index, number, may_wait in zip(run.places, run.calls, run.may_wait):
+                while marks and marks[0].call <= index:
+                    schedule.ask(index, marks.popleft())
+                schedule.run(index, timed[number], may_wait)
             schedule.boundaries.append((record.phase, len(schedule.launches), schedule.clock.host))
         yield schedule
         current = schedule.current
@@ -155,11 +154,11 @@ class StepSchedule:
             self.clock.host += work.host
             return
         if may_wait:
-            self._wait_for_results(self._calls[index], timed)
+            self._wait_for_results(self._calls.log.call_slots[index], timed)
         if not work.device:
             self.clock.host += work.host
         elif timed.kind == COMMUNICATION and is_functional(timed.signature):
-            self._run_functional(self._calls[index], index, timed)
+            self._run_functional(self._calls.log.call_slots[index], index, timed)
         else:
             self._launch(index, timed, self._stream_of(timed.place))
         launched = self.clock.host
@@ -285,8 +284,8 @@ def time_phases(sequence: CallSequence, timed: Sequence[TimedCall],
     phases = [phase for phase in sequence.phases if phase[0].step >= first]
     for step, parts in groupby(phases, key=lambda phase: phase[0].step):
         clock = FreeAt()
-        for record, runs, _ in parts:
+        for record, run, _ in parts:
             start = max(clock)
-            clock = clock.after(*[works[number] for run in runs for number in run.calls])
+            clock = clock.after(*[works[number] for number in run.calls])
             times[step, record.phase] += PhaseTime(max(clock) - start)
     return times
