@@ -127,11 +127,14 @@ class Session:
     @contextmanager
     def simulate(self, options: ProfileOptions | None = None, *, adopts: bool = True,
                  space: AddressSpace | None = None) -> Iterator[MetaTensorMode]:
-        """The simulated device for a block, with ``space`` or a new one; it ``adopts`` tensors that are nowhere."""
+        """The simulated device for a block, with ``space`` or a new one; it ``adopts`` tensors that are nowhere. Gradients
+        are recorded as where a program begins: a caller's ``no_grad`` says nothing of the step that it asks about.
+        """
         mode = MetaTensorMode(options or self.options, adopted_device=self.device if adopts else torch.device("cpu"),
                               space=space, is_this_machine=self.spec is None and self.device.type == "cpu",
                               has_plain_tensors=True)
-        with mode, simulating(self.spec or simulated_spec(), self._alike):
+        with (torch.inference_mode(False), torch.enable_grad(), mode,
+              simulating(self.spec or simulated_spec(), self._alike)):
             if self.spec is not None and self.spec.kind != "cuda":
                 mode.state.lacks_cuda = self.spec.name
             for remark in self.remarks:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from analyzer import MetaTensorMode, Profile, profile
+from analyzer import MetaTensorMode, Profile, profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
 from tests.small_model import Calls
 
@@ -74,3 +74,22 @@ def test_an_output_without_a_gradient_of_a_model_with_parameters_is_an_error():
     with pytest.raises(InputError, match="the model returned .* with no floating tensor that has a gradient: pass "
                                          "loss_fn=, or mode='infer'"):
         profile(Detached(8, 8), args=(X,))
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_a_training_step_is_trained_whatever_is_around_the_call(around):
+    """A caller's block without gradients, as around an evaluation, says nothing of the step that is asked about."""
+    def step(model, optimizer, x):
+        model(x).sum().backward()
+        optimizer.step()
+
+    for settings in ({}, {"optimizer": "adamw"}, {"optimizer": "sgd", "step": step}):
+        wanted = profile(lambda: nn.Linear(8, 8), args=(X,), **settings)
+        assert wanted.bwd_macs == 4 * 8 * 8  # of the weight alone: the input requires no gradient
+        with around():
+            model = nn.Linear(8, 8)
+            for given in model, lambda: nn.Linear(8, 8):
+                assert profile(given, args=(torch.rand(4, 8),), **settings) == wanted
+            assert not torch.is_grad_enabled() and torch.is_inference_mode_enabled() == (around is torch.inference_mode)
+            traced = symbolic_profile(symbolic_trace(model, meta_args={"input": X}), X)
+        assert sum(node.meta["info"].bwd_macs for node in traced.graph.nodes) == 4 * 8 * 8

@@ -1,7 +1,10 @@
 """What scripts do before they train: move a model by keywords, set a default dtype, format a loss, draw by weights."""
+from contextlib import ExitStack
+
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from analyzer import MetaTensorMode, ProfileOptions, profile, register_leaf_module, symbolic_profile, symbolic_trace
@@ -257,3 +260,25 @@ def test_a_dispatch_mode_of_the_program_is_told_the_device(device):
                                 for kind in (torch.Tensor, nn.Parameter)}
 
     profile(nn.Linear(4, 4), (torch.rand(2, 4),), step=step, device=device)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_torchs_fake_mode_within_a_mode_is_not_entered_and_said(device):
+    """With a fake tensor of torch's own the process ended."""
+    fake = FakeTensorMode()
+    with MetaTensorMode() as mode, ExitStack() as undo:
+        undo.enter_context(fake)
+        with fake:
+            model = nn.Linear(4, 4).to(device)
+        given = torch.rand(2, 4)
+        x = fake.from_tensor(given).to(device)
+        assert model(x).device.type == device and not x.requires_grad
+        model(x).sum().backward()
+        assert model.weight.grad.device.type == device
+        weight = fake.from_tensor(model.weight)
+        assert type(weight) is type(model.weight) and weight is not model.weight and weight.grad is None
+        assert weight.requires_grad
+        said = [text for text in mode.state.assumptions if "FakeTensorMode" in text]
+    assert len(said) == 2 and all("test_script_calls.py:" in text and "counted as if" in text for text in said)
+    with fake:
+        assert type(torch.rand(2)) is FakeTensor
