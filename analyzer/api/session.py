@@ -127,8 +127,8 @@ class Session:
     @contextmanager
     def simulate(self, options: ProfileOptions | None = None, *, adopts: bool = True,
                  space: AddressSpace | None = None) -> Iterator[MetaTensorMode]:
-        """The simulated device for a block, with ``space`` or a new one; it ``adopts`` tensors that are nowhere. Gradients
-        are recorded as where a program begins: a caller's ``no_grad`` says nothing of the step that it asks about.
+        """The simulated device for a block, with ``space`` or a new one; it ``adopts`` tensors that are nowhere.
+        Gradients are recorded as where a program begins: a caller's ``no_grad`` says nothing of the step asked about.
         """
         mode = MetaTensorMode(options or self.options, adopted_device=self.device if adopts else torch.device("cpu"),
                               space=space, is_this_machine=self.spec is None and self.device.type == "cpu",

@@ -45,7 +45,8 @@ NAMES = {
         torch._utils._rebuild_sparse_tensor torch._utils._rebuild_meta_tensor_no_storage""",
     "meta/address_space.py": "torch.UntypedStorage._set_from_file",
     "meta/intercept/program_mode.py": """
-        torch._subclasses.fake_tensor.FakeTensorMode.__enter__ torch._subclasses.fake_tensor.FakeTensorMode.from_tensor""",
+        torch._subclasses.fake_tensor.FakeTensorMode.__enter__
+        torch._subclasses.fake_tensor.FakeTensorMode.from_tensor""",
     "meta/intercept/patch.py": """
         torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode.__enter__ torch.nn.functional.has_torch_function
         torch.nn.functional.has_torch_function_unary torch.nn.functional.has_torch_function_variadic

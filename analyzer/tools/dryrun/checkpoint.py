@@ -264,11 +264,15 @@ def _read_data(original: Any, reader: Any, plan: Any, planner: Any) -> Any:
     return original(reader, replace(plan, items=there), planner)
 
 
+def _upload_in_thread() -> Any:
+    """In place of a process that uploads, which would wait for those of other ranks; without a group there is none."""
+    sys.modules["torch.distributed"].get_rank()  # torch's error, where ``_ProcessGroupInitInfo`` asks for it
+    return vars(sys.modules[f"{_PACKAGE}.state_dict_saver"])["_ThreadBasedAsyncCheckpointExecutor"]()
+
+
 #: What to answer instead of functions of modules, by their places in these.
 SAVES: dict[str, dict[str, Callable[..., Any]]] = {
     # the plan of all ranks is made of this one's
     f"{_PACKAGE}.default_planner": {"_validate_global_plan": _name_shards, "dedup_save_plans": _leave_shards},
     f"{_PACKAGE}._state_dict_stager": {"StateDictStager._offload_tensor": _offload},
-    # a process that uploads would wait for those of other ranks
-    f"{_PACKAGE}.state_dict_saver": {"_ProcessBasedAsyncCheckpointExecutor": lambda: vars(
-        sys.modules[f"{_PACKAGE}.state_dict_saver"])["_ThreadBasedAsyncCheckpointExecutor"]()}}
+    f"{_PACKAGE}.state_dict_saver": {"_ProcessBasedAsyncCheckpointExecutor": _upload_in_thread}}
