@@ -162,3 +162,12 @@ def test_a_rank_reads_its_shards_again(run, capsys):
     assert found.error is None, found.format_error()
     assert capsys.readouterr().out.splitlines()[-1] == "torch.Size([16, 64])"
     assert found.profile.optimizer_bytes == 2 * 4 * (2 * (64 * 64 + 64)) // 4
+
+
+def test_a_process_that_saves_needs_a_group_as_in_pytorch(run):
+    found = run(STEP, """
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+    dcp.async_save({"model": model.state_dict()}, checkpoint_id=sys.argv[1],
+                   async_checkpointer_type=AsyncCheckpointerType.PROCESS).result()
+    """)
+    assert "Default process group has not been initialized" in found.format_error()
