@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -148,7 +148,7 @@ def profile_alike(devices: Sequence[str | DeviceSpec], model: torch.nn.Module | 
             if found is not None:
                 whole = limit_run(one, found, call, reuse, **how)
                 whole.remember(request if one is session else {**request, "device": one.spec})
-                made.append(OnDevice(whole, first if whole is found else whole))
+                made.append(OnDevice(whole, one.found_first or first if whole is found else whole))
         return made
 
     with noting_failures(), flags as modules:
@@ -210,7 +210,8 @@ def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -
     """The profile of a model's steps; ``settings`` are further ones of `EagerStep`."""
     mode, step = session.mode, session.step
     session.further = session.further or dict(call.further)
-    repeats = Repeats(why_nothing(call.module, reuse, session.options.devices), why_no_step(step, session.options))
+    repeats = Repeats(why_nothing(call.module, reuse, session.options.devices), why_no_step(step, session.options),
+                      shares_run=bool(session.others))
 
     def run_step(run: Run, options: ProfileOptions) -> None:
         run_args, run_kwargs = run.take_inputs(call.args, call.kwargs, call.names)
@@ -223,7 +224,8 @@ def run_model(session: Session, call: ModelCall, reuse: bool, **settings: Any) -
             repeats.refusal = RUNS_MODEL
             raise Restart(RUNS_MODEL)
         if isinstance(repeats.step, RepeatedStep):
-            repeats.step.chains = repeats.chains
+            repeats.step.chains, repeats.step.shares_run = repeats.chains, repeats.shares_run
+            repeats.step.step_reason = repeats.step_refusal
         repeats.step.run()
 
     return run_repeating(session, call, run_step, repeats)
@@ -262,12 +264,12 @@ def why_no_step(step: Callable[..., Any] | None, options: ProfileOptions) -> str
 
 
 class Repeats:
-    """What need not run: blocks of chains, later steps. ``refusal`` is why nothing is repeated, ``step_refusal`` why no
-    step is.
+    """What need not run: blocks of chains, later steps, a step on the devices that share a run. ``refusal`` is why
+    nothing is repeated, ``step_refusal`` why no step is.
     """
 
-    def __init__(self, refusal: str | None, step_refusal: str | None) -> None:
-        self.refusal, self.step_refusal = refusal, step_refusal
+    def __init__(self, refusal: str | None, step_refusal: str | None, *, shares_run: bool = False) -> None:
+        self.refusal, self.step_refusal, self.shares_run = refusal, step_refusal, shares_run
         self.chain_refusal: str | None = None  #: why a few blocks do not stand for all
         self.chains: list[Chain] = []  #: of the run that is under way, or was last
         self._found: list[Chain] | None = None
@@ -281,7 +283,7 @@ class Repeats:
                 with without_modes():  # objects may say by an operator on tensors whether they are equal
                     self._found = chains_of(root)
             self.chains = self._found
-        is_repeated = self.chains or (self.refusal is None and self.step_refusal is None)
+        is_repeated = self.chains or self.refusal is None and (self.step_refusal is None or self.shares_run)
         return RepeatedStep if is_repeated else EagerStep
 
     def refuse(self, refused: NotRepeated) -> None:
@@ -296,9 +298,16 @@ class Repeats:
     def write_limited(self, limited: Session) -> Log | None:
         """The log of the run that is under way, with the limit of memory of a session; None where it has to run."""
         capacity = limited.options.capacity_bytes
-        if not isinstance(self.step, RepeatedStep) or capacity is None:
+        if not isinstance(self.step, RepeatedStep) or capacity is None or limited.spec is None:
             return None
-        return self.step.write_limited(capacity)
+        return self.step.write_limited(capacity, limited.spec.name)
+
+    def write_varied(self, session: Session) -> Iterator[tuple[Log, list[Session]]]:
+        """Of devices that share the run under way, and differ in workspaces alone, the logs and whose each is."""
+        varied = {other.spec.name: other for other in session.list_alike(varied=True) if other.spec is not None}
+        if isinstance(self.step, RepeatedStep):
+            for names in self.step.group_devices(varied):
+                yield self.step.write_for(names[0]), [varied[name] for name in names]
 
     def report(self, root: torch.nn.Module) -> ReplayReport:
         name, step = type(root).__name__, self.step
@@ -311,6 +320,31 @@ class Repeats:
             reason = step.step_reason if isinstance(step, RepeatedStep) else self.refusal or self.step_refusal
             rows.append(ReplayInfo("", "step", name, not step.runs_model, reason))
         return ReplayReport(tuple(rows))
+
+
+def build_shared(session: Session, run: Run, repeats: Repeats, take: Callable[[Run, Log], None],
+                 **settings: Any) -> Profile:
+    """The profile of a run that ended. The sessions that share it get theirs, and each where its device has too little
+    for what is cached the one with that limit; ``take`` lets the run have another log.
+    """
+    found = session.found = run.build(**settings)
+    alike = [session, *session.list_alike()]
+    for other in alike[1:]:
+        other.found = run.build_for(other, **settings)
+    for log, others in repeats.write_varied(session):
+        take(run, log)
+        for other in others:
+            other.found = run.build_for(other, **settings)
+            other.found_first = others[0].found
+        alike += others
+    for one in alike:
+        assert one.found is not None
+        limited = one.limit(one.found.peak_allocated_bytes, one.found.peak_reserved_bytes)
+        limited_log = None if limited is None else repeats.write_limited(limited)
+        if limited is not None and limited_log is not None:
+            take(run, limited_log)
+            one.found_limited = run.build_for(limited, **settings)
+    return found
 
 
 def run_repeating(session: Session, call: ModelCall, run_step: Callable[[Run, ProfileOptions], None],
@@ -334,18 +368,8 @@ def run_repeating(session: Session, call: ModelCall, run_step: Callable[[Run, Pr
                 with run.recording():
                     run_step(run, options)
                 take(run, repeats.step.write_log() if isinstance(repeats.step, RepeatedStep) else run.recorder.log)
-                alike = session.list_alike()
-                settings: dict[str, Any] = dict(is_final=True, wrappers=wrappers, replay=repeats.report(run.root))
-                found = run.build(**settings)
-                for other in alike:
-                    other.found = run.build_for(other, **settings)
-                for one in (session, *alike):  # whose peaks are those of the first
-                    limited = one.limit(found.peak_allocated_bytes, found.peak_reserved_bytes)
-                    log = None if limited is None else repeats.write_limited(limited)
-                    if limited is not None and log is not None:
-                        take(run, log)
-                        one.found_limited = run.build_for(limited, **settings)
-                return found
+                return build_shared(session, run, repeats, take, is_final=True, wrappers=wrappers,
+                                    replay=repeats.report(run.root))
             finally:
                 repeats.step = None
 

@@ -86,7 +86,8 @@ class Session:
         self.profilers = choose_profilers(profilers, self.spec)
         self.others: list[Session] = []  #: those of further devices, for which the run may be the same
         self._alike: Alike | None = None  #: devices for which it has been so far
-        self.found: Profile | None = None  #: of one of the others, what a run that is the same says of its device
+        self.found: Profile | None = None  #: what a run, of this session or of one that shares it, says of its device
+        self.found_first: Profile | None = None  #: the first of the same log, of one whose workspaces are others
         self.found_limited: Profile | None = None  #: as `limit` has it, where the run need not be made again
         self.further: dict[str, torch.nn.Module] = {}  #: modules that run with the model and are no part of it, by path
         self.reached: list[torch.nn.Module] = []  #: modules outside of it that the code of the last run reaches
@@ -119,10 +120,14 @@ class Session:
         self.others = [other for other in others if other.spec is not None and other.device == self.device]
         self._alike = Alike(other.spec for other in self.others if other.spec is not None)
 
-    def list_alike(self) -> list[Session]:
-        """The sessions of other devices for which the run went as it would for theirs."""
-        alike = () if self._alike is None or self.frames is not None else self._alike.specs
-        return [other for other in self.others if other.spec in alike]
+    def list_alike(self, varied: bool = False) -> list[Session]:
+        """The sessions of other devices for which the run went as it would for theirs; ``varied`` are those on which
+        workspaces have other sizes.
+        """
+        if self._alike is None or self.frames is not None:
+            return []
+        return [other for other in self.others if other.spec is not None and other.spec in self._alike.specs
+                and (other.spec.name in self._alike.varied) == varied]
 
     @contextmanager
     def simulate(self, options: ProfileOptions | None = None, *, adopts: bool = True,

@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
@@ -29,6 +29,7 @@ class Named(Protocol):
 
 S = TypeVar("S", bound=Named)
 A = TypeVar("A")
+B = TypeVar("B")
 P = ParamSpec("P")
 
 
@@ -231,13 +232,15 @@ def find_device(device: str | os.PathLike[str] | DeviceSpec) -> DeviceSpec:
 
 class Alike:
     """Devices for which a run has gone as it goes for the one that is simulated: each gives every answer that the run
-    asked for. ``specs`` are those left.
+    asked for. ``specs`` are those left; ``varied`` the names of those whose answers to `ask_apart` were others.
     """
 
     def __init__(self, specs: Iterable[DeviceSpec]) -> None:
         self.specs = list(specs)
         self.is_asking = False
+        self.varied: set[str] = set()
         self._asked: set[Any] = set()
+        self._joined: dict[Any, Any] = {}
 
     def ask(self, rule: Callable[..., A], args: tuple[Any, ...], once: bool) -> A:
         """What ``rule`` answers for the simulated device; devices of another answer are left out."""
@@ -251,6 +254,24 @@ class Alike:
             return answer
         finally:
             self.is_asking = False
+
+    def ask_apart(self, rule: Callable[..., A], args: tuple[Any, ...],
+                  join: Callable[[A, dict[str, A]], tuple[B, Collection[str]]]) -> B:
+        """As the function `ask_apart`."""
+        if (rule, args) not in self._joined:
+            self.is_asking = True
+            try:
+                answer = rule(*args)
+                answers = [(spec.name, self._answer(spec, rule, args)) for spec in self.specs]
+            finally:
+                self.is_asking = False
+            others = {name: other for name, other in answers if other != answer}
+            self._joined[rule, args], refused = join(answer, others)
+            self.varied |= others.keys() - refused
+            if refused:
+                self.specs = [spec for spec in self.specs if spec.name not in refused]
+        found: B = self._joined[rule, args]
+        return found
 
     def _answer(self, spec: DeviceSpec, rule: Callable[..., A], args: tuple[Any, ...]) -> A:
         before, _simulated.spec = _simulated.spec, spec
@@ -293,6 +314,17 @@ def asked(rule: Callable[P, A]) -> Callable[P, A]:
 def asked_each_time(rule: Callable[P, A]) -> Callable[P, A]:
     """Such a rule whose arguments are not kept, as tensors must not be: other devices are asked at every call."""
     return _watch(rule, once=False)
+
+
+def ask_apart(rule: Callable[..., A], args: tuple[Any, ...],
+              join: Callable[[A, dict[str, A]], tuple[B, Collection[str]]]) -> B:
+    """What a rule of hashable arguments, without effects, answers for the simulated device, ``join``ed with the other
+    answers of devices that may share the run, by name: these make another run of it only where ``join`` names them.
+    """
+    alike = _simulated.alike
+    if alike is None or not alike.specs or alike.is_asking:
+        return join(rule(*args), {})[0]
+    return alike.ask_apart(rule, args, join)
 
 
 def _watch(rule: Callable[P, A], once: bool) -> Callable[P, A]:

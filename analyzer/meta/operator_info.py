@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
 from torch._library.custom_ops import OPDEFS
 
 from analyzer.errors import InputError, is_count
-from analyzer.hardware.catalogue import asked, simulated_spec
+from analyzer.hardware.catalogue import ask_apart, simulated_spec
 from analyzer.registry import Form, Registry, adding_to
 
 from .address_space import MetaStorage, new_storage
@@ -187,8 +188,19 @@ the output, or a tuple of them) that returns a `MemoryNeed`. The key is a ``torc
 what ``@torch.library.custom_op`` made, or a Python function with a registered shape. Raises InputError for another key.
 A rule that depends on the device's generation reads `analyzer.hardware.catalogue.simulated_spec`."""
 
+class Held(NamedTuple):
+    """A stage of a call, and what it holds in its place on other devices that share the run, by their names."""
+
+    blocks: tuple[int, ...]
+    before: int | None = None
+    kept: bool = False
+    elsewhere: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+
 KernelMemory = tuple[tuple[Stage, ...], "tuple[int, ...] | None"]
 """What a call holds while it runs, and the order in which its outputs are allocated (None: that of the result)."""
+HeldMemory = tuple[tuple[Held, ...], "tuple[int, ...] | None"]
+"""The same, with what is held on other devices."""
 _rules: dict[Any, Callable[[Signature], tuple[Stage, ...]]] = {}
 _host_rules: dict[Any, Callable[[Signature], KernelMemory]] = {}
 
@@ -245,41 +257,113 @@ def registered_need(signature: Signature) -> MemoryNeed | None:
     return need
 
 
-@asked
-def kernel_memory(signature: Signature) -> KernelMemory:
+def kernel_memory(signature: Signature) -> HeldMemory:
+    """What a call holds on the simulated device, and beside it what it holds on others that may share the run: those
+    on which more differs than the blocks that are held and given back have another run.
+    """
+    return ask_apart(_ask_memory, (signature,), _join_memory)
+
+
+def _join_memory(found: HeldMemory, others: dict[str, HeldMemory]) -> tuple[HeldMemory, list[str]]:
+    stages, order = found
+    refused = []
+    for name, (theirs, its_order) in others.items():
+        joined = _join_stages(stages, name, theirs) if its_order == order else None
+        if joined is None:
+            refused.append(name)
+        else:
+            stages = joined
+    return (stages, order), refused
+
+
+def _join_stages(stages: tuple[Held, ...], name: str, theirs: tuple[Held, ...]) -> tuple[Held, ...] | None:
+    """``stages``, beside each what another device holds in its place: before the same output, between the same blocks
+    that are kept. One that a device lacks is there without blocks. None where it cannot be told which stage is which.
+    """
+    joined: list[Held] = []
+    for before in sorted({stage.before for stage in (*stages, *theirs)}, key=_place_of):
+        kept, gaps = _split_at_kept(stages, before)
+        its_kept, its_gaps = _split_at_kept(theirs, before)
+        if [one.blocks for one in kept] != [one.blocks for one in its_kept]:
+            return None
+        for gap, its_gap, after in zip(gaps, its_gaps, [*kept, None]):
+            if gap and its_gap and len(gap) != len(its_gap):
+                return None
+            for one, its in zip_longest(gap, its_gap):
+                one, blocks = one or Held((), before), its.blocks if its else ()
+                joined.append(one if blocks == one.blocks else one._replace(
+                    elsewhere=(*one.elsewhere, (name, blocks))))
+            joined += [] if after is None else [after]
+    return tuple(joined) if sorted(stages, key=_order_of) == list(stages) else None
+
+
+def _place_of(before: int | None) -> tuple[bool, int]:
+    """Outputs in order, then the end of the call."""
+    return before is None, before or 0
+
+
+def _order_of(stage: Held) -> tuple[bool, int]:
+    return _place_of(stage.before)
+
+
+def _split_at_kept(stages: tuple[Held, ...], before: int | None) -> tuple[list[Held], list[list[Held]]]:
+    """The stages before an output whose blocks are kept, and those before, between and behind them."""
+    kept: list[Held] = []
+    gaps: list[list[Held]] = [[]]
+    for stage in stages:
+        if stage.before != before:
+            continue
+        if stage.kept:
+            kept.append(stage)
+            gaps.append([])
+        else:
+            gaps[-1].append(stage)
+    return kept, gaps
+
+
+def _ask_memory(signature: Signature) -> HeldMemory:
     packet = getattr(signature.op, "overloadpacket", None)
     need = registered_need(signature)
     if need is not None:
-        return need.stages + ((Stage((need.workspace_bytes,)),) if need.workspace_bytes else ()), need.output_order
+        stages = need.stages + ((Stage((need.workspace_bytes,)),) if need.workspace_bytes else ())
+        return _as_held(stages), need.output_order
     key = ("kernel memory", simulated_spec().name)  # rules may ask for the device's generation
-    found: KernelMemory | None = signature.memo.get(key)
+    found: HeldMemory | None = signature.memo.get(key)
     if found is None:
         if signature.is_sparse:
             found = (), None
         elif any(s.device.startswith("cuda") for s in (*signature.inputs, *signature.outputs)):
             rule = _rules.get(packet)
-            found = rule(signature) if rule else (), _ORDERS.get(packet)
+            found = _as_held(rule(signature)) if rule else (), _ORDERS.get(packet)
         else:
-            found = _host_rules[packet](signature) if packet in _host_rules else ((), None)
+            stages, order = _host_rules[packet](signature) if packet in _host_rules else ((), None)
+            found = _as_held(stages), order
         signature.memo[key] = found
     return found
 
 
-def hold_blocks(state: MetaState, device: torch.device, blocks: tuple[int, ...]) -> None:
-    """Allocate ``blocks`` one after the other, then free them: what an allocator sees of a kernel's temporaries."""
+def _as_held(stages: tuple[Stage, ...]) -> tuple[Held, ...]:
+    return tuple([Held(*stage) for stage in stages])
+
+
+def hold_blocks(state: MetaState, device: torch.device, blocks: tuple[int, ...],
+                elsewhere: tuple[tuple[str, tuple[int, ...]], ...] = ()) -> None:
+    """Allocate ``blocks`` one after the other, then free them: what an allocator sees of a kernel's temporaries, which
+    are those of ``elsewhere`` on other devices.
+    """
     space = state.space
     regions = []
     try:
         for nbytes in blocks:
             regions.append(space.reserve(device, nbytes))
         if state.recorder is not None:
-            state.recorder.memory.took_workspace(sum(r.bytes for r in regions), device, blocks)
+            state.recorder.memory.took_workspace(sum(r.bytes for r in regions), device, blocks, elsewhere)
     finally:  # also where memory runs out midway
         for region in regions:
             space.give_back(device, region)
 
 
-def hold_before(state: MetaState, stages: tuple[Stage, ...], output: int, device: torch.device,
+def hold_before(state: MetaState, stages: tuple[Held, ...], output: int, device: torch.device,
                 kept: list[MetaStorage]) -> None:
     """Hold what a kernel holds before it allocates an output; ``kept`` gets what stays until it ends."""
     if state.graph is not None:  # only a graph is made of it
@@ -288,7 +372,7 @@ def hold_before(state: MetaState, stages: tuple[Stage, ...], output: int, device
         if stage.before != output:
             continue
         if not stage.kept:
-            hold_blocks(state, device, stage.blocks)
+            hold_blocks(state, device, stage.blocks, stage.elsewhere)
             continue
         for nbytes in stage.blocks:
             kept.append(new_storage(nbytes, device, state.space))

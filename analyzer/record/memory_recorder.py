@@ -1,9 +1,10 @@
 """Writes down the lifetimes of storages, and what the allocator says over each phase of a step."""
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -199,19 +200,25 @@ class MemoryRecorder:
 
     # ---- workspaces (CallListener)
 
-    def took_workspace(self, nbytes: int, claim: torch.device, blocks: tuple[int, ...]) -> None:
-        """The allocator just gave a workspace of ``nbytes`` for ``blocks``, which its kernel gives back at once."""
-        self.log.events += 1
+    def took_workspace(self, nbytes: int, claim: torch.device, blocks: tuple[int, ...],
+                       elsewhere: tuple[tuple[str, tuple[int, ...]], ...] = ()) -> None:
+        """The allocator just gave a workspace of ``nbytes`` for ``blocks``, which its kernel gives back at once; on
+        other devices, by their names, its blocks are those of ``elsewhere``.
+        """
+        self.log.events += bool(blocks)
         if self.run.events is not None:
-            self.run.events.append((HELD, (claim, blocks)))
+            self.run.events.append((HELD, (claim, blocks, elsewhere)))
         self.watch_peak(nbytes)
 
     def holds_workspace(self, storage: MetaStorage) -> None:
         """The storage just born is an operator's temporary, which dies when the operator ends."""
         self.log.storages[storage.number].category = "workspace"
 
-    def kept_workspace(self, region: Region, nbytes: int, claim: torch.device, label: str) -> None:
-        """A library just took a workspace that it keeps for as long as the process lives."""
+    def kept_workspace(self, region: Region, nbytes: int, claim: torch.device, label: str,
+                       elsewhere: Mapping[str, int] = MappingProxyType({})) -> None:
+        """A library just took a workspace that it keeps for as long as the process lives; of other devices, by their
+        names, ``elsewhere`` has its bytes.
+        """
         log = self.log
         log.events += 1
         number = self._free_number()
@@ -219,6 +226,8 @@ class MemoryRecorder:
             log.lifetime_table, number, nbytes, region.bytes, region.address, str(claim), log.events,
             len(log.call_slots), self.run.phase, self.run.step, OUTSIDE, ROOT)
         lifetime.category, lifetime.label = "workspace", label
+        if elsewhere:
+            self.run.kept_elsewhere[number] = elsewhere
         for listener in self.run.listeners:
             listener.kept(number)
         self.watch_peak(0)

@@ -25,6 +25,7 @@ from analyzer.record.storage_lifetime import (
     DIED,
     HELD,
     MODULE,
+    NBYTES,
     NODE,
     WIDTH,
     StorageLifetime,
@@ -60,6 +61,7 @@ class Repeat:
         self.columns: dict[str, list[Numbers]] = {name: [] for name in (
             "kinds", "what", "fields", "operands", "lives", "born_at", "first")}
         self.payloads: list[Any] = []
+        self._held_payloads: list[int] = []  #: places of those of HELD events
         self.nodes: list[LogNode] = []
         self.module_calls: list[LogModuleCall] = []
         self._operands = 0
@@ -177,10 +179,12 @@ class Repeat:
         self.calls = self.source.call_slots.gather(
             first // self.repetitions, self._join("fields"), self._join("operands"), Copies(at, alike, counts))
 
-    def write(self, before: Before) -> Log:
-        """The log of a run that begins with what there was ``before``; DeviceOutOfMemoryError where memory runs out."""
+    def write(self, before: Before, device: str = "") -> Log:
+        """The log of a run that begins with what there was ``before``; with the workspaces of another ``device`` that
+        shares the run, where one is named. DeviceOutOfMemoryError where memory runs out.
+        """
         log = Log(device=self.source.device)
-        self._finish_storages(log, before)
+        self._finish_storages(log, before, device)
         log.call_slots = self.calls
         log.node_slots, log.module_calls = self.nodes, self.module_calls
         self.facts.copy_to(log)
@@ -199,6 +203,7 @@ class Repeat:
         for at, (code, payload) in enumerate(events):
             if code in (HELD, BEGAN, STEP, KEPT):
                 what[:, at] = len(self.payloads)
+                self._held_payloads += [len(self.payloads)] if code == HELD else []
                 self.payloads.append(payload)
         self._write_requests(events, what, part, repetition)
         self.columns["kinds"].append(np.tile(kinds, len(part.copies)))
@@ -287,7 +292,16 @@ class Repeat:
         found = self.columns[name]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
-    def _finish_storages(self, log: Log, before: Before) -> None:
+    def workspaces_on(self, device: str) -> tuple[Any, ...]:
+        """What of the workspaces of a device that shares the run is told of it by name: the blocks of those that are
+        held and given back, in order, and the bytes of those that are kept.
+        """
+        kept = self.names.short_run.recorder.run.kept_elsewhere
+        held = [self.payloads[at] for at in self._held_payloads]
+        return (tuple([dict(elsewhere).get(device, blocks) for _, blocks, elsewhere in held]),
+                tuple([(number, sizes[device]) for number, sizes in kept.items() if device in sizes]))
+
+    def _finish_storages(self, log: Log, before: Before, device: str) -> None:
         """Storages of before, and workspaces that libraries keep, come first; then all that was born, in order."""
         source = self.source
         born = {number for part, _ in self.written for number in part.numbers(BORN)}
@@ -297,13 +311,26 @@ class Repeat:
         lives = np.concatenate([self._lives()[fixed_at], self._join("lives").reshape(-1, WIDTH)])
         first = len(fixed)
         lives[first:, [DEATH, DEATH_CALL]] = -1
-        events = self._list_events({number: row for row, number in enumerate(fixed)}, lives, before.events)
+        held, kept = self.workspaces_on(device)
+        row_of_fixed = {number: row for row, number in enumerate(fixed)}
+        for number, nbytes in kept:
+            lives[row_of_fixed[number], NBYTES] = nbytes
+        events = self._list_events(row_of_fixed, held, lives, before.events)
         place_events(events, lives, first, before, source, log)
         self._fill_lifetimes(log, lives, fixed, np.concatenate([fixed_at, self._join("born_at")]))
 
-    def _list_events(self, row_of_fixed: dict[int, int], lives: Numbers, count: int) -> Events:
-        """The events behind ``count`` earlier ones, with their storages; births and deaths go into ``lives``."""
+    def _list_events(self, row_of_fixed: dict[int, int], held: Sequence[tuple[int, ...]], lives: Numbers,
+                     count: int) -> Events:
+        """The events behind ``count`` earlier ones, with their storages; births and deaths go into ``lives``. ``held``
+        are the blocks of workspaces: where a device has none there is no event.
+        """
         kinds, what, first = self._join("kinds"), self._join("what"), len(row_of_fixed)
+        payloads = list(self.payloads)
+        for at, blocks in zip(self._held_payloads, held):
+            payloads[at] = payloads[at][0], blocks
+        if empty := [at for at, blocks in zip(self._held_payloads, held) if not blocks]:
+            is_there = (kinds != HELD) | ~np.isin(what, empty)
+            kinds, what = kinds[is_there], what[is_there]
         rows = np.full(len(kinds), -1, np.int64)
         is_birth, is_death = kinds == BORN, kinds == DIED
         rows[is_birth] = what[is_birth] - self.first_number + first
@@ -319,7 +346,7 @@ class Repeat:
         begins = is_birth | (kinds == KEPT)
         lives[rows[begins], BIRTH], lives[rows[begins], BIRTH_CALL] = numbers[begins], calls[begins]
         lives[dead, DEATH], lives[dead, DEATH_CALL] = numbers[is_death], calls[is_death]
-        return Events(kinds, what, rows, numbers, calls, self.payloads)
+        return Events(kinds, what, rows, numbers, calls, payloads)
 
     def _fill_lifetimes(self, log: Log, lives: Numbers, fixed: list[int], old: Numbers) -> None:
         table, source = log.lifetime_table, self.source.lifetime_table

@@ -1,8 +1,9 @@
 """A step of a short run: its model runs once where a later run would do the same; its optimizer runs always."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ from .match import CAPTURES, USES_STREAMS
 from .name import RunNames
 from .placing import Before
 from .repeat import Repeat
-from .short_run import AGAIN, NotRepeated, ShortRun, Spec
+from .short_run import AGAIN, KEPT, NotRepeated, ShortRun, Spec
 from .state_fingerprint import StateFingerprint
 
 
@@ -30,8 +31,10 @@ class RepeatedStep(EagerStep):
     """
 
     chains: Sequence[Chain] = ()
+    shares_run = False  #: whether logs for other devices may be asked for
     step_reason: str | None = "the steps are the caller's own"  #: why steps after the first are run
     _repeat: Repeat | None = None
+    _notes_all = True
     _left: list[tuple[torch.Tensor, Spec]] | None = None  # parameters and their gradients, of a step that is repeated
 
     @property
@@ -84,7 +87,8 @@ class RepeatedStep(EagerStep):
         self.step_reason = reason or self._why_run_again(left)
         if self.step_reason is None:
             self._left = [(p, spec) for p, spec in left if spec is not None]
-        elif not self.chains:
+        elif not self.chains and not self.shares_run:
+            self._notes_all = False
             self.recorder.run.events = None  # the log is that of what runs
             self.recorder.run.listeners.remove(self.short_run)
 
@@ -137,14 +141,40 @@ class RepeatedStep(EagerStep):
             except torch.OutOfMemoryError as error:
                 raise NotRepeated("memory runs out") from error
 
-    def write_limited(self, capacity_bytes: int) -> Log | None:
-        """The log that `write_log` gave, of a device with less memory; None where the step has to run there."""
+    def write_limited(self, capacity_bytes: int, device: str = "") -> Log | None:
+        """The log that `write_log` gave, or `write_for`, of a device with less memory; None where the step has to run
+        there.
+        """
         if self._repeat is None or not self._memory.takes_capacity():
             return None
         try:
-            return self._repeat.write(self._memory.again(capacity_bytes))
+            return self._repeat.write(self._memory.again(capacity_bytes), device)
         except torch.OutOfMemoryError:
             return None
+
+    def group_devices(self, names: Collection[str]) -> list[list[str]]:
+        """The devices that share the run and differ from its own in workspaces alone, those together that have the same
+        ones: `write_for` gives the log of each. Empty where a log cannot be written.
+        """
+        recorder = self.recorder
+        if not names or not self._notes_all or self._why_not_written() is not None:
+            return []
+        try:
+            if self._repeat is None:
+                self._repeat, _ = write_repeated(self.short_run, self._memory.again())
+        except (NotRepeated, torch.OutOfMemoryError):
+            return []
+        if not recorder.run.kept_elsewhere.keys() <= {what for kind, what in self.short_run.events if kind == KEPT}:
+            return []  # of those that were taken before, other devices have other places
+        groups: dict[Any, list[str]] = {}
+        for name in names:
+            groups.setdefault(self._repeat.workspaces_on(name), []).append(name)
+        return list(groups.values())
+
+    def write_for(self, device: str) -> Log:
+        """The log that `write_log` gave, with the workspaces of another device that shares the run."""
+        assert self._repeat is not None
+        return self._repeat.write(self._memory.again(), device)
 
     def _why_not_written(self) -> str | None:
         """Why the log of this run tells nothing of one of all blocks and steps."""

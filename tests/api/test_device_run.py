@@ -11,6 +11,7 @@ import analyzer.api.profile as one
 from analyzer.api.device_run import profile_each
 from analyzer.hardware import find_device
 from analyzer.hardware.catalogue import Alike, asked, simulated_spec, simulating
+from analyzer.meta.operator_info import Held, _join_memory
 
 DEVICES = ("h100_sxm", "h100_pcie", "h200", "a100_80gb", "a100_40gb", "rtx_4090", "t4", "v100_sxm2_16gb", "mi300x",
            "m2_max", "cpu")
@@ -82,6 +83,36 @@ def test_each_device_has_the_figures_that_it_has_alone(name, monkeypatch):
     assert len(runs) < len(specs)
     for i, spec in enumerate(specs):
         assert read(found[i].profile) == read(analyzer.profile(model, inputs, device=spec, **settings)), spec.name
+
+
+@pytest.mark.parametrize("name, settings, runs", [
+    ("images", {}, ["h100_sxm", "mi300x", "m2_max", "cpu"]),  # with other products, and other devices
+    ("inference", {}, ["h100_sxm", "mi300x", "m2_max", "cpu"]),
+    ("images", dict(step=lambda model, optimizer, x: (model(x).sum().backward(), optimizer.step())),
+     ["h100_sxm", "mi300x", "m2_max", "cpu"]),
+    ("images", dict(reuse=False), ["h100_sxm", "h100_pcie", "a100_80gb", "rtx_4090", "t4", "mi300x", "m2_max", "cpu"])])
+def test_devices_whose_workspaces_alone_differ_share_a_run(name, settings, runs, monkeypatch):
+    build, inputs, usual = STEPS[name]
+    specs, model, settings = [find_device(device) for device in DEVICES], build(), {**usual, **settings}
+    taken = counted_runs(monkeypatch)
+    found = dict(profile_each(specs, model, inputs, **settings))
+    assert list(dict.fromkeys(taken)) == runs
+    firsts = {found[i].first.device for i in range(5)}
+    assert len(firsts) > 1  # a log for each kind of workspaces
+    for i, spec in enumerate(specs[:8]):
+        assert read(found[i].profile) == read(analyzer.profile(model, inputs, device=spec, **settings)), spec.name
+
+
+def test_what_a_device_holds_is_told_at_its_place_among_what_another_holds():
+    mine = (Held((64,), 0, True), Held((8, 8), 0), Held((4,))), None
+    none = (Held((64,), 0, True),), None
+    one_more = (Held((64,), 0, True), Held((16,), 0), Held((2,), 1), Held((4,))), None
+    kept, two, order = ((Held((32,), 0, True),), None), ((Held((1,)), Held((1,))), None), (mine[0], (1, 0))
+    joined, refused = _join_memory(mine, {"none": none, "one more": one_more, "kept": kept, "two": two, "order": order})
+    assert refused == ["kept", "two", "order"]  # what is kept, which is which, what comes first
+    assert joined == ((
+        Held((64,), 0, True), Held((8, 8), 0, False, (("none", ()), ("one more", (16,)))),
+        Held((), 1, False, (("one more", (2,)),)), Held((4,), None, False, (("none", ()),))), None)
 
 
 @pytest.mark.parametrize("build", [AsksCapability, AsksMemory])

@@ -8,7 +8,7 @@ from analyzer.cuda.kernels import host_rnn
 from analyzer.cuda.kernels.host_rnn import count_state_spaces, onednn_workspace_bytes
 from analyzer.cuda.workspaces.recurrent import GRU, LSTM, TANH, RnnLayers
 from analyzer.errors import DataDependentError
-from analyzer.meta.operator_info import Stage, kernel_memory
+from analyzer.meta.operator_info import Held, kernel_memory
 from analyzer.tools.runtime import measure
 
 
@@ -125,7 +125,7 @@ def test_what_is_held_while_a_layer_runs(mode, make, used, power, forward, backw
         (call,) = mode.state.recorder.find(name)
         matrices = sum(p.numel() for p in layer.parameters() if p.dim() == 2)
         workspace = RnnLayers.of_call(call.named_arguments()).workspace_bytes(matrices, 4, training=True)
-        assert kernel_memory(call)[0] == tuple(Stage(tuple(workspace if b == "w" else b for b in blocks), before, kept)
+        assert kernel_memory(call)[0] == tuple(Held(tuple(workspace if b == "w" else b for b in blocks), before, kept)
                                                for blocks, before, kept in expected)
 
 

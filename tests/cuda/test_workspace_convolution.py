@@ -185,7 +185,7 @@ def test_a_gradient_of_the_other_memory_format_is_converted_for_both_gradients()
     x, w = spec((2, 4, 8, 8)), spec((16, 4, 4, 4))
     gy = TensorSpec.of((2, 16, 2, 2), (64, 1, 32, 16), torch.float32, "cuda:0")
     stages = stages_of_gradients(x, w, gy, [True, True, False], 4)
-    assert stages[0] == ((gy.nbytes,), 0, True) and not any(s.kept for s in stages[1:])
+    assert stages[0] == ((gy.nbytes,), 0, True, ()) and not any(s.kept for s in stages[1:])
 
 
 def test_copies_of_16_bit_images_have_whole_vectors_of_channels() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from analyzer.hardware.catalogue import asked, simulated_spec
+from analyzer.hardware.catalogue import ask_apart, asked, simulated_spec
 from analyzer.meta.operator_info import Stage, kernel_stages
 from analyzer.meta.spec import Signature
 from analyzer.meta.state import MetaState
@@ -213,6 +213,14 @@ def take_library_workspaces(state: MetaState, signature: Signature, needs: tuple
     take_workspaces(state, torch.device(signature.inputs[-1].device), needs)
 
 
+def _join_sizes(nbytes: int, others: dict[str, int]) -> tuple[tuple[int, dict[str, int]], list[str]]:
+    """Bytes of a workspace, and those on other devices; of these make a run of their own on which alone there is none,
+    or one.
+    """
+    refused = [name for name, size in others.items() if bool(size) != bool(nbytes)]
+    return (nbytes, {name: size for name, size in others.items() if name not in refused}), refused
+
+
 def take_workspaces(state: MetaState, device: torch.device, needs: tuple[str, ...]) -> None:
     """Take the workspaces of libraries on a device that are not there yet."""
     space = state.space
@@ -220,10 +228,11 @@ def take_workspaces(state: MetaState, device: torch.device, needs: tuple[str, ..
     for library in needs:
         key = (library, device.index or 0, in_backward, space.current_stream(device.index or 0))
         if key not in space.library_workspaces:
-            nbytes = _SIZES[library]()
+            nbytes, elsewhere = ask_apart(_SIZES[library], (), _join_sizes)
             if not nbytes:
                 continue
             region = space.library_workspaces[key] = space.reserve(device, nbytes)
             if state.recorder is not None:
                 where = "backward" if in_backward else "forward"
-                state.recorder.memory.kept_workspace(region, nbytes, device, f"{library} workspace, {where} thread")
+                state.recorder.memory.kept_workspace(region, nbytes, device, f"{library} workspace, {where} thread",
+                                                    elsewhere)

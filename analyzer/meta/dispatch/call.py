@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from analyzer.meta.address_space import MetaStorage, find_storage, next_number
 from analyzer.meta.argument import adopt_arguments
-from analyzer.meta.operator_info import OperatorFacts, Stage, has_rule, hold_before, kernel_memory
+from analyzer.meta.operator_info import Held, OperatorFacts, has_rule, hold_before, kernel_memory
 from analyzer.meta.spec import SPARSE_LAYOUTS, Signature, parts_of, strided_of
 from analyzer.meta.state import CPU, MetaState, indexed_device
 from analyzer.meta.tensor import META, MetaTensor, kernel, take_class
@@ -31,7 +31,7 @@ class OperatorCall:
     result: Any                       #: as the caller gets it
     outputs: list[Any]                #: the parts of the result
     born: list[MetaStorage | None]    #: the new storage of each output, None where it has none
-    stages: tuple[Stage, ...]
+    stages: tuple[Held, ...]
 
     def __init__(self, info: OperatorFacts, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor],
                  storages: list[MetaStorage], key: list[Any] | None) -> None:

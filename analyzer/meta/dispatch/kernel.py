@@ -13,8 +13,8 @@ from analyzer.meta import argument as collective
 from analyzer.meta.address_space import MetaStorage, next_number
 from analyzer.meta.copied_tensor import own_storages
 from analyzer.meta.operator_info import (
+    Held,
     OperatorFacts,
-    Stage,
     device_shapes,
     has_rule,
     hold_before,
@@ -57,7 +57,7 @@ def run_kernel(state: MetaState, call: OperatorCall, key: Any) -> None:
     result = _call(state, info, args, kwargs, device, any(t.layout in SPARSE_LAYOUTS for t in tensors))
     structure = type(result) if isinstance(result, (list, tuple)) else None
     call.outputs = list(result) if structure is not None else [result]
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[Held, ...] = ()
     order: tuple[int, ...] | None = None
     if has_rule(info):  # what the kernel holds must be known before its outputs are allocated
         specs = tuple(TensorSpec.of(tuple(o.shape), o.stride(), o.dtype, str(device))
@@ -74,7 +74,7 @@ def run_kernel(state: MetaState, call: OperatorCall, key: Any) -> None:
         entries[key] = Entry(call.signature, recipes, structure)
 
 
-def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, stages: tuple[Stage, ...],
+def _place_outputs(state: MetaState, call: OperatorCall, device: torch.device, stages: tuple[Held, ...],
                    order: tuple[int, ...] | None) -> None:
     call.born = [None] * len(call.outputs)
     for position, i in enumerate(order or range(len(call.outputs))):

@@ -250,7 +250,7 @@ def _account(state: MetaState, call: OperatorCall) -> None:
             device.take_library_workspaces(state, signature, needs)
     for stage in call.stages:
         if stage.before is None:
-            hold_blocks(state, result_device(state, call.storages), stage.blocks)
+            hold_blocks(state, result_device(state, call.storages), stage.blocks, stage.elsewhere)
     call.kept.clear()
     if state.recorder is not None:
         outputs = [storage_of(o) for o in call.outputs if isinstance(o, Tensor)]
@@ -263,7 +263,7 @@ def _account_for_answer(state: MetaState, call: OperatorCall, answer: Any) -> No
                           tuple(spec_of(t) for t in call.tensors), tuple(spec_of(t) for t in outputs))
     if has_rule(call.info):
         for stage in kernel_memory(signature)[0]:
-            hold_blocks(state, result_device(state, call.storages), stage.blocks)
+            hold_blocks(state, result_device(state, call.storages), stage.blocks, stage.elsewhere)
     if outputs and state.recorder is not None and state.graph is None:
         state.recorder.calls.called(signature, call.storages, [storage_of(t) for t in outputs])
 

@@ -179,7 +179,7 @@ def _run_shape(func: Any, args: Any, kwargs: Any, tensors: tuple[Tensor, ...]) -
         take_class(outputs[i])
     for stage in stages:
         if stage.before is None:
-            hold_blocks(state, device, stage.blocks)
+            hold_blocks(state, device, stage.blocks, stage.elsewhere)
     kept.clear()
     if state.recorder is not None:
         born = [s for o in outputs if isinstance(s := o.untyped_storage(), MetaStorage)]
