@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from analyzer.meta.address_space import AddressSpace, MetaStorage
+from analyzer.meta.address_space import UNFOLLOWED, AddressSpace, MetaStorage
 from analyzer.meta.tensor import alias
 from analyzer.record.reference_count import next_sequence_number
 
@@ -178,7 +178,7 @@ class GraphEnd:
         self.results.append(base)
         index, storage, start = len(self.results) - 1, base.untyped_storage(), base.storage_offset()
         assert isinstance(storage, MetaStorage)
-        if storage.followed != (None, None, None, None):
+        if storage.followed != UNFOLLOWED:
             self._followed.append((index, storage.followed, storage.nbytes()))
         for tensor in group:
             part = None if tensor is base else (

@@ -240,6 +240,8 @@ class AddressSpace:
 
 
 next_number = itertools.count().__next__
+Followed = tuple["Known | None", "Known | None", "float | None", Any, Any]  #: what is known, or expected, of contents
+UNFOLLOWED: Followed = (None, None, None, None, None)
 
 
 class MetaStorage(torch.UntypedStorage):
@@ -258,6 +260,7 @@ class MetaStorage(torch.UntypedStorage):
     origin: torch.UntypedStorage | None = None  #: one with data that a file was read into, until its dtype is known
     barred: Any = None                 #: `Bars`: columns of scores on which no choice falls
     nonzero_bound: Any = None          #: `NonzeroBound`: where the contents are unknown, how many can be nonzero
+    sample: Any = None                 #: `Sample`: where the contents are unknown, some that may be
 
     def data_ptr(self) -> int:
         return self.region.address
@@ -283,12 +286,12 @@ class MetaStorage(torch.UntypedStorage):
         return known
 
     @property
-    def followed(self) -> tuple[Known | None, Known | None, float | None, Any]:
-        return self.known, self.drawn_from, self.density, self.nonzero_bound
+    def followed(self) -> Followed:
+        return self.known, self.drawn_from, self.density, self.nonzero_bound, self.sample
 
     @followed.setter
-    def followed(self, followed: tuple[Known | None, Known | None, float | None, Any]) -> None:
-        self.known, self.drawn_from, self.density, self.nonzero_bound = followed
+    def followed(self, followed: Followed) -> None:
+        self.known, self.drawn_from, self.density, self.nonzero_bound, self.sample = followed
 
     def copy_to(self, device: torch.device) -> MetaStorage:
         with without_modes():

@@ -22,6 +22,7 @@ from .value.barred import FOLLOWED
 from .value.expectation import ESTIMATED
 from .value.finite import TESTS
 from .value.nonzero_bound import BOUNDING
+from .value.sample import STARTS
 
 Impl = Callable[..., Any]
 
@@ -123,7 +124,8 @@ class OperatorFacts:
         self.is_estimated = self.name in ESTIMATED  # something is expected of contents that are not known
         self.bars = op.namespace == "aten" and self.name in FOLLOWED  # columns of scores, or keeps them barred
         self.bounds_nonzero = self.name in BOUNDING  # elements that were zero stay so, but for as many as are written
-        self.is_followed = bool(self.mutated or self.filler or self.tests_finiteness or self.is_estimated)
+        self.is_followed = bool(self.mutated or self.filler or self.tests_finiteness or self.is_estimated
+                                or self.name in STARTS)
         #: what contents it refuses, where they are known
         self.check_values = value_rules.get(self.name) if op.namespace == "aten" else None
         self.enumerator = self.name in _ENUMERATORS

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from analyzer.errors import UnsupportedOperatorError
 from analyzer.meta.intercept.mode_stack import without_modes
 
-from .address_space import AddressSpace, MetaStorage, find_storage
+from .address_space import UNFOLLOWED, AddressSpace, MetaStorage, find_storage
 from .spec import SPARSE_LAYOUTS, strided_of
 from .state import active, current
 from .value.known_value import Deferred, small_enough
@@ -194,7 +194,7 @@ def _follow(written: torch.Tensor, source: torch.Tensor | None) -> None:
     Without functions of torch.
     """
     storage: Any = find_storage(written)
-    storage.followed, storage.barred = (None, None, None, None), None
+    storage.followed, storage.barred = UNFOLLOWED, None
     if source is None or source.layout is not torch.strided or _layout(source) != _layout(written):
         return
     origin = find_storage(source)

@@ -16,7 +16,8 @@ from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import CPU, active_state
 from analyzer.meta.tensor import name_of_node, with_node
 from analyzer.meta.value.contents import read_known
-from analyzer.meta.value.expectation import bins_left_out, count_classes, share_of_marks
+from analyzer.meta.value.expectation import bins_left_out, count_classes, is_told_by_sample, share_of_marks
+from analyzer.meta.value.sample import count_sample
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -176,7 +177,10 @@ def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength
     dtype = torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     out = aten.new_empty.default(self, [minlength], dtype=dtype)
     if weights is None:
-        count_classes(state, "bincount", out, self.numel(), bins_left_out(self, minlength))
+        if is_told_by_sample(self.untyped_storage()):
+            out.untyped_storage().sample = count_sample(self, minlength)
+        else:
+            count_classes(state, "bincount", out, self.numel(), bins_left_out(self, minlength))
     return out
 
 

@@ -45,7 +45,7 @@ class OperatorCall:
         if self.info.is_followed or not self.tensors:
             return True
         for s in self.storages:
-            if s.known is not None or s.nonzero_bound is not None:
+            if s.known is not None or s.nonzero_bound is not None or s.sample is not None:
                 return True
         return False
 

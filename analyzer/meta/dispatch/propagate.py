@@ -7,14 +7,23 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.address_space import MetaStorage
+from analyzer.meta.address_space import UNFOLLOWED, MetaStorage
 from analyzer.meta.spec import NUMBERS
 from analyzer.meta.state import MetaState
 from analyzer.meta.value import expectation
-from analyzer.meta.value.contents import covers_storage, defer_call, read_known, storage_numel, worth_following
+from analyzer.meta.value.contents import (
+    covers_storage,
+    defer_call,
+    known_contents,
+    known_or_zeros,
+    read_known,
+    storage_numel,
+    worth_following,
+)
 from analyzer.meta.value.finite import finite_answer
 from analyzer.meta.value.known_value import DeferredCall, Known, Result, Written, Zeros, window_of
 from analyzer.meta.value.nonzero_bound import NonzeroBound, bound_result
+from analyzer.meta.value.sample import UNSAMPLED, sample_call
 
 from .call import OperatorCall
 
@@ -27,9 +36,9 @@ _PRODUCTS = {"convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot
 def propagate(state: MetaState, call: OperatorCall) -> None:
     info, born = call.info, call.born
     new = born[0] if born else None
+    sampled = sample_call(call) if state.options.unknown_size == "balanced" and not state.options.skew else None
     is_known = _any_known(call.storages)
-    # of what is filled like another tensor, integers: ones that are added up count
-    if is_known or not call.tensors or info.mutated or info.filler and not call.outputs[0].dtype.is_floating_point:
+    if is_known or not call.tensors or info.mutated or info.filler:
         bound = _bound_nonzero(call) if is_known and info.bounds_nonzero else None
         _propagate_known(state, call)
         if bound is not None:
@@ -44,6 +53,8 @@ def propagate(state: MetaState, call: OperatorCall) -> None:
             new.known = _full(call.outputs[0], storage_numel(new, call.outputs[0].dtype), answer)
     if info.is_estimated:
         _estimate(state, call)
+    if sampled is not None:
+        sampled.tell(call)
 
 
 def _any_known(storages: list[MetaStorage]) -> bool:
@@ -121,9 +132,12 @@ def _fill(state: MetaState, call: OperatorCall) -> None:
         position = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}[name]
         named = call.kwargs.get("fill_value", call.kwargs.get("s"))
         value = call.args[position] if position < len(call.args) else named
-    if not worth_following(numel):
-        if value == 0:
+    # of what is filled like another tensor, integers: ones that are added up count
+    if not worth_following(numel) or call.tensors and out.dtype.is_floating_point:
+        if isinstance(value, NUMBERS) and value == 0:
             storage.nonzero_bound = NonzeroBound(0)
+        else:
+            storage.sample = UNSAMPLED
     elif isinstance(value, NUMBERS):
         window = window_of(out)
         key = type(value), repr(value), window, numel, out.dtype  # 0.0 and -0.0 are equal
@@ -149,7 +163,8 @@ def _compute(state: MetaState, call: OperatorCall, seed: int | None) -> None:
                 for o, b in zip(outputs, born)]):
         return
     expects = state.follows_expected and info.name not in _PRODUCTS
-    deferred, unknown = defer_call(info.op, call.args, call.kwargs, expects=expects, seed=seed)
+    deferred, unknown = defer_call(info.op, call.args, call.kwargs, seed=seed,
+                                   contents_of=known_or_zeros if expects else known_contents)
     if unknown or expects and all(isinstance(r.known, Zeros) for r in deferred.reads) and not info.enumerator:
         return
     single = len(outputs) == 1 and not info.returns_list
@@ -168,7 +183,7 @@ def _write(state: MetaState, call: OperatorCall) -> None:
     targets = []
     for position, target in call.written():
         if position is None:  # out= variants: contents are not followed
-            target.untyped_storage().followed = (None,) * 4  # type: ignore[attr-defined]
+            target.untyped_storage().followed = UNFOLLOWED  # type: ignore[attr-defined]
         else:
             targets.append((position, target))
     if not targets:
@@ -187,7 +202,9 @@ def _write(state: MetaState, call: OperatorCall) -> None:
         if isinstance(storage, MetaStorage):
             written.append((storage, None if rule is None else rule(position, target, storage)))
     for storage, new in written:
-        storage.known, storage.nonzero_bound = new, None
+        if storage.drawn_from is not None or storage.density is not None:
+            storage.drawn_from, storage.density = expectation.after_write(info.name, call.args, call.storages)
+        storage.known, storage.nonzero_bound, storage.sample = new, None, None
         if not info.bars:
             storage.barred = None
 
@@ -206,7 +223,8 @@ def _drawn_in_place(state: MetaState, call: OperatorCall, position: tuple[int, .
 
 def _written_by_call(state: MetaState, call: OperatorCall) -> Rule:
     expects = state.follows_expected and call.info.name not in _PRODUCTS
-    deferred, unknown = defer_call(call.info.op, call.args, call.kwargs, expects=expects)
+    deferred, unknown = defer_call(call.info.op, call.args, call.kwargs,
+                                   contents_of=known_or_zeros if expects else known_contents)
     expects = expects and any(not isinstance(r.known, Zeros) for r in deferred.reads)
     def contents(position: tuple[int, ...], target: Tensor, storage: MetaStorage) -> Known | None:
         numel = storage_numel(storage, target.dtype)
@@ -258,8 +276,8 @@ def _estimate(state: MetaState, call: OperatorCall) -> None:
         first.density = density
     if first.exact is not None:
         return
-    if name == "histc":
+    if name == "histc" and not expectation.is_told_by_sample(call.storages[0]):
         expectation.count_classes(state, name, call.outputs[0], call.args[0].numel(),
                                   expectation.bins_left_out(call.args[0], call.outputs[0].numel()))
-    else:
+    elif name != "histc":
         expectation.count_marked(state, name, call.args, call.outputs[0], before)

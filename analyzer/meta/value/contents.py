@@ -5,6 +5,7 @@ import ast
 import dis
 import functools
 import linecache
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -17,7 +18,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.source_line import first_frame, is_outside, is_user_code, user_frame
 from analyzer.meta.state import MetaState
 
-from .known_value import LARGEST_INTEGER, DeferredCall, ReadArgument, Zeros, reads, window_of
+from .known_value import LARGEST_INTEGER, DeferredCall, Known, ReadArgument, Zeros, reads, window_of
 
 Tensor = torch.Tensor
 
@@ -65,34 +66,47 @@ def look_at(tensor: Tensor) -> Tensor | None:
         return flat.as_strided([n if s or not n else 1 for n, s in zip(shape, stride)], stride, offset)
 
 
-def defer_call(op: Any, args: Any, kwargs: Any, *, expects: bool = False,
+ContentsOf = Callable[[Tensor, MetaStorage], "Known | None"]  #: what a tensor's storage holds, where that is told
+
+
+def known_contents(tensor: Tensor, storage: MetaStorage) -> Known | None:
+    return storage.known
+
+
+def known_or_zeros(tensor: Tensor, storage: MetaStorage) -> Known | None:
+    """Zeros are taken for what is not known."""
+    if storage.known is not None:
+        return storage.known
+    numel = storage_numel(storage, tensor.dtype)
+    return Zeros(numel, tensor.dtype) if worth_following(numel) else None
+
+
+def defer_call(op: Any, args: Any, kwargs: Any, *, contents_of: ContentsOf = known_contents,
                seed: int | None = None) -> tuple[DeferredCall, list[Tensor]]:
-    """A call on known contents and the tensors that have none; with ``expects``, zeros are taken for unknown ones."""
+    """A call on contents that are told, and the tensors of which none are."""
     reads: list[ReadArgument] = []
     unknown: list[Tensor] = []
-    call = DeferredCall(op, _defer(args, reads, unknown, expects), _defer(kwargs, reads, unknown, expects), reads, seed)
+    call = DeferredCall(op, _defer(args, reads, unknown, contents_of), _defer(kwargs, reads, unknown, contents_of),
+                        reads, seed)
     return call, unknown
 
 
 _DEFERRED = (Tensor, list, tuple, dict)
 
 
-def _defer(tree: Any, reads: list[ReadArgument], unknown: list[Tensor], expects: bool) -> Any:
+def _defer(tree: Any, reads: list[ReadArgument], unknown: list[Tensor], contents_of: ContentsOf) -> Any:
     if isinstance(tree, Tensor):
         storage = tree.untyped_storage() if tree.layout is torch.strided else None
-        known = storage.known if isinstance(storage, MetaStorage) else None
-        if known is None and expects and isinstance(storage, MetaStorage):
-            numel = storage_numel(storage, tree.dtype)
-            known = Zeros(numel, tree.dtype) if worth_following(numel) else None
+        known = contents_of(tree, storage) if isinstance(storage, MetaStorage) else None
         if known is None:
             unknown.append(tree)
             return None
         reads.append(ReadArgument(known, window_of(tree)))
         return reads[-1]
     if isinstance(tree, (list, tuple)):
-        return [_defer(x, reads, unknown, expects) if isinstance(x, _DEFERRED) else x for x in tree]
+        return [_defer(x, reads, unknown, contents_of) if isinstance(x, _DEFERRED) else x for x in tree]
     if isinstance(tree, dict):
-        return {k: _defer(v, reads, unknown, expects) if isinstance(v, _DEFERRED) else v for k, v in tree.items()}
+        return {k: _defer(v, reads, unknown, contents_of) if isinstance(v, _DEFERRED) else v for k, v in tree.items()}
     return tree
 
 
@@ -179,8 +193,10 @@ def going_on(state: MetaState, tensor: torch.Tensor) -> bool | None:
     return answer
 
 
-def expected_scalar(state: MetaState, tensor: torch.Tensor) -> Any:
-    """What ``unknown_size`` and ``unknown_condition`` say that an unknown scalar is; None where they say nothing."""
+def expected_scalar(state: MetaState, tensor: torch.Tensor, read_sample: Callable[[Tensor], Tensor | None]) -> Any:
+    """What ``unknown_size`` and ``unknown_condition`` say that an unknown scalar is, which may be as in a sample; None
+    where they say nothing.
+    """
     if state.tape is not None:
         return None
     density, policy = getattr(tensor.untyped_storage(), "density", None), state.options.unknown_size
@@ -189,12 +205,16 @@ def expected_scalar(state: MetaState, tensor: torch.Tensor) -> Any:
             state.assume(f"a condition that depends on data is {bool(density)} for the expected counts (balanced) "
                          f"{state.where()}")
             return bool(density)
+        if density is None and not state.repeats and (sample := read_sample(tensor)) is not None:
+            return _sampled_scalar(state, sample)
         condition = state.options.unknown_condition
         if condition == "error":
             return None
         state.assume(f"a condition that depends on data was taken as {condition} (unknown_condition={condition!r}) "
                      f"{state.where()}")
         return condition == "true"
+    if density is None and not state.repeats and (sample := read_sample(tensor)) is not None:
+        return _sampled_scalar(state, sample)
     if density is None or policy in ("worst", "error"):  # nothing bounds such a number
         return None
     if isinstance(policy, int):
@@ -203,6 +223,14 @@ def expected_scalar(state: MetaState, tensor: torch.Tensor) -> Any:
     value = density if tensor.dtype.is_floating_point else round(density)
     state.assume(
         f"a number that depends on data was taken as {value:g}: counts are 1 per element (balanced) {state.where()}")
+    return value
+
+
+def _sampled_scalar(state: MetaState, sample: Tensor) -> Any:
+    value = sample.item()
+    what = f"condition that depends on data is {value}" if isinstance(value, bool) else (
+        f"number that depends on data was taken as {value:.4g}")
+    state.assume(f"a {what} for choices that fall evenly (balanced) {state.where()}")
     return value
 
 

@@ -22,6 +22,7 @@ from .contents import defer_call, expected_scalar, going_on, passing_value, read
 from .expectation import Marks, Positions, count_classes, distinct_count, origin_of
 from .known_value import Deferred, Result, small_enough
 from .nonzero_bound import bound_of
+from .sample import read_sample
 
 Tensor = torch.Tensor
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -97,7 +98,7 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = "aten.item (also b
     if frame is not None and _ENGINE in frame.f_code.co_filename:  # norms, which scale an update, or if it is left out
         state.assume("DeepSpeed is assumed to find gradients finite")
         return float(state.placeholder) if tensor.dtype.is_floating_point else False  # or 0
-    if (expected := expected_scalar(state, tensor)) is not None:
+    if (expected := expected_scalar(state, tensor, read_sample)) is not None:
         return expected
     # What an optimizer of torch asks for only scales its update: no size and no path depends on it.
     if state.options.unknown_value == "placeholder" or asked_by(_OPTIMIZERS) or _is_asked_outside(state, tensor):
@@ -156,6 +157,11 @@ def _count(state: MetaState, operator: str, mask: Tensor) -> int:
         share = density.within(mask) if isinstance(density, Marks) else density
         count = min(most, round(total * min(1.0, abs(share))))
         state.assume(f"{operator}: {count} of {total} elements taken as nonzero (balanced) {state.where()}")
+        return count
+    if (sample := read_sample(mask, by_sign=True)) is not None:
+        count = min(most, int(torch.count_nonzero(sample)))
+        state.assume(f"{operator}: {count} of {total} elements taken as nonzero, for choices that fall evenly "
+                     f"(balanced) {state.where()}")
         return count
     told = f"all {total} elements taken as nonzero (worst case)" if most == total else (
         f"{most} of {total} elements taken as nonzero (no more are set)")
@@ -248,9 +254,13 @@ def _keep_origin(picked: Tensor, source: Tensor) -> Tensor:
 def _unique(state: MetaState, info: OperatorFacts, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
     x = args[0]
     origin = x.untyped_storage().drawn_from
+    if origin is None and (sample := read_sample(x)) is not None:
+        with without_modes():
+            origin = Deferred(sample.unique(), assumed=True)
     n = _distinct(state, x.numel() if origin is None else min(x.numel(), distinct_count(origin)), "elements")
     flat = _keep_origin(_new(state, x, (n,), x.dtype), x)
-    if isinstance(origin, Positions) and n == distinct_count(origin) and state.expects_contents and not state.repeats:
+    are_all = origin is not None and n == distinct_count(origin) and (isinstance(origin, Positions) or origin.assumed)
+    if origin is not None and are_all and state.expects_contents and not state.repeats:
         with without_modes():  # a loop over the classes that were chosen goes by each, in order
             flat.untyped_storage().known = Deferred(origin.flat().to(x.dtype))  # type: ignore[attr-defined]
     inverse = _new(state, x, tuple(x.shape), torch.int64)

@@ -18,7 +18,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import MetaState
 
 from .barred import barred_choices
-from .contents import read_known
+from .contents import look_at, read_known
 from .known_value import Deferred, Known, filled_with
 
 Rule = Callable[[Any, list[MetaStorage], "float | None"], "float | None"]
@@ -90,8 +90,15 @@ class ShareOfClasses(float):
         return found
 
 
-def share_of_marks(index: Any, bins: int) -> float:
+def is_told_by_sample(index: Any) -> bool:
+    """Whether classes are none that were chosen, but what was computed of these, as a sample tells."""
+    return getattr(index, "sample", None) is not None and index.drawn_from is None
+
+
+def share_of_marks(index: Any, bins: int) -> float | None:
     """The expected mean in each bin, of ``bins``, that a class of unknown ``index`` (a storage) can be."""
+    if is_told_by_sample(index):
+        return None
     drawn = getattr(index, "drawn_from", None)
     left_out = drawn.left_out_of(bins) if isinstance(drawn, Positions) and drawn.count <= bins else frozenset()
     if not left_out:
@@ -132,7 +139,8 @@ def count_marked(state: MetaState, name: str, args: Any, out: torch.Tensor, dens
         left_out = density.left_out if isinstance(density, Marks) and out.numel() == density.bins else frozenset()
         count_classes(state, "sum of marks", out, round(density * args[0].numel() * (
             1 - len(left_out) / out.numel())), left_out)
-    elif name in _ADDING and out.dim() == 1 and isinstance(args[3], torch.Tensor):
+    elif name in _ADDING and out.dim() == 1 and isinstance(args[3], torch.Tensor) and not is_told_by_sample(
+            args[2].untyped_storage()):
         storage = args[3].untyped_storage()
         ones = storage.exact if isinstance(storage, MetaStorage) else None
         with without_modes():
@@ -158,6 +166,19 @@ def drawn_contents(name: str, args: Any, storages: list[MetaStorage]) -> Known |
     return None
 
 
+def after_write(name: str, args: Any, storages: list[MetaStorage]) -> tuple[Known | None, float | None]:
+    """What is expected of the first argument of an operator that writes to it: that which it holds is among known
+    contents, and its mean.
+    """
+    name = name.removesuffix("_")
+    if name in _PUTTING:
+        drawn = _beside_dropped(args[0], args[_PUTTING[name]])
+    else:
+        drawn = drawn_contents(name, args, storages) if name in _CUTTING or name == "copy" else None
+    return drawn, expected_density(name, args, storages)
+
+
+_PUTTING = {"masked_fill": 2, "index_put": 2, "index_fill": 3, "fill": 1}
 _CUTTING: dict[str, Callable[..., tuple[Any, Any]]] = {
     "clamp": lambda low=None, high=None: (low, high), "clamp_min": lambda low: (low, None),
     "clamp_max": lambda high: (None, high)}
@@ -265,10 +286,19 @@ def _equal(args: Any, storages: list[MetaStorage], first: float | None) -> float
         return 1 / max(1, distinct_count(drawn))
     if len(storages) == 2 and (storages[0].known is None) != (storages[1].known is None):
         index, known = (storages[0], args[1]) if storages[0].known is None else (storages[1], args[0])
-        return share_of_marks(index, known.numel()) if known.numel() > 1 else _equal_number(index, known)
+        if known.numel() == 1:
+            return _equal_number(index, known)
+        return share_of_marks(index, known.numel()) if _counts_up(known) else None
     if first is not None and len(storages) == 1 and isinstance(args[1], (int, float)) and args[0].numel() == 1:
         return float(first == args[1])  # one expected count
     return None
+
+
+def _counts_up(known: torch.Tensor) -> bool:
+    """Whether known numbers are those of all bins, each once."""
+    found = look_at(known)
+    with without_modes():
+        return found is not None and bool((found.flatten() == torch.arange(found.numel())).all())
 
 
 def _equal_number(index: MetaStorage, known: torch.Tensor) -> float | None:
@@ -322,6 +352,8 @@ def _scatter(args: Any, storages: list[MetaStorage], first: float | None) -> flo
     is_one = isinstance(value, (int, float)) and value == 1
     if (is_one or isinstance(value, torch.Tensor) and _is_zero(args[0])) and args[0].numel():
         share = share_of_marks(args[2].untyped_storage(), bins := args[0].shape[args[1]] if args[0].dim() else 1)
+        if share is None:
+            return None
         mean = min(1.0, int(args[2].numel()) / int(args[0].numel()))
         return share.times(min(share.classes, mean * bins)) if isinstance(share, Marks) else mean
     return None
