@@ -193,9 +193,9 @@ def going_on(state: MetaState, tensor: torch.Tensor) -> bool | None:
     return answer
 
 
-def expected_scalar(state: MetaState, tensor: torch.Tensor, read_sample: Callable[[Tensor], Tensor | None]) -> Any:
-    """What ``unknown_size`` and ``unknown_condition`` say that an unknown scalar is, which may be as in a sample; None
-    where they say nothing.
+def expected_scalar(state: MetaState, tensor: torch.Tensor, read_count: Callable[[Tensor], Tensor | None]) -> Any:
+    """What ``unknown_size`` and ``unknown_condition`` say that an unknown scalar is, which may be a count of what is
+    chosen; None where they say nothing.
     """
     if state.tape is not None:
         return None
@@ -205,15 +205,15 @@ def expected_scalar(state: MetaState, tensor: torch.Tensor, read_sample: Callabl
             state.assume(f"a condition that depends on data is {bool(density)} for the expected counts (balanced) "
                          f"{state.where()}")
             return bool(density)
-        if density is None and not state.repeats and (sample := read_sample(tensor)) is not None:
-            return _sampled_scalar(state, sample)
         condition = state.options.unknown_condition
         if condition == "error":
             return None
+        if density is None and not state.repeats and (sample := read_count(tensor)) is not None:
+            return _sampled_scalar(state, sample)
         state.assume(f"a condition that depends on data was taken as {condition} (unknown_condition={condition!r}) "
                      f"{state.where()}")
         return condition == "true"
-    if density is None and not state.repeats and (sample := read_sample(tensor)) is not None:
+    if density is None and not state.repeats and (sample := read_count(tensor)) is not None:
         return _sampled_scalar(state, sample)
     if density is None or policy in ("worst", "error"):  # nothing bounds such a number
         return None

@@ -22,7 +22,7 @@ from .contents import defer_call, expected_scalar, going_on, passing_value, read
 from .expectation import Marks, Positions, count_classes, distinct_count, origin_of
 from .known_value import Deferred, Result, small_enough
 from .nonzero_bound import bound_of
-from .sample import read_sample
+from .sample import read_count, read_sample
 
 Tensor = torch.Tensor
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -98,7 +98,7 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = "aten.item (also b
     if frame is not None and _ENGINE in frame.f_code.co_filename:  # norms, which scale an update, or if it is left out
         state.assume("DeepSpeed is assumed to find gradients finite")
         return float(state.placeholder) if tensor.dtype.is_floating_point else False  # or 0
-    if (expected := expected_scalar(state, tensor, read_sample)) is not None:
+    if (expected := expected_scalar(state, tensor, read_count)) is not None:
         return expected
     # What an optimizer of torch asks for only scales its update: no size and no path depends on it.
     if state.options.unknown_value == "placeholder" or asked_by(_OPTIMIZERS) or _is_asked_outside(state, tensor):

@@ -26,6 +26,8 @@ _CHOICE = torch.ops.aten.topk.default
 # what these give for scores depends on their order alone, where it is no floating number
 _BY_ORDER = frozenset({"topk", "kthvalue", "argmax", "argmin", "max", "min", "sort", "argsort", "multinomial",
                        "logical_not", "logical_and", "logical_or", "any", "all", "nonzero", "count_nonzero"})
+_COUNTING = frozenset({"sum", "cumsum", "count_nonzero", "histc", "any", "all", "mean", "max", "min", "amax", "amin",
+                       "scatter_add", "scatter_add_", "index_add", "index_add_"})
 _COMPARING = frozenset({"gt", "ge", "lt", "le", "eq", "ne"})
 _PICKING = frozenset({"gather"})  #: that may read more than they give
 #: that write and keep the rest
@@ -37,12 +39,14 @@ _NONE_NONZERO = NonzeroBound(0)
 
 class Sample(NamedTuple):
     """Contents that may be, of which floating ones that ``are_scores`` mean nothing but their order and their sign;
-    ``depth`` calls lie behind them.
+    ``depth`` calls lie behind them. Those that ``count`` elements may be read one by one: they are expected so, where
+    each single choice may be another.
     """
 
     contents: Known | None
     are_scores: bool
     depth: int = 0
+    count: bool = False
 
 
 UNSAMPLED = Sample(None, are_scores=True)
@@ -76,10 +80,11 @@ class Scores(Known):
 class SampledCall:
     """A call on samples, and what its arguments held before it wrote to them."""
 
-    __slots__ = ("deferred", "before", "are_scores", "depth")
+    __slots__ = ("deferred", "before", "are_scores", "depth", "count")
 
-    def __init__(self, deferred: DeferredCall, before: list[Any], are_scores: bool, depth: int) -> None:
-        self.deferred, self.before, self.are_scores, self.depth = deferred, before, are_scores, depth
+    def __init__(self, deferred: DeferredCall, before: list[Any], are_scores: bool, depth: int, count: bool) -> None:
+        self.deferred, self.before, self.are_scores = deferred, before, are_scores
+        self.depth, self.count = depth, count
 
     def tell(self, call: Any) -> None:
         """Give what the call has made or written its sample."""
@@ -96,7 +101,7 @@ class SampledCall:
                                                 window_of(target), storage_numel(storage, target.dtype), target.dtype))
 
     def _give(self, storage: Any, out: Tensor, contents: Known) -> None:
-        storage.sample = Sample(contents, self.are_scores and out.dtype.is_floating_point, self.depth)
+        storage.sample = Sample(contents, self.are_scores and out.dtype.is_floating_point, self.depth, self.count)
 
 
 def sample_call(call: Any) -> SampledCall | None:
@@ -174,7 +179,8 @@ def _follow(call: Any) -> SampledCall | None:
     are_scores = any([s.sample is not None and s.sample.are_scores for s in call.storages])
     if unknown or are_scores and not _is_by_order(call):
         return None
-    return SampledCall(deferred, before, are_scores, depth)
+    count = info.name in _COUNTING or any([s.sample is not None and s.sample.count for s in call.storages])
+    return SampledCall(deferred, before, are_scores, depth, count)
 
 
 def _sample(tensor: Tensor) -> Sample | None:
@@ -201,6 +207,12 @@ def _is_no_bound(value: Any) -> bool:
     return isinstance(value, (int, float)) and (abs(value) <= _NEAR_ZERO or abs(value) >= -FAR_BELOW)
 
 
+def read_count(tensor: Tensor) -> Tensor | None:
+    """A number as it may be, where it counts elements."""
+    sample = _sample(tensor)
+    return read_sample(tensor) if sample is not None and sample.count else None
+
+
 def read_sample(tensor: Tensor, by_sign: bool = False) -> Tensor | None:
     """The contents that a tensor may have, on CPU and not to be written; scores only where their sign is asked for."""
     sample = _sample(tensor)
@@ -218,4 +230,4 @@ def count_sample(index: Tensor, bins: int) -> Sample | None:
         return None
     with without_modes():
         counts = torch.bincount(found.flatten(), minlength=bins)[:bins]
-    return Sample(Deferred(counts, assumed=True), are_scores=False)
+    return Sample(Deferred(counts, assumed=True), are_scores=False, count=True)
