@@ -39,14 +39,14 @@ _NONE_NONZERO = NonzeroBound(0)
 
 class Sample(NamedTuple):
     """Contents that may be, of which floating ones that ``are_scores`` mean nothing but their order and their sign;
-    ``depth`` calls lie behind them. Those that ``count`` elements may be read one by one: they are expected so, where
+    ``depth`` calls lie behind them. Those of which each ``counts`` elements may be read one by one: they are expected so, where
     each single choice may be another.
     """
 
     contents: Known | None
     are_scores: bool
     depth: int = 0
-    count: bool = False
+    counts: bool = False
 
 
 UNSAMPLED = Sample(None, are_scores=True)
@@ -80,11 +80,11 @@ class Scores(Known):
 class SampledCall:
     """A call on samples, and what its arguments held before it wrote to them."""
 
-    __slots__ = ("deferred", "before", "are_scores", "depth", "count")
+    __slots__ = ("deferred", "before", "are_scores", "depth", "counts")
 
-    def __init__(self, deferred: DeferredCall, before: list[Any], are_scores: bool, depth: int, count: bool) -> None:
+    def __init__(self, deferred: DeferredCall, before: list[Any], are_scores: bool, depth: int, counts: bool) -> None:
         self.deferred, self.before, self.are_scores = deferred, before, are_scores
-        self.depth, self.count = depth, count
+        self.depth, self.counts = depth, counts
 
     def tell(self, call: Any) -> None:
         """Give what the call has made or written its sample."""
@@ -101,7 +101,7 @@ class SampledCall:
                                                 window_of(target), storage_numel(storage, target.dtype), target.dtype))
 
     def _give(self, storage: Any, out: Tensor, contents: Known) -> None:
-        storage.sample = Sample(contents, self.are_scores and out.dtype.is_floating_point, self.depth, self.count)
+        storage.sample = Sample(contents, self.are_scores and out.dtype.is_floating_point, self.depth, self.counts)
 
 
 def sample_call(call: Any) -> SampledCall | None:
@@ -179,8 +179,8 @@ def _follow(call: Any) -> SampledCall | None:
     are_scores = any([s.sample is not None and s.sample.are_scores for s in call.storages])
     if unknown or are_scores and not _is_by_order(call):
         return None
-    count = info.name in _COUNTING or any([s.sample is not None and s.sample.count for s in call.storages])
-    return SampledCall(deferred, before, are_scores, depth, count)
+    counts = info.name in _COUNTING or any([s.sample is not None and s.sample.counts for s in call.storages])
+    return SampledCall(deferred, before, are_scores, depth, counts)
 
 
 def _sample(tensor: Tensor) -> Sample | None:
@@ -210,7 +210,7 @@ def _is_no_bound(value: Any) -> bool:
 def read_count(tensor: Tensor) -> Tensor | None:
     """A number as it may be, where it counts elements."""
     sample = _sample(tensor)
-    return read_sample(tensor) if sample is not None and sample.count else None
+    return read_sample(tensor) if sample is not None and sample.counts else None
 
 
 def read_sample(tensor: Tensor, by_sign: bool = False) -> Tensor | None:
@@ -230,4 +230,4 @@ def count_sample(index: Tensor, bins: int) -> Sample | None:
         return None
     with without_modes():
         counts = torch.bincount(found.flatten(), minlength=bins)[:bins]
-    return Sample(Deferred(counts, assumed=True), are_scores=False, count=True)
+    return Sample(Deferred(counts, assumed=True), are_scores=False, counts=True)
