@@ -39,8 +39,8 @@ _NONE_NONZERO = NonzeroBound(0)
 
 class Sample(NamedTuple):
     """Contents that may be, of which floating ones that ``are_scores`` mean nothing but their order and their sign;
-    ``depth`` calls lie behind them. Those of which each ``counts`` elements may be read one by one: they are expected so, where
-    each single choice may be another.
+    ``depth`` calls lie behind them. Numbers that are ``counts`` are expected so and may be read one by one, where each
+    single choice may be another.
     """
 
     contents: Known | None
