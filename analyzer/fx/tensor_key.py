@@ -20,6 +20,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.structure import make_tuple
 from analyzer.meta.tensor import data_ptr
+from analyzer.record.tensor_walk import REGISTRIES
 from analyzer.replay.state_fingerprint import StateRecord
 from analyzer.replay.state_value import look_up, set_value
 
@@ -28,6 +29,7 @@ from .module_borrow import Borrowed
 
 _LOWEST = 1 << 32  #: no address of a 64-bit process is below; ids are addresses
 _IN_TEXT = re.compile(r"\d{9,}|[0-9a-f]{9,}|[0-9A-F]{9,}")  #: such numbers, of ten or of sixteen digits
+_DECIMAL = re.compile(r"\d{9,}")
 _MAY_HOLD_NUMBERS = frozenset({int, str, tuple, frozenset})
 
 
@@ -55,6 +57,7 @@ class TensorKeys:
         self._names = _Names(borrowed.fakes)
         self._containers: list[Any] = []
         self._places: list[tuple[Any, str]] = []
+        self._registries: list[tuple[Any, str, dict[str, Any]]] = []  #: attributes of modules, names, what was there
 
     def __enter__(self) -> TensorKeys:
         with without_modes(), torch._C.DisableTorchFunction():
@@ -67,7 +70,17 @@ class TensorKeys:
                 if (new := name_it(value)) is not value:
                     set_value(holder, name, new)
                     self._places.append((holder, name))
+            for module in self._borrowed.every:
+                self._let_registries_be_asked(vars(module))
         return self
+
+    def _let_registries_be_asked(self, attributes: Any) -> None:
+        """Let modules, parameters and buffers whose names have numbers of originals be found by those of fakes."""
+        for kind in REGISTRIES:
+            held = attributes.get(kind)
+            if type(held) is dict and any([_may_name(name) and self._names.fake(name) is not name for name in held]):
+                attributes[kind] = NamedForFakes(held, self._names.original)
+                self._registries.append((attributes, kind, held))
 
     def _list_places(self) -> list[tuple[Any, str]]:
         """The places of single values that may be numbers, or hold them: attributes, globals, cells."""
@@ -90,8 +103,33 @@ class TensorKeys:
                 value = look_up(holder, name)
                 if (old := self._names.original(value)) is not value:
                     set_value(holder, name, old)
+            while self._registries:
+                attributes, kind, held = self._registries.pop()
+                found = attributes[kind]
+                held.clear()
+                held.update(found)
+                attributes[kind] = held
             while self._containers:
                 _rename(self._containers.pop(), self._names.original)
+
+
+class NamedForFakes(dict[str, Any]):
+    """A registry of a module, in which names that have numbers of originals are found by those of fake tensors too."""
+
+    def __init__(self, held: dict[str, Any], original: Callable[[str], str]) -> None:
+        super().__init__(held)
+        self._original = original
+
+    def __missing__(self, name: str) -> Any:
+        if type(name) is str and (original := self._original(name)) in self.keys():
+            return self[original]
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or type(name) is str and super().__contains__(self._original(name))
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        return self[name] if name in self else default
 
 
 class _Names:
@@ -139,8 +177,8 @@ class _Names:
             digits = found.group()
             base = 10 if digits.isdecimal() else 16
             number = self._find_numbers()[way].get(int(digits, base))
-            if number is None:
-                return digits
+            if number is None:  # a letter before it may be none of its digits
+                return digits if base == 10 else _DECIMAL.sub(translate, digits)
             return str(number) if base == 10 else format(number, f"0{len(digits)}{'X' if digits.isupper() else 'x'}")
 
         if not _IN_TEXT.search(text):
@@ -155,6 +193,7 @@ class _Names:
                 pairs[id(original)] = id(fake)
                 if original.layout is torch.strided and original.device.type != "meta":
                     pairs.setdefault(original.data_ptr(), data_ptr(fake))
+                    pairs.setdefault(original.untyped_storage()._cdata, fake.untyped_storage()._cdata)
             self._numbers = pairs, {fake: original for original, fake in pairs.items()}
         return self._numbers
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from analyzer.fx.module_borrow import uncompiled
+from analyzer.fx.tensor_key import NamedForFakes
 from analyzer.meta.tensor import is_around_tensors
 from analyzer.record.log import Log
 from analyzer.record.tensor_walk import count_elements, walk_modules
@@ -78,7 +79,7 @@ def _describe_settings(module: torch.nn.Module) -> str:
     it hands out (deepspeed/runtime/zero/parameter_offload.py, ``ZeROOrderedDict``), so a plain one stands in.
     """
     container = module._parameters
-    if type(container) in (dict, OrderedDict):
+    if type(container) in (dict, OrderedDict, NamedForFakes):
         return module.extra_repr()
     module.__dict__["_parameters"] = dict(container.items())
     try:

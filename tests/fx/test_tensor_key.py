@@ -77,6 +77,9 @@ TABLES = {
     "within a text": (lambda m: [f"of {id(m.a.weight):X}: {id(m.a.bias)}"],
                       lambda m: f"of {id(m.a.weight):X}: {id(m.a.bias)}" in m.table),
     "the text of an address": (lambda m: str(m.a.weight.data_ptr()), lambda m: m.table == str(m.a.weight.data_ptr())),
+    "a text after a letter": (lambda m: {f"b{id(m.a.weight)}": 1}, lambda m: m.table.get(f"b{id(m.a.weight)}")),
+    "the id of a storage": (lambda m: {m.a.weight.untyped_storage()._cdata: 1},
+                            lambda m: m.table.get(m.a.weight.untyped_storage()._cdata)),
     "a read-only view": (lambda m: MappingProxyType({m.a.weight: 1}), lambda m: m.table.get(m.a.weight)),
     "a table in a read-only view": (
         lambda m: MappingProxyType({"of": {id(m.a.weight)}}), lambda m: id(m.a.weight) in m.table["of"]),
@@ -130,3 +133,44 @@ def test_what_a_step_adds_to_a_table_names_the_tensors_of_the_model():
     assert f"leaves seen as ({id(model.b.weight)}, {id(model.a.weight)}, True, True)" in " ".join(
         traced.meta["assumptions"])
     assert seen == {id(model.b.weight): True}
+
+
+class Named(nn.Module):
+    """What is registered under a name that has the id of a parameter."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.rand(4)), nn.Linear(4, 4)
+        self.kind, name = kind, f"of_{id(self.scale)}"
+        if kind == "modules":
+            self.held = nn.ModuleDict({name: nn.Linear(4, 4)})
+        elif kind == "parameters":
+            self.held = nn.ParameterDict({name: torch.rand(4, 4)})
+        elif kind == "a buffer":
+            self.register_buffer(name, torch.rand(4, 4))
+        else:
+            self.add_module(name, nn.Linear(4, 4))
+
+    def forward(self, x):
+        name, x = f"of_{id(self.scale)}", self.layer(x) * self.scale
+        if self.kind in ("modules", "parameters"):
+            held = self.held[name] if name in self.held else None
+        else:
+            held = getattr(self, name) if hasattr(self, name) else None
+        return x if held is None else held(x) if isinstance(held, nn.Module) else x @ held
+
+
+@pytest.mark.parametrize("kind", ["modules", "parameters", "a buffer", "a module"])
+def test_a_name_that_has_an_id_is_found(kind):
+    model = Named(kind)
+    names, wanted = list(model.state_dict()), model(X)
+    traced = symbolic_trace(model, meta_args={"x": torch.empty(2, 4, device="meta")})
+    torch.testing.assert_close(traced(X), wanted)
+    for settings in ({"mode": "infer"}, {"optimizer": "adamw"}):
+        p = profile(model, (X,), device="h100", **settings)
+        assert p.fwd_macs == 2 * (2 * 4 * 4)
+        assert f"of_{id(model.scale)}" in " ".join(module.path for module in p.modules.walk()) or kind in (
+            "parameters", "a buffer")
+    assert list(model.state_dict()) == names and all(
+        type(held) is dict for part in model.modules() for held in (part._modules, part._parameters, part._buffers))
+    torch.testing.assert_close(model(X), wanted)

@@ -26,8 +26,8 @@ _CHOICE = torch.ops.aten.topk.default
 # what these give for scores depends on their order alone, where it is no floating number
 _BY_ORDER = frozenset({"topk", "kthvalue", "argmax", "argmin", "max", "min", "sort", "argsort", "multinomial",
                        "logical_not", "logical_and", "logical_or", "any", "all", "nonzero", "count_nonzero"})
-_COUNTING = frozenset({"sum", "cumsum", "count_nonzero", "histc", "any", "all", "mean", "max", "min", "amax", "amin",
-                       "scatter_add", "scatter_add_", "index_add", "index_add_"})
+_COUNTING = frozenset({"sum", "cumsum", "count_nonzero", "histc", "any", "all", "scatter_add", "scatter_add_",
+                       "index_add", "index_add_"})
 _COMPARING = frozenset({"gt", "ge", "lt", "le", "eq", "ne"})
 _PICKING = frozenset({"gather"})  #: that may read more than they give
 #: that write and keep the rest
