@@ -13,7 +13,15 @@ from analyzer.parallel import RankTable, profile_ranks
 from analyzer.parallel.pipeline_schedule import place_stages
 from analyzer.parallel.profile_ranks import find_compute_spreads, find_exchange, find_spread
 from analyzer.profilers.collective import POINT_TO_POINT
-from analyzer.tools.search.bound import DOES_MORE, does_more, least_bytes, least_seconds, list_bare
+from analyzer.tools.search.bound import (
+    DOES_MORE,
+    close_seconds,
+    does_more,
+    least_bytes,
+    least_seconds,
+    list_bare,
+    list_close,
+)
 from analyzer.tools.search.compose import JobStep, ModelSizes, compose, find_actions, list_parts, list_probes
 from analyzer.tools.search.figures import Figures
 from analyzer.tools.search.layout import Layout
@@ -155,6 +163,10 @@ def test_a_model_of_many_blocks_is_composed_of_few(layout: Layout) -> None:
     probes = list_probes(layout, sizes(many))
     step, table = step_of(layout, many), profile_directly(layout, many)
     assert {probe.part.blocks for probe in probes.values()} == {3, 5}
+    known = {name: figures(probe, many) for name, probe in list_close(layout, sizes(many)).items()}
+    bare = {name: figures(probe, many) for name, probe in list_bare(layout, sizes(many)).items()}
+    assert {blocks for _, blocks, _ in known} == {3}
+    assert 0 < close_seconds(layout, sizes(many), bare, known) <= step.step_seconds
     # blocks of the allocator keep what is left of them, up to 1 MiB each, which goes by what was freed before
     assert step.peak_bytes == pytest.approx(table.rows[0].peak_allocated_bytes, rel=5e-4, abs=2**19)
     assert step.step_seconds == pytest.approx(table.step_seconds, rel=5e-3)
@@ -177,6 +189,9 @@ def check_bounds(layout: Layout, subject: Subject) -> None:
     bare = {name: figures(probe, subject) for name, probe in list_bare(layout, sizes(subject)).items()}
     assert 0 < least_bytes(layout, sizes(subject), None) <= least_bytes(layout, sizes(subject), bare) <= step.peak_bytes
     assert 0.5 * step.step_seconds < least_seconds(layout, sizes(subject), bare, subject.cluster) <= step.step_seconds
+    known = {name: figures(probe, subject) for name, probe in list_close(layout, sizes(subject)).items()}
+    if known:
+        assert close_seconds(layout, sizes(subject), bare, known) <= step.step_seconds
 
 
 def test_a_layout_that_does_more_takes_longer() -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 from analyzer.hardware.cluster_spec import ClusterSpec
 from analyzer.hardware.kernel_time.collective import collective_time
 
-from .compose import HALF, ModelSizes, list_parts, list_stages, most_in_flight, timed_actions
+from .compose import FEW, HALF, ModelSizes, compose, list_parts, list_probes, list_stages, most_in_flight, timed_actions
 from .figures import Figures
 from .layout import Layout
+from .peaks import SEVERAL
 from .probe import Probe, bare_probe
 from .stage import Piece
 
@@ -20,6 +21,9 @@ _FLOAT = 4  # bytes
 #: what a step takes at least of one that does less: kernels that hide behind each other in other ways may make up for
 #: the rest (of 92 such pairs of steps none that does more is faster: docs/search.md)
 DOES_MORE = 0.99
+#: what a step takes at least of its close bound: a stage between the ends sends and receives on both sides, and one at
+#: an end takes up to 0.4 % less beside its embedding or its head than that (docs/search.md)
+CLOSE = 0.995
 _ONCE_MORE = ("none", "selective", "blocks")  # checkpoints, those that run less again first
 
 
@@ -143,6 +147,45 @@ def _launch_seconds(figures: Figures) -> float:
 
 def _busy_seconds(figures: Figures) -> float:
     return figures["step_seconds"] - _launch_seconds(figures)
+
+
+def list_close(layout: Layout, sizes: ModelSizes) -> dict[tuple[str, int, int], Probe]:
+    """Of the probes of a layout's step those from which a closer bound follows: of the stages between the ends of a
+    pipeline, and of few blocks. None where that leaves nothing out.
+    """
+    probes = list_probes(layout, sizes)
+    found = {key: probe for key, probe in probes.items()
+             if (key[0] == "middle" if layout.pipeline > 1 else key[1] == SEVERAL[0])}
+    return found if len(found) < len(probes) else {}
+
+
+def close_seconds(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures],
+                  known: Mapping[tuple[str, int, int], Figures]) -> float:
+    """Seconds that a step takes at least: those of a step which is composed of the figures ``known``, of the probes of
+    `list_close`, and in the place of others of these with what is computed beside: two blocks more, or at the ends of
+    the pipeline the embedding and the head.
+    """
+    found = dict(known)
+    for (kind, blocks, number), figures in known.items():
+        if layout.pipeline == 1:
+            block = max(0.0, _busy_seconds(bare["two"]) - _busy_seconds(bare["one"]))
+            more = (SEVERAL[1] - SEVERAL[0]) * block
+            found[kind, SEVERAL[1], number] = _add(figures, step_seconds=number * more, last_pass_seconds=more)
+        elif blocks == FEW:
+            for end in ("first", "last"):
+                more = max(0.0, _busy_seconds(bare[end]) - _busy_seconds(bare["plain"]))
+                forward = min(more, max(0.0, _busy_forward(bare[end]) - _busy_forward(bare["plain"])))
+                found[end, FEW, number] = _add(figures, forward_seconds=(number + 1) * forward,
+                                               backward_seconds=(number + 1) * (more - forward))
+    return CLOSE * compose(layout, sizes, found).step_seconds
+
+
+def _busy_forward(figures: Figures) -> float:
+    return figures["forward_seconds"] - figures.get("forward_launch_seconds", 0.0)
+
+
+def _add(figures: Figures, **more: float) -> Figures:
+    return {**figures, **{name: figures[name] + value for name, value in more.items() if name in figures}}
 
 
 def _least_comm_seconds(layout: Layout, sizes: ModelSizes, cluster: ClusterSpec) -> float:

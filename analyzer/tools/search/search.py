@@ -24,7 +24,7 @@ from analyzer.tools.sweep.run import start_worker
 from analyzer.zoo.target import Target
 
 from .advice import list_assumptions, list_changes, list_neighbors
-from .bound import DOES_MORE, does_more, least_bytes, least_seconds, list_bare
+from .bound import DOES_MORE, close_seconds, does_more, least_bytes, least_seconds, list_bare, list_close
 from .compose import JobStep, ModelSizes, compose, list_probes
 from .figures import Figures
 from .layout import Layout, Question, Space, list_layouts
@@ -110,6 +110,7 @@ class Searcher:
         self.bounds: dict[Layout, float] = {}  #: of the steps of layouts that may fit, the fastest first
         #: layouts whose bounds are those without checkpoints, until they are looked at
         self.rough: set[Layout] = set()
+        self.close: set[Layout] = set()  #: layouts whose bounds are those of some of the probes of their steps
         self.short: list[tuple[float, Layout]] = []  #: layouts that do not fit, with the bytes that they need at least
         self.span = 0.0, 1.0  #: of all work, the part that is being done
 
@@ -199,6 +200,16 @@ class Searcher:
         for layout in self.failed.keys() & set(layouts):
             self.bounds.pop(layout, None)
 
+    def _close_in(self, layouts: Sequence[Layout]) -> None:
+        """Raise the bounds of layouts by what some of the probes tell of which their steps are composed."""
+        self.close.update(layouts)
+        for layout, known in self._measure_each({layout: list_close(layout, self.sizes) for layout in layouts}):
+            if known:
+                bare = {name: self.journal.known[probe.key] for name, probe in list_bare(layout, self.sizes).items()}
+                self.bounds[layout] = max(self.bounds[layout], close_seconds(layout, self.sizes, bare, known))
+        for layout in self.failed.keys() & set(layouts):
+            self.bounds.pop(layout, None)
+
     def evaluate(self, layouts: Sequence[Layout]) -> None:
         """Compose the steps of layouts, profiling what is not known."""
         for layout, figures in self._measure_each({layout: list_probes(layout, self.sizes) for layout in layouts}):
@@ -218,6 +229,8 @@ class Searcher:
             self.span = start, start + (stop - start) * len(here) / max(1, len(left))
             if rough := [layout for layout in here if layout in self.rough]:
                 self._refine(rough)
+            elif loose := [layout for layout in here if layout not in self.close]:
+                self._close_in(loose)
             else:
                 self.evaluate(here)
                 left, composed = left[_ROUND:], composed + len(here)

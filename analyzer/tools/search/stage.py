@@ -103,7 +103,9 @@ class Template:
         outside = [*([] if part.first else self.before), *([] if part.last else self.behind)]
         left_out = [*self.blocks[part.blocks:], *(self.model.get_submodule(path) for path in outside)]
         memo: dict[int, Any] = {id(module): nn.Identity() for module in left_out}  # what is there is not copied
-        for tensor in (*self.model.parameters(), *self.model.buffers()):
+        others = {id(module) for root in left_out for module in root.modules()}
+        copied_modules = [module for module in self.model.modules() if id(module) not in others]
+        for tensor in [t for module in copied_modules for t in (*module.parameters(False), *module.buffers(False))]:
             empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
             memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
         with without_modes():
