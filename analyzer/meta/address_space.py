@@ -255,6 +255,7 @@ class MetaStorage(torch.UntypedStorage):
     space: AddressSpace
     is_met: bool = False               #: of data met on the way, or made of such: it may as well be on the host
     known: Known | None = None         #: contents, where they follow from factories
+    is_blank: bool = False             #: whether the contents are undefined: a kernel may find them to be anything
     drawn_from: Known | None = None    #: where the contents are unknown: known ones among which each element is
     density: float | None = None       #: expected mean of the elements, where data-dependent sizes need one
     origin: torch.UntypedStorage | None = None  #: one with data that a file was read into, until its dtype is known

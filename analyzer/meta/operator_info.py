@@ -125,7 +125,7 @@ class OperatorFacts:
         self.bars = op.namespace == "aten" and self.name in FOLLOWED  # columns of scores, or keeps them barred
         self.bounds_nonzero = self.name in BOUNDING  # elements that were zero stay so, but for as many as are written
         self.is_followed = bool(self.mutated or self.filler or self.tests_finiteness or self.is_estimated
-                                or self.name in STARTS)
+                                or self.name in STARTS or self.name in _UNDEFINED)
         #: what contents it refuses, where they are known
         self.check_values = value_rules.get(self.name) if op.namespace == "aten" else None
         self.enumerator = self.name in _ENUMERATORS

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from analyzer import MetaTensorMode
 from analyzer.errors import DataDependentError
@@ -230,3 +231,30 @@ def test_buffers_that_are_loaded_outside_of_the_mode_are_known():
     with MetaTensorMode():
         for loaded in (model, other):
             assert loaded.steps.tolist() == [0, 10, 20, 30] and loaded.window.tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def _placed():
+    order = torch.tensor([2, 0, 1])
+    inverse, halves, marks = torch.empty_like(order), torch.empty(4, dtype=torch.int32), order.new_empty(2, dtype=torch.bool)
+    inverse[order] = torch.arange(3)
+    halves[:2] = 3
+    halves[2:] = torch.arange(2, dtype=torch.int32)
+    marks[0], marks[1:] = True, False
+    packed = nn.utils.rnn.pack_sequence([torch.rand(n, 4) for n in (2, 4, 3)], enforce_sorted=False)
+    return [inverse.tolist(), halves.tolist(), marks.tolist(), torch.empty(3, dtype=torch.int64).index_copy_(
+        0, order, torch.arange(3)).tolist(), packed.unsorted_indices.tolist(),
+        [len(part) for part in nn.utils.rnn.unpack_sequence(packed)]]
+
+
+@pytest.mark.parametrize("options", [{}, {"unknown_value": "placeholder"}])
+def test_what_is_put_into_an_empty_tensor_part_by_part_is_known(options):
+    """The order of a PackedSequence is undone so; as a placeholder every sample was the first."""
+    expected = _placed()
+    assert expected[-1] == [2, 4, 3]
+    with MetaTensorMode(MetaOptions(**options)):
+        assert _placed() == expected
+
+
+def test_what_nothing_was_written_to_is_not_known():
+    with MetaTensorMode(), pytest.raises(DataDependentError):
+        torch.empty(2, dtype=torch.int64).add_(1)[0].item()

@@ -36,6 +36,8 @@ _PRODUCTS = {"convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot
 def propagate(state: MetaState, call: OperatorCall) -> None:
     info, born = call.info, call.born
     new = born[0] if born else None
+    if info.undefined and new is not None and not call.outputs[0].dtype.is_floating_point:
+        new.is_blank = True
     sampled = sample_call(call) if state.options.unknown_size == "balanced" and not state.options.skew else None
     is_known = _any_known(call.storages)
     if is_known or not call.tensors or info.mutated or info.filler:
@@ -204,7 +206,7 @@ def _write(state: MetaState, call: OperatorCall) -> None:
     for storage, new in written:
         if storage.drawn_from is not None or storage.density is not None:
             storage.drawn_from, storage.density = expectation.after_write(info.name, call.args, call.storages)
-        storage.known, storage.nonzero_bound, storage.sample = new, None, None
+        storage.known, storage.nonzero_bound, storage.sample, storage.is_blank = new, None, None, False
         if not info.bars:
             storage.barred = None
 
@@ -221,6 +223,10 @@ def _drawn_in_place(state: MetaState, call: OperatorCall, position: tuple[int, .
     return Written(None, deferred, (0,), window_of(target), storage_numel(storage, target.dtype), target.dtype)
 
 
+# They put contents in their places without reading those that were there: what nothing was written to is undefined.
+_PLACING = {"copy_", "fill_", "zero_", "scatter_", "index_put_", "index_copy_", "index_fill_"}
+
+
 def _written_by_call(state: MetaState, call: OperatorCall) -> Rule:
     expects = state.follows_expected and call.info.name not in _PRODUCTS
     deferred, unknown = defer_call(call.info.op, call.args, call.kwargs,
@@ -231,7 +237,7 @@ def _written_by_call(state: MetaState, call: OperatorCall) -> Rule:
         if not worth_following(numel) or any(u is not target for u in unknown) or len(unknown) > 1:
             return None  # what is not known is read, if only from the target itself
         overwritten = call.info.overwrites and covers_storage(target, storage)
-        if storage.known is None and not overwritten and not expects:
+        if storage.known is None and not (overwritten or expects or storage.is_blank and call.info.name in _PLACING):
             return None
         return Written(None if overwritten else storage.known, deferred, position, window_of(target), numel,
                        target.dtype)
