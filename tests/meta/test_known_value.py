@@ -235,7 +235,8 @@ def test_buffers_that_are_loaded_outside_of_the_mode_are_known():
 
 def _placed():
     order = torch.tensor([2, 0, 1])
-    inverse, halves, marks = torch.empty_like(order), torch.empty(4, dtype=torch.int32), order.new_empty(2, dtype=torch.bool)
+    inverse, halves = torch.empty_like(order), torch.empty(4, dtype=torch.int32)
+    marks = order.new_empty(2, dtype=torch.bool)
     inverse[order] = torch.arange(3)
     halves[:2] = 3
     halves[2:] = torch.arange(2, dtype=torch.int32)
