@@ -31,7 +31,9 @@ def deepcopy_tensor(tensor: Tensor, memo: dict[int, Any], fake: Tensor | None = 
         memo[id(tensor)] = parameter = nn.Parameter(_clone(tensor), tensor.requires_grad)
         return parameter
     if not tensor.is_leaf:
-        raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
+        raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol "
+                           "at the moment.  If you were attempting to deepcopy a module, this may be because of a "
+                           "torch.nn.utils.weight_norm usage, see https://github.com/pytorch/pytorch/pull/103001")
     result = _clone(tensor) if tensor.layout in SPARSE_LAYOUTS else copy_tensor(tensor if fake is None else fake, memo)
     memo[id(tensor)] = result
     result.requires_grad_(tensor.requires_grad)

@@ -1,6 +1,7 @@
 """Programs that PyTorch refuses are refused, with an error of the same kind; programs that it runs are not."""
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,12 @@ CALLS: dict[str, Call] = {
     "nll_loss of int32 targets": lambda: F.nll_loss(torch.rand(4, 10), torch.randint(0, 10, (4,)).int()),
     "index_add of another dtype": lambda: torch.rand(3, 4).index_add(
         0, torch.randint(0, 3, (5,)), torch.rand(5, 4).half()),
+    "a negative beta": lambda: F.smooth_l1_loss(torch.rand(3), torch.rand(3), beta=-1.0),
+    "celu of no alpha": lambda: F.celu(torch.rand(3), 0.0),
+    "a complex number in full floats": lambda: torch.full((2,), 1j, dtype=torch.float32),
+    "a range of truth values": lambda: torch.arange(3.5, dtype=torch.bool),
+    "whole numbers to a negative power": lambda: torch.arange(1, 4).pow(-1),
+    "a copy of no leaf": lambda: copy.deepcopy(torch.rand(3, requires_grad=True) * 2),
     "softmax of integers": lambda: torch.randint(0, 4, (4,)).softmax(0),
     "svd in half": lambda: torch.linalg.svd(torch.rand(3, 4).half()),
     "bits of floats": lambda: torch.rand(4) & 1,

@@ -238,3 +238,10 @@ def clamp(device_type: str, self: Tensor, min: Any = None, max: Any = None, **_k
     given = [x for x in (self, min, max) if isinstance(x, Tensor)]
     if len(given) == 3 and all(t.numel() and t.dtype is torch.bool for t in given):
         raise NotImplementedError(f"\"clamp_{device_type}\" not implemented for 'Bool'")
+
+
+@refuses("pow", "pow_")
+def power(_: str, self: Any, exponent: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/Pow.cpp, the meta function of a tensor and a number."""
+    if isinstance(self, Tensor) and is_integral(self) and type(exponent) is int and exponent < 0:
+        raise RuntimeError("Integers to negative integer powers are not allowed.")

@@ -229,6 +229,20 @@ def loss_in_the_dtype_of_its_input(_: str, self: Tensor, target: Tensor, *_args:
                            f"{name_dtype(self.dtype)}")
 
 
+@refuses("smooth_l1_loss")
+def smooth_l1_loss(_: str, self: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> None:
+    """aten/src/ATen/native/BinaryOps.cpp, the meta function of smooth_l1_loss."""
+    if beta < 0:
+        raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
+
+
+@refuses("celu", "celu_")
+def celu(_: str, self: Tensor, alpha: float = 1.0) -> None:
+    """aten/src/ATen/native/Activation.cpp, celu."""
+    if alpha == 0:
+        raise RuntimeError("ZeroDivisionError: alpha cannot be 0 for CELU")
+
+
 @refuses("native_layer_norm")
 def layer_norm(device_type: str, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None,
                bias: Tensor | None, *_args: Any, **_kwargs: Any) -> None:
