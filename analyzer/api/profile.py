@@ -282,7 +282,7 @@ class Repeats:
             if self._found is None:
                 with without_modes():  # objects may say by an operator on tensors whether they are equal
                     self._found = chains_of(root)
-            self.chains = self._found
+            self.chains = list(self._found)
         is_repeated = self.chains or self.refusal is None and (self.step_refusal is None or self.shares_run)
         return RepeatedStep if is_repeated else EagerStep
 
@@ -290,8 +290,8 @@ class Repeats:
         """The last run found why it tells nothing: fewer things are repeated in the next."""
         if not self.chains:
             self.refusal = refused.reason
-        elif isinstance(refused, BlocksDiffer) and self.chains[0].ends < ENDS[-1]:
-            self._found = [chain._replace(ends=ENDS[-1]) for chain in self.chains]
+        elif isinstance(refused, BlocksDiffer) and any(min(c.head, c.tail) < ENDS[-1] for c in self.chains):
+            self._found = [chain._replace(head=ENDS[-1], tail=ENDS[-1]) for chain in self.chains]
         else:
             self.chain_refusal = refused.reason
 
@@ -314,6 +314,10 @@ class Repeats:
         rows = [ReplayInfo(path, "block", type(block).__name__, place in chain.skipped,
                            None if place in chain.skipped else RUN_FOR_OTHERS)
                 for chain in self.chains for place, members in enumerate(chain.members) for path, block in members]
+        if isinstance(step, RepeatedStep):
+            rows += [ReplayInfo(path, "block", type(block).__name__, False, why)
+                     for chain, why in step.short_run.given_up for block_members in chain.members
+                     for path, block in block_members]
         if not rows:
             rows.append(ReplayInfo("", "block", name, False, self.refusal or self.chain_refusal or NO_CHAIN))
         if step is not None and step.options.steps > 1:

@@ -264,10 +264,13 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
                 raise NotRepeated(RUNS_MODEL)
             steps.run()
             name_buffers(recorder.log, current_collectives().list_made())
+        given_up = [] if short_run is None else short_run.given_up
         replay += [ReplayInfo(path, "block", type(block).__name__, True) for chain in chains for place in chain.skipped
                    for path, block in chain.members[place]]
+        replay += [ReplayInfo(path, "block", type(block).__name__, False, why) for chain, why in given_up
+                   for members in chain.members for path, block in members]
     host = mode.space.host
-    if short_run is not None:
+    if short_run is not None and chains:
         run.replace_log(_write(short_run, before))
         host = before.host
     return run.build(is_final=True, replay=ReplayReport(tuple(replay)), whole_params=whole_params, shape=shape,
@@ -276,7 +279,7 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
 
 def _find_chains(module: torch.nn.Module) -> list[Chain]:
     with without_modes():  # objects may say by an operator on tensors whether they are equal
-        return [chain._replace(ends=_ENDS) for chain in chains_of(module) if len(chain.blocks) >= _FEWEST]
+        return [chain._replace(head=_ENDS, tail=_ENDS) for chain in chains_of(module) if len(chain.blocks) >= _FEWEST]
 
 
 def _write(short_run: ShortRun, before: Before) -> Log:

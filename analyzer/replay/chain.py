@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import takewhile
 from types import FunctionType, MethodType
@@ -19,10 +20,13 @@ from analyzer.meta.spec import LEAVES
 from analyzer.meta.structure import is_plain_object
 from analyzer.record.tensor_walk import walk_modules
 
+from .cache_slot import Filled, Index
 from .match import Mismatch
-from .state_value import look_up
+from .state_fingerprint import StateRecord
+from .state_value import look_up, watch_attribute
 
-ENDS = 2, 3  #: blocks that are run at each end of a chain: at first, and where the second and the last but one differ
+#: blocks that are run at each end of a chain: at first, and where those beside the ones that are not run differ
+ENDS = 2, 3
 FEWEST = 8   # of fewer, running all takes no longer than looking at what some do
 LONGEST = 6  #: neighbours that take turns, as five layers with a sliding window and one without (Gemma 3)
 _CONTAINERS = frozenset((dict, OrderedDict, list, set))
@@ -50,17 +54,18 @@ class Chain(NamedTuple):
     members: list[list[tuple[str, nn.Module]]]   #: of each block, with their paths in the model: itself, or several
     differing: set[Place]
     modules: list[list[nn.Module]]               #: of each block: its members, each with what is below it
-    ends: int = ENDS[0]                          #: blocks that are run before, and behind, those that are not
+    head: int = ENDS[0]                          #: blocks that are run before those that are not
+    tail: int = ENDS[0]                          #: blocks that are run behind them
 
     @property
     def reference(self) -> int:
         """The place of the last block that is run before those that are not: its part of the log is theirs too."""
-        return self.ends - 1
+        return self.head - 1
 
     @property
     def skipped(self) -> range:
         """The places of the blocks that need not run."""
-        return range(self.ends, len(self.blocks) - self.ends)
+        return range(self.head, len(self.blocks) - self.tail)
 
     @property
     def run(self) -> list[int]:
@@ -293,3 +298,61 @@ def _same_owner(mine: Any, other: Any, depth: int) -> bool:
 
 class _Plain:
     """An object whose whole state is its ``__dict__``: one with state in C is larger."""
+
+
+class ChainRun:
+    """A chain while some of its blocks run, and what is noted of them."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.parameters = [[p for module in modules for p in module._parameters.values() if p is not None]
+                           for modules in chain.modules]
+        self.state = StateRecord()              #: of the reference block
+        self.trained: list[bool] | None = None  #: what `requires_grad` says of its parameters
+        self.noting = ExitStack()       #: while the reference block has the ``indices`` of `noting_slots`
+        self.indices: Mapping[Place, Index] = {}
+        self.filled: list[Filled] = []  #: slots of caches, by the reference block
+        #: by the place of a block: storages of what its slots of caches held before, as it was filled
+        self.held: dict[int, list[int]] = {}
+        self.begun: list[int] = []      #: of blocks in this forward pass: how many events came before
+        self.has_skipped = False
+
+    def record_state(self) -> None:
+        """Note what the reference block holds, before it runs."""
+        self.state = StateRecord()
+        for module in self.chain.modules[self.chain.reference]:
+            self.state.capture_module(module, own=True)
+        self.trained = self._list_trained()
+
+    def _list_trained(self) -> list[bool]:
+        with torch._C.DisableTorchFunction():
+            return [p.requires_grad for p in self.parameters[self.chain.reference]]
+
+    def change(self) -> str | None:
+        """What the reference block changed of what it holds, where that was noted."""
+        for what, _, _ in self.state.list_changes():
+            return f"its blocks change {what}"
+        is_same = self.trained is None or self._list_trained() == self.trained
+        return None if is_same else "its blocks change requires_grad of a parameter"
+
+
+@contextmanager
+def watching_reads(tell_of: Iterable[tuple[Chain, Callable[[str, str], object]]]) -> Iterator[None]:
+    """A block in which what is given with a chain is called with path and name where its reference block, or the next
+    one, which may become it, reads what the blocks differ in. Other threads may watch the same classes.
+    """
+    told: dict[tuple[type, str], dict[int, Callable[[Any], object]]] = {}
+    for chain, tell in tell_of:
+        for block in chain.blocks[chain.reference:ENDS[-1]]:
+            below = dict(walk_modules(block))
+            for path, name in chain.differing:
+                told.setdefault((type(below[path]), name), {})[id(below[path])] = partial(_tell_read, tell, path, name)
+    with ExitStack() as undo:
+        for (cls, name), tell_at in told.items():
+            undo.callback(watch_attribute(cls, name, tell_at))
+        yield
+
+
+def _tell_read(tell: Callable[[str, str], object], path: str, name: str, value: Any) -> None:
+    if type(value) is not Index:
+        tell(path, name)

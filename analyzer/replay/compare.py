@@ -6,16 +6,14 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
 
-from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, StorageLifetime
 
+from .match import comparable, comparable_signature, list_done
 from .name import Names, Numbers, RunNames, module_calls_of, nodes_of
 from .part import FAR, Part, laps_of
 from .short_run import KEPT, ORDERED, BlocksDiffer, NotRepeated
 
-_DETACH = torch.ops.aten.detach.default  # autograd calls it for some results that it saves: of no gradient, of none
 _BEFORE, _BEHIND = -1, 1  # where a block of which something is read is, as seen from the one that reads
 
 
@@ -38,7 +36,7 @@ def compare_laps(names: RunNames) -> None:
             if any(kind in (BEGAN, ENDED, KEPT) for kind, _ in part.events):
                 raise BlocksDiffer("a phase begins, or a library takes a workspace, in one of its blocks")
         if reference.key[0] == "forward":
-            comparison.compare_neighbours([laps[at + beside] for beside in range(-1, 3)])
+            comparison.compare_neighbours([laps[at + beside] for beside in range(-1, 3)], len(chain.blocks) - 1)
         comparison.compare(reference, behind)
         shorts = list(laps)
         reference.copy(chain.skipped, backwards=shorts[0] > shorts[-1])
@@ -83,14 +81,14 @@ class _Comparison:
     def _births(self, part: Part) -> list[StorageLifetime]:
         return [self.names.log.storages[number] for number in part.numbers(BORN)]
 
-    def compare_neighbours(self, laps: Sequence[Part]) -> None:
-        """Compare the calls and births of blocks side by side: others may take turns, as every second or third one."""
-        slots = self.names.log.call_slots
-        first, *others = ((
-            [self._signature(signature) for i in part.numbers(CALLED)
-             if (signature := slots[i].signature).op is not _DETACH],
-            [(life.nbytes, life.device) for life in self._births(part)]) for part in laps)
-        if any(other != first for other in others):
+    def compare_neighbours(self, laps: Sequence[Part], last: int) -> None:
+        """Compare the calls and births of blocks side by side: others may take turns, as every second or third one. Of
+        the ``last`` block of a chain the lap ends with it; those of others have what runs before the next block too.
+        """
+        log = self.names.log
+        first, *others = [list_done(log, part.events) for part in laps]
+        if laps[-1].place == last and others.pop() != list_done(log, laps[0].events[:laps[0].inside]) or any(
+                other != first for other in others):
             raise BlocksDiffer("its blocks differ in the operators that they call or the tensors that they make")
 
     def compare(self, mine: Part, other: Part) -> None:
@@ -130,16 +128,12 @@ class _Comparison:
         if any(of_all & of_next for of_all, of_next in zip(self.of_all, self.of_next)):
             raise BlocksDiffer("its blocks differ in what they see of the first one")
 
-    def _signature(self, signature: Signature) -> Any:
-        """What is the same of two calls, of which each is given an object of its own for its process group."""
-        return comparable_signature(signature), self.names.log.groups.get(signature)
-
     def _outline(self, part: Part) -> list[Any]:
         """What a lap does; `_LINES` says what is what."""
         log = self.names.log
         calls = [log.call_slots[i] for i in part.numbers(CALLED)]
         return [
-            [self._signature(call.signature) for call in calls],
+            [comparable_signature(log, call.signature) for call in calls],
             [(c.phase, c.recomputed, c.forward is None, c.node < 0, len(c.inputs)) for c in calls],
             [(kind, what if kind == HELD else what[:2] if kind == ORDERED else None) for kind, what in part.events],
             [(life.nbytes, life.device, life.category, life.requires_grad, life.phase)
@@ -189,23 +183,3 @@ _LINES = ("the operators that they call", "passes of their operators", "the orde
 _NAMED = ("what their operators read", "what dies in them", "what their nodes read", "the nodes of their operators",
           "the inputs of their nodes", "gradients of their operators", "the events that streams wait for",
           "the modules that run")
-
-
-def comparable_signature(signature: Signature) -> tuple[Any, ...]:
-    """What is the same of two calls that do the same."""
-    found: tuple[Any, ...] | None = signature.memo.get("comparable")
-    if found is None:
-        found = signature.memo["comparable"] = (
-            signature.op, *map(comparable, (signature.args, signature.kwargs, signature.outputs)))
-    return found
-
-
-def comparable(value: Any) -> Any:
-    """Arguments or results to compare: specs, of which there is one object each, by their identity."""
-    if isinstance(value, TensorSpec):
-        return id(value)
-    if isinstance(value, (list, tuple)):
-        return [comparable(item) for item in value]
-    if isinstance(value, dict):
-        return {name: comparable(item) for name, item in value.items()}
-    return type(value) if isinstance(value, torch.ScriptObject) else value

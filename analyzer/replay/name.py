@@ -134,7 +134,7 @@ class RunNames:
         for chain, blocks in enumerate(found):
             if len({tuple(sorted(names)) for names in blocks}) > 1:
                 raise NotRepeated("its blocks have other parameters")
-            held = [self.short_run.held[chain].get(place, []) for place in range(len(blocks))]
+            held = [self.short_run.runs[chain].held.get(place, []) for place in range(len(blocks))]
             first = self.chains[chain].reference
             if len({len(numbers) for numbers in held[first:self.chains[chain].skipped.stop + 1]}) > 1:
                 raise NotRepeated("slots of a cache hold other tensors")

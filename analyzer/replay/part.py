@@ -41,6 +41,7 @@ class Part:
         self.copies = [self.place]  #: places of the blocks whose laps it stands for
         self.is_copy = False        #: whether all of these were not run
         self.written = [self]       #: what is written in its place: itself, and its copy before or behind it
+        self.inside = 0             #: how many of its events come before its block is left
 
     def copy(self, places: Sequence[int], backwards: bool) -> None:
         """Let it stand for the laps of the blocks at these ``places`` too, which come behind it or, ``backwards``,
@@ -138,6 +139,8 @@ class Cutter:
             self._cut(what)
         elif kind == LEFT:
             self._behind = []
+            if self._gap is None:
+                self._current.inside = len(self._current.events)
         else:
             if kind == CALLED:
                 self._behind.append(self.log.call_slots.signatures[what])
@@ -242,7 +245,9 @@ class Cutter:
         in_laps = lap_of.keys() | {what for part in self.parts if part.lap is not None for what in part.numbers(DIED)}
         twice = {number for number, stand_in in short_run.stand_ins.items() if stand_in.like in in_laps}
         for part in self.parts if twice else ():
-            part.events = [(kind, what) for kind, what in part.events if kind != DIED or what not in twice]
+            inside, behind = ([(kind, what) for kind, what in events if kind != DIED or what not in twice]
+                              for events in (part.events[:part.inside], part.events[part.inside:]))
+            part.inside, part.events = len(inside), inside + behind
         parts: list[Part] = []
         again: list[int] = []
         for at, part in enumerate(self.parts):

@@ -100,7 +100,7 @@ class Repeat:
     def _list_own(self, repetition: int) -> list[Numbers]:
         """`RunNames.own` in the numbers of the log that is written, where some of it is made outside of blocks."""
         names = self.names
-        held = {number for blocks in names.short_run.held for numbers in blocks.values() for number in numbers}
+        held = {number for run in names.short_run.runs for numbers in run.held.values() for number in numbers}
         if not held:
             return names.own
         base = self.base["storage"]

@@ -30,7 +30,7 @@ class RepeatedStep(EagerStep):
     After `run`, `write_log` gives the log of a run of all blocks and steps.
     """
 
-    chains: Sequence[Chain] = ()
+    chains: list[Chain] = []
     shares_run = False  #: whether logs for other devices may be asked for
     step_reason: str | None = "the steps are the caller's own"  #: why steps after the first are run
     _repeat: Repeat | None = None
@@ -44,7 +44,7 @@ class RepeatedStep(EagerStep):
     def run(self) -> None:
         recorder = self.recorder
         functions = [f for f in (self.loss_fn, self.step) if f is not None and f is not default_loss]
-        self._memory, self.short_run = Before.of(recorder), ShortRun(recorder, self.chains)
+        self._memory = Before.of(recorder)
         skipped = {id(module) for chain in self.chains for place in chain.skipped
                    for module in chain.modules[place]}
         with torch._C.DisableTorchFunction():
@@ -52,6 +52,7 @@ class RepeatedStep(EagerStep):
                                            values=(self.args, self.kwargs))
         if self.chains and self._state.unreadable is not None:  # which could not be put back
             raise NotRepeated(self._state.unreadable)
+        self.short_run = ShortRun(recorder, self.chains, let_run=self._state.add_modules)
         with self._undone_where_refused(), self.short_run.running():
             super().run()
 

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from inspect import getattr_static
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -21,19 +21,20 @@ from analyzer.record.failure import first_line
 from analyzer.record.recorder import Recorder
 from analyzer.record.run_listener import RunListener
 from analyzer.record.storage_lifetime import ENDED
-from analyzer.record.tensor_walk import local_part, tensors_in, walk_modules
+from analyzer.record.tensor_walk import local_part, tensors_in
 
-from .cache_slot import Filled, Index, fill_as, list_counting, noting_slots, numbers_held
-from .chain import Chain
-from .match import USES_STREAMS, Mismatch
-from .state_fingerprint import StateRecord
-from .state_value import MISSING
+from .cache_slot import fill_as, list_counting, noting_slots, numbers_held
+from .chain import ENDS, Chain, ChainRun, watching_reads
+from .match import USES_STREAMS, Mismatch, list_done
 
 CUT, LEFT, STEP, AGAIN, KEPT, ORDERED = range(ENDED + 1, ENDED + 7)
 """Events beside those of `analyzer.record.storage_lifetime`: CUT with a `Cut`, LEFT where a block was left, STEP with a
 `StepMark`, AGAIN where the first step's model runs a second time, KEPT with the number of a workspace that a library
 keeps, ORDERED with what was asked of a stream, the stream's number and that of the event.
 """
+
+
+_NOT_GIVEN = "a block is not given what the one before it gave"
 
 
 class NotRepeated(Restart):
@@ -97,26 +98,28 @@ class _Output(NamedTuple):
 class ShortRun(RunListener):
     """What is noted of a run of a few blocks of each chain: events in order, stand-ins by number of their storage, and
     of gradients of blocks that are run the block whose parameters they are of. As seen from a block, others within
-    ``reach`` are named by their distance, all others absolutely.
+    ``reach`` are named by their distance, all others absolutely. Where more has to run than was thought, ``chains``
+    change, and ``let_run`` is told the modules.
     """
 
-    def __init__(self, recorder: Recorder, chains: Sequence[Chain], *, reach: int = 1,
-                 takes_streams: bool = False) -> None:
-        self.recorder, self.chains, self.reach, self.takes_streams = recorder, chains, reach, takes_streams
+    def __init__(self, recorder: Recorder, chains: list[Chain], *, reach: int = 1, takes_streams: bool = False,
+                 let_run: Callable[[Sequence[nn.Module]], None] = lambda modules: None) -> None:
+        self.recorder, self.reach, self.takes_streams, self.let_run = recorder, reach, takes_streams, let_run
+        self.chains, self.runs = chains, [ChainRun(chain) for chain in chains]
+        self.given_up: list[tuple[Chain, str]] = []  #: chains of which all blocks are run, and why
         self.events: list[tuple[int, Any]] = []
         self.stand_ins: dict[int, StandIn] = {}
         self.owners: dict[int, tuple[int, int]] = {}
         self.is_ordered = False  #: whether it uses streams, waits for the device or gives workspaces back
-        #: of each member of a block: the chain, the place of the block in it, and its own in the block
-        self._place = {id(module): (number, place, i) for number, chain in enumerate(chains)
-                       for place, members in enumerate(chain.members) for i, (_, module) in enumerate(members)}
-        self._parameters = [[[p for module in modules for p in module._parameters.values() if p is not None]
-                             for modules in chain.modules] for chain in chains]
-        self._filled: list[list[Filled]] = [[] for _ in chains]
-        #: of each chain, by the place of a block: storages of what its slots of caches held before, as it was filled
-        self.held: list[dict[int, list[int]]] = [{} for _ in chains]
-        self.dropped: set[int] = set()  #: of these, those that stand-ins replaced
+        self.dropped: set[int] = set()  #: storages that slots of caches held, and that stand-ins replaced
         self._output: _Output | None = None
+        self._list_chains()
+
+    def _list_chains(self) -> None:
+        self.chains[:] = [run.chain for run in self.runs]
+        #: of each member of a block: the chain, the place of the block in it, and its own in the block
+        self._place = {id(module): (number, place, i) for number, run in enumerate(self.runs)
+                       for place, members in enumerate(run.chain.members) for i, (_, module) in enumerate(members)}
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -127,11 +130,11 @@ class ShortRun(RunListener):
         recorder.mode.state.asks_memory = False
         recorder.run.events = self.events
         recorder.run.listeners.append(self)
-        recorder.modules.skip_block = self._enter if self.chains else None
+        recorder.modules.skip_block = self._enter if self.runs else None
         try:
             yield
         except Exception as error:
-            if not self.chains:
+            if not self.runs:
                 raise
             raise NotRepeated(f"with some of its blocks alone it fails: {first_line(error)}") from error
         finally:
@@ -144,35 +147,51 @@ class ShortRun(RunListener):
         """A block in which the model runs; NotRepeated is raised where its blocks read what they differ in, or change
         what they hold.
         """
-        held = [StateRecord() for _ in self.chains]
-        before = self._list_trained()
-        for chain, record in zip(self.chains, held):
-            for module in chain.modules[chain.reference]:
-                record.capture_module(module, own=True)
+        for run in self.runs:
+            run.record_state()
         with self.watching_reads():
             yield
-        for record in held:
-            for what, _, _ in record.list_changes():
-                raise NotRepeated(f"its blocks change {what}")
-        if self._list_trained() != before:
-            raise NotRepeated("its blocks change requires_grad of a parameter")
+        for reason in filter(None, [run.change() for run in self.runs]):
+            raise NotRepeated(reason)
 
     @contextmanager
     def watching_reads(self) -> Iterator[None]:
         """A block in which the model runs; NotRepeated is raised where its blocks read what they differ in."""
         with ExitStack() as stack:
-            for number, chain in enumerate(self.chains):
+            tell_of = [(run.chain, partial(self._note_read, run)) for run in self.runs]
+            for run, (chain, tell) in zip(self.runs, tell_of):
                 counting = list_counting(chain.blocks, chain.differing, len(chain.members[0]))
-                _, self._filled[number] = stack.enter_context(noting_slots(
-                    chain.blocks[chain.reference], counting, refuse_read))
-                stack.enter_context(refusing_reads(chain))
+                run.noting = stack.enter_context(ExitStack())
+                run.indices, run.filled = run.noting.enter_context(
+                    noting_slots(chain.blocks[chain.reference], counting, tell))
+            stack.enter_context(watching_reads(tell_of))
             yield
 
-    def _list_trained(self) -> list[bool]:
-        """What `requires_grad` says of the parameters of reference blocks."""
-        with torch._C.DisableTorchFunction():
-            return [p.requires_grad for chain, parameters in zip(self.chains, self._parameters)
-                    for p in parameters[chain.reference]]
+    def _note_read(self, run: ChainRun, path: str, name: str) -> None:
+        if run in self.runs:
+            self._give_up(run, f"its blocks read {path}{'.' if path else ''}{name}, in which they differ")
+
+    def _give_up(self, run: ChainRun, reason: str) -> None:
+        """Run all blocks of a chain. Raises NotRepeated where some were skipped already."""
+        if run.has_skipped:
+            raise NotRepeated(reason)
+        run.noting.close()
+        run.filled.clear()
+        gone = self.runs.index(run)
+        self.runs.remove(run)
+        self.given_up.append((run.chain, reason))
+        with without_modes():
+            self.let_run([module for place in run.chain.skipped for module in run.chain.modules[place]])
+        # The chain is taken out of what is noted, and those behind it have other numbers.
+        self.events[:] = [
+            (kind, what._replace(chain=what.chain - (what.chain > gone)) if kind == CUT else what)
+            for kind, what in self.events if kind != CUT or what.chain != gone]
+        self.stand_ins = {number: stand_in._replace(chain=stand_in.chain - (stand_in.chain > gone))
+                          for number, stand_in in self.stand_ins.items()}
+        self.owners = {number: (chain - (chain > gone), place) for number, (chain, place) in self.owners.items()}
+        for other in self.runs:
+            other.begun.clear()
+        self._list_chains()
 
     # ---- what the recorder tells
 
@@ -187,7 +206,7 @@ class ShortRun(RunListener):
 
     def gave_back(self) -> None:
         self.is_ordered = True
-        if self.chains:
+        if self.runs:
             raise NotRepeated(USES_STREAMS)
 
     def step_begins(self, step: int) -> None:
@@ -204,7 +223,7 @@ class ShortRun(RunListener):
         if all(x is None or isinstance(x, torch.Tensor) for x in items):
             self._output = _Output([None if x is None else weakref.ref(x) for x in items], isinstance(result, tuple))
         self.events.append((LEFT, None))
-        members = self.chains[chain].members
+        members = self.runs[chain].chain.members
         if (place, member) == (len(members) - 1, len(members[0]) - 1):
             log = self.recorder.log
             self.events.append((CUT, Cut(chain, None, 0, len(log.node_slots), len(log.module_calls))))
@@ -212,15 +231,15 @@ class ShortRun(RunListener):
     def backward_ended(self) -> None:
         """Note whose the gradients are that there are; give blocks that were not run theirs."""
         with torch._C.DisableTorchFunction(), torch.no_grad(), self.unheard():
-            for number, (chain, parameters) in enumerate(zip(self.chains, self._parameters)):
-                reference = parameters[chain.reference]
-                for place in chain.run:
+            for number, run in enumerate(self.runs):
+                reference = run.parameters[run.chain.reference]
+                for place in run.chain.run:
                     self.owners.update((self._describe(p.grad, False).number, (number, place))
-                                       for p in parameters[place] if p.grad is not None)
+                                       for p in run.parameters[place] if p.grad is not None)
                 specs = [None if p.grad is None else self._describe(p.grad, False) for p in reference]
-                for place in chain.skipped:
+                for place in run.chain.skipped:
                     storages: dict[int, torch.Tensor] = {}
-                    for mine, theirs, spec in zip(parameters[place], reference, specs):
+                    for mine, theirs, spec in zip(run.parameters[place], reference, specs):
                         if mine.grad is not None:
                             self._check_stand_in(mine.grad, spec)
                         elif spec is not None:
@@ -234,11 +253,20 @@ class ShortRun(RunListener):
         if found is None:
             return NotImplemented
         number, place, member = found
-        is_skipped = place in self.chains[number].skipped
+        run = self.runs[number]
+        is_skipped = place in run.chain.skipped
         if self.recorder.run.phase != "forward":
             if is_skipped:
                 raise NotRepeated("a block runs outside of the forward pass")
             return NotImplemented
+        given = self._find_given(args, kwargs) if is_skipped else None
+        if not member:
+            if is_skipped and not run.has_skipped:
+                self._look_back(run, place, is_given=given is not None)
+                if run not in self.runs:
+                    return NotImplemented
+                is_skipped = place in run.chain.skipped
+            run.begun[place:] = [len(self.events)]
         log, call = self.recorder.log, self.recorder.modules.running_call()
         calls = len(log.module_calls)
         is_own = call is not None and call == calls - 1
@@ -247,23 +275,49 @@ class ShortRun(RunListener):
             self._pass_on(number, place, is_skipped)
         if not is_skipped:
             return NotImplemented
+        run.has_skipped = True
+        if given is None:
+            raise NotRepeated(_NOT_GIVEN)
+        return given
+
+    def _find_given(self, args: Any, kwargs: Any) -> Any:
+        """What the block before gave, where that is among these arguments; else None."""
         given = self._output
         mine = tensors_in((args, kwargs))
         before = [] if given is None else [None if item is None else item() for item in given.items]
         output = next((t for t in before if t is not None and any(t is other for other in mine)), None)
         if given is None or output is None:
-            raise NotRepeated("a block is not given what the one before it gave")
+            return None
         items = [None if item is None else output if t is None else t for item, t in zip(given.items, before)]
         return tuple(items) if given.is_tuple else output  # what is gone was of no use to what surrounds the blocks
 
+    def _look_back(self, run: ChainRun, place: int, is_given: bool) -> None:
+        """The first block that is to be skipped is called. All blocks run where those before it show that none can be
+        skipped. This one runs, and is the reference block, where the one before it did not do what the one before that
+        did, for which the first may have prepared something.
+        """
+        chain, log = run.chain, self.recorder.log
+        change = None if run.indices else run.change()  # which would be a change
+        if change is not None or not is_given:
+            self._give_up(run, change or _NOT_GIVEN)
+        elif len(run.begun) == place < min(ENDS[-1], len(chain.blocks) - chain.tail) and not run.filled:
+            before, last = (list_done(log, self.events[slice(*span)])
+                            for span in pairwise([*run.begun[-2:], len(self.events)]))
+            if before != last:
+                run.chain = chain._replace(head=chain.head + 1)
+                self._list_chains()
+                with without_modes():
+                    self.let_run(chain.modules[place])
+                    run.record_state()
+
     def _pass_on(self, chain: int, place: int, is_skipped: bool) -> None:
         """Fill the slots of a block that is not run with stand-ins for what the reference block put into its own."""
-        filled, reference = self._filled[chain], self.chains[chain].reference
-        held = self.held[chain]
-        if place == self.chains[chain].skipped.start:
+        run = self.runs[chain]
+        held, filled, reference = run.held, run.filled, run.chain.reference
+        if place == run.chain.skipped.start:
             held.setdefault(reference, []).extend(number for one in filled for number in one.held.values())
         for one in filled:
-            index = one.slot + (place - reference) * len(self.chains[chain].members[0])
+            index = one.slot + (place - reference) * len(run.chain.members[0])
             numbers = numbers_held(one.cache, index)
             held.setdefault(place, []).extend(numbers.values())
             if not is_skipped:
@@ -341,51 +395,3 @@ class ShortRun(RunListener):
         take_class(made)
         self.stand_ins[number] = StandIn(spec.number, chain, block, repetition)
         return made  # type: ignore[no-any-return]
-
-
-def refuse_read(path: str, name: str) -> None:
-    raise NotRepeated(f"its blocks read {path}{'.' if path else ''}{name}, in which they differ")
-
-
-@contextmanager
-def refusing_reads(chain: Chain) -> Iterator[None]:
-    """A block in which the reference block may not read what the blocks differ in: NotRepeated is raised then. An
-    attribute of a class that has the `property` protocol comes before what an instance holds, so nothing else of an
-    instance changes, and modules elsewhere find what they hold.
-    """
-    below = dict(walk_modules(chain.blocks[chain.reference]))
-    watched: dict[tuple[type, str], dict[int, str]] = {}
-    for path, name in chain.differing:
-        watched.setdefault((type(below[path]), name), {})[id(below[path])] = path
-    undo: list[Callable[[], None]] = []
-    try:
-        for (cls, name), paths in watched.items():
-            default = getattr_static(cls, name, MISSING)
-            if hasattr(type(default), "__set__"):
-                continue  # such a default comes before what instances hold already
-            undo.append(partial(delattr, cls, name) if name not in vars(cls) else partial(setattr, cls, name, default))
-            setattr(cls, name, _refusing(name, paths, default))
-        yield
-    finally:
-        for put_back in reversed(undo):
-            put_back()
-
-
-def _refusing(name: str, paths: dict[int, str], default: Any) -> property:
-    def read(module: Any) -> Any:
-        held = module.__dict__
-        if name not in held:
-            if default is MISSING:
-                raise AttributeError(f"{type(module).__name__!r} object has no attribute {name!r}")
-            return default.__get__(module, type(module)) if hasattr(default, "__get__") else default
-        if id(module) in paths and type(held[name]) is not Index:
-            refuse_read(paths[id(module)], name)
-        return held[name]
-
-    def write(module: Any, value: Any) -> None:
-        module.__dict__[name] = value
-
-    def remove(module: Any) -> None:
-        del module.__dict__[name]
-
-    return property(read, write, remove)

@@ -366,6 +366,22 @@ class StateFingerprint(StateRecord):
         self._contents = watch_contents([tensor for tensor, _ in self.tensors])
         self._random = read_generators()
         self.seen.clear()
+        self._later: list[StateRecord] = []
+
+    def add_modules(self, modules: Iterable[nn.Module]) -> None:
+        """Compare further modules, of classes that are among those of the others, which run from now on."""
+        record = StateRecord()
+        for module in modules:
+            record.capture_module(module, own=True)
+        self._later.append(record)
+        self.tensors += record.tensors
+        self._contents += watch_contents([tensor for tensor, _ in record.tensors])
+        self.give_up(record.unreadable)
+
+    def list_changes(self) -> Iterator[tuple[str, Iterable[Any], Callable[[], Any]]]:
+        for record in self._later:  # before those below: of what both have, the first state is the earlier one
+            yield from record.list_changes()
+        yield from super().list_changes()
 
     def change(self) -> str | None:
         for what, _, _ in self.list_changes():

@@ -6,8 +6,11 @@ import operator
 import os
 import random
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from inspect import getattr_static
 from types import BuiltinFunctionType, CellType, ModuleType, WrapperDescriptorType
 from typing import Any
 
@@ -19,6 +22,7 @@ from analyzer.meta.intercept.compiled_function import written_function
 from analyzer.meta.spec import VALUES
 from analyzer.meta.structure import read_slot
 from analyzer.meta.value.known_value import Watched
+from analyzer.output import hold_over_forks
 
 PLAIN = frozenset(VALUES)
 # what an abstract class keeps of the classes that it was asked about shows in nothing
@@ -141,9 +145,9 @@ def refill_of(array: Any) -> Callable[[Any], None]:
     return refill
 
 
-def find_added(contents: Iterable[str], names: frozenset[str]) -> set[str]:
-    """Attributes that a class has besides ``names`` and the watch of its reads."""
-    return set(contents) - names - {"__getattribute__"}
+def find_added(contents: Mapping[str, Any], names: frozenset[str]) -> set[str]:
+    """Attributes that a class has besides ``names`` and those whose reads are watched."""
+    return {name for name in contents.keys() - names if type(contents[name]) is not _WatchedAttribute}
 
 
 def refill_environment(old: dict[str, str]) -> None:
@@ -180,3 +184,60 @@ def watch_contents(tensors: Iterable[weakref.ref[torch.Tensor]]) -> list[tuple[w
 def storage_of(tensor: torch.Tensor | None) -> MetaStorage | None:
     storage = None if tensor is None or tensor.layout is not torch.strided else find_storage(tensor)
     return storage if isinstance(storage, MetaStorage) else None
+
+
+_watch_lock = threading.RLock()
+hold_over_forks(_watch_lock)
+
+
+def watch_attribute(cls: type, name: str, tell_at: Mapping[int, Callable[[Any], object]]) -> Callable[[], object]:
+    """Call what ``tell_at`` has for the id of a module of a class, with the value, where an attribute is read that the
+    module itself holds. The result ends that; other threads may watch the same attribute.
+    """
+    with _watch_lock:
+        default = getattr_static(cls, name, MISSING)
+        if type(default) is not _WatchedAttribute and hasattr(type(default), "__set__"):
+            return lambda: None  # such a default comes before what instances hold already
+        watched = vars(cls).get(name)
+        if type(watched) is not _WatchedAttribute:
+            watched = _WatchedAttribute(cls, name, default)
+            setattr(cls, name, watched)
+        watched.told.append(tell_at)
+        return partial(watched.end, tell_at)
+
+
+class _WatchedAttribute(property):
+    """With the `property` protocol an attribute of a class comes before what an instance holds, so nothing else of an
+    instance changes, and modules elsewhere find what they hold.
+    """
+
+    def __init__(self, cls: type, name: str, default: Any) -> None:
+        super().__init__(self._read, self._write, self._delete)
+        self.cls, self.name, self.is_own = cls, name, name in vars(cls)
+        self.default: Any = default.default if type(default) is _WatchedAttribute else default
+        self.told: list[Mapping[int, Callable[[Any], object]]] = []
+
+    def end(self, tell_at: Mapping[int, Callable[[Any], object]]) -> None:
+        with _watch_lock:
+            self.told = [other for other in self.told if other is not tell_at]
+            if not self.told and self.is_own:
+                setattr(self.cls, self.name, self.default)
+            elif not self.told:
+                delattr(self.cls, self.name)
+
+    def _read(self, module: Any) -> Any:
+        held, name, default = module.__dict__, self.name, self.default
+        if name not in held:
+            if default is MISSING:
+                raise AttributeError(f"{type(module).__name__!r} object has no attribute {name!r}")
+            return default.__get__(module, type(module)) if hasattr(default, "__get__") else default
+        for tell_at in self.told:
+            if (tell := tell_at.get(id(module))) is not None:
+                tell(held[name])
+        return held[name]
+
+    def _write(self, module: Any, value: Any) -> None:
+        module.__dict__[self.name] = value
+
+    def _delete(self, module: Any) -> None:
+        del module.__dict__[self.name]

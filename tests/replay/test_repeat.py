@@ -236,9 +236,32 @@ def test_a_layer_that_all_blocks_call_is_called_by_each():
 
 
 def test_what_is_drawn_between_blocks_is_drawn_for_each():
-    """Nothing is drawn behind the last block, so three are run at each end."""
+    """Nothing is drawn behind the last block, whose lap ends with it."""
     found, run = profile_both(lambda: Drawing(Block() for _ in range(COUNT)))
-    assert found == run and len(list_replayed(found)) == COUNT - 6
+    assert found == run and len(list_replayed(found)) == COUNT - 4
+
+
+class Choosing(Block):
+    """One in the middle of others does something else, where they read in what they differ."""
+
+    def __init__(self, index: int, reads: bool) -> None:
+        super().__init__(index)
+        self.reads = reads
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        return x.relu() if self.reads and self.index == 4 else x
+
+
+def test_a_chain_that_reads_in_what_its_blocks_differ_runs_and_others_are_repeated():
+    """Both chains are of one class. Reads are met before a block is skipped, so nothing runs a second time."""
+    found, run = profile_both(lambda: nn.Sequential(
+        Stack(Choosing(index, reads=False) for index in range(COUNT)),
+        Stack(Choosing(index, reads=True) for index in range(COUNT))))
+    assert found == run
+    assert [row.path for row in list_replayed(found)] == [f"0.blocks.{i}" for i in range(2, COUNT - 2)]
+    assert [row.path for row in found.replay if row.reason == "its blocks read index, in which they differ"] == [
+        f"1.blocks.{i}" for i in range(COUNT)]
 
 
 class Freezing(Block):
@@ -321,19 +344,19 @@ class Frozen(Stack):
             block.up.requires_grad_(False)
 
 
-@pytest.mark.parametrize(("build", "ends", "settings"), [
-    (lambda: Handing(Shared() for _ in range(COUNT)), 3, {}),
-    (lambda: Handing(Shared() for _ in range(COUNT)), 3, {"step": None}),
-    (lambda: Biased(Shared() for _ in range(COUNT)), 2, {}),
-    (Frozen, 2, {}),
-    (lambda: Keeping(Block() for _ in range(COUNT)), 3, {"step": None, "mode": "infer", "optimizer": None}),
+@pytest.mark.parametrize(("build", "run_at_ends", "settings"), [
+    (lambda: Handing(Shared() for _ in range(COUNT)), 5, {}),
+    (lambda: Handing(Shared() for _ in range(COUNT)), 5, {"step": None}),
+    (lambda: Biased(Shared() for _ in range(COUNT)), 4, {}),
+    (Frozen, 4, {}),
+    (lambda: Keeping(Block() for _ in range(COUNT)), 6, {"step": None, "mode": "infer", "optimizer": None}),
 ])
-def test_blocks_at_the_ends_may_do_otherwise(build, ends, settings):
-    """Of what a first block makes the others see their own, or all see one thing; where the second block differs, three
-    are run at each end.
+def test_blocks_at_the_ends_may_do_otherwise(build, run_at_ends, settings):
+    """Of what a first block makes the others see their own, or all see one thing. Where the second block calls other
+    operators than the first, the third is run too; where they differ in what they hold, three are run at each end.
     """
     found, run = profile_both(build, **settings)
-    assert found == run and len(list_replayed(found)) == COUNT - 2 * ends, found.replay.explain()
+    assert found == run and len(list_replayed(found)) == COUNT - run_at_ends, found.replay.explain()
 
 
 def test_memory_that_runs_out_is_found_where_it_runs_out():
