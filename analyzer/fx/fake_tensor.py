@@ -58,9 +58,9 @@ def quantize_on(device: torch.device, weight: torch.Tensor, module: nn.Module) -
 
 def save_generators() -> tuple[Any, Any, Any]:
     """The states of the host's random number generators: torch's, Python's and numpy's, where it is imported."""
-    numpy = sys.modules.get("numpy.random")
+    read = getattr(sys.modules.get("numpy.random"), "get_state", None)  # None too while another thread imports it
     with without_modes():
-        return torch.default_generator.get_state(), random.getstate(), None if numpy is None else numpy.get_state()
+        return torch.default_generator.get_state(), random.getstate(), None if read is None else read()
 
 
 def restore_generators(saved: tuple[Any, Any, Any], *, is_torchs_moved: bool = True) -> None:

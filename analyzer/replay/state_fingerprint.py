@@ -51,6 +51,7 @@ from .state_value import (
     replace_items,
     set_values,
     storage_of,
+    unwatched,
     watch_contents,
 )
 
@@ -267,7 +268,7 @@ class StateRecord:
             for name in find_added(contents, known):
                 yield "an attribute of a class", (contents[name],), partial(delattr, cls, name)
         for holder, contents, names, found in self.rows:
-            now = list(map(contents.get, names, repeat(MISSING)))
+            now = [unwatched(contents.get(name, MISSING)) for name in names]
             if not are_alike(now, found):
                 name = next(n for n, a, b in zip(names, now, found) if not are_alike((a,), (b,)))
                 yield f"the variable {name}", now, partial(set_values, holder, names, now, found)
@@ -313,8 +314,8 @@ class CodeRecord(StateRecord):
         self.classes += [(cls, vars(cls), frozenset(vars(cls))) for cls in reachable.classes]
         for cls in reachable.classes:
             contents = vars(cls)
-            names = [name for name in contents if name[:2] != "__"]
-            found = [contents[name] for name in names]
+            names = [name for name in contents if name[:2] != "__" and unwatched(contents[name]) is not MISSING]
+            found = [unwatched(contents[name]) for name in names]
             self.rows.append((cls, contents, names, self.let_die(found)))
             for value in found:
                 if type(value) not in _NOT_CAPTURED and not isinstance(value, _METHODS):

@@ -92,7 +92,7 @@ def look_up(holder: Any, name: str) -> Any:
             return MISSING
     if type(holder) is dict:
         return holder.get(name, MISSING)
-    return vars(holder).get(name, MISSING) if isinstance(holder, (type, ModuleType)) else read_slot(
+    return unwatched(vars(holder).get(name, MISSING)) if isinstance(holder, (type, ModuleType)) else read_slot(
         holder, name, MISSING)
 
 
@@ -206,6 +206,13 @@ def watch_attribute(cls: type, name: str, tell_at: Mapping[int, Callable[[Any], 
         return partial(watched.end, tell_at)
 
 
+def unwatched(value: Any) -> Any:
+    """What a class has in the place of an attribute that is watched."""
+    if type(value) is not _WatchedAttribute:
+        return value
+    return value.default if value.is_own else MISSING
+
+
 class _WatchedAttribute(property):
     """With the `property` protocol an attribute of a class comes before what an instance holds, so nothing else of an
     instance changes, and modules elsewhere find what they hold.
@@ -220,9 +227,11 @@ class _WatchedAttribute(property):
     def end(self, tell_at: Mapping[int, Callable[[Any], object]]) -> None:
         with _watch_lock:
             self.told = [other for other in self.told if other is not tell_at]
-            if not self.told and self.is_own:
+            if self.told or vars(self.cls).get(self.name) is not self:
+                return
+            if self.is_own:
                 setattr(self.cls, self.name, self.default)
-            elif not self.told:
+            else:
                 delattr(self.cls, self.name)
 
     def _read(self, module: Any) -> Any:
