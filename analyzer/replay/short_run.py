@@ -144,8 +144,8 @@ class ShortRun(RunListener):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """A block in which the model runs; NotRepeated is raised where its blocks read what they differ in, or change
-        what they hold.
+        """A block in which the model runs. All blocks of a chain that read what they differ in, or change what they
+        hold, are run; where some were skipped already, NotRepeated is raised.
         """
         for run in self.runs:
             run.record_state()
@@ -156,7 +156,9 @@ class ShortRun(RunListener):
 
     @contextmanager
     def watching_reads(self) -> Iterator[None]:
-        """A block in which the model runs; NotRepeated is raised where its blocks read what they differ in."""
+        """A block in which the model runs. All blocks of a chain that read what they differ in are run; where some were
+        skipped already, NotRepeated is raised.
+        """
         with ExitStack() as stack:
             tell_of = [(run.chain, partial(self._note_read, run)) for run in self.runs]
             for run, (chain, tell) in zip(self.runs, tell_of):
