@@ -331,9 +331,9 @@ def build_shared(session: Session, run: Run, repeats: Repeats, take: Callable[[R
     """The profile of a run that ended. The sessions that share it get theirs, and each where its device has too little
     for what is cached the one with that limit; ``take`` lets the run have another log.
     """
-    found = session.found = run.build(**settings)
-    alike = [session, *session.list_alike()]
-    for other in alike[1:]:
+    found = run.build(**settings)
+    alike = session.list_alike()
+    for other in alike:
         other.found = run.build_for(other, **settings)
     for log, others in repeats.write_varied(session):
         take(run, log)
@@ -341,9 +341,9 @@ def build_shared(session: Session, run: Run, repeats: Repeats, take: Callable[[R
             other.found = run.build_for(other, **settings)
             other.found_first = others[0].found
         alike += others
-    for one in alike:
-        assert one.found is not None
-        limited = one.limit(one.found.peak_allocated_bytes, one.found.peak_reserved_bytes)
+    for one, its in [(session, found), *((other, other.found) for other in alike)]:
+        assert its is not None
+        limited = one.limit(its.peak_allocated_bytes, its.peak_reserved_bytes)
         limited_log = None if limited is None else repeats.write_limited(limited)
         if limited is not None and limited_log is not None:
             take(run, limited_log)

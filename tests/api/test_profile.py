@@ -335,10 +335,12 @@ SCALAR = "an unknown scalar (torch.float32) was taken as 1"
     (lambda out, loss, y: loss.item(), SCALAR), (lambda out, loss, y: float(loss), SCALAR),
     (lambda out, loss, y: print(f"loss {loss:.4f}"), SCALAR), (lambda out, loss, y: print(loss), None),
     (lambda out, loss, y: loss.cpu().tolist(), SCALAR),
-    (lambda out, loss, y: (out.argmax(1) == y).sum().item() / len(y), "a number that depends on data was taken as 1")],
+    (lambda out, loss, y: (out.argmax(1) == y).sum().item(), "an unknown scalar (torch.int64) was taken as 8")],
     ids=["item", "float", "format", "print", "tolist", "accuracy"])
 def test_numbers_that_a_step_reads_outside_of_modules_are_placeholders(read, said):
-    """As in a dry run; the figures are those of the step that reads none."""
+    """As in a dry run; the figures are those of the step that reads none. Of layers that compute zero the largest class
+    is the first, which all eight labels are.
+    """
     batch = torch.rand(8, 64), torch.zeros(8, dtype=torch.int64)
     model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
     found, right = [profile(model, batch, step=reads(one), optimizer="sgd", device="h100")

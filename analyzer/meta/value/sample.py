@@ -136,8 +136,11 @@ def _start(call: Any, place: int, usual: int | None) -> bool:
 
 
 def _score(x: Tensor, storage: MetaStorage, barred: frozenset[int] = frozenset()) -> bool:
-    """Take what a tensor holds to be `Scores`, where its rows are as long as there are classes; whether it is."""
-    are_rows = x.dim() > 0 and 0 < x.shape[-1] <= _MOST_CLASSES and x.is_contiguous() and covers_storage(x, storage)
+    """Take what a tensor holds to be `Scores`, where its rows are as long as there are classes; whether it is. Fewer
+    rows than classes, as of the next token of a text, do not fall evenly: which they choose is anyone's guess.
+    """
+    are_rows = x.dim() > 0 and 0 < x.shape[-1] <= min(_MOST_CLASSES, x.numel() // x.shape[-1]) and (
+        x.is_contiguous() and covers_storage(x, storage))
     if not are_rows or not worth_following(x.numel()):
         return False
     storage.sample = Sample(Scores(x.numel(), x.shape[-1], x.dtype, barred), are_scores=True)
