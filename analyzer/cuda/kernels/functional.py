@@ -16,8 +16,8 @@ from analyzer.meta.simulated_device import any_on
 from analyzer.meta.state import CPU, active_state
 from analyzer.meta.tensor import name_of_node, with_node
 from analyzer.meta.value.contents import read_known
-from analyzer.meta.value.expectation import bins_left_out, count_classes, is_told_by_sample, share_of_marks
-from analyzer.meta.value.sample import count_sample
+from analyzer.meta.value.expectation import bins_left_out, count_classes, share_of_marks
+from analyzer.meta.value.sample import count_sample, is_told_by_sample
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

@@ -23,7 +23,7 @@ from analyzer.meta.value.contents import (
 from analyzer.meta.value.finite import finite_answer
 from analyzer.meta.value.known_value import DeferredCall, Known, Result, Written, Zeros, window_of
 from analyzer.meta.value.nonzero_bound import NonzeroBound, bound_result
-from analyzer.meta.value.sample import UNSAMPLED, sample_call
+from analyzer.meta.value.sample import UNSAMPLED, is_told_by_sample, sample_call
 
 from .call import OperatorCall
 
@@ -282,7 +282,7 @@ def _estimate(state: MetaState, call: OperatorCall) -> None:
         first.density = density
     if first.exact is not None:
         return
-    if name == "histc" and not expectation.is_told_by_sample(call.storages[0]):
+    if name == "histc" and not is_told_by_sample(call.storages[0]):
         expectation.count_classes(state, name, call.outputs[0], call.args[0].numel(),
                                   expectation.bins_left_out(call.args[0], call.outputs[0].numel()))
     elif name != "histc":

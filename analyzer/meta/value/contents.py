@@ -193,47 +193,6 @@ def going_on(state: MetaState, tensor: torch.Tensor) -> bool | None:
     return answer
 
 
-def expected_scalar(state: MetaState, tensor: torch.Tensor, read_count: Callable[[Tensor], Tensor | None]) -> Any:
-    """What ``unknown_size`` and ``unknown_condition`` say that an unknown scalar is, which may be a count of what is
-    chosen; None where they say nothing.
-    """
-    if state.tape is not None:
-        return None
-    density, policy = getattr(tensor.untyped_storage(), "density", None), state.options.unknown_size
-    if tensor.dtype is torch.bool:
-        if density in (0.0, 1.0):  # a comparison of expected counts
-            state.assume(f"a condition that depends on data is {bool(density)} for the expected counts (balanced) "
-                         f"{state.where()}")
-            return bool(density)
-        condition = state.options.unknown_condition
-        if condition == "error":
-            return None
-        if density is None and not state.repeats and (sample := read_count(tensor)) is not None:
-            return _sampled_scalar(state, sample)
-        state.assume(f"a condition that depends on data was taken as {condition} (unknown_condition={condition!r}) "
-                     f"{state.where()}")
-        return condition == "true"
-    if density is None and not state.repeats and (sample := read_count(tensor)) is not None:
-        return _sampled_scalar(state, sample)
-    if density is None or policy in ("worst", "error"):  # nothing bounds such a number
-        return None
-    if isinstance(policy, int):
-        state.assume(f"a number that depends on data was taken as {policy} (the bound given) {state.where()}")
-        return policy if not tensor.dtype.is_floating_point else float(policy)
-    value = density if tensor.dtype.is_floating_point else round(density)
-    state.assume(
-        f"a number that depends on data was taken as {value:g}: counts are 1 per element (balanced) {state.where()}")
-    return value
-
-
-def _sampled_scalar(state: MetaState, sample: Tensor) -> Any:
-    value = sample.item()
-    what = f"condition that depends on data is {value}" if isinstance(value, bool) else (
-        f"number that depends on data was taken as {value:.4g}")
-    state.assume(f"a {what} for choices that fall evenly (balanced) {state.where()}")
-    return value
-
-
 #: Conditions of torch/optim/lbfgs.py that hold while it searches: a pair of vectors is kept, and the first length of a
 #: line search is taken (strong Wolfe conditions). All others end the search, or belong to lengths that are not taken.
 MET = ("if ys > 1e-10:", "if abs(gtd_new) <= -c2 * gtd:")

@@ -18,9 +18,9 @@ from analyzer.meta.spec import Signature, spec_of
 from analyzer.meta.state import MetaState
 from analyzer.meta.tensor import META, kernel, new_tensor
 
-from .contents import defer_call, expected_scalar, going_on, passing_value, read_known, searching_answer
-from .expectation import Marks, Positions, count_classes, distinct_count, origin_of
-from .known_value import Deferred, Result, small_enough
+from .contents import defer_call, going_on, passing_value, read_known, searching_answer
+from .expectation import Marks, count_classes, distinct_count, origin_of
+from .known_value import MOST_CLASSES, Deferred, Positions, Result, small_enough
 from .nonzero_bound import bound_of
 from .sample import read_count, read_sample
 
@@ -34,7 +34,6 @@ _ENGINE = os.path.join("", "deepspeed", "runtime", "")
 with without_modes():  # that may be active where this is imported
     _CONDITION = torch.empty((), dtype=torch.bool, device=META)  # whose value is not known
 STAND_IN = "an unknown scalar"  #: how an assumption begins that says what it was taken as
-_MOST_CLASSES = 1024  # that a loop over them would go by
 _MOST_PLACEHOLDERS = 100_000  # a loop that data would end does not end with them; a trace gives it up
 
 
@@ -98,7 +97,7 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = "aten.item (also b
     if frame is not None and _ENGINE in frame.f_code.co_filename:  # norms, which scale an update, or if it is left out
         state.assume("DeepSpeed is assumed to find gradients finite")
         return float(state.placeholder) if tensor.dtype.is_floating_point else False  # or 0
-    if (expected := expected_scalar(state, tensor, read_count)) is not None:
+    if (expected := _expected_scalar(state, tensor)) is not None:
         return expected
     # What an optimizer of torch asks for only scales its update: no size and no path depends on it.
     if state.options.unknown_value == "placeholder" or asked_by(_OPTIMIZERS) or _is_asked_outside(state, tensor):
@@ -108,6 +107,41 @@ def _scalar(state: MetaState, tensor: Tensor, operator: str = "aten.item (also b
             return float(state.placeholder) if tensor.dtype.is_floating_point else bool(
                 state.placeholder) if tensor.dtype is torch.bool else state.placeholder
     raise _unknown(state, operator, remedy)
+
+
+def _expected_scalar(state: MetaState, tensor: Tensor) -> Any:
+    """What ``unknown_size`` and ``unknown_condition`` say that an unknown scalar is, or what it is in a sample of
+    choices; None where nothing tells.
+    """
+    if state.tape is not None:
+        return None
+    density, policy = getattr(tensor.untyped_storage(), "density", None), state.options.unknown_size
+    is_condition, condition = tensor.dtype is torch.bool, state.options.unknown_condition
+    if is_condition and density in (0.0, 1.0):  # a comparison of expected counts
+        state.assume(f"a condition that depends on data is {bool(density)} for the expected counts (balanced) "
+                     f"{state.where()}")
+        return bool(density)
+    if is_condition and condition == "error":
+        return None
+    if density is None and not state.repeats and (sample := read_count(tensor)) is not None:
+        value = sample.item()
+        what = f"condition that depends on data is {value}" if is_condition else (
+            f"number that depends on data was taken as {value:.4g}")
+        state.assume(f"a {what} for choices that fall evenly (balanced) {state.where()}")
+        return value
+    if is_condition:
+        state.assume(f"a condition that depends on data was taken as {condition} (unknown_condition={condition!r}) "
+                     f"{state.where()}")
+        return condition == "true"
+    if density is None or policy in ("worst", "error"):  # nothing bounds such a number
+        return None
+    if isinstance(policy, int):
+        state.assume(f"a number that depends on data was taken as {policy} (the bound given) {state.where()}")
+        return policy if not tensor.dtype.is_floating_point else float(policy)
+    number = density if tensor.dtype.is_floating_point else round(density)
+    state.assume(
+        f"a number that depends on data was taken as {number:g}: counts are 1 per element (balanced) {state.where()}")
+    return number
 
 
 def _is_asked_outside(state: MetaState, tensor: Tensor) -> bool:
@@ -204,7 +238,7 @@ def _first(state: MetaState, indices: Tensor, shape: tuple[int, ...], in_order: 
     """``indices`` into ``shape``, which are assumed to be the first ones where contents are expected. Those that are
     ``in_order`` are known where all there can be are taken: a loop over the classes that were chosen goes by each.
     """
-    are_all = (in_order and indices.shape[0] == math.prod(shape) <= _MOST_CLASSES and state.expects_contents
+    are_all = (in_order and indices.shape[0] == math.prod(shape) <= MOST_CLASSES and state.expects_contents
                and not state.repeats)
     if state.follows_expected or are_all:
         with without_modes():

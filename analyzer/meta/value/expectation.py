@@ -19,7 +19,8 @@ from analyzer.meta.state import MetaState
 
 from .barred import barred_choices
 from .contents import look_at, read_known
-from .known_value import Deferred, Known, filled_with
+from .known_value import MOST_CLASSES, Deferred, Known, Positions, filled_with
+from .sample import is_told_by_sample
 
 Rule = Callable[[Any, list[MetaStorage], "float | None"], "float | None"]
 _KEEPING = {"_to_copy", "clone", "contiguous", "index", "cat", "_reshape_copy", "flip", "gather", "index_select",
@@ -72,9 +73,6 @@ class Marks(float):
         return self * (marked / count)
 
 
-_MOST_CLASSES = 1024  # that are looked at one by one: experts, not the words of a vocabulary
-
-
 class ShareOfClasses(float):
     """The share of choices that fall on some ``classes`` of those that ``drawn`` are."""
 
@@ -88,11 +86,6 @@ class ShareOfClasses(float):
         found = cls(len(classes) / max(1, len(left)))
         found.drawn, found.classes = drawn, classes
         return found
-
-
-def is_told_by_sample(index: Any) -> bool:
-    """Whether classes are none that were chosen, but what was computed of these, as a sample tells."""
-    return getattr(index, "sample", None) is not None and index.drawn_from is None
 
 
 def share_of_marks(index: Any, bins: int) -> float | None:
@@ -223,26 +216,6 @@ CHOOSING = {"topk": 1, "argmax": 0, "max": 1, "sort": 1, "multinomial": 0}
 """Operators that choose classes, as routers do, and the output that says which; whole rows that are sorted are cut."""
 
 
-class Positions(Known):
-    """The numbers below ``count`` but for those ``barred``."""
-
-    __slots__ = ("count", "barred")
-
-    def __init__(self, count: int, barred: frozenset[int]) -> None:
-        super().__init__()
-        self.count, self.barred = count, barred
-
-    def _compute(self) -> torch.Tensor:
-        return torch.tensor([number for number in range(self.count) if number not in self.barred])
-
-    def is_out(self, number: float) -> bool:
-        return not 0 <= number < self.count or number in self.barred
-
-    def left_out_of(self, bins: int) -> frozenset[int]:
-        """The numbers below ``bins`` that are none of these."""
-        return self.barred.union(range(self.count, bins))
-
-
 _positions = functools.lru_cache(maxsize=1024)(Positions)  # one for each count: compared by identity
 
 
@@ -310,7 +283,7 @@ def _equal_number(index: MetaStorage, known: torch.Tensor) -> float | None:
 
 
 def _share_of_one(drawn: Positions, number: float) -> float:
-    if drawn.count <= _MOST_CLASSES:
+    if drawn.count <= MOST_CLASSES:
         return ShareOfClasses.of(drawn, lambda one: one == number)
     return 0.0 if drawn.is_out(number) else 1 / max(1, distinct_count(drawn))
 
@@ -320,7 +293,7 @@ def _compared(compare: Callable[[Any, Any], bool], otherwise: Rule) -> Rule:
     def rule(args: Any, storages: list[MetaStorage], first: float | None) -> float | None:
         drawn, number = storages[0].drawn_from, args[1]
         if len(storages) == 1 and isinstance(drawn, Positions) and isinstance(number, (int, float)) and (
-                drawn.count <= _MOST_CLASSES):
+                drawn.count <= MOST_CLASSES):
             return ShareOfClasses.of(drawn, lambda one: compare(one, number))
         return otherwise(args, storages, first)
     return rule

@@ -16,6 +16,7 @@ from analyzer.meta.intercept.mode_stack import without_modes
 # boxes within the second, the most that is read of a floating tensor with data: weights and images decide nothing.
 LARGEST_INTEGER = 1 << 20
 LARGEST_FLOATING = 1 << 12
+MOST_CLASSES = 1024  #: that are looked at one by one: experts, not the words of a vocabulary
 
 Window = tuple[tuple[int, ...], tuple[int, ...], int]
 
@@ -245,6 +246,26 @@ class Written(Known):
         target = flat.as_strided(*self.window)
         self.call.run(_replace(self.call.args, self.position, target))
         return flat
+
+
+class Positions(Known):
+    """The numbers below ``count`` but for those ``barred``."""
+
+    __slots__ = ("count", "barred")
+
+    def __init__(self, count: int, barred: frozenset[int]) -> None:
+        super().__init__()
+        self.count, self.barred = count, barred
+
+    def _compute(self) -> torch.Tensor:
+        return torch.tensor([number for number in range(self.count) if number not in self.barred])
+
+    def is_out(self, number: float) -> bool:
+        return not 0 <= number < self.count or number in self.barred
+
+    def left_out_of(self, bins: int) -> frozenset[int]:
+        """The numbers below ``bins`` that are none of these."""
+        return self.barred.union(range(self.count, bins))
 
 
 def _substitute(tree: Any) -> Any:

@@ -12,11 +12,10 @@ from analyzer.meta.intercept.mode_stack import without_modes
 
 from .barred import FAR_BELOW, barred_choices
 from .contents import covers_storage, defer_call, storage_numel, worth_following
-from .known_value import Deferred, DeferredCall, Known, Result, Written, Zeros, window_of
+from .known_value import MOST_CLASSES, Deferred, DeferredCall, Known, Result, Written, Zeros, window_of
 from .nonzero_bound import NonzeroBound
 
 Tensor = torch.Tensor
-_MOST_CLASSES = 1024  # experts, not the words of a vocabulary
 _GOLDEN = 0.6180339887498949  #: multiples of it, without their whole part, are spread evenly
 #: operators that choose by scores: where the dimension stands among the arguments, and what it is without one
 STARTS: dict[str, tuple[int, int | None]] = {
@@ -29,11 +28,11 @@ _BY_ORDER = frozenset({"topk", "kthvalue", "argmax", "argmin", "max", "min", "so
 _COUNTING = frozenset({"sum", "cumsum", "count_nonzero", "histc", "any", "all", "scatter_add", "scatter_add_",
                        "index_add", "index_add_"})
 _COMPARING = frozenset({"gt", "ge", "lt", "le", "eq", "ne"})
-_PICKING = frozenset({"gather"})  #: that may read more than they give
-#: that write and keep the rest
+_PICKING = frozenset({"gather"})  #: operators whose argument may be larger than what they give
+#: operators that write some places of a tensor, and leave what is in the others
 _KEEPING = frozenset({"masked_fill_", "index_fill_", "index_put_", "scatter_", "copy_", "fill_"})
 _NEAR_ZERO = 1e-6
-_DEEPEST = 64  #: a state that steps add their counts to would keep them all
+_DEEPEST = 64  #: calls behind a sample: a buffer to which each step adds its counts would keep those of all steps
 _NONE_NONZERO = NonzeroBound(0)
 
 
@@ -137,9 +136,9 @@ def _start(call: Any, place: int, usual: int | None) -> bool:
 
 def _score(x: Tensor, storage: MetaStorage, barred: frozenset[int] = frozenset()) -> bool:
     """Take what a tensor holds to be `Scores`, where its rows are as long as there are classes; whether it is. Fewer
-    rows than classes, as of the next token of a text, do not fall evenly: which they choose is anyone's guess.
+    rows than classes, as of the next token of a text, do not fall evenly on these: nothing is told of what they choose.
     """
-    are_rows = x.dim() > 0 and 0 < x.shape[-1] <= min(_MOST_CLASSES, x.numel() // x.shape[-1]) and (
+    are_rows = x.dim() > 0 and 0 < x.shape[-1] <= min(MOST_CLASSES, x.numel() // x.shape[-1]) and (
         x.is_contiguous() and covers_storage(x, storage))
     if not are_rows or not worth_following(x.numel()):
         return False
@@ -153,6 +152,7 @@ def _follow(call: Any) -> SampledCall | None:
     if depth > _DEEPEST:
         return None
     largest = max(t.numel() for t in call.tensors if _sample(t) is not None)
+
     def contents_of(tensor: Tensor, storage: MetaStorage) -> Known | None:
         if storage.sample is None and storage.exact is not None:
             return storage.exact
@@ -189,6 +189,11 @@ def _follow(call: Any) -> SampledCall | None:
 def _sample(tensor: Tensor) -> Sample | None:
     storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
     return storage.sample if isinstance(storage, MetaStorage) else None
+
+
+def is_told_by_sample(storage: Any) -> bool:
+    """Whether classes are none that were chosen, but what was computed of these, as a sample tells."""
+    return getattr(storage, "sample", None) is not None and storage.drawn_from is None
 
 
 def _is_by_order(call: Any) -> bool:
