@@ -291,7 +291,7 @@ class Repeats:
         if not self.chains:
             self.refusal = refused.reason
         elif isinstance(refused, BlocksDiffer) and any(min(c.head, c.tail) < ENDS[-1] for c in self.chains):
-            self._found = [chain._replace(head=ENDS[-1], tail=ENDS[-1]) for chain in self.chains]
+            self._found = [chain._replace(head=ENDS[-1], tail=ENDS[-1]) for chain in self._found or ()]
         else:
             self.chain_refusal = refused.reason
 
@@ -316,8 +316,7 @@ class Repeats:
                 for chain in self.chains for place, members in enumerate(chain.members) for path, block in members]
         if isinstance(step, RepeatedStep):
             rows += [ReplayInfo(path, "block", type(block).__name__, False, why)
-                     for chain, why in step.short_run.given_up for block_members in chain.members
-                     for path, block in block_members]
+                     for path, block, why in step.short_run.given_up]
         if not rows:
             rows.append(ReplayInfo("", "block", name, False, self.refusal or self.chain_refusal or NO_CHAIN))
         if step is not None and step.options.steps > 1:

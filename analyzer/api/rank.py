@@ -264,11 +264,10 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
                 raise NotRepeated(RUNS_MODEL)
             steps.run()
             name_buffers(recorder.log, current_collectives().list_made())
-        given_up = [] if short_run is None else short_run.given_up
         replay += [ReplayInfo(path, "block", type(block).__name__, True) for chain in chains for place in chain.skipped
                    for path, block in chain.members[place]]
-        replay += [ReplayInfo(path, "block", type(block).__name__, False, why) for chain, why in given_up
-                   for members in chain.members for path, block in members]
+        replay += [ReplayInfo(path, "block", type(block).__name__, False, why)
+                   for path, block, why in (() if short_run is None else short_run.given_up)]
     host = mode.space.host
     if short_run is not None and chains:
         run.replace_log(_write(short_run, before))

@@ -11,6 +11,7 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -58,9 +59,9 @@ def quantize_on(device: torch.device, weight: torch.Tensor, module: nn.Module) -
 
 def save_generators() -> tuple[Any, Any, Any]:
     """The states of the host's random number generators: torch's, Python's and numpy's, where it is imported."""
-    read = getattr(sys.modules.get("numpy.random"), "get_state", None)  # None too while another thread imports it
+    numpy = import_module("numpy.random") if "numpy.random" in sys.modules else None  # waits for a thread's import
     with without_modes():
-        return torch.default_generator.get_state(), random.getstate(), None if read is None else read()
+        return torch.default_generator.get_state(), random.getstate(), None if numpy is None else numpy.get_state()
 
 
 def restore_generators(saved: tuple[Any, Any, Any], *, is_torchs_moved: bool = True) -> None:

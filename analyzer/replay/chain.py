@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import takewhile
@@ -309,8 +309,8 @@ class ChainRun:
                            for modules in chain.modules]
         self.state = StateRecord()              #: of the reference block
         self.trained: list[bool] | None = None  #: what `requires_grad` says of its parameters
-        self.noting = ExitStack()       #: while the reference block has the ``indices`` of `noting_slots`
-        self.indices: Mapping[Place, Index] = {}
+        self.noting = ExitStack()       #: while slots that the reference block fills are noted
+        self.has_indices = False        #: whether it then has an `Index` in the place of an integer
         self.filled: list[Filled] = []  #: slots of caches, by the reference block
         #: by the place of a block: storages of what its slots of caches held before, as it was filled
         self.held: dict[int, list[int]] = {}

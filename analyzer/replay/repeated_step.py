@@ -30,11 +30,11 @@ class RepeatedStep(EagerStep):
     After `run`, `write_log` gives the log of a run of all blocks and steps.
     """
 
-    chains: list[Chain] = []
+    chains: list[Chain]
     shares_run = False  #: whether logs for other devices may be asked for
-    step_reason: str | None = "the steps are the caller's own"  #: why steps after the first are run
+    step_reason: str | None = None  #: why steps after the first are run
     _repeat: Repeat | None = None
-    _notes_all = True
+    _notes_all = True  # whether its events are noted to the end
     _left: list[tuple[torch.Tensor, Spec]] | None = None  # parameters and their gradients, of a step that is repeated
 
     @property

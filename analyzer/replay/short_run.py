@@ -106,7 +106,8 @@ class ShortRun(RunListener):
                  let_run: Callable[[Sequence[nn.Module]], None] = lambda modules: None) -> None:
         self.recorder, self.reach, self.takes_streams, self.let_run = recorder, reach, takes_streams, let_run
         self.chains, self.runs = chains, [ChainRun(chain) for chain in chains]
-        self.given_up: list[tuple[Chain, str]] = []  #: chains of which all blocks are run, and why
+        #: blocks of chains of which all are run: path, block, and why
+        self.given_up: list[tuple[str, nn.Module, str]] = []
         self.events: list[tuple[int, Any]] = []
         self.stand_ins: dict[int, StandIn] = {}
         self.owners: dict[int, tuple[int, int]] = {}
@@ -164,8 +165,9 @@ class ShortRun(RunListener):
             for run, (chain, tell) in zip(self.runs, tell_of):
                 counting = list_counting(chain.blocks, chain.differing, len(chain.members[0]))
                 run.noting = stack.enter_context(ExitStack())
-                run.indices, run.filled = run.noting.enter_context(
+                indices, run.filled = run.noting.enter_context(
                     noting_slots(chain.blocks[chain.reference], counting, tell))
+                run.has_indices = bool(indices)
             stack.enter_context(watching_reads(tell_of))
             yield
 
@@ -181,7 +183,7 @@ class ShortRun(RunListener):
         run.filled.clear()
         gone = self.runs.index(run)
         self.runs.remove(run)
-        self.given_up.append((run.chain, reason))
+        self.given_up += [(path, block, reason) for members in run.chain.members for path, block in members]
         with without_modes():
             self.let_run([module for place in run.chain.skipped for module in run.chain.modules[place]])
         # The chain is taken out of what is noted, and those behind it have other numbers.
@@ -299,7 +301,7 @@ class ShortRun(RunListener):
         did, for which the first may have prepared something.
         """
         chain, log = run.chain, self.recorder.log
-        change = None if run.indices else run.change()  # which would be a change
+        change = None if run.has_indices else run.change()
         if change is not None or not is_given:
             self._give_up(run, change or _NOT_GIVEN)
         elif len(run.begun) == place < min(ENDS[-1], len(chain.blocks) - chain.tail) and not run.filled:

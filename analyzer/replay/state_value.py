@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from importlib import import_module
 from inspect import getattr_static
 from types import BuiltinFunctionType, CellType, ModuleType, WrapperDescriptorType
 from typing import Any
@@ -163,10 +164,9 @@ def read_generators() -> tuple[Any, ...]:
     """The states of Python's and numpy's generators of random numbers. Numpy imports its own when it is first asked
     for, which torch does at its first layer norm on meta: it is there from the first look on.
     """
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
+    if "numpy" not in sys.modules:
         return (random.getstate(), )
-    _, keys, *rest = numpy.random.get_state()
+    _, keys, *rest = import_module("numpy.random").get_state()  # waits for a thread that imports it
     return random.getstate(), keys.tobytes(), *rest
 
 
@@ -207,15 +207,15 @@ def watch_attribute(cls: type, name: str, tell_at: Mapping[int, Callable[[Any], 
 
 
 def unwatched(value: Any) -> Any:
-    """What a class has in the place of an attribute that is watched."""
+    """A value that a class holds; in the place of one whose reads are watched, the value that it held before."""
     if type(value) is not _WatchedAttribute:
         return value
     return value.default if value.is_own else MISSING
 
 
 class _WatchedAttribute(property):
-    """With the `property` protocol an attribute of a class comes before what an instance holds, so nothing else of an
-    instance changes, and modules elsewhere find what they hold.
+    """An attribute of a class whose reads are told. With the `property` protocol it comes before what an instance
+    holds, so nothing else of an instance changes, and modules elsewhere find what they hold.
     """
 
     def __init__(self, cls: type, name: str, default: Any) -> None:

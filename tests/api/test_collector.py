@@ -46,7 +46,7 @@ def count_logs() -> int:
 @pytest.mark.parametrize("reads", [(), ROWS], ids=["unread", "read"])
 @pytest.mark.parametrize("run", RUNS)
 def test_a_profile_that_is_dropped_is_gone(run, reads, no_collections):
-    before = count_logs()
+    before, collections = count_logs(), gc.get_stats()[-1]["collections"]
     found = RUNS[run]()
     for name in reads:
         getattr(found, name)
@@ -54,6 +54,7 @@ def test_a_profile_that_is_dropped_is_gone(run, reads, no_collections):
     assert count_logs() > before or reads  # the rows that are not read yet come from it
     del found
     assert count_logs() == before
+    assert gc.get_stats()[-1]["collections"] == collections  # a profile collects what it left in a cycle
 
 
 def test_the_collector_counts_on(no_collections):

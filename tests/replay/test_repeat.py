@@ -264,6 +264,17 @@ def test_a_chain_that_reads_in_what_its_blocks_differ_runs_and_others_are_repeat
         f"1.blocks.{i}" for i in range(COUNT)]
 
 
+def test_why_a_chain_is_run_is_told_where_another_makes_the_run_begin_again():
+    """The blocks of the second differ in what they hold, so three of them are run at each end, in a second run."""
+    found, run = profile_both(lambda: nn.Sequential(
+        Stack(Choosing(index, reads=True) for index in range(COUNT)), Keeping(Block() for _ in range(COUNT))),
+        step=None, mode="infer", optimizer=None)
+    assert found == run
+    assert [row.path for row in list_replayed(found)] == [f"1.blocks.{i}" for i in range(3, COUNT - 3)]
+    assert [row.path for row in found.replay if row.reason == "its blocks read index, in which they differ"] == [
+        f"0.blocks.{i}" for i in range(COUNT)]
+
+
 class Freezing(Block):
     """Freezes one of its layers where it runs."""
 
