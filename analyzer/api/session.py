@@ -87,7 +87,8 @@ class Session:
         self.others: list[Session] = []  #: those of further devices, for which the run may be the same
         self._alike: Alike | None = None  #: devices for which it has been so far
         self.found: Profile | None = None  #: what the run of another session, which it shares, says of its device
-        self.found_first: Profile | None = None  #: the first of the same log, of one whose workspaces are others
+        #: where this device has other workspaces: the first profile whose rows come of the same log
+        self.found_first: Profile | None = None
         self.found_limited: Profile | None = None  #: as `limit` has it, where the run need not be made again
         self.further: dict[str, torch.nn.Module] = {}  #: modules that run with the model and are no part of it, by path
         self.reached: list[torch.nn.Module] = []  #: modules outside of it that the code of the last run reaches

@@ -282,6 +282,9 @@ def _join_stages(stages: tuple[Held, ...], name: str, theirs: tuple[Held, ...]) 
     """``stages``, beside each what another device holds in its place: before the same output, between the same blocks
     that are kept. One that a device lacks is there without blocks. None where it cannot be told which stage is which.
     """
+    places = [_place_of(stage.before) for stage in stages]
+    if places != sorted(places):
+        return None
     joined: list[Held] = []
     for before in sorted({stage.before for stage in (*stages, *theirs)}, key=_place_of):
         kept, gaps = _split_at_kept(stages, before)
@@ -296,16 +299,12 @@ def _join_stages(stages: tuple[Held, ...], name: str, theirs: tuple[Held, ...]) 
                 joined.append(one if blocks == one.blocks else one._replace(
                     elsewhere=(*one.elsewhere, (name, blocks))))
             joined += [] if after is None else [after]
-    return tuple(joined) if sorted(stages, key=_order_of) == list(stages) else None
+    return tuple(joined)
 
 
 def _place_of(before: int | None) -> tuple[bool, int]:
     """Outputs in order, then the end of the call."""
     return before is None, before or 0
-
-
-def _order_of(stage: Held) -> tuple[bool, int]:
-    return _place_of(stage.before)
 
 
 def _split_at_kept(stages: tuple[Held, ...], before: int | None) -> tuple[list[Held], list[list[Held]]]:

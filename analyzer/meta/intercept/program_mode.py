@@ -59,8 +59,10 @@ def _put_back() -> None:
 
 def _asks_for_fake_tensors() -> bool:
     """Whether the program asks for torch's own tensors without data; those that torch makes for itself are its own."""
+    if current() is None:
+        return False
     frame = first_frame(lambda name: is_outside(name) and name != contextlib.__file__)
-    return current() is not None and frame is not None and is_user_code(frame.f_code.co_filename)
+    return frame is not None and is_user_code(frame.f_code.co_filename)
 
 
 def _passing_by(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -150,8 +150,8 @@ def _busy_seconds(figures: Figures) -> float:
 
 
 def list_close(layout: Layout, sizes: ModelSizes) -> dict[tuple[str, int, int], Probe]:
-    """Of the probes of a layout's step those from which a closer bound follows: of the stages between the ends of a
-    pipeline, and of few blocks. None where that leaves nothing out.
+    """The probes of a layout's step that are profiled first, for a closer bound: in a pipeline those of the stages
+    between its ends, else those of few blocks. Empty where these are all probes of the step.
     """
     probes = list_probes(layout, sizes)
     found = {key: probe for key, probe in probes.items()
@@ -161,9 +161,9 @@ def list_close(layout: Layout, sizes: ModelSizes) -> dict[tuple[str, int, int], 
 
 def close_seconds(layout: Layout, sizes: ModelSizes, bare: Mapping[str, Figures],
                   known: Mapping[tuple[str, int, int], Figures]) -> float:
-    """Seconds that a step takes at least: those of a step which is composed of the figures ``known``, of the probes of
-    `list_close`, and in the place of others of these with what is computed beside: two blocks more, or at the ends of
-    the pipeline the embedding and the head.
+    """Seconds that a step takes at least, composed as the step itself is. ``known`` are the figures of the probes of
+    `list_close`. Those of the other probes are taken to be these with what computes more there, as ``bare`` ranks tell:
+    two further blocks, or the embedding and the head at the ends of a pipeline.
     """
     found = dict(known)
     for (kind, blocks, number), figures in known.items():
