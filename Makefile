@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # An install compiles to byte code, an editable one does not: where PYTHONDONTWRITEBYTECODE is set, each import would.
 COMPILE := $(BIN)/python -m compileall -q analyzer
+# What pytest makes of each file of tests is kept beside it, or each of its processes makes it again: 15 s.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest
 
 .PHONY: profile test audit matrix coverage release-check docs screenshots clean
 
@@ -19,7 +21,8 @@ ifeq ($(TORCH),$(PINNED))
 test: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict
-	$(BIN)/pytest -n 2
+	$(COMPILE)
+	$(PYTEST) -n 2
 else
 test:
 	$(PYTHON) -m benchmarks.coverage.matrix --torch $(TORCH)

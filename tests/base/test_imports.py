@@ -2,6 +2,7 @@
 those in functions and under `TYPE_CHECKING` too.
 """
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,16 +44,19 @@ def room_of(name: str) -> str:
     return (name.replace("analyzer.tools", "analyzer", 1).split(".") + ["__init__"])[1]
 
 
-GRAPH = networkx.DiGraph((name, other) for name in FILES for other in imports_of(name))
+@functools.cache
+def graph() -> "networkx.DiGraph[str]":
+    """Which file imports which; read once, and not where tests are only collected."""
+    return networkx.DiGraph((name, other) for name in FILES for other in imports_of(name))
 
 
 def test_every_file_imports_only_from_its_own_and_earlier_rooms() -> None:
-    wrong = sorted(f"{a} imports {b}" for a, b in GRAPH.edges if RANK[room_of(b)] > RANK[room_of(a)])
+    wrong = sorted(f"{a} imports {b}" for a, b in graph().edges if RANK[room_of(b)] > RANK[room_of(a)])
     assert wrong == []
 
 
 def test_no_file_is_in_a_circle() -> None:
-    circles = sorted((len(c) for c in networkx.strongly_connected_components(GRAPH) if len(c) > 1), reverse=True)
+    circles = sorted((len(c) for c in networkx.strongly_connected_components(graph()) if len(c) > 1), reverse=True)
     assert circles == []
 
 
