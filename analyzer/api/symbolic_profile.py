@@ -20,7 +20,9 @@ from analyzer.record.options import ProfileOptions
 from analyzer.results.node_info import NodeInfo
 
 from .argument import as_keywords, expect_values
+from .build_profile import build_profile
 from .chosen_profilers import Profilers
+from .run import open_run
 from .session import Session
 
 
@@ -75,14 +77,14 @@ def symbolic_profile(gm: fx.GraphModule, *args: Any, kwargs: dict[str, Any] | No
         return {}
 
     def run_once(options: ProfileOptions) -> Profile:
-        with session.open(gm, options, eager=False, given=(args, kwargs)) as run:
+        with open_run(session, gm, options, eager=False, given=(args, kwargs)) as run:
             with run.recording() as recorder:
                 run_args, run_kwargs = run.take_inputs(args, kwargs, names)
                 rows = run_step(recorder, gm, run_args, run_kwargs, mode=mode, loss_fn=loss_fn, autocast=autocast,
                                 device_type=session.device.type)
             infos.clear()
             infos.update((node, _blank(node, read_rows)) for node in rows)
-            return run.build(is_final=True, blanks={row: infos[node] for node, row in rows.items()})
+            return build_profile(run, is_final=True, blanks={row: infos[node] for node, row in rows.items()})
 
     found = expect_values(run_once, session.options)
     for node, info in infos.items():

@@ -13,6 +13,7 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from analyzer.api.argument import argument_names
+from analyzer.api.run import open_run
 from analyzer.api.session import Session
 from analyzer.errors import DataDependentError
 from analyzer.fx.module_borrow import count_devices, find_place, uncompiled
@@ -65,7 +66,7 @@ def observe_forward(make_observer: Callable[[], Any], model: torch.nn.Module, ar
     try:
         options = ProfileOptions(steps=1, keep_events=False, devices=count_devices(model, (args, kwargs)))
         session = Session(None, options, place=find_place(model, (args, kwargs)))
-        with session.open(model) as run:
+        with open_run(session, model) as run:
             run_args, run_kwargs = run.take_inputs(args, kwargs, argument_names(uncompiled(model), args, kwargs))
             with observer.observing():
                 run.root(*run_args, **run_kwargs)

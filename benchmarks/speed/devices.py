@@ -10,7 +10,7 @@ import sys
 from typing import Any, NamedTuple
 
 from analyzer import Profile, profile
-from analyzer.api import profile as profile_room
+from analyzer.api import model_run
 from analyzer.api.device_run import profile_each
 from analyzer.hardware import DeviceSpec, register_device
 from benchmarks.page import ROOT, markdown
@@ -48,18 +48,18 @@ def _read(found: Profile, is_whole: bool) -> dict[str, Any]:
 def compare_devices(name: str) -> Shared:
     """A training step of one of the models of the other sections, on all devices and on each."""
     case = Prepared(next(case for case in CASES if case.name == name))
-    specs, runs, run = list_devices(), [0], profile_room.run_repeating
+    specs, runs, run = list_devices(), [0], model_run.run_repeating
 
     def count(*given: Any) -> Profile:
         runs[0] += 1
         return run(*given)
 
-    profile_room.run_repeating = count  # type: ignore[assignment]
+    model_run.run_repeating = count  # type: ignore[assignment]
     try:
         seconds, found = take_seconds(lambda: dict(profile_each(specs, case.model, case.args, case.kwargs,
                                                                 optimizer="adamw")))
     finally:
-        profile_room.run_repeating = run
+        model_run.run_repeating = run
     others, alone_seconds = 0, 0.0
     for i, spec in enumerate(specs):
         taken, alone = take_seconds(lambda spec=spec: profile(  # type: ignore[misc]

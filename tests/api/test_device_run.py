@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import analyzer
-import analyzer.api.profile as one
+import analyzer.api.model_run as one
 from analyzer.api.device_run import profile_each
 from analyzer.hardware import find_device
 from analyzer.hardware.catalogue import Alike, asked, simulated_spec, simulating

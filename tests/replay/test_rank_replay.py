@@ -11,7 +11,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from analyzer import ProfileOptions, profile
-from analyzer.api.session import Run
+from analyzer.api import rank
 from analyzer.meta.state import NO_EVENT
 from analyzer.parallel import world
 from analyzer.replay.repeat import Repeat
@@ -179,8 +179,9 @@ def run(build, reuse, **settings):
 ], ids=["last_stays", "hsdp_bf16", "checkpointed", "accumulating", "tensor_parallel", "sharded_tensor_parallel",
         "two_groups", "states_from_the_start", "rate_by_depth", "closure_that_is_not_set", "store_let_go"])
 def test_replayed_is_run(build, settings, monkeypatch):
-    logs, original = [], Run.build
-    monkeypatch.setattr(Run, "build", lambda run, **facts: logs.append(run.recorder.log) or original(run, **facts))
+    logs, original = [], rank.build_profile
+    monkeypatch.setattr(
+        rank, "build_profile", lambda run, **facts: logs.append(run.recorder.log) or original(run, **facts))
     replayed, whole = (run(build, reuse, **settings, options=ProfileOptions(keep_events=True))
                        for reuse in (True, False))
     places = [int(row.path.rpartition(".")[2]) for row in replayed.replay if row.replayed]

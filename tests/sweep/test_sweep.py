@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from analyzer import profile
-from analyzer.api import profile as api_profile
+from analyzer.api import model_run
 from analyzer.cli import main
 from analyzer.errors import InputError, TargetError, UnknownDeviceError
 from analyzer.hardware import DeviceSpec
@@ -412,8 +412,8 @@ def test_it_exits_with_1_where_everything_failed(capsys, importable):
 
 def test_devices_share_a_run_and_have_the_rows_that_they_have_alone(monkeypatch):
     devices = ["h100_sxm", "h800", "a100_80gb", "t4", "cpu"]
-    runs, run = [], api_profile.run_repeating
-    monkeypatch.setattr(api_profile, "run_repeating", lambda session, *rest: (runs.append(session.spec.name),
+    runs, run = [], model_run.run_repeating
+    monkeypatch.setattr(model_run, "run_repeating", lambda session, *rest: (runs.append(session.spec.name),
                                                                              run(session, *rest))[1])
     found = sweep(build_tiny, {"batch": [2, 5], "device": devices}, inputs=INPUTS, workers=0)
     assert len(runs) < 2 * len(devices)

@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
+from analyzer.api.build_profile import build_profile
 from analyzer.api.result import Profile
-from analyzer.api.session import Run, Session
+from analyzer.api.run import Run
+from analyzer.api.session import Session
 from analyzer.distributed.world import World
 from analyzer.distributed.world_state import current_world
 from analyzer.errors import InputError, how_to_install
@@ -182,7 +184,7 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
             with torch._C.DisableTorchFunction():
                 whole["whole_params"] = count_whole(recorder.script)
         trains = any(record.phase == "backward" for record in recorder.log.phases)
-        profile = run.build(shape=_join_shapes(recorder), name=path.name, mode="train" if trains else "infer",
+        profile = build_profile(run, shape=_join_shapes(recorder), name=path.name, mode="train" if trains else "infer",
                             optimizer=", ".join(recorder.step_counts.of_step(recorder.log.steps - 1)) or None,
                             grad_mode=None, host_peak_bytes=mode.space.host.peak_allocated_bytes, **whole)
     return DryRun(profile, recorder.steps_taken, is_stopped, error)

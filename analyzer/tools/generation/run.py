@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from analyzer.api.argument import build_model, set_training
+from analyzer.api.build_profile import build_profile, build_unplaced
 from analyzer.api.result import Profile
+from analyzer.api.run import open_run
 from analyzer.api.session import Session
 from analyzer.errors import AnalyzerError, InputError, is_count
 from analyzer.fx.surroundings import leaves_no_tensor
@@ -121,12 +123,12 @@ class _Generation:
         try:
             return self._run(samples)
         except DeviceOutOfMemoryError as error:  # the model itself does not fit
-            unplaced = self.session.build_unplaced(self.module, error)
+            unplaced = build_unplaced(self.session, self.module, error)
             return self._result((), unplaced, None, self.form.kind, unplaced.assumptions, unplaced.out_of_memory)
 
     def _run(self, samples: int | None) -> GenerationProfile:
         next_token: Tensor | None = None
-        with self.session.open(self.module) as run:
+        with open_run(self.session, self.module) as run:
             with run.recording() as recorder:
                 run_passes = min(samples or self.new_tokens, self.new_tokens)
                 recorder.modules.planned_calls = len(recorder.log.modules) * run_passes
@@ -134,7 +136,7 @@ class _Generation:
                 decoder = make_decoder(run.root, self.form, self.prompt_tokens, self.new_tokens)
                 next_token = self._pass(recorder, decoder, tokens, 0, 0)
             passes = self._choose_passes(samples, [bend - self.prompt_tokens for bend in decoder.bends()])
-            prefill = run.build()
+            prefill = build_profile(run)
             with run.recording() as recorder:
                 for step, index in enumerate(passes[1:] if next_token is not None else (), 1):
                     if (skipped := index - passes[step - 1] - 1) > 0:
@@ -144,7 +146,7 @@ class _Generation:
                         recorder.modules.describe_step(step)
                     assert next_token is not None
                     next_token = self._pass(recorder, decoder, next_token, step, index)
-            decode = run.build() if len(self.steps) > 1 else None
+            decode = build_profile(run) if len(self.steps) > 1 else None
             steps = fill_costs(run, self.steps)
             short = describe_shortage(recorder.log, ModulePaths())
             if short is not None and short.step is not None:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from analyzer.api.argument import build_model, set_training
+from analyzer.api.build_profile import annotate, build_profile, build_unplaced
 from analyzer.api.result import Profile
-from analyzer.api.session import Run, Session
+from analyzer.api.run import Run, open_run
+from analyzer.api.session import Session
 from analyzer.errors import InputError, is_count
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
@@ -52,7 +54,7 @@ def fill_costs(run: Run, passes: Sequence[Pass]) -> list[Pass]:
     as; None is unknown.
     """
     rows: dict[int, dict[str, Any]] = {}
-    for annotation in run.annotate():
+    for annotation in annotate(run):
         for (step, phase), row in annotation.phases.items():
             if phase == "forward":
                 rows.setdefault(step, {}).update(row)
@@ -205,7 +207,7 @@ class Server:
             with set_training(self.module, False):
                 return self._run(session, sequences)
         except DeviceOutOfMemoryError as error:
-            unplaced = session.build_unplaced(self.module, error)
+            unplaced = build_unplaced(session, self.module, error)
             return ServingPoint(sequences=sequences, context_tokens=self.context_tokens, device=unplaced.device,
                                 weight_bytes=unplaced.param_bytes, profile=unplaced,
                                 out_of_memory=unplaced.out_of_memory)
@@ -213,7 +215,7 @@ class Server:
     def _run(self, session: Session, sequences: int) -> ServingPoint:
         chunk = min(self.prefill_chunk, self.context_tokens - 1)
         passes: list[PassCost] = []
-        with session.open(self.module) as run:
+        with open_run(session, self.module) as run:
             with run.recording() as recorder:
                 (prompt, last), _ = run.take_inputs(
                     (torch.ones((1, chunk), dtype=torch.int64), torch.ones((sequences, 1), dtype=torch.int64)), {},
@@ -236,7 +238,7 @@ class Server:
                 decoder.skip(self.context_tokens - 1 - chunk)
                 read(last)
             costs = fill_costs(run, passes)[decoder.has_states:]
-            short, found = describe_shortage(recorder.log, ModulePaths()), run.build()
+            short, found = describe_shortage(recorder.log, ModulePaths()), build_profile(run)
             point = ServingPoint(sequences=sequences, context_tokens=self.context_tokens, device=found.device,
                                  weight_bytes=found.param_bytes, prefill=costs[0] if costs else None, profile=found,
                                  out_of_memory=short)

@@ -13,8 +13,10 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from analyzer.api.argument import argument_names, as_arguments, as_keywords, mark_inputs
+from analyzer.api.build_profile import build_profile
 from analyzer.api.result import Profile
-from analyzer.api.session import Run, Session
+from analyzer.api.run import Run
+from analyzer.api.session import Session
 from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.fx.fake_tensor import restore_generators, save_generators
 from analyzer.fx.module_borrow import uncompiled
@@ -198,7 +200,7 @@ def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: st
         spec = recorder.spec
         method = "not timed: it ran without data" if spec is None else f"predicted for {spec.name}"
         session = Session(spec, mode=mode, profilers={"flops": flops})
-        return Run(session, recorder, model).build(**facts, seconds_method=method)
+        return build_profile(Run(session, recorder, model), **facts, seconds_method=method)
     session = Session(None, mode=mode, profilers={"flops": flops, "measured": make_measured_profiler(recorder, steps)})
     described = describe_device(device)
     try:
@@ -207,7 +209,7 @@ def make_profile(recorder: RuntimeRecorder, steps: Sequence[int], convention: st
         name = device.type if device.type == "cpu" else described
     facts = {"device": name, "measured_steps": len(steps), **facts,
              "seconds_method": f"measured on {described} ({recorder.clock.name})"}
-    return Run(session, recorder, model).build(**facts)
+    return build_profile(Run(session, recorder, model), **facts)
 
 
 def input_device(model: torch.nn.Module) -> torch.device:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from analyzer.api.argument import build_model, set_training
+from analyzer.api.run import open_run
 from analyzer.api.session import Session
 from analyzer.errors import InputError
 from analyzer.fx.surroundings import leaves_no_tensor
@@ -42,7 +43,7 @@ def read_served_model(model: nn.Module | Callable[[], nn.Module], name: str = "m
     """
     module: Any = model if isinstance(model, nn.Module) else build_model(model)
     session = Session("h100_sxm", None)
-    with set_training(module, False), session.open(module) as run:
+    with set_training(module, False), open_run(session, module) as run:
         with run.recording() as recorder:
             theirs = is_of_transformers(module)
             encodes = theirs and module.config.is_encoder_decoder
