@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from analyzer.distributed.world import current_entered
+from analyzer.distributed.world_state import current_world
 from analyzer.hardware import DeviceSpec
 from analyzer.record.options import ProfileOptions
 from analyzer.record.progress import progress_of
@@ -33,7 +33,7 @@ def profile_each(devices: Sequence[DeviceSpec], model: torch.nn.Module | Callabl
         chosen = replace(options, limit_to_device=limits)
         before = len(devices) - len(left)
         with progress_of(before, len(devices), f"{before} of {len(devices)} devices"):
-            if options.limit_to_device or current_entered() is not None:
+            if options.limit_to_device or current_world() is not None:
                 alone = profile(module, args, kwargs, device=first, options=chosen, **settings)
                 found = [OnDevice(alone, alone)]
             else:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
 from analyzer.api.result import Profile
-from analyzer.distributed.world import World, current_entered
+from analyzer.distributed.world_state import current_world
 from analyzer.errors import InputError
 from analyzer.fx.module_borrow import uncompiled
 from analyzer.fx.surroundings import leaves_no_tensor
@@ -27,6 +27,9 @@ from .chosen_profilers import Profilers
 from .further_module import list_given, refuse_outside
 from .model_run import ModelCall, SharedRun, limit_run, run_model
 from .session import Session
+
+if TYPE_CHECKING:
+    from analyzer.distributed.world import World  # torch.distributed and its wrappers are slow to import
 
 __all__ = ["Profile", "ProfileOptions", "profile"]
 
@@ -79,7 +82,7 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
             return profile(model, args, kwargs, mode, loss_fn, optimizer, autocast, step, device, options, reuse,
                            profilers, eval, devices=devices)
     options = replace(options or ProfileOptions(), devices=devices) if devices != 1 else options
-    if (inside := current_entered()) is not None:
+    if current_world() is not None:
         from .rank import profile_rank  # torch's wrappers are slow to import
 
         session = Session(device, options, mode=mode, optimizer=optimizer, autocast=autocast, loss_fn=loss_fn,
@@ -88,7 +91,7 @@ def profile(model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[
         check_tensors((args, kwargs))
         refuse_outside([*((f"args[{i}]", value) for i, value in enumerate(args)), *kwargs.items()])
         with noting_failures():
-            return profile_rank(session, model, args, kwargs, inside, reuse)
+            return profile_rank(session, model, args, kwargs, reuse)
     made = profile_alike([device], model, args, kwargs, mode=mode, loss_fn=loss_fn, optimizer=optimizer,
                          autocast=autocast, step=step, options=options, reuse=reuse, profilers=profilers, eval=eval)
     return made[0].profile

@@ -13,7 +13,7 @@ from analyzer.distributed import process_group
 from analyzer.distributed.collective import current_collectives
 from analyzer.distributed.dtensor import count_whole
 from analyzer.distributed.fsdp import list_flat_parameters
-from analyzer.distributed.world import World
+from analyzer.distributed.world import World, entered_world
 from analyzer.distributed.world_state import LiveStorages
 from analyzer.errors import InputError
 from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
@@ -57,11 +57,13 @@ UNLIMITED = ("reserved bytes are those of a device with more memory: PyTorch wou
 
 
 def profile_rank(session: Session, model: torch.nn.Module | Callable[[], torch.nn.Module], args: tuple[Any, ...],
-                 kwargs: Mapping[str, Any], world: World, reuse: bool = True) -> Profile:
-    """The profile of the rank that ``world`` runs. ``model`` builds it, or was built in the world: then it is run as it
-    is, in the memory where it was built, and what its wrappers make in a first step stays. With ``reuse``, of blocks
-    that are alike some are run (`analyzer.replay`); what is built is built anew where that turns out to be wrong.
+                 kwargs: Mapping[str, Any], reuse: bool = True) -> Profile:
+    """The profile of the rank that the world around runs. ``model`` builds it, or was built in the world: then it is
+    run as it is, in the memory where it was built, and what its wrappers make in a first step stays. With ``reuse``, of
+    blocks that are alike some are run (`analyzer.replay`); what is built is built anew where that turns out wrong.
     """
+    world = entered_world()
+
     def run(options: ProfileOptions) -> Profile:
         reason = NOT_REPLAYED
         if reuse and not isinstance(model, torch.nn.Module):
@@ -81,7 +83,7 @@ def profile_rank(session: Session, model: torch.nn.Module | Callable[[], torch.n
         return found
     if isinstance(model, torch.nn.Module):  # its memory is the world's, and its wrappers have taken their first step
         return replace(found, assumptions=(*found.assumptions, UNLIMITED))
-    again = profile_rank(limited, model, args, kwargs, world, reuse)
+    again = profile_rank(limited, model, args, kwargs, reuse)
     return again if again.out_of_memory is None else found
 
 

@@ -18,22 +18,8 @@ from analyzer.meta.value.contents import covers_storage, read_known, worth_follo
 from analyzer.meta.value.expectation import origin_of
 from analyzer.meta.value.known_value import Deferred
 
+from .call_group import find_process_group
 from .world_state import current_world
-
-
-def find_process_group(given: dict[str, Any]) -> Any:
-    """The group among the arguments of an operator, or None. Raises RuntimeError, as torch does, for no such name."""
-    name = given.get("group_name")
-    if isinstance(name, str):
-        resolve: Any = torch._C._distributed_c10d._resolve_process_group  # names have a type of their own since 2.11
-        return resolve(name)
-    for value in given.values():
-        if isinstance(value, dist.ProcessGroup):  # `Any group_name` of the functional collectives takes both
-            return value
-        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
-            return dist.ProcessGroup.unbox(value)
-    return None
-
 
 # Which reduction a call of torch.distributed does. Since torch 2.10 the script object that an operator is given tells;
 # before, it is noted by the methods of process groups that make one.

@@ -11,14 +11,14 @@ from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.state import CPU
 
-from . import process_group as meta_kernel  # noqa: F401  # which registers shapes
-from .world_state import LiveStorages, WorldSpec, current_world, entered, launched
+from .world_state import LiveStorages, WorldSpec, entered, launched
 
 _entered: list[World] = []
 
 
-def current_entered() -> World | None:
-    return None if current_world() is None else _entered[-1]
+def entered_world() -> World:
+    """The block that this thread is in, or was told of; there is one."""
+    return _entered[-1]
 
 
 class World:
