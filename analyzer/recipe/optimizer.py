@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from analyzer.errors import InputError
-from analyzer.profilers.flop_registry import register_flop_impl
 from analyzer.record.eager import OptimizerFactory
 
 Tensor = torch.Tensor
@@ -115,12 +114,6 @@ for _key in ("CPU", "CUDA"):
     _library.impl("adamw_32bit", _update, _key)
 for _name in ("adamw_8bit", "adamw_32bit"):
     _library.impl(_name, lambda *_: None, "Meta")
-
-
-# AdamW's 14 an element (profilers/operator/optimizer.py); each state is dequantized and quantized again, 1 each. Added
-# as they are: `import analyzer` needs no other formula.
-register_flop_impl.add("analyzer::adamw_8bit", lambda parameter, *_, **__: 18 * parameter.numel)
-register_flop_impl.add("analyzer::adamw_32bit", lambda parameter, *_, **__: 14 * parameter.numel)
 
 
 class OffloadedAdamW(torch.optim.Optimizer):

@@ -73,6 +73,10 @@ def _update_flops(decay_at: int, quantizes: int) -> Formula:
 register_flop_impl.add("bitsandbytes::optimizer_update_32bit", _update_flops(11, 0))
 register_flop_impl.add("bitsandbytes::optimizer_update_8bit_blockwise", _update_flops(14, 2))
 
+# Those of `recipe/optimizer.py`: AdamW's 14 an element; each of 8-bit states is dequantized and quantized again.
+register_flop_impl.add("analyzer::adamw_8bit", lambda parameter, *_, **__: 18 * parameter.numel)
+register_flop_impl.add("analyzer::adamw_32bit", lambda parameter, *_, **__: 14 * parameter.numel)
+
 
 # The time of operators over lists: ``_foreach_*`` and the fused optimizers.
 
