@@ -3,16 +3,32 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
 
-from .deferred_free import InferredPeaks, TimedPeaks
-from .growth import Growth
 from .schedule import Lanes
 
 _ROWS = "nodes", "modules", "operators", "communication"
+
+
+class SavedRow(NamedTuple):
+    """A storage that is alive when backward begins: as a node made it, or as its gradient reads it."""
+
+    number: int
+    spec: Any         #: the TensorSpec of one tensor in it
+    is_read: bool     #: by the gradient of the node, or where the node is run again
+
+
+class PeakBasis(Protocol):
+    """What peaks of memory rest on."""
+
+    def range_of(self, name: str) -> tuple[int, int] | None:
+        """Low and high of ``"allocated_bytes"`` or ``"reserved_bytes"`` at the peak; None where it changes neither."""
+
+    def describe(self) -> str | None:
+        """An assumption; None where nothing is to be said."""
 
 
 class Annotation:
@@ -38,7 +54,7 @@ class Annotation:
         self.module_calls: defaultdict[int, dict[str, Any]] = defaultdict(dict)  #: by index in ``log.module_calls``
         self.assumptions: list[str] = []  #: what these figures take for granted
         self.find_lanes = find_lanes
-        self.find_peaks: list[Callable[[], InferredPeaks | TimedPeaks | Growth]] = []
+        self.find_peaks: list[Callable[[], PeakBasis]] = []
         self.find_step_range: Callable[[], tuple[float, float]] | None = None
         self._fill = fill
 

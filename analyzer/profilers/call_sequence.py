@@ -20,8 +20,8 @@ from analyzer.record.process_group import communicates
 
 from .call_device import find_place
 from .host_time import HostTime
-from .kernel_time import COMMUNICATION, TO_DEVICE, communication_time, find_kind, find_share, find_turn, kernel_time
-from .schedule import PICOSECONDS, Task
+from .kernel_time import communication_time, find_kind, find_share, find_turn, kernel_time
+from .schedule import COMMUNICATION, PICOSECONDS, TO_DEVICE, Task
 
 
 class UnknownTimeError(Exception):

@@ -16,7 +16,7 @@ from analyzer.record.process_group import communicates, takes_group
 
 from .annotation import WAYS, Annotation
 from .collective import NOT_UNDERSTOOD, POINT_TO_POINT, Message, kind_of, message_of
-from .memory import forward_ends, outlives_forward
+from .held_memory import forward_ends, outlives_forward
 
 # Which part of a step a message between two ranks is for: that which made what is sent, or reads what is received.
 #

@@ -19,7 +19,7 @@ from .collective import POINT_TO_POINT, SILENT, kind_of, message_of
 from .flop_registry import count_call
 from .operator.fused import fused_time
 from .operator.registration import TimeRule, foreach_single, is_inexact, register_time_impl, uses_tf32
-from .schedule import DEALT
+from .schedule import COMMUNICATION, COMPUTE, DEALT, FROM_HOST, TO_DEVICE, TO_HOST
 from .traffic import NOTHING, plan_of
 
 
@@ -93,10 +93,6 @@ def kernel_time(call: OpCall, device: DeviceSpec, log: Log | None = None) -> Ker
         return communication_time(signature, device) if log is None else communication_time(
             signature, device, log.group_of(signature), log.world)
     return NO_TIME if is_view(call) else signature_time(signature, device)
-
-
-COMPUTE, COMMUNICATION, TO_HOST, FROM_HOST = "compute", "communication", "copy to host", "copy from host"
-TO_DEVICE = "copy to another device"
 
 
 def find_kind(signature: Signature) -> str:

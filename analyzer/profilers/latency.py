@@ -25,8 +25,8 @@ from analyzer.units import format_rate, format_seconds
 from .annotation import WAYS, Annotation, operator_key, sum_seconds
 from .call_device import find_copied
 from .call_sequence import CallSequence, CallTimer, Pace, TimedCall, UnknownTimeError
-from .kernel_time import COMMUNICATION, kernel_time
-from .schedule import PICOSECONDS, FreeAt, PhaseTime
+from .kernel_time import kernel_time
+from .schedule import COMMUNICATION, PICOSECONDS, FreeAt, PhaseTime
 from .stream_schedule import KernelRun, find_lanes, schedule_steps, time_phases
 
 

@@ -10,12 +10,15 @@ PICOSECONDS = 10**12  #: in a second; whole ones, so that sums do not depend on 
 #: The lane of the host; that of a stream is its number, 0 that of the default one, or the name of a process group.
 HOST = "host"
 LAUNCH, WAIT, SYNC = "launch", "wait", "synchronize"
+#: what kernels do
+COMPUTE, COMMUNICATION, TO_HOST, FROM_HOST = "compute", "communication", "copy to host", "copy from host"
+TO_DEVICE = "copy to another device"
 
 
 class LaneSpan(NamedTuple):
     """What one lane does for one call, in picoseconds from the beginning of the step. Of the host the kind is
     ``"launch"``, ``"wait"`` (for what the call computes) or ``"synchronize"`` (the program waits before the call); of
-    others it is what the kernels do (see `find_kind`), and ``launch`` is the place of the span that launched them, None
+    others it is what the kernels do, and ``launch`` is the place of the span that launched them, None
     where that took no time.
     """
 

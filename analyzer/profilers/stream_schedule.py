@@ -14,8 +14,21 @@ from analyzer.record.evaluation import NO_STEP
 from analyzer.record.log import Log
 
 from .call_sequence import WAIT_TENSOR, WRAP_TENSOR, CallSequence, CallTimer, TimedCall, is_functional
-from .kernel_time import COMMUNICATION, COMPUTE
-from .schedule import HOST, LAUNCH, PICOSECONDS, SYNC, WAIT, FreeAt, Lanes, LaneSpan, Moment, PhaseTime, StreamClock
+from .schedule import (
+    COMMUNICATION,
+    COMPUTE,
+    HOST,
+    LAUNCH,
+    PICOSECONDS,
+    SYNC,
+    WAIT,
+    FreeAt,
+    Lanes,
+    LaneSpan,
+    Moment,
+    PhaseTime,
+    StreamClock,
+)
 
 Interval = tuple[int, int]  # start, end
 

@@ -13,7 +13,7 @@ import torch
 
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.profilers.annotation import Annotation, operator_key
-from analyzer.profilers.memory import alive_at, category_of, forward_ends, peak_by_category
+from analyzer.profilers.held_memory import alive_at, category_of, forward_ends, peak_by_category
 from analyzer.profilers.schedule import Lanes
 from analyzer.record.call_table import OpCall
 from analyzer.record.evaluation import EVALUATION, NO_STEP
@@ -231,7 +231,7 @@ class ProfileBuilder:
     def _find_communication(self) -> dict[str, Any]:
         """A record for each call of the last step that communicates, of phases that ended; None where unknown."""
         log, finished = self.log, list_finished_phases(self.log)
-        rows = self._merge(a.communication for a in self.annotations)
+        rows = self._list_messages()
         known = [self.phase_rows.get((log.steps - 1, phase), {}).get("comm_bytes") for phase in finished]
         if not finished or not rows and set(known) == {None}:
             return {"comm": None}
@@ -239,6 +239,10 @@ class ProfileBuilder:
             calls = log.calls
             return {"comm": tuple([self._describe_communication(calls[i], row) for i, row in sorted(rows.items())
                                    if "kind" in row and calls[i].phase in finished])}
+
+    def _list_messages(self) -> Mapping[int, Mapping[str, Any]]:
+        """What is communicated, by index in the log's calls."""
+        return self._merge(a.communication for a in self.annotations)
 
     def _describe_communication(self, call: OpCall, row: Mapping[str, Any]) -> CommInfo:
         log, group = self.log, self.log.group_of(call.signature)
@@ -262,7 +266,7 @@ class ProfileBuilder:
         with self.log.reading():
             lanes = None if self.is_unfinished is not None else self._find_lanes()
             return {"spans": () if lanes is None else describe_spans(self.log, lanes.spans, self.groups,
-                                                                     self.paths.find)}
+                                                                     self.paths.find, self._list_messages)}
 
     def _find_memory(self) -> dict[str, Any]:
         with self.log.reading():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from analyzer.profilers.call_device import find_copied
-from analyzer.profilers.memory import held_bytes, peak_by_category
+from analyzer.profilers.held_memory import held_bytes, peak_by_category
 from analyzer.record.log import Log
 
 

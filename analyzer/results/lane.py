@@ -3,12 +3,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from analyzer.meta.address_space import STREAMS_A_DEVICE
-from analyzer.profilers.communication import find_message
-from analyzer.profilers.kernel_time import COMMUNICATION, COMPUTE, FROM_HOST, TO_DEVICE, TO_HOST
-from analyzer.profilers.schedule import HOST, LAUNCH, PICOSECONDS, SYNC, WAIT, LaneSpan
+from analyzer.profilers.schedule import (
+    COMMUNICATION,
+    COMPUTE,
+    FROM_HOST,
+    HOST,
+    LAUNCH,
+    PICOSECONDS,
+    SYNC,
+    TO_DEVICE,
+    TO_HOST,
+    WAIT,
+    LaneSpan,
+)
 from analyzer.record.log import Log
 from analyzer.record.process_group import ProcessGroupSpec
 
@@ -49,9 +59,12 @@ _KINDS = {LAUNCH: "launch", WAIT: "wait", SYNC: "wait", COMPUTE: "kernel", COMMU
 
 
 def describe_spans(log: Log, spans: Sequence[LaneSpan], groups: Mapping[ProcessGroupSpec, str],
-                   find_path: Callable[[str], str]) -> tuple[SpanInfo, ...]:
-    """The spans of a log's last step, with names of ``groups``, and of modules as ``find_path`` has them."""
-    lanes = _name_lanes(log, spans, groups)
+                   find_path: Callable[[str], str], list_messages: Callable[[], Mapping[int, Any]],
+                   ) -> tuple[SpanInfo, ...]:
+    """The spans of a log's last step, with names of ``groups``, and of modules as ``find_path`` has them;
+    ``list_messages`` gives what is communicated by index of the call, and is asked where something is.
+    """
+    lanes = _name_lanes(log, spans, groups, list_messages)
     operators: dict[object, str] = {}
     paths = [find_path(module.path) for module in log.modules]
     found: list[SpanInfo] = []
@@ -70,14 +83,16 @@ def describe_spans(log: Log, spans: Sequence[LaneSpan], groups: Mapping[ProcessG
     return tuple(found)
 
 
-def _name_lanes(log: Log, spans: Iterable[LaneSpan], groups: Mapping[ProcessGroupSpec, str]) -> dict[Hashable, str]:
+def _name_lanes(log: Log, spans: Iterable[LaneSpan], groups: Mapping[ProcessGroupSpec, str],
+                list_messages: Callable[[], Mapping[int, Any]]) -> dict[Hashable, str]:
     """A name for each lane, the same for no two of them."""
     by_lane: dict[Hashable, list[LaneSpan]] = {}
     for span in spans:
         by_lane.setdefault(span.lane, []).append(span)
     numbers: dict[Hashable, str] = {stream: f"stream {i}" for i, stream in enumerate(log.streams.list_streams())}
     names = {lane: HOST if lane == HOST else COMPUTE_LANE if isinstance(lane, int) and lane % STREAMS_A_DEVICE == 0 else
-             _name_purpose(log, found, groups) or numbers.get(lane, str(lane)) for lane, found in by_lane.items()}
+             _name_purpose(log, found, groups, list_messages) or numbers.get(lane, str(lane))
+             for lane, found in by_lane.items()}
     if log.others:
         names = {lane: f"{name} cuda:{lane // STREAMS_A_DEVICE}" if isinstance(lane, int) else name
                  for lane, name in names.items()}
@@ -86,14 +101,15 @@ def _name_lanes(log: Log, spans: Iterable[LaneSpan], groups: Mapping[ProcessGrou
             for lane, name in names.items()}
 
 
-def _name_purpose(log: Log, spans: Iterable[LaneSpan], groups: Mapping[ProcessGroupSpec, str]) -> str | None:
+def _name_purpose(log: Log, spans: Iterable[LaneSpan], groups: Mapping[ProcessGroupSpec, str],
+                  list_messages: Callable[[], Mapping[int, Any]]) -> str | None:
     """What a stream is for: its collectives, or its copies where it does nothing else; else None."""
     kinds = {span.kind for span in spans}
     if COMMUNICATION not in kinds:
         return kinds.pop() if len(kinds) == 1 and COMPUTE not in kinds else None
-    calls = [log.calls[span.call] for span in spans if span.kind == COMMUNICATION]
-    found = {log.group_of(call.signature) for call in calls}
-    messages = {message.kind for call in calls if (message := find_message(log, call)) is not None}
+    calls = [span.call for span in spans if span.kind == COMMUNICATION]
+    found, rows = {log.group_of(log.calls[call].signature) for call in calls}, list_messages()
+    messages = {rows[call].get("kind") for call in calls if call in rows}
     group = found.pop() if len(found) == 1 else None
     what = messages.pop() if len(messages) == 1 else None
     return " ".join([*([] if group is None else [groups.get(group, group.label)]), what or "communication"])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
-from analyzer.profilers.memory import SavedRow
+from analyzer.profilers.annotation import SavedRow
 from analyzer.record.log import Log
 
 from .view import DeferredFields

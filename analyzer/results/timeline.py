@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import numpy as np
 
 from analyzer.meta.address_space import find_device_index
-from analyzer.profilers.memory import category_of, forward_ends
+from analyzer.profilers.held_memory import category_of, forward_ends
 from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.record.device_log import device_index
 from analyzer.record.log import Log

@@ -14,8 +14,8 @@ from analyzer.hardware.cluster_spec import HostSpec
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.parallel import world
 from analyzer.profilers import call_sequence, host_time
-from analyzer.profilers.kernel_time import COMMUNICATION, find_share
-from analyzer.profilers.schedule import DEALT, FreeAt, StreamClock, Task
+from analyzer.profilers.kernel_time import find_share
+from analyzer.profilers.schedule import COMMUNICATION, DEALT, FreeAt, StreamClock, Task
 from tests.call import Call
 from tests.profilers.test_lane import replicated, sharded
 

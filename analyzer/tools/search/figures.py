@@ -14,8 +14,8 @@ from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.call_sequence import UnknownTimeError
 from analyzer.profilers.collective import POINT_TO_POINT
 from analyzer.profilers.communication import find_message, find_purposes
-from analyzer.profilers.kernel_time import COMMUNICATION
 from analyzer.profilers.latency import Latency
+from analyzer.profilers.schedule import COMMUNICATION
 from analyzer.record.log import Log
 from analyzer.record.process_group import ProcessGroupSpec
 from analyzer.results.info import bound_seconds
