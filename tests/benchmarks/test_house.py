@@ -8,7 +8,8 @@ from benchmarks import house
 
 #: What was reached; a change may make it less, and more only with a reason in the change itself.
 BARS = {"functions that say which modules are alike": 1, "methods of the largest live object": 30,
-        "methods of Profile": 20, "registries": 10, "names with two or more meanings": 10}
+        "methods of Profile": 20, "registries": 10, "names with two or more meanings": 10,
+        "imports of api/session.py": 20}
 
 
 @pytest.mark.parametrize(("name", "most"), BARS.items())
@@ -35,6 +36,13 @@ def test_a_view_names_the_function_that_draws_it_in_an_import_that_an_editor_fol
     source = inspect.getsource(getattr(method, "fget", method))
     drawn = source.partition("from analyzer.report.")[2].split("\n")[0].rpartition(" import ")[2]
     assert drawn and f"return {drawn}(self" in source
+
+
+def test_a_profile_knows_of_profilers_what_they_give():
+    known = {name.removeprefix("analyzer.") for name in house.closure("analyzer.api.profile")}
+    assert {name for name in known if name.startswith("profilers.")} == {
+        "profilers.annotation", "profilers.call_device", "profilers.held_memory", "profilers.schedule"}
+    assert not {"distributed.world", "distributed.process_group", "tools", "report"} & known
 
 
 def test_no_method_of_a_live_recorder_is_overwritten():
