@@ -147,8 +147,15 @@ def load_operators() -> list[Any]:  # PyTorch's own list of operators with sampl
         stub: Any = types.ModuleType("expecttest")
         stub.TestCase, stub.assert_expected_inline = unittest.TestCase, None
         sys.modules["expecttest"] = stub
+    from torch.testing._internal import common_utils
     from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.opinfo import core
 
+    # Which of torch's own tests asks for samples: none does. It is looked for in every frame of the stack, and for each
+    # frame in all modules: under pytest that takes four times as long as the samples.
+    private: tuple[Any, ...] = (common_utils, core)
+    for module in private:
+        module.extract_test_fn = lambda: None
     # torch's test cases forbid what user code may do, to set flags of cuDNN: torch/backends, disable_global_flags
     torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
     return list(op_db)
