@@ -48,3 +48,13 @@ def test_places_of_nonzero_elements_are_transposed_in_memory(device):
 def test_memory_of_a_device_is_not_pinned():
     with MetaTensorMode(), pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
         torch.empty(2, device="cuda").pin_memory()
+
+
+def test_a_tensor_is_set_to_another_where_both_are_one_view_of_a_storage() -> None:
+    def ask() -> list[bool]:
+        x = torch.zeros(3, 4)
+        return [x.is_set_to(other) for other in (x, x.detach(), x.t().t(), x.t(), x[:2], x.view(12), x.clone())]
+
+    with MetaTensorMode():
+        found = ask()
+    assert found == ask() == [True, True, True, False, False, False, False]

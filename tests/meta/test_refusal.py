@@ -19,6 +19,14 @@ from benchmarks.fuzz.refused_calls import AGREES, KNOWN, compare_all
 
 Call = Callable[[], Any]
 
+
+
+def _run_with_state(cls: type[torch.nn.RNNBase], dtype: torch.dtype) -> None:
+    state = torch.zeros(1, 2, 4, dtype=dtype)
+    with torch.no_grad():
+        cls(3, 4)(torch.rand(5, 2, 3), (state, state) if cls is torch.nn.LSTM else state)
+
+
 CALLS: dict[str, Call] = {
     "groups that do not divide the outputs": lambda: F.conv2d(torch.rand(2, 8, 9, 9), torch.rand(6, 2, 3, 3), groups=4),
     "more groups than outputs": lambda: F.conv1d(torch.rand(2, 12, 30), torch.rand(3, 2, 3), groups=6),
@@ -32,6 +40,33 @@ CALLS: dict[str, Call] = {
     "celu of no alpha": lambda: F.celu(torch.rand(3), 0.0),
     "a complex number in full floats": lambda: torch.full((2,), 1j, dtype=torch.float32),
     "a range of truth values": lambda: torch.arange(3.5, dtype=torch.bool),
+    **{f"a complex factor of {name}": (lambda run=run: run(1j)) for name, run in {
+        "add": lambda z: torch.rand(3).add(torch.rand(3), alpha=z),
+        "sub in place": lambda z: torch.rand(3).sub_(torch.rand(3), alpha=z),
+        "rsub of integers": lambda z: torch.rsub(torch.ones(3, dtype=torch.int64), 1, alpha=z),
+        "foreach": lambda z: torch._foreach_add([torch.rand(3)], [torch.rand(3)], alpha=z),
+        "addmm": lambda z: torch.addmm(torch.rand(3, 3), torch.rand(3, 3), torch.rand(3, 3), beta=z),
+        "addmv in half": lambda z: torch.rand(3).half().addmv_(
+            torch.rand(3, 3).half(), torch.rand(3).half(), alpha=z),
+        "baddbmm": lambda z: torch.rand(2, 3, 3).baddbmm(torch.rand(2, 3, 3), torch.rand(2, 3, 3), alpha=z),
+        "addcmul of no elements": lambda z: torch.addcmul(torch.rand(0), torch.rand(0), torch.rand(0), value=z),
+        "lerp": lambda z: torch.lerp(torch.rand(3), torch.rand(3), z),
+        "fill_": lambda z: torch.rand(3).fill_(z), "full_like": lambda z: torch.full_like(torch.rand(3), z),
+        "scatter": lambda z: torch.rand(3).scatter(0, torch.arange(2), z), "clamp": lambda z: torch.rand(3).clamp(z),
+        "leaky_relu": lambda z: F.leaky_relu(torch.rand(3), z), "celu": lambda z: F.celu(torch.rand(3), z),
+        "remainder": lambda z: torch.rand(3).remainder(z), "a comparison": lambda z: torch.rand(3) < z,
+        "a norm": lambda z: torch.linalg.vector_norm(torch.rand(3), z)}.items()},
+    "a broken factor of integers": lambda: torch.add(
+        torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64), alpha=1.5),
+    "a truth value as a factor": lambda: torch.rand(3).sub(torch.rand(3), alpha=True),
+    "no bounds": lambda: torch.rand(3).clamp(), "no bounds in place": lambda: torch.rand(0).clip_(),
+    "a quotient rounded up": lambda: torch.rand(3).div(2, rounding_mode="up"),
+    "a quotient of booleans rounded up": lambda: torch.div(
+        torch.ones(3, dtype=torch.bool), torch.ones(3, dtype=torch.bool), rounding_mode="up"),
+    "batch norm with a running mean alone": lambda: F.batch_norm(torch.rand(2, 3), torch.rand(3), None, training=True),
+    "instance norm with a running variance alone": lambda: F.instance_norm(torch.rand(2, 3, 4), None, torch.rand(3)),
+    **{f"a state of {cls.__name__} in {dtype}": (lambda cls=cls, dtype=dtype: _run_with_state(cls, dtype))
+       for cls in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN) for dtype in (torch.float64, torch.float16, torch.int64)},
     "whole numbers to a negative power": lambda: torch.arange(1, 4).pow(-1),
     "a copy of no leaf": lambda: copy.deepcopy(torch.rand(3, requires_grad=True) * 2),
     "softmax of integers": lambda: torch.randint(0, 4, (4,)).softmax(0),
@@ -238,6 +273,17 @@ VALID: dict[str, Call] = {
         (torch.tensor([True, False, True]),), torch.rand(2, 5)),
     "a value for all that a mask marks": lambda: torch.rand(3, 5).index_put(
         (torch.tensor([True, False, True]),), torch.rand(5)),
+    "a complex factor without an imaginary part": lambda: torch.addmm(
+        torch.rand(3, 3), torch.rand(3, 3), torch.rand(3, 3), alpha=2 + 0j),
+    "a complex factor of complex numbers": lambda: torch.rand(3, dtype=torch.complex64).add(torch.rand(3), alpha=1j),
+    "a truth value as a factor of booleans": lambda: torch.ones(3, dtype=torch.bool).add(
+        torch.ones(3, dtype=torch.bool), alpha=True),
+    "a broken factor of a float": lambda: torch.add(torch.ones(3, dtype=torch.int64), 1.5, alpha=1.5),
+    "a comparison with a complex number": lambda: torch.rand(3) == 1j,
+    "a complex product of no elements": lambda: torch.addmm(
+        torch.rand(3, 3), torch.rand(3, 0), torch.rand(0, 3), alpha=1j),
+    "batch norm of no elements with a running mean alone": lambda: F.batch_norm(
+        torch.rand(0, 3, 4), torch.rand(3), None, training=True),
     "a quotient by a zero": lambda: torch.tensor([4, 6]) / torch.tensor([2, 0]),
     "a float's remainder by zero": lambda: torch.tensor([4.0]) % 0,
     "booleans summed": lambda: torch.ones(3, dtype=torch.bool).cumsum(0),
@@ -335,6 +381,24 @@ def test_what_the_cpu_refuses_is_refused(name: str, device: str) -> None:
         call()
     with MetaTensorMode(), torch.device(device), pytest.raises(type(right.value)):
         call()
+
+
+@pytest.mark.parametrize("name", [
+    "a complex factor of add", "a complex factor of addmm", "a complex factor of a norm", "a broken factor of integers",
+    "a truth value as a factor", "no bounds", "a quotient rounded up", "batch norm with a running mean alone",
+    "a state of LSTM in torch.float64"])
+def test_what_is_refused_by_a_number_or_for_want_of_one_is_refused_in_pytorchs_words(name: str) -> None:
+    with pytest.raises(Exception) as right:
+        CALLS[name]()
+    with MetaTensorMode(), pytest.raises(type(right.value)) as found:
+        CALLS[name]()
+    assert str(found.value) == str(right.value)
+
+
+def test_a_state_of_another_dtype_is_refused_on_a_gpu_in_the_words_of_cudnns_check() -> None:
+    words = "Input and hidden tensors are not the same dtype, found input tensor with Float and hidden tensor with Long"
+    with MetaTensorMode(), torch.device("cuda"), pytest.raises(RuntimeError, match=words):
+        _run_with_state(torch.nn.GRU, torch.int64)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float16, torch.bfloat16])

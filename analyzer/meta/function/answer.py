@@ -357,3 +357,11 @@ def _pin(state: MetaState, func: Any, args: Any, kwargs: Any) -> Any:
     never_pinned(state)
     return args[0]
 handles(Tensor.is_pinned)(lambda *args: False)
+
+
+@handles(Tensor.is_set_to)
+def _is_set_to(state: MetaState, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """aten/src/ATen/native/Memory.cpp, is_set_to: whether both are the same view of one storage."""
+    x, other = own(state, args[0]), own(state, args[1] if len(args) > 1 else kwargs["tensor"])
+    views = [(t.storage_offset(), tuple(t.shape), t.stride()) for t in (x, other)]
+    return x.untyped_storage()._cdata == other.untyped_storage()._cdata and views[0] == views[1]

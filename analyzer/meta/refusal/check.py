@@ -8,6 +8,7 @@ import torch
 from . import creation, function, index, layer
 from .dtype import check_dtype
 from .in_place import UNTAGGED, check_in_place_result
+from .number import CONVERTING, check_converted
 from .rule import rules
 
 _NAMESPACES = ("aten", "torch_nn")  #: the second of operators that `torch.nn` defines in Python
@@ -22,6 +23,8 @@ def check_call(op: torch._ops.OpOverload, name: str, device_type: str, args: tup
     rule = rules.get(name)
     if rule is not None:
         rule(device_type, *args, **kwargs)
+    if name in CONVERTING:
+        check_converted(name, args, kwargs)
     if name.endswith("_") and (torch.Tag.pointwise in op.tags or name in UNTAGGED):
         check_in_place_result(name, args, kwargs)
     check_dtype(name, device_type, args, kwargs, torch.Tag.pointwise in op.tags)

@@ -149,17 +149,6 @@ def new_empty_strided(_: str, self: Tensor, size: Sequence[int], stride: Sequenc
     empty_strided(_, size, stride)
 
 
-@refuses("full")
-def full(_: str, size: Sequence[int], fill_value: Any, *, dtype: torch.dtype | None = None, **_kwargs: Any) -> None:
-    """c10/core/Scalar.h, Scalar::to: a complex number becomes a real one only where its imaginary part is zero."""
-    if dtype is not None and not dtype.is_complex and isinstance(fill_value, complex) and fill_value.imag:
-        name = _C_TYPES.get(dtype, name_dtype(dtype))
-        raise RuntimeError(f"value cannot be converted to type {name} without overflow")
-
-
-_C_TYPES = {torch.float32: "float", torch.float64: "double", torch.int64: "int64_t", torch.int32: "int"}
-
-
 @refuses("arange")
 def arange(device_type: str, *_args: Any, dtype: torch.dtype | None = None, **_kwargs: Any) -> None:
     """aten/src/ATen/native/cpu/RangeFactoriesKernel.cpp and cuda/RangeFactories.cu have no kernel for truth values."""

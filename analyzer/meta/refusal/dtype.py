@@ -152,6 +152,7 @@ def check_dtype(name: str, device_type: str, args: Sequence[Any], kwargs: dict[s
         dtypes = {kwargs.get("dtype") or promote_operands(given)}
         if name not in _WITH_SETTINGS:  # a number of another kind may lift what it is computed in
             numbers = [a for a in args if isinstance(a, (bool, int, float, complex))]
-            dtypes |= {torch.result_type(given[0], a) for a in numbers}
+            lifted = {torch.result_type(given[0], a) for a in numbers}
+            dtypes = lifted if any(isinstance(a, complex) for a in numbers) else dtypes | lifted
     if all(_LETTERS.get(d, " ") in refused for d in dtypes):
         raise NotImplementedError(f'"{name}" not implemented for \'{name_dtype(given[0].dtype)}\'')

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from .number import check_alpha
 from .rule import is_integral, name_dtype, refuses, wrap_dim
 
 Tensor = torch.Tensor
@@ -89,6 +90,13 @@ def extremes(_: str, self: Tensor, dim: Any = (), keepdim: bool = False, *, out:
                                f"{name_dtype(given.dtype)} instead")
 
 
+@refuses("linalg_vector_norm")
+def vector_norm(_: str, self: Tensor, ord: Any = 2, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/LinearAlgebra.cpp, the meta function of linalg_vector_norm."""
+    if isinstance(ord, complex):
+        raise RuntimeError("linalg.vector_norm: Expected a non-complex scalar as the order of norm.")
+
+
 @refuses("roll")
 def roll(_: str, self: Tensor, shifts: Any, dims: Any = (), **_kwargs: Any) -> None:
     """aten/src/ATen/native/TensorTransformations.h, roll_common. Along one dimension a tensor without elements is
@@ -113,9 +121,32 @@ def svd(_: str, A: Tensor, *_args: Any, **_kwargs: Any) -> None:
         raise NotImplementedError(f'"svd_cpu" not implemented for \'{name_dtype(A.dtype)}\'')
 
 
-@refuses("sub", "sub_", "rsub", "dist")
-def sub(_: str, self: Any, other: Any, *_args: Any, **_kwargs: Any) -> None:
-    """aten/src/ATen/native/BinaryOps.h, sub_check; ReduceOps.cpp, dist, which subtracts."""
+@refuses("add", "add_", "_foreach_add", "_foreach_add_", "_foreach_sub", "_foreach_sub_")
+def add(_: str, self: Any, other: Any, alpha: Any = 1, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/BinaryOps.cpp, the meta function of add; ForeachOpsKernels.cpp, which adds one by one."""
+    if type(alpha) is int:
+        return
+    if not isinstance(self, (list, tuple)):
+        check_alpha(self, other, alpha)
+        return
+    for pair in zip(self, other if isinstance(other, (list, tuple)) else [other] * len(self)):
+        check_alpha(*pair, alpha)
+
+
+@refuses("sub", "sub_", "rsub")
+def subtract(_: str, self: Any, other: Any, alpha: Any = 1, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/BinaryOps.h, sub_check and alpha_check."""
+    _refuse_boolean_difference(self, other)
+    add(_, self, other, alpha)
+
+
+@refuses("dist")
+def dist(_: str, self: Any, other: Any, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/ReduceOps.cpp, dist, which subtracts."""
+    _refuse_boolean_difference(self, other)
+
+
+def _refuse_boolean_difference(self: Any, other: Any) -> None:
     if any(isinstance(x, Tensor) and x.dtype is torch.bool for x in (self, other)):
         raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to "
                            "invert a mask, use the `~` or `logical_not()` operator instead.")
@@ -162,8 +193,13 @@ def mvlgamma(_: str, self: Tensor, p: int, **_kwargs: Any) -> None:
 
 @refuses("div", "div_", "divide", "divide_")
 def divide(_: str, self: Any, other: Any, *, rounding_mode: str | None = None, **_kwargs: Any) -> None:
-    """aten/src/ATen/native/cpu/BinaryOpsKernel.cpp, div_trunc_kernel and div_floor_kernel, and those of CUDA."""
+    """aten/src/ATen/native/BinaryOps.cpp, the meta function of div; cpu/BinaryOpsKernel.cpp, div_trunc_kernel and
+    div_floor_kernel, and those of CUDA.
+    """
     given = [x for x in (self, other) if isinstance(x, Tensor)]
+    if rounding_mode not in (None, "trunc", "floor"):
+        raise RuntimeError("div expected rounding_mode to be one of None, 'trunc', or 'floor' but found "
+                           f"'{rounding_mode}'")
     if rounding_mode is None or not all(t.numel() for t in given):
         return
     dtypes = {t.dtype for t in given}
@@ -234,7 +270,11 @@ def _check_expanded(tensor: Tensor, dims: int) -> None:
 
 @refuses("clamp", "clamp_")
 def clamp(device_type: str, self: Tensor, min: Any = None, max: Any = None, **_kwargs: Any) -> None:
-    """aten/src/ATen/native/cpu/TensorCompareKernel.cpp, clamp_kernel_impl, for two tensors of bounds."""
+    """aten/src/ATen/native/TensorCompare.cpp, clamp; cpu/TensorCompareKernel.cpp, clamp_kernel_impl, for two tensors of
+    bounds.
+    """
+    if min is None and max is None:
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
     given = [x for x in (self, min, max) if isinstance(x, Tensor)]
     if len(given) == 3 and all(t.numel() and t.dtype is torch.bool for t in given):
         raise NotImplementedError(f"\"clamp_{device_type}\" not implemented for 'Bool'")

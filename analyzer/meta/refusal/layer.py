@@ -173,6 +173,32 @@ def fused_cell(_: str, input_gates: Tensor, hidden_gates: Tensor, *_args: Any, *
                            f"'hidden_gates'; but {list(input_gates.shape)} does not equal {list(hidden_gates.shape)}")
 
 
+@refuses("mkldnn_rnn_layer")
+def recurrent_layer(_: str, input: Tensor, weight0: Tensor, weight1: Tensor, weight2: Tensor, weight3: Tensor,
+                    *states: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/mkldnn/RNN.cpp: oneDNN has dtypes of its own, and no layer whose state has another one."""
+    for state in states[:2]:
+        if state.dtype not in _ONEDNN_DTYPES:
+            raise RuntimeError("get_mkldnn_dtype: unsupported data type")
+        if state.dtype != input.dtype:
+            raise RuntimeError("could not create a primitive descriptor for the LSTM forward propagation primitive: "
+                               f"a state is {name_dtype(state.dtype)} and the input {name_dtype(input.dtype)}")
+
+
+_ONEDNN_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int32))
+
+
+@refuses("_cudnn_rnn")
+def cudnn_rnn(_: str, input: Tensor, weight: Sequence[Tensor], weight_stride0: int, weight_buf: Tensor | None,
+              hx: Tensor, cx: Tensor | None, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/RNN.h, check_attributes, as cudnn/RNN.cpp calls it."""
+    for name, tensors in (("hidden", (hx, cx)), ("parameter", weight)):
+        for t in tensors:
+            if t is not None and t.dtype != input.dtype:
+                raise RuntimeError(f"Input and {name} tensors are not the same dtype, found input tensor with "
+                                   f"{name_dtype(input.dtype)} and {name} tensor with {name_dtype(t.dtype)}")
+
+
 @refuses("native_group_norm")
 def group_norm(device_type: str, input: Tensor, weight: Tensor | None, bias: Tensor | None, batch: int, channels: int,
                *_args: Any, **_kwargs: Any) -> None:
@@ -184,7 +210,16 @@ def group_norm(device_type: str, input: Tensor, weight: Tensor | None, bias: Ten
     norm(device_type, input, weight, bias)
 
 
-@refuses("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
+@refuses("native_batch_norm")
+def batch_norm(device_type: str, input: Tensor, weight: Tensor | None, bias: Tensor | None,
+               running_mean: Tensor | None, running_var: Tensor | None, *_args: Any, **_kwargs: Any) -> None:
+    """aten/src/ATen/native/Normalization.cpp, batch_norm_cpu; cuda/Normalization.cu, batch_norm_cuda_out."""
+    if (running_mean is None) != (running_var is None):
+        raise ValueError("running_mean and running_var must either both be None or neither be None")
+    norm(device_type, input, weight, bias, running_mean, running_var)
+
+
+@refuses("_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm")
 def norm(device_type: str, input: Tensor, weight: Tensor | None, bias: Tensor | None, *args: Any,
          **_kwargs: Any) -> None:
     """aten/src/ATen/native/mixed_data_type.h; cuda/Normalization.cu, batch_norm_cuda_out, and group_norm_kernel.cu.
