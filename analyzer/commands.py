@@ -234,7 +234,7 @@ analyzer advise resnet50 --input 256x3x224x224 --optimizer adamw --device t4
 analyzer advise hf:qwen2.5-7b --input input_ids=int64:8x4096 --mode infer --device l4
 """, {0: "it fits, as it is or with a change", 1: _MODEL, 2: _INPUT, 3: "no change that was tried makes it fit"}),
 
-    Command("plan", "plan activation checkpointing for a budget of memory", "analyzer.tools.solver.solve:run_plan",
+    Command("plan", "plan activation checkpointing for a budget of memory", "analyzer.tools.solver.planner:run_plan",
             "target, input, batch-size, budget, device of plan, method, granularity, autocast, frontier, html, "
             "json of plan", """\
 Finds what to run again in the backward pass (activation checkpointing), and with --device also what to send to the host

@@ -337,8 +337,8 @@ _OF_SEARCHES = (
     Option("--granularity", "checkpoints around any operators of the traced graph, or what each repeated block of the "
            "model keeps, runs again and sends to the host (for a --device); by default what takes less time there",
            choices=("auto", "operator", "block"), default="auto"),
-    Option("--frontier", "also print the overhead at these budgets (default {analyzer.tools.solver.solve:SHARES})",
-           nargs="?", const="analyzer.tools.solver.solve:SHARES", metavar="BUDGETS"),
+    Option("--frontier", "also print the overhead at these budgets (default {analyzer.tools.solver.planner:SHARES})",
+           nargs="?", const="analyzer.tools.solver.planner:SHARES", metavar="BUDGETS"),
     _file("--json", "save the plan (read it with analyzer.tools.solver.Plan.from_json)", name="json of plan"))
 
 _OF_SWEEPS = (

@@ -19,7 +19,7 @@ from analyzer.errors import InputError
 from analyzer.fx import CheckpointRegion, ShapeProp, set_region
 from analyzer.meta.address_space import MetaStorage
 from analyzer.tools.solver.plan import InfeasibleBudgetError
-from analyzer.tools.solver.solve import solve
+from analyzer.tools.solver.planner import solve
 from tests.fx import holder_module
 
 LATEST = None

@@ -23,8 +23,8 @@ from analyzer.record.eager import casting
 from analyzer.report.verdict import judge
 from analyzer.results.verdict import AdviceOption
 from analyzer.tools.solver.plan import Plan
+from analyzer.tools.solver.planner import Planner
 from analyzer.tools.solver.recorded_step import find_optimizer_bytes
-from analyzer.tools.solver.solve import Planner
 from analyzer.zoo.input_spec import InputSpec
 
 

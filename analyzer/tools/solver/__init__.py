@@ -3,8 +3,8 @@ from .application import BlockChoice, PlanRegion
 from .block_plan import BlockPlan, BlockPlanner, PlannedStep, plan_blocks
 from .partitioner import find_memory_budget
 from .plan import InfeasibleBudgetError, Plan
+from .planner import Planner, solve
 from .recorded_step import FrontierPoint, PartitionedStep, SavedBytes, StepInfo, StepMemory, measure_step
-from .solve import Planner, solve
 
 __all__ = [
     "BlockChoice", "BlockPlan", "BlockPlanner", "FrontierPoint", "InfeasibleBudgetError", "PartitionedStep", "Plan",
