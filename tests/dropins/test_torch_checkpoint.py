@@ -12,7 +12,7 @@ import analyzer
 from analyzer.dropins.torch_checkpoint import auto_checkpoint, checkpointed, find_checkpointable, undo_checkpoint
 from analyzer.errors import InputError
 from analyzer.tools.solver import BlockChoice, InfeasibleBudgetError
-from analyzer.tools.solver.application import apply_choices, undo_choices
+from analyzer.tools.solver.block_choice import apply_choices, undo_choices
 from tests.solver.plan_model import ResNet
 from tests.solver.test_block_plan import assert_equal, take_step
 

@@ -18,7 +18,7 @@ from analyzer import advise, profile, reprofile, symbolic_profile, symbolic_trac
 from analyzer.errors import InputError
 from analyzer.fx import CheckpointRegion, ShapeProp, set_region
 from analyzer.meta.address_space import MetaStorage
-from analyzer.tools.solver.plan import InfeasibleBudgetError
+from analyzer.tools.solver.budget import InfeasibleBudgetError
 from analyzer.tools.solver.planner import solve
 from tests.fx import holder_module
 

@@ -15,7 +15,7 @@ from analyzer import profile
 from analyzer.errors import InputError
 from analyzer.parallel import world
 from analyzer.tools.solver import BlockChoice, BlockPlan, BlockPlanner, InfeasibleBudgetError, PlannedStep, plan_blocks
-from analyzer.tools.solver.application import apply_choices, undo_choices
+from analyzer.tools.solver.block_choice import apply_choices, undo_choices
 from analyzer.tools.solver.block_option import CopyRate, account, choose, list_options
 from analyzer.tools.solver.block_step import BlockInfo, BlockResult, BlockStep
 

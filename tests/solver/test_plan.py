@@ -12,8 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from analyzer import profile, symbolic_profile, symbolic_trace
 from analyzer.errors import InputError
 from analyzer.tools.solver import InfeasibleBudgetError, Plan, Planner, measure_step, solve
-from analyzer.tools.solver.application import KeepResults
-from analyzer.tools.solver.unit import UnitMaker, peak_bytes
+from analyzer.tools.solver.kept_result import KeepResults
+from analyzer.tools.solver.unit import peak_bytes
+from analyzer.tools.solver.unit_maker import UnitMaker
 from tests.small_model import Calls
 
 from .plan_model import MODELS, build, take_step

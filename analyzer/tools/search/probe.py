@@ -18,7 +18,7 @@ from analyzer.hardware.cluster_spec import ClusterSpec
 from analyzer.hardware.unseen import list_unseen
 from analyzer.output import write_output
 from analyzer.record.options import ProfileOptions
-from analyzer.tools.solver import BlockPlan, BlockPlanner
+from analyzer.tools.solver.block_plan import BlockPlan, BlockPlanner
 from analyzer.zoo.target import Target, load_target
 
 from .figures import FigureReader, Figures

@@ -21,7 +21,7 @@ import numpy as np
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.kernel_time.collective import host_copy_time
 
-from .application import BlockChoice
+from .block_choice import BlockChoice
 from .block_step import BlockInfo, BlockStep
 from .chain import least_limit, undominated
 from .solver_registry import solve_units

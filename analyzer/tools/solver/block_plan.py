@@ -27,11 +27,12 @@ from analyzer.report.text_table import print_rows
 from analyzer.saved_format import Fields, SavedFormat
 from analyzer.units import format_bytes, format_seconds, parse_bytes
 
-from .application import BlockChoice, apply_choices, take_name, undo_choices
+from .block_choice import BlockChoice, apply_choices, undo_choices
 from .block_option import CopyRate, account, choose, least_bytes
 from .block_step import BlockStep, StepReader
-from .plan import InfeasibleBudgetError, read_share
-from .recorded_step import HELD_BEFORE
+from .budget import InfeasibleBudgetError, read_share
+from .call_memory import HELD_BEFORE
+from .kept_result import take_name
 from .solver_registry import register_solver
 
 _ROUNDS = 5       # profiles of plans, of limits that close in on the budget

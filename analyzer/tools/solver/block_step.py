@@ -21,10 +21,9 @@ from analyzer.record.log import Log
 from analyzer.record.process_group import communicates
 from analyzer.record.storage_lifetime import StorageLifetime
 
-from .application import digest_names, take_name
 from .block_copy import can_wait_on_host
-from .problem import written
-from .recorded_step import alive_bytes, watched
+from .call_memory import alive_bytes, watched, written
+from .kept_result import digest_names, take_name
 
 _CAST = "aten._to_copy.default"
 _LEAST_BYTES = 2**20  # of a result that may wait on the host: less takes the host as long, and spares next to nothing

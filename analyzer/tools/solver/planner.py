@@ -31,15 +31,17 @@ from analyzer.units import format_bytes, format_seconds, parse_bytes
 from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, model_errors, read_recipe
 from analyzer.zoo.target import load_target
 
-from .application import PlanRegion, apply_to_graph, copy_graph_module
 from .block_plan import BlockPlan, BlockPlanner
+from .budget import InfeasibleBudgetError, read_share
 from .chain import least_limit
 from .partitioner import find_memory_budget
-from .plan import InfeasibleBudgetError, Plan, format_frontier, read_share
+from .plan import Plan, format_frontier
+from .plan_region import PlanRegion, apply_to_graph, copy_graph_module
 from .problem import Problem, read_problem
 from .recorded_step import FrontierPoint, StepInfo, find_optimizer_bytes, record_step
 from .solver_registry import register_solver, solve_units
-from .unit import Division, Unit, make_units, peak_bytes, total_cost
+from .unit import Division, Unit, peak_bytes, total_cost
+from .unit_maker import make_units
 
 _ROUNDS = 6          # replays of plans, of limits that close in on the budget
 _CLOSE = 0.003       # of the budget: a plan that leaves less than this unused is not sought to be improved

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import fx
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -14,8 +13,9 @@ from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.traffic import traffic_bytes
 from analyzer.record.call_table import OpCall
 
-from .application import is_product
-from .recorded_step import RecordedStep, alive_bytes, watched
+from .call_memory import alive_bytes, watched, written
+from .kept_result import is_product
+from .recorded_step import RecordedStep
 
 _SOON = 8  # nodes between a value's maker and a write to it that are one atom: ResNet's shortcuts take five
 _TIE_SHARE = 1e-6  # of the step's cost: what separates plans of equal cost by the bytes that recomputing moves
@@ -317,8 +317,3 @@ class _Reader:
         return backward, forward, incoming
 
 
-def written(call: OpCall) -> list[int]:
-    op = call.signature.op
-    if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable:
-        return []
-    return [v for v in call.outputs if v in call.inputs]

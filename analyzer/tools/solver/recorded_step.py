@@ -16,7 +16,8 @@ from analyzer.api.symbolic_profile import symbolic_profile
 from analyzer.hardware import DeviceSpec
 from analyzer.profilers.annotation import Annotation
 from analyzer.record.log import Log
-from analyzer.record.storage_lifetime import StorageLifetime
+
+from .call_memory import HELD_BEFORE, alive_bytes, watched
 
 
 class SavedBytes(NamedTuple):
@@ -97,8 +98,6 @@ class FrontierPoint:
 
 # A plan is checked by replaying its program under the recorder, which knows nothing of how the plan was made.
 
-HELD_BEFORE = ("parameter", "buffer", "input", "workspace", "optimizer state")
-
 
 @dataclass(frozen=True)
 class RecordedStep:
@@ -127,20 +126,6 @@ class RecordedStep:
     @property
     def peak_bytes(self) -> int:
         return int(self.all_bytes.max(initial=0))
-
-
-def watched(log: Log) -> list[StorageLifetime]:
-    return [lifetime for lifetime in log.storages.values() if lifetime.device == log.device]
-
-
-def alive_bytes(lifetimes: list[StorageLifetime], calls: int) -> np.ndarray:
-    change = np.zeros(calls + 1, dtype=np.int64)
-    for lifetime in lifetimes:
-        end = calls if lifetime.died_call is None else min(lifetime.died_call, calls)
-        if lifetime.born_call < end:
-            change[lifetime.born_call] += lifetime.block_bytes
-            change[end] -= lifetime.block_bytes
-    return np.cumsum(change)[:calls]
 
 
 def read_step(log: Log) -> RecordedStep:

@@ -1,31 +1,24 @@
-"""Puts a plan into a program, and says which results a region keeps."""
+"""Which results a checkpoint keeps: how they are named, and what is around a region when it runs and runs again."""
 from __future__ import annotations
 
-import copy
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from torch import fx, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
-from torch.utils.checkpoint import checkpoint
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from analyzer.errors import InputError
 from analyzer.fx.fake_tensor import GeneratorState
 from analyzer.fx.graph.offload import StorageTable, alias_with_version
-from analyzer.fx.graph.region_edit import find_nodes, set_region
-from analyzer.fx.graph.statement import CheckpointRegion
 
-from .block_copy import BlockCopies, CopyEngine, OffloadedTensor, can_wait_on_host
+from .block_copy import BlockCopies, OffloadedTensor
 
 _PRODUCTS = frozenset("mm addmm bmm baddbmm addbmm mv addmv dot convolution convolution_overrideable cudnn_convolution "
                       "mkldnn_convolution _scaled_mm _grouped_mm".split())
@@ -105,7 +98,7 @@ class _KeepingMode(TorchDispatchMode):
         if name in self.keeps:
             self.results[name] = tree_map_only(torch.Tensor, alias_with_version, result)
             self.generators[name] = GeneratorState.after(func, result)
-        elif name in self.skips and isinstance(result, torch.Tensor) and result.is_floating_point() and _tensors(
+        elif name in self.skips and isinstance(result, torch.Tensor) and result.is_floating_point() and list_tensors(
                 (args, kwargs)):  # what is made of no tensor is made again
             self.skipped[name] = result.shape, result.dtype
         return result
@@ -114,7 +107,7 @@ class _KeepingMode(TorchDispatchMode):
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
         if self.operators not in (None, self.names):
             self.skipped.clear()
-        self.versions = {i: [t._version for t in _tensors(result)] for i, result in self.results.items()}
+        self.versions = {i: [t._version for t in list_tensors(result)] for i, result in self.results.items()}
         if self.copies is not None and exc == (None, None, None):
             send = self.copies.send
             for name in self.offloads & self.results.keys():  # as the region leaves them
@@ -127,7 +120,7 @@ class _KeepingMode(TorchDispatchMode):
             generator.restore()
         if name in self.offloads:
             return tree_map_only(OffloadedTensor, OffloadedTensor.take, result)
-        if [t._version for t in _tensors(result)] != self.versions[name]:
+        if [t._version for t in list_tensors(result)] != self.versions[name]:
             raise RuntimeError(
                 f"the result {name} that a checkpoint keeps was written to in place after the checkpointed region ran; "
                 "make a plan that runs it again, or write to a copy of it")
@@ -151,7 +144,7 @@ def digest_names(names: Iterable[str], before: int = 0) -> int:
     return zlib.crc32("".join(name for name in names if not name.startswith("aten.detach.")).encode(), before)
 
 
-def _tensors(result: Any) -> list[torch.Tensor]:
+def list_tensors(result: Any) -> list[torch.Tensor]:
     return [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
 
 
@@ -172,12 +165,12 @@ class _Giving(TorchDispatchMode):
         name = take_name(func, self.met)
         if name in self.kept.results:  # not in a second backward pass: then it runs again
             result = self.kept.give(name)
-            for tensor in _tensors(result):
+            for tensor in list_tensors(result):
                 self.given.put(tensor, True)
             return result
         if name in self.kept.skipped:
             shape, dtype = self.kept.skipped[name]
-            source = _tensors((args, kwargs))[0]
+            source = list_tensors((args, kwargs))[0]
             nothing = source.new_full((), math.nan, dtype=dtype).expand(shape)
             self.given.put(nothing, True)
             return nothing
@@ -207,145 +200,5 @@ class _Again:
         self.undo.__exit__(*exc)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRegion:
-    """Nodes that run under one checkpoint."""
-
-    nodes: tuple[str, ...]
-    #: ordinals of the products (matrix products, convolutions, fused attention) whose results are kept
-    keeps: tuple[int, ...] = ()
-    products: int = 0                   #: that it calls
-    #: ordinals of products that are not run again though nothing is kept of them: the region does not read them
-    skips: tuple[int, ...] = ()
-    cost: float = 0.0                   #: of running it again, in units of the plan's objective
-
-    def __post_init__(self) -> None:
-        if not self.nodes:
-            raise InputError(f"nodes={self.nodes!r}: a checkpoint runs one node or more")
-
-
-def apply_to_graph(gm: fx.GraphModule, regions: Iterable[PlanRegion], plan_name: str) -> fx.GraphModule:
-    planned = copy_graph_module(gm)
-    for i, region in enumerate(regions):
-        nodes = find_nodes(planned, region.nodes, f"plan of {plan_name}, checkpoint {i}")
-        norms = (planned.get_submodule(str(n.target)) for n in nodes if n.op == "call_module")
-        set_region(planned, nodes, CheckpointRegion(i, context_fn=_context(region, norms)), recompile=False)
-    planned.recompile()
-    return planned
-
-
-def copy_graph_module(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy that shares parameters, and whose annotations are its own."""
-    copied = copy.copy(gm)
-    copied.meta = dict(gm.meta)
-    return copied
-
-
-def _context(region: PlanRegion, modules: Iterable[nn.Module]) -> KeepResults | None:
-    norms = tracked_norms(modules)
-    keeps, skips = name_products(region.keeps), name_products(region.skips)
-    return KeepResults(keeps, norms, skips) if keeps or norms or skips else None
-
-
-def name_products(ordinals: Iterable[int]) -> tuple[str, ...]:
-    return tuple(f"product#{ordinal}" for ordinal in ordinals)
-
-
 def tracked_norms(modules: Iterable[nn.Module]) -> tuple[_NormBase, ...]:
     return tuple(m for m in modules if isinstance(m, _NormBase) and m.track_running_stats)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockChoice:
-    """What becomes of the saved tensors of one block, a module of the model. Where it ``runs_again``, under a
-    checkpoint, all but the results it ``keeps``; without, autograd saves what it saves. Results are named as
-    `KeepResults` says.
-    """
-
-    path: str
-    runs_again: bool = False
-    keeps: tuple[str, ...] = ()         #: results that stay on the device
-    offloads: tuple[str, ...] = ()      #: results that wait on the host
-    offloads_input: bool = False        #: the block's input waits there too
-    skips: tuple[str, ...] = ()         #: results that are not computed again, as others alone read them
-    kept_bytes: int = 0                 #: on the device, its input included
-    offloaded_bytes: int = 0
-    recompute_seconds: float = 0.0      #: of kernels that run again
-    copy_seconds: float = 0.0           #: of copies that nothing hides
-    operators: int | None = None        #: `digest_names` of all its results, as planned; None: nothing is skipped
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """What blocks with the same choice share."""
-        return self.runs_again, self.keeps, self.offloads, self.offloads_input, self.skips
-
-
-class PlannedForward:
-    """A block's forward as a plan has it, in the place of ``forward`` on the module; its class and hooks stay."""
-
-    def __init__(self, module: nn.Module, choice: BlockChoice, engine: CopyEngine,
-                 around: Callable[[str], AbstractContextManager[Any]] | None = None) -> None:
-        self.module, self.choice, self.engine, self.around = module, choice, engine, around
-        self.before = vars(module).get("forward")  #: what the user had put there
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = self.before or type(self.module).forward.__get__(self.module)
-        choice = self.choice
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        copies = BlockCopies(self.engine)
-        args, kwargs = tree_map(lambda value: value, (args, kwargs))  # lists that others append to, as of DenseNet
-        if not choice.runs_again:
-            with nullcontext() if self.around is None else self.around(choice.path):
-                output = forward(*args, **kwargs)
-        else:
-            norms = tracked_norms(self.module.modules())
-            skips = () if choice.operators is None else choice.skips
-            context = KeepResults((*choice.keeps, *choice.offloads), norms, skips, choice.offloads, copies,
-                                  choice.operators)
-            with _sending(args, copies) if choice.offloads_input else nullcontext():
-                # whose own keywords may have the same names
-                output = checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, context_fn=context)
-        copies.end(next((t for t in _tensors(output) if t.requires_grad), None))
-        return output
-
-
-def _sending(args: tuple[Any, ...], copies: BlockCopies) -> AbstractContextManager[Any]:
-    """Let those of ``args`` wait on the host that a checkpoint saves and that have a gradient."""
-    storages = {t.untyped_storage()._cdata for t in _tensors(args) if t.requires_grad}
-
-    def pack(tensor: torch.Tensor) -> Any:
-        is_input = tensor.untyped_storage()._cdata in storages
-        return copies.send(tensor) if is_input and can_wait_on_host(tensor) else tensor
-
-    return saved_tensors_hooks(pack, lambda saved: saved.take() if isinstance(saved, OffloadedTensor) else saved)
-
-
-def apply_choices(model: nn.Module, choices: Iterable[BlockChoice], caller: str,
-                  around: Callable[[str], AbstractContextManager[Any]] | None = None) -> None:
-    """Give the blocks of ``model`` a `PlannedForward`. Raises InputError, and changes none, where one is missing."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"{caller}: takes a torch.nn.Module")
-    found, engine = [], CopyEngine()
-    for choice in choices:
-        try:
-            module = model.get_submodule(choice.path)
-        except AttributeError:
-            raise InputError(f"{caller}: {type(model).__name__} has no module {choice.path!r}, which the plan is for"
-                             ) from None
-        if isinstance(vars(module).get("forward"), PlannedForward):
-            raise InputError(f"{caller}: {choice.path} is under a plan already; plan.undo(model) first")
-        found.append((module, choice))
-    for module, choice in found:
-        module.forward = PlannedForward(module, choice, engine, around)
-
-
-def undo_choices(model: nn.Module, choices: Iterable[BlockChoice], caller: str) -> None:
-    for choice in choices:
-        module = model.get_submodule(choice.path)
-        planned = vars(module).get("forward")
-        if not isinstance(planned, PlannedForward):
-            raise InputError(f"{caller}: {choice.path} is not under a plan")
-        del module.forward
-        if planned.before is not None:
-            module.forward = planned.before
