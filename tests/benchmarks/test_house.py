@@ -1,5 +1,7 @@
 """The measures of the house that one keeps who changes it: `benchmarks/house.py` counts them from the sources."""
 import inspect
+import subprocess
+import sys
 
 import pytest
 
@@ -43,6 +45,14 @@ def test_a_profile_knows_of_profilers_what_they_give():
     assert {name for name in known if name.startswith("profilers.")} == {
         "profilers.annotation", "profilers.call_device", "profilers.held_memory", "profilers.schedule"}
     assert not {"distributed.world", "distributed.process_group", "tools", "report"} & known
+
+
+def test_files_behind_a_profile_are_those_that_python_imports():
+    code = "import sys, analyzer.api.profile; print(*[n for n, m in sys.modules.items() if hasattr(m, '__file__')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split()) & house.FILES.keys()
+    assert {name for name in loaded if house.FILES[name].stem != "__init__"} == {
+        name for name in house.closure("analyzer.api.profile") if house.FILES[name].stem != "__init__"}
 
 
 def test_no_method_of_a_live_recorder_is_overwritten():
