@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from analyzer.api.result import Profile
-from analyzer.fx.module_borrow import uncompiled
+from analyzer.fx.module_wrapper import uncompiled
 from analyzer.hardware.catalogue import Alike, simulated_spec, simulating
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.mode_stack import without_modes

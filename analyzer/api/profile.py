@@ -13,7 +13,7 @@ import torch
 from analyzer.api.result import Profile
 from analyzer.distributed.world_state import current_world
 from analyzer.errors import InputError
-from analyzer.fx.module_borrow import uncompiled
+from analyzer.fx.module_wrapper import uncompiled
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec
 from analyzer.meta.argument import check_tensors

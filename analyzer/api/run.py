@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from analyzer.fx.module_borrow import Borrowed, borrow_module, find_replica, refuse_sharded
+from analyzer.fx.module_borrow import Borrowed, borrow_module
+from analyzer.fx.module_wrapper import find_replica, refuse_sharded
 from analyzer.fx.surroundings import keep_surroundings
 from analyzer.fx.tensor_key import TensorKeys
 from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf

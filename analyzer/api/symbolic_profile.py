@@ -12,7 +12,7 @@ from torch import fx
 from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.fx.graph.interpreter import run_step
-from analyzer.fx.module_borrow import count_devices, exported_module, find_place
+from analyzer.fx.module_wrapper import count_devices, exported_module, find_place
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.meta.argument import check_tensors

@@ -16,7 +16,7 @@ from analyzer.api.argument import argument_names
 from analyzer.api.run import open_run
 from analyzer.api.session import Session
 from analyzer.errors import DataDependentError
-from analyzer.fx.module_borrow import count_devices, find_place, uncompiled
+from analyzer.fx.module_wrapper import count_devices, find_place, uncompiled
 from analyzer.meta.intercept.compiled_function import bind_apply
 from analyzer.meta.intercept.replacement import SharedReplacements, replace
 from analyzer.record.options import ProfileOptions

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from analyzer.fx.module_borrow import uncompiled
+from analyzer.fx.module_wrapper import uncompiled
 from analyzer.fx.tensor_key import NamedForFakes
 from analyzer.meta.tensor import is_around_tensors
 from analyzer.record.log import Log

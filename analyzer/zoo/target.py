@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from analyzer.errors import AnalyzerError, TargetError, find_close
-from analyzer.fx.module_borrow import exported_module, ignore_flags
+from analyzer.fx.module_wrapper import exported_module, ignore_flags
 from analyzer.record.failure import find_failure
 
 from .input_spec import LabelRule, Target, parse_input

@@ -14,7 +14,8 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils import _pytree as pytree
 
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.fx.module_borrow import borrow_module, count_devices, find_place
+from analyzer.fx.module_borrow import borrow_module
+from analyzer.fx.module_wrapper import count_devices, find_place
 from analyzer.fx.surroundings import keep_surroundings
 from analyzer.fx.wrong_call import explain_call
 from analyzer.meta.argument import fake_arguments

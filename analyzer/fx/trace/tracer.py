@@ -14,9 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.graph.graph_module import GraphModule, RegionCodeGen
-from analyzer.fx.module_borrow import (
-    Borrowed,
-    borrow_module,
+from analyzer.fx.module_borrow import Borrowed, borrow_module
+from analyzer.fx.module_wrapper import (
     count_devices,
     exported_module,
     find_place,

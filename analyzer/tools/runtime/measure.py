@@ -19,7 +19,7 @@ from analyzer.api.run import Run
 from analyzer.api.session import Session
 from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.fx.fake_tensor import restore_generators, save_generators
-from analyzer.fx.module_borrow import uncompiled
+from analyzer.fx.module_wrapper import uncompiled
 from analyzer.hardware import find_device
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.state import current

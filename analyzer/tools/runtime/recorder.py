@@ -12,7 +12,7 @@ import torch
 from analyzer.api.argument import argument_names, mark_inputs
 from analyzer.api.session import Session
 from analyzer.errors import InputError
-from analyzer.fx.module_borrow import uncompiled
+from analyzer.fx.module_wrapper import uncompiled
 from analyzer.fx.trace.tracer_impl import is_leaf
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.catalogue import simulated_spec
