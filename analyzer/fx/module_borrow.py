@@ -7,7 +7,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -186,18 +186,24 @@ class Borrowed:
                     if inner is not child:
                         children[name] = inner
                     self._walk(inner)
-        on_gpu = self._claim is not None and self._claim.type == "cuda"
         for tensors, is_buffer in ((attributes["_parameters"], False), (attributes["_buffers"], True)):
             if tensors:
-                self._snapshot(tensors)
-            for name, tensor in tensors.items():
-                if on_gpu and tensor is not None and type(tensor) is not nn.Parameter and is_unquantized(tensor):
-                    self._unquantized.append((module, name, tensor))
-                elif tensor is not None:
-                    tensors[name] = self.fakes.make(tensor, readable=is_buffer)
+                self._take_registered(module, tensors, is_buffer)
         if attributes.get("_compiled_call_impl") is not None:
             attributes["_compiled_call_impl"] = None
         self._walk_items(attributes, _REGISTERED, 0)
+
+    def _take_registered(self, module: nn.Module, tensors: dict[str, Tensor | None], is_buffer: bool) -> None:
+        self._snapshot(tensors)
+        on_gpu = self._claim is not None and self._claim.type == "cuda"
+        for name, tensor in tensors.items():
+            if on_gpu and tensor is not None and type(tensor) is not nn.Parameter and is_unquantized(tensor):
+                self._unquantized.append((module, name, tensor))
+            elif tensor is not None:
+                tensors[name] = self.fakes.make(tensor, readable=is_buffer)
+                for value in vars(tensor).values():  # how it is quantized, or what code notes of it
+                    if type(value) not in LEAVES and not isinstance(value, Tensor):
+                        self._replace(value, 0)
 
     def _walk_scripted(self, module: torch.jit.ScriptModule) -> None:
         """A module of TorchScript, whose tensors C++ holds. It runs as written: its executor differentiates what
@@ -271,7 +277,8 @@ class Borrowed:
             return value if new_target is None else weakref.ref(new_target)
         attributes = getattr(value, "__dict__", None)
         # functions, classes and torch's own are none of the model's
-        is_foreign = isinstance(value, type) or type(value).__module__.startswith(("torch.", "types"))
+        is_foreign = isinstance(value, type) or (type(value).__module__.startswith(("torch.", "types"))
+                                                 and type(value) is not SimpleNamespace)
         if type(attributes) is dict and attributes and depth < _OBJECT_DEPTH and not is_foreign and id(
                 value) not in self._seen:
             self._seen[id(value)] = value

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from analyzer.errors import InputError
-from analyzer.meta.state import active
+from analyzer.meta.state import current
 from analyzer.units import format_bytes
 
 from .layer import INT8_MAX, NESTED_BLOCK, NF4_VALUES, find_linear, list_heads, ops, replace_layers
@@ -156,9 +156,9 @@ class _Int8Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Int8Linear) -> Tensor:
-        if active.state is not None:
-            active.state.assume("int8 weights: no input has columns with outliers, which LLM.int8() would multiply in "
-                                "half precision")
+        if (state := current()) is not None:
+            state.assume("int8 weights: no input has columns with outliers, which LLM.int8() would multiply in "
+                         "half precision")
         rows = x.reshape(-1, x.shape[-1])
         # backends/cuda/ops.py, `int8_vectorwise_quant`: the search for outliers comes between allocation and kernel
         half = rows.to(torch.float16)
@@ -288,9 +288,10 @@ def quantize(model: nn.Module, quantization: str) -> None:
     if not replace_layers(model, lambda path, module: None if module in whole or (linear := find_linear(module)) is None
                           else kind(linear)):
         raise InputError(f"quantize={quantization!r}: {type(model).__name__} has no linear layers besides its head")
-    if active.state is not None and (left := _left_whole(model, whole)):
+    state = current()
+    if state is not None and (left := _left_whole(model, whole)):
         nbytes = sum(p.numel() * p.element_size() for p in left.values())
-        active.state.assume(
+        state.assume(
             f"{quantization} weights: {format_bytes(nbytes)} of {len(left)} parameters that are in no nn.Linear or "
             f"Conv1D ({max(left, key=lambda path: left[path].numel())}, ...) are not quantized")
 

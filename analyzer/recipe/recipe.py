@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
@@ -14,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from analyzer.errors import InputError, is_count
-from analyzer.meta.state import active
+from analyzer.meta.state import current
 from analyzer.record.eager import check_loss, default_loss
 from analyzer.record.optimizer_step import takes_closure
 
@@ -95,11 +94,12 @@ class LoraLinear(nn.Module):
         """The layer's own, which code may read (peft/tuners/tuners_utils.py, `BaseTunerLayer.weight`). Code that
         computes with it passes by the adapter: `nn.MultiheadAttention`, `nn.TransformerEncoderLayer` in inference.
         """
-        caller = sys._getframe(1)
-        reader = caller.f_locals.get("self") if caller.f_code.co_name == "forward" else None
-        if isinstance(reader, nn.Module) and active.state is not None:
-            active.state.assume(
-                f"lora: forward of {type(reader).__name__} reads the weight of a layer with an adapter; where it "
+        state = current()
+        recorder = None if state is None else state.recorder
+        if state is not None and recorder is not None and recorder.modules.runs_module():
+            reader = recorder.log.modules[recorder.modules.running()].type
+            state.assume(
+                f"lora: forward of {reader} reads the weight of a layer with an adapter; where it "
                 "computes with that, the adapter is passed by and not trained, as peft's is")
         return self.base_layer.weight  # type: ignore[return-value]
 

@@ -231,14 +231,33 @@ def _registered(module: nn.Module, reads_attributes: bool) -> list[Any]:
 def _specs(tensor: Any, reads_attributes: bool) -> Any:
     if tensor is None:
         return None
-    # _is_param: torch/nn/parameter.py; others are how a wrapper finds its buffers
-    if reads_attributes and (own := vars(tensor).keys() - {"_is_param"}):
-        raise Mismatch(f"its parameters have attributes: {', '.join(sorted(own))}")
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     spec = tensor._spec if isinstance(tensor, DTensor) else None
     with torch._C.DisableTorchFunction():
-        return (type(tensor), spec, local.shape, local.stride(), local.dtype, tensor.requires_grad,
-                len(tensor._backward_hooks or ()), len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()))
+        found = (type(tensor), spec, local.shape, local.stride(), local.dtype, tensor.requires_grad,
+                 len(tensor._backward_hooks or ()), len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()))
+    # _is_param: torch/nn/parameter.py
+    own = {name: _spec_of(value, name) for name, value in vars(tensor).items() if name != "_is_param"
+           } if reads_attributes else {}
+    return (*found, own) if own else found
+
+
+def _spec_of(value: Any, name: str, depth: int = 0) -> Any:
+    """What is compared of an attribute of a parameter: a mark, or how it is quantized (`Params4bit.quant_state` of
+    bitsandbytes). Raises Mismatch for others: a wrapper finds its buffers by them.
+    """
+    kind = type(value)
+    if kind in LEAVES and not isinstance(value, FunctionType):
+        return kind, value
+    if isinstance(value, torch.Tensor):
+        return _specs(value, True)
+    if isinstance(value, nn.Module):  # compared where it stands
+        return kind
+    if depth < _DEEPEST and isinstance(value, tuple):
+        return kind, [_spec_of(held, name, depth + 1) for held in value]
+    if depth < _DEEPEST and is_plain_object(value):
+        return kind, {key: _spec_of(held, name, depth + 1) for key, held in vars(value).items()}
+    raise Mismatch(f"its parameters have attributes: {name}")
 
 
 def _same(mine: Any, other: Any, depth: int = 0) -> bool:
@@ -289,7 +308,9 @@ def _same_owner(mine: Any, other: Any, depth: int) -> bool:
         return _same(*settings, depth + 1) and len(groups[0]) == len(groups[1]) and all(
             a is b or type(a) is type(b) and bool(a == b) for a, b in zip(*groups))
     if getattr(type(mine), "__eq__", None) is not getattr(object, "__eq__", None):
-        return _equal(mine, other)
+        # what holds tensors may ask for their contents, as bitsandbytes' `QuantState` does
+        holds_tensors = any(isinstance(held, torch.Tensor) for held in getattr(mine, "__dict__", {}).values())
+        return not holds_tensors and _equal(mine, other)
     is_torchs = type(mine).__module__.startswith(("torch.distributed", "torch.utils"))
     is_plain = is_plain_object(mine) and type(mine).__basicsize__ == _Plain.__basicsize__ and not any(
         "__slots__" in vars(base) for base in type(mine).__mro__[:-1])

@@ -33,7 +33,6 @@ CUT, LEFT, STEP, AGAIN, KEPT, ORDERED = range(ENDED + 1, ENDED + 7)
 keeps, ORDERED with what was asked of a stream, the stream's number and that of the event.
 """
 
-
 _NOT_GIVEN = "a block is not given what the one before it gave"
 
 
@@ -165,8 +164,8 @@ class ShortRun(RunListener):
             for run, (chain, tell) in zip(self.runs, tell_of):
                 counting = list_counting(chain.blocks, chain.differing, len(chain.members[0]))
                 run.noting = stack.enter_context(ExitStack())
-                indices, run.filled = run.noting.enter_context(
-                    noting_slots(chain.blocks[chain.reference], counting, tell))
+                noting = noting_slots(chain.blocks[chain.reference], counting, tell)
+                indices, run.filled = run.noting.enter_context(noting)
                 run.has_indices = bool(indices)
             stack.enter_context(watching_reads(tell_of))
             yield

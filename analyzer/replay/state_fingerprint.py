@@ -113,8 +113,10 @@ class StateRecord:
                 if own:
                     self.add_mapping(value)
                     if name != "_modules":
-                        self.tensors += [(weakref.ref(t), describe_tensor_state(t)) for t in value.values()
-                                          if t is not None]
+                        held = [t for t in value.values() if t is not None]
+                        self.tensors += [(weakref.ref(t), describe_tensor_state(t)) for t in held]
+                        for attribute in [value for t in held for value in vars(t).values()]:
+                            self.capture(attribute)
             else:
                 self.capture(value)
                 if isinstance(value, (FunctionType, MethodType, partial)):

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from analyzer import Profile, profile
+from analyzer.recipe import LoraSpec, Recipe
 from benchmarks.page import markdown
 from benchmarks.speed.timing import Report, apart, format_ratio
 
@@ -140,6 +141,7 @@ RUNS = (
     RealRun("Qwen 7B, AdamW, near the card's capacity", qwen_7b, tokens, _ADAMW),
     RealRun("Qwen 7B, LoRA by peft", lambda: _adapted(qwen_7b()), tokens, _ADAMW),
     RealRun("Qwen 7B, DoRA by peft", lambda: _adapted(qwen_7b(), use_dora=True), tokens, _ADAMW),
+    RealRun("Qwen 7B, `--lora 16`", lambda: Recipe(lora=LoraSpec(16)).apply(qwen_7b()).train(), tokens, _ADAMW),
     RealRun("Llama 8B, LoRA and checkpoints", lambda: _checkpointed(_adapted(llama_8b())), _masked, _ADAMW),
     RealRun("Llama 1B, four micro-batches, clipping", llama_1b, tokens, {**_ADAMW, "step": accumulate}),
     RealRun("Gemma 2 2B, AdamW", gemma, tokens, _ADAMW),

@@ -1,4 +1,5 @@
 """Blocks that a few others stand for equal blocks that are run, to the byte, and what could differ is run."""
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from analyzer import profile
+from analyzer.recipe import LoraSpec, Recipe
 from analyzer.zoo import MODELS
 
 from .block_model import CHECKPOINTED, Block, PostNorm, Stack, Sums, X, list_replayed
@@ -92,3 +94,33 @@ def test_temporaries_of_kernels_are_told_apart():
     with torch.device("meta"):
         model = models.VisionTransformer(32, 16, num_layers=9, num_heads=2, hidden_dim=32, mlp_dim=64)
     assert_same(model, blocks=4, args=(torch.empty(8, 3, 32, 32, device="meta"),), optimizer="adamw")
+
+
+@pytest.mark.parametrize("recipe", [
+    Recipe(lora=LoraSpec(2)), Recipe(lora=LoraSpec(2, dropout=0.1)), Recipe(quantize="nf4", lora=LoraSpec(2)),
+    Recipe(quantize="int8", lora=LoraSpec(2)), Recipe(quantize="fp8", lora=LoraSpec(2)),
+    Recipe(lora=LoraSpec(2), checkpointing=True)], ids=str)
+def test_blocks_with_adapters_on_quantized_weights(recipe):
+    """What stands for a weight says by an attribute what it was."""
+    assert_same(recipe.build(lambda: Stack(Block(i) for i in range(9)).bfloat16()), blocks=4, args=(X.bfloat16(),),
+                optimizer="adamw", device="h100")
+
+
+class Counting(Block):
+    """Does more each time, by a count that it keeps where its weight has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.up.weight.seen = SimpleNamespace(calls=0)
+
+    def forward(self, x):
+        self.up.weight.seen.calls += 1
+        for _ in range(self.up.weight.seen.calls):
+            x = x.relu()
+        return super().forward(x)
+
+
+def test_what_a_parameters_attribute_holds_is_state():
+    model = Stack(Counting() for _ in range(9))
+    assert_same(model, blocks=0, args=(X,))
+    assert [block.up.weight.seen.calls for block in model.blocks] == [0] * 9

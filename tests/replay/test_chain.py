@@ -25,6 +25,12 @@ def _name(layers: list[nn.Module]) -> None:
     layers[3].weight.is_first = True  # type: ignore[union-attr]
 
 
+def _mark(layers: list[nn.Module]) -> None:
+    """As an optimizer's groups are chosen by, and as what quantizes a weight keeps its sizes."""
+    for layer in layers:
+        layer.weight.lr_scale, layer.weight.sizes = 0.5, torch.Size((4, 4))  # type: ignore[union-attr]
+
+
 def _share(layers: list[nn.Module]) -> None:
     layers[7].weight = layers[2].weight
 
@@ -39,6 +45,7 @@ def _share(layers: list[nn.Module]) -> None:
     (nn.Sequential(*(nn.ReLU() for _ in range(12))), []),
     (_edit(_share), []),
     (_edit(_name), [8]),  # by a parameter's attribute a wrapper may find it
+    (_edit(_mark), [12]),
     (_edit(lambda layers: layers.__setitem__(5, layers[4])), []),
     (_edit(lambda layers: layers[3].requires_grad_(False)), [8]),   # behind it
     (_edit(lambda layers: layers[3].register_forward_hook(lambda *_: None)), [8]),
