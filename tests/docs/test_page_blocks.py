@@ -17,10 +17,12 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
 from analyzer import register_exporter, register_report, register_solver
+from analyzer.zoo import MODELS
 from benchmarks.job_pages import PROMPT, commands_of, folder, run_command
 
 ROOT = Path(__file__).parents[2]
@@ -92,8 +94,8 @@ def run_bash(block: Block) -> None:
 
 @contextlib.contextmanager
 def surroundings() -> Iterator[None]:
-    """A folder of the page's own, nothing said, and the tables whose names messages list as they were."""
-    with (folder(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()),
+    """A folder of the page's own, nothing said, and the models and tables whose names messages list as they were."""
+    with (folder(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), mock.patch.dict(MODELS),
           register_exporter.scope(), register_report.scope(), register_solver.scope()):
         warnings.simplefilter("ignore")
         yield
