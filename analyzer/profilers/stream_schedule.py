@@ -10,7 +10,7 @@ from typing import NamedTuple
 from analyzer.meta.address_space import STREAMS_A_DEVICE
 from analyzer.meta.state import EVERY_STREAM, StreamAction, StreamMark
 from analyzer.record.call_table import OpCall
-from analyzer.record.evaluation import NO_STEP
+from analyzer.record.device_log import NO_STEP
 from analyzer.record.log import Log
 
 from .call_sequence import WAIT_TENSOR, WRAP_TENSOR, CallSequence, CallTimer, TimedCall, is_functional

@@ -8,6 +8,10 @@ from typing import Any
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.memory.segment_memory import Journal
 
+NO_STEP = -1  #: the step of what is in no step
+#: phases in no step: calls that lead to no update; what is computed for several steps, the last time and before
+EVALUATION, PREPARATION, EARLIER_PREPARATION = "evaluation", "preparation", "earlier preparation"
+
 
 @dataclass(slots=True, kw_only=True)
 class PhaseMemory:

@@ -8,11 +8,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from .call_table import OpCall
-from .device_log import PhaseRecord
+from .device_log import NO_STEP, PhaseRecord
 from .log import Log
-
-EVALUATION = "evaluation"  #: the phase of calls that lead to no update
-NO_STEP = -1               #: the step of what is in no step
 
 
 class OuterRun(NamedTuple):

@@ -17,8 +17,7 @@ from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import NO_EVENT, StreamAction
 from analyzer.meta.tensor import PLAIN_TENSORS, is_around_tensors, names_of_parts
 
-from .device_log import DeviceLog, PhaseMemory, PhaseRecord, device_index
-from .evaluation import NO_STEP
+from .device_log import NO_STEP, DeviceLog, PhaseMemory, PhaseRecord, device_index
 from .log import Log
 from .recorded_run import RecordedRun
 from .storage_lifetime import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, StorageLifetime

@@ -5,11 +5,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from .device_log import PREPARATION
 from .evaluation import OuterRun
 from .log import Log
-
-PREPARATION = "preparation"                  #: the phase of the last one, which is in no step
-EARLIER_PREPARATION = "earlier preparation"  #: the phase of those before it
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import find_storage
 from analyzer.meta.mode import MetaTensorMode
 
-from .evaluation import EVALUATION, describe_batches, find_evaluation, leave_out
+from .device_log import EARLIER_PREPARATION, EVALUATION, PREPARATION
+from .evaluation import describe_batches, find_evaluation, leave_out
 from .joined_step import StepDescription, join_steps
 from .memory_recorder import MemoryRecorder
 from .module_recorder import ModuleRecorder
 from .optimizer_step import list_optimizers, observed_steps
-from .preparation import EARLIER_PREPARATION, PREPARATION, describe_preparation, find_preparation
+from .preparation import describe_preparation, find_preparation
 from .recorder import Recorder
 from .script_holdings import Script, ScriptHoldings
 from .script_module import StepCounts

@@ -16,10 +16,9 @@ from analyzer.profilers.annotation import Annotation, operator_key
 from analyzer.profilers.held_memory import alive_at, category_of, forward_ends, peak_by_category
 from analyzer.profilers.schedule import Lanes
 from analyzer.record.call_table import OpCall
-from analyzer.record.evaluation import EVALUATION, NO_STEP
+from analyzer.record.device_log import EVALUATION, NO_STEP, PREPARATION
 from analyzer.record.log import CompiledCall, Log, LogNode, OuterCall
 from analyzer.record.options import choose_samples, count_tokens
-from analyzer.record.preparation import PREPARATION
 from analyzer.record.process_group import ProcessGroupSpec
 from analyzer.units import add_quantities
 

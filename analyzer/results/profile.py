@@ -7,8 +7,7 @@ from typing import ClassVar, TypeVar
 
 from analyzer.hardware import DeviceSpec
 from analyzer.on_use import load
-from analyzer.record.evaluation import EVALUATION
-from analyzer.record.preparation import PREPARATION
+from analyzer.record.device_log import EVALUATION, PREPARATION
 from analyzer.units import add_quantities
 
 from .device import CopyInfo, DeviceInfo
