@@ -1,8 +1,11 @@
 """Devices: what they can hold and do, where each figure comes from, and the least time that work takes on them."""
-from .catalogue import find_device, register_device
+from .catalogue import find_device, register_device, simulated_spec, simulating, split_devices
 from .cluster_spec import ClusterSpec, LinkSpec, cluster_of, find_cluster, register_cluster
-from .device_spec import DeviceSpec, Figure, PeakRates
+from .device_spec import DeviceSpec, Figure, PeakRates, encode_device, is_device_file
 from .listing import find_peak, format_catalogue, format_device, roofline_seconds
+from .unseen import UnseenMemory, list_unseen
 
-__all__ = ["ClusterSpec", "DeviceSpec", "Figure", "LinkSpec", "PeakRates", "cluster_of", "find_cluster", "find_device",
-           "find_peak", "format_catalogue", "format_device", "register_cluster", "register_device", "roofline_seconds"]
+__all__ = ["ClusterSpec", "DeviceSpec", "Figure", "LinkSpec", "PeakRates", "UnseenMemory", "cluster_of",
+           "encode_device", "find_cluster", "find_device", "find_peak", "format_catalogue", "format_device",
+           "is_device_file", "list_unseen", "register_cluster", "register_device", "roofline_seconds", "simulated_spec",
+           "simulating", "split_devices"]

@@ -14,9 +14,7 @@ from analyzer.api.profile import profile
 from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.fx.trace.tracer import symbolic_trace
-from analyzer.hardware import DeviceSpec
-from analyzer.hardware.catalogue import simulating
-from analyzer.hardware.unseen import list_unseen
+from analyzer.hardware import DeviceSpec, list_unseen, simulating
 from analyzer.meta.structure import children, holds_tensor, replace_tensors, tensors_of
 from analyzer.recipe import LoraSpec, Recipe
 from analyzer.record.eager import casting

@@ -16,15 +16,13 @@ from typing import Any
 import torch
 
 from analyzer.errors import InputError, UnknownDeviceError
-from analyzer.hardware.catalogue import find_device
-from analyzer.hardware.device_spec import DeviceSpec, encode_device, is_device_file
+from analyzer.hardware import DeviceSpec, encode_device, find_device, format_device, is_device_file
 from analyzer.hardware.kernel_time.attention import attention_time
 from analyzer.hardware.kernel_time.collective import host_copy_time
 from analyzer.hardware.kernel_time.convolution import convolution_time
 from analyzer.hardware.kernel_time.estimate import KernelTime, find_constants
 from analyzer.hardware.kernel_time.matmul import matmul_time
 from analyzer.hardware.kernel_time.pointwise import stream_time
-from analyzer.hardware.listing import format_device
 from analyzer.output import check_output, write_output
 from analyzer.record.progress import report_progress
 

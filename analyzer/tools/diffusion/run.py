@@ -14,8 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from analyzer.api.profile import profile
 from analyzer.api.result import Profile
 from analyzer.errors import InputError, is_count
-from analyzer.hardware import DeviceSpec, find_device
-from analyzer.hardware.device_spec import PeakRates
+from analyzer.hardware import DeviceSpec, PeakRates, find_device
 from analyzer.hardware.kernel_time.estimate import find_constants
 from analyzer.hardware.power import JOULES_OF_KWH, Work, add_work, joules_range, watts_of
 from analyzer.profilers.annotation import Profiler

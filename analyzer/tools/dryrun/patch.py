@@ -29,7 +29,7 @@ from analyzer.cuda.kernels.product import answer_for_managed_memory
 from analyzer.cuda.sdp_choice import simulated_capability
 from analyzer.distributed.world_state import WorldSpec, current_world, joined
 from analyzer.errors import InputError
-from analyzer.hardware.catalogue import simulated_spec, simulating
+from analyzer.hardware import simulated_spec, simulating
 from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.function.mode import constant
 from analyzer.meta.intercept.mode_stack import without_modes

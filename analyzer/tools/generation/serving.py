@@ -16,8 +16,7 @@ from analyzer.api.run import Run, open_run
 from analyzer.api.session import Session
 from analyzer.errors import InputError, is_count
 from analyzer.fx.surroundings import leaves_no_tensor
-from analyzer.hardware import DeviceSpec, find_device
-from analyzer.hardware.unseen import list_unseen
+from analyzer.hardware import DeviceSpec, find_device, list_unseen
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder

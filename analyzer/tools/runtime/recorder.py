@@ -14,8 +14,7 @@ from analyzer.api.session import Session
 from analyzer.errors import InputError
 from analyzer.fx.module_wrapper import uncompiled
 from analyzer.fx.trace.tracer_impl import is_leaf
-from analyzer.hardware import DeviceSpec
-from analyzer.hardware.catalogue import simulated_spec
+from analyzer.hardware import DeviceSpec, simulated_spec
 from analyzer.memory.host_memory import HostMemory
 from analyzer.meta.intercept.mode_stack import cut_mode_stacks, is_active, mode_stack_depths
 from analyzer.meta.intercept.replacement import InterruptsDeferred, InterruptsHeld

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from analyzer.hardware.cluster_spec import ClusterSpec
+from analyzer.hardware import ClusterSpec
 from analyzer.hardware.kernel_time.collective import collective_time
 
 from .compose import FEW, HALF, ModelSizes, compose, list_parts, list_probes, list_stages, most_in_flight, timed_actions

@@ -7,8 +7,7 @@ from typing import Any
 
 from analyzer.api.result import Profile
 from analyzer.errors import ProfileFormatError
-from analyzer.hardware import DeviceSpec
-from analyzer.hardware.unseen import list_unseen
+from analyzer.hardware import DeviceSpec, list_unseen
 from analyzer.parallel.profile_ranks import SUMS, find_compute_spreads
 from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.call_sequence import UnknownTimeError

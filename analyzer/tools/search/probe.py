@@ -13,9 +13,7 @@ from typing import Any
 from analyzer.api.profile import profile
 from analyzer.distributed.world import world
 from analyzer.errors import ProfileFormatError
-from analyzer.hardware import DeviceSpec
-from analyzer.hardware.cluster_spec import ClusterSpec
-from analyzer.hardware.unseen import list_unseen
+from analyzer.hardware import ClusterSpec, DeviceSpec, list_unseen
 from analyzer.output import write_output
 from analyzer.record.options import ProfileOptions
 from analyzer.tools.solver.block_plan import BlockPlan, BlockPlanner

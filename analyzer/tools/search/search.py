@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from analyzer.errors import InputError, UnknownDeviceError, is_count
-from analyzer.hardware.cluster_spec import ClusterSpec, cluster_of, find_cluster
+from analyzer.hardware import ClusterSpec, cluster_of, find_cluster
 from analyzer.record.options import count_tokens
 from analyzer.results.build import package_version
 from analyzer.tools.sweep.run import start_worker

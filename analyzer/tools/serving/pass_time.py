@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from analyzer.errors import UnknownSpeedError
-from analyzer.hardware import DeviceSpec
+from analyzer.hardware import DeviceSpec, find_peak
 from analyzer.hardware.kernel_time.attention import MMA, attention_time, find_generation
 from analyzer.hardware.kernel_time.collective import collective_time, find_path
 from analyzer.hardware.kernel_time.estimate import ErrorSum, KernelTime, find_constants, join
 from analyzer.hardware.kernel_time.matmul import MMA_SHARE, matmul_time
 from analyzer.hardware.kernel_time.pointwise import stream_time
-from analyzer.hardware.listing import find_peak
 
 from .deployment import CACHE_BYTES, Deployment, WeightFormat
 from .served_model import AttentionKernel, Kernel, PassKernel, Product, ServedModel

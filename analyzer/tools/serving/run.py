@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
-from analyzer.hardware import find_device
-from analyzer.hardware.catalogue import split_devices
+from analyzer.hardware import find_device, split_devices
 from analyzer.report.text_table import FORMATS
 from analyzer.tools.generation.serving import ServingPoint
 from analyzer.zoo.command_option import model_errors, read_recipe

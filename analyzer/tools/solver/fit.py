@@ -21,9 +21,8 @@ from analyzer.api.fits import fits
 from analyzer.api.profile import ProfileOptions, profile
 from analyzer.api.result import Profile
 from analyzer.errors import InputError
-from analyzer.hardware import DeviceSpec, find_device
+from analyzer.hardware import DeviceSpec, UnseenMemory, find_device, list_unseen
 from analyzer.hardware.price import read_prices
-from analyzer.hardware.unseen import UnseenMemory, list_unseen
 from analyzer.record.progress import progress_part
 from analyzer.report.fit_table import describe_fits
 from analyzer.report.page.document import Headline

@@ -17,8 +17,7 @@ from analyzer.api.profile import profile
 from analyzer.api.symbolic_profile import last_runs
 from analyzer.errors import InputError
 from analyzer.fx.trace.tracer import symbolic_trace
-from analyzer.hardware import DeviceSpec, find_device
-from analyzer.hardware.catalogue import simulating
+from analyzer.hardware import DeviceSpec, find_device, simulating
 from analyzer.output import check_output, print_error
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.latency import call_seconds

@@ -26,7 +26,7 @@ from analyzer.api.device_run import profile_each
 from analyzer.api.profile import ProfileOptions
 from analyzer.api.result import Profile
 from analyzer.errors import InputError, MissingExtraError, how_to_install
-from analyzer.hardware.catalogue import split_devices
+from analyzer.hardware import split_devices
 from analyzer.output import print_error
 from analyzer.recipe.recipe import Recipe
 from analyzer.report.page.document import check_page
