@@ -18,40 +18,30 @@ from analyzer.distributed.world_state import LiveStorages
 from analyzer.errors import InputError
 from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.memory.allocator import DeviceOutOfMemoryError
-from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsDeferred
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.meta.tensor import device_of
 from analyzer.on_use import rare_collections
 from analyzer.profilers.communication import name_buffers
 from analyzer.record.eager import RUNS_MODEL
-from analyzer.record.log import Log
 from analyzer.record.memory_recorder import BUILT, MemoryRecorder
 from analyzer.record.module_recorder import ModuleRecorder
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import local_part
-from analyzer.replay.chain import Chain
-from analyzer.replay.match import CAPTURES
-from analyzer.replay.placing import Before
-from analyzer.replay.repeated_step import chains_of, write_repeated
-from analyzer.replay.short_run import NotRepeated, ShortRun
+from analyzer.replay.short_run import NotRepeated
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.tree import ModuleShape
 
 from .argument import argument_names, call_factory, expect_values, keep_flags, mark_inputs
 from .build_profile import build_profile
+from .rank_blocks import NO_CHAIN, RankBlocks, find_chains
 from .rank_step import RankStep, keep_layouts_apart
 from .run import Run
 from .session import Session
 
 NOT_REPLAYED = "a model that was built before, or reuse=False, is run"
 STEPS_RUN = "each step of a rank is run"
-#: FSDP gathers in the backward pass of a block what the block two places before it needs
-_REACH = 2
-_ENDS = 3      # blocks that are run at each end of a chain
-_FEWEST = 10   # of fewer, running all takes no longer than looking at what some do
-NO_CHAIN = f"no {_FEWEST} neighbours in one of its lists of modules are alike"
 UNLIMITED = ("reserved bytes are those of a device with more memory: PyTorch would give cached memory back to stay "
              "within this one's. Give `profile` the function that builds and wraps the model to see that")
 
@@ -140,11 +130,11 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
         shape = ModuleShape.of(module) if session.mode == "infer" else None  # FSDP2 keeps the root gathered then
     recorder = Recorder(mode, ModuleRecorder(MemoryRecorder(mode.space, device), module, is_leaf, find_leaf_impl))
     run = Run(session, recorder, module)
-    chains = [] if reason is not None else _find_chains(module)
+    chains = [] if reason is not None else find_chains(module)
     reason = reason or (STEPS_RUN if chains else NO_CHAIN)
     # where memory runs out, which ends the recording early, nothing of it is replayed
     replay = [ReplayInfo("", "step", type(module).__name__, False, reason)]
-    short_run: ShortRun | None = None
+    blocks: RankBlocks | None = None
     names = argument_names(module, args, dict(kwargs), session.step)
     with run.recording():
         run_args, run_kwargs = run.fake_inputs(args, kwargs, device)
@@ -160,10 +150,10 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
         optimizer = keep_layouts_apart(session.facts["optimizer"], session.optimizer)
 
         if chains:
-            before = Before.of(recorder)
-            short_run = ShortRun(recorder, chains, reach=_REACH, takes_streams=True)
-        with nullcontext() if short_run is None else short_run.running():
-            steps = RankStep(recorder, module, run_args, run_kwargs, short_run=short_run, mode=session.mode,
+            blocks = RankBlocks(recorder, chains)
+        with nullcontext() if blocks is None else blocks.short_run.running():
+            steps = RankStep(recorder, module, run_args, run_kwargs,
+                             short_run=None if blocks is None else blocks.short_run, mode=session.mode,
                              loss_fn=session.loss_fn, optimizer=optimizer if session.mode == "train" else None,
                              autocast=session.autocast, step=session.step, device_type=session.device.type,
                              options=options)
@@ -172,36 +162,13 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
                 raise NotRepeated(RUNS_MODEL)
             steps.run()
             name_buffers(recorder.log, current_collectives().list_made())
-        replay += [ReplayInfo(path, "block", type(block).__name__, True) for chain in chains for place in chain.skipped
-                   for path, block in chain.members[place]]
-        replay += [ReplayInfo(path, "block", type(block).__name__, False, why)
-                   for path, block, why in (() if short_run is None else short_run.given_up)]
+        replay += [] if blocks is None else blocks.list_rows()
     host = mode.space.host
-    if short_run is not None and chains:
-        run.replace_log(_write(short_run, before))
-        host = before.host
+    if blocks is not None:
+        run.replace_log(blocks.write_log())
+        host = blocks.before.host
     return build_profile(run, is_final=True, replay=ReplayReport(tuple(replay)), whole_params=whole_params, shape=shape,
                          host_peak_bytes=None if device.type == "cpu" else host.lap_peaks()[0])
-
-
-def _find_chains(module: torch.nn.Module) -> list[Chain]:
-    with without_modes():  # objects may say by an operator on tensors whether they are equal
-        return [chain._replace(head=_ENDS, tail=_ENDS) for chain in chains_of(module) if len(chain.blocks) >= _FEWEST]
-
-
-def _write(short_run: ShortRun, before: Before) -> Log:
-    """The log of a run of all blocks, placed in the memory of ``before``. Raises NotRepeated."""
-    recorder = short_run.recorder
-    if recorder.log.shortage is not None:
-        raise NotRepeated("memory ran out")
-    if any(call.cuda_graphs for call in recorder.log.compiled_calls):
-        raise NotRepeated(CAPTURES)
-    if recorder.mode.state.asks_memory:
-        raise NotRepeated("a step asks how much memory is in use, or gives it back")
-    try:
-        return write_repeated(short_run, before)[1]
-    except torch.OutOfMemoryError as error:
-        raise NotRepeated("memory ran out") from error
 
 
 def _list_storages(recorder: Recorder, live: LiveStorages) -> None:

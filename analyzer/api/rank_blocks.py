@@ -1,0 +1,57 @@
+"""Blocks of a rank's model, a few of which are run for all that are alike."""
+from __future__ import annotations
+
+import torch
+
+from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.record.log import Log
+from analyzer.record.recorder import Recorder
+from analyzer.replay.chain import Chain
+from analyzer.replay.match import CAPTURES
+from analyzer.replay.placing import Before
+from analyzer.replay.repeated_step import chains_of, write_repeated
+from analyzer.replay.short_run import NotRepeated, ShortRun
+from analyzer.results.info import ReplayInfo
+
+#: FSDP gathers in the backward pass of a block what the block two places before it needs
+_REACH = 2
+_ENDS = 3      # blocks that are run at each end of a chain
+_FEWEST = 10   # of fewer, running all takes no longer than looking at what some do
+NO_CHAIN = f"no {_FEWEST} neighbours in one of its lists of modules are alike"
+
+
+def find_chains(module: torch.nn.Module) -> list[Chain]:
+    """The chains of a module that are long enough."""
+    with without_modes():  # objects may say by an operator on tensors whether they are equal
+        return [chain._replace(head=_ENDS, tail=_ENDS) for chain in chains_of(module) if len(chain.blocks) >= _FEWEST]
+
+
+class RankBlocks:
+    """Chains of a rank's model in a run that begins: ``short_run`` runs a few blocks of each, ``before`` is the memory
+    in which the log of all is placed.
+    """
+
+    def __init__(self, recorder: Recorder, chains: list[Chain]) -> None:
+        self.chains, self.before = chains, Before.of(recorder)
+        self.short_run = ShortRun(recorder, chains, reach=_REACH, takes_streams=True)
+
+    def list_rows(self) -> list[ReplayInfo]:
+        """What became of each block that need not run."""
+        rows = [ReplayInfo(path, "block", type(block).__name__, True) for chain in self.chains
+                for place in chain.skipped for path, block in chain.members[place]]
+        return rows + [ReplayInfo(path, "block", type(block).__name__, False, why)
+                       for path, block, why in self.short_run.given_up]
+
+    def write_log(self) -> Log:
+        """The log of a run of all blocks. Raises NotRepeated."""
+        recorder = self.short_run.recorder
+        if recorder.log.shortage is not None:
+            raise NotRepeated("memory ran out")
+        if any(call.cuda_graphs for call in recorder.log.compiled_calls):
+            raise NotRepeated(CAPTURES)
+        if recorder.mode.state.asks_memory:
+            raise NotRepeated("a step asks how much memory is in use, or gives it back")
+        try:
+            return write_repeated(self.short_run, self.before)[1]
+        except torch.OutOfMemoryError as error:
+            raise NotRepeated("memory ran out") from error
