@@ -285,8 +285,7 @@ class ShortRun(RunListener):
 
     def _find_given(self, args: Any, kwargs: Any) -> Any:
         """What the block before gave, where that is among these arguments; else None."""
-        given = self._output
-        mine = tensors_in((args, kwargs))
+        given, mine = self._output, tensors_in((args, kwargs))
         before = [] if given is None else [None if item is None else item() for item in given.items]
         output = next((t for t in before if t is not None and any(t is other for other in mine)), None)
         if given is None or output is None:
@@ -299,14 +298,15 @@ class ShortRun(RunListener):
         skipped. This one runs, and is the reference block, where the one before it did not do what the one before that
         did, for which the first may have prepared something.
         """
-        chain, log = run.chain, self.recorder.log
-        change = None if run.has_indices else run.change()
+        chain, change = run.chain, None if run.has_indices else run.change()
         if change is not None or not is_given:
             self._give_up(run, change or _NOT_GIVEN)
-        elif len(run.begun) == place < min(ENDS[-1], len(chain.blocks) - chain.tail) and not run.filled:
-            before, last = (list_done(log, self.events[slice(*span)])
+        elif len(run.begun) == place < min(ENDS[-1], len(chain.blocks) - chain.tail):
+            before, last = (list_done(self.recorder.log, self.events[slice(*span)])
                             for span in pairwise([*run.begun[-2:], len(self.events)]))
             if before != last:
+                if run.filled:  # slots of a cache, which are noted of the reference block alone
+                    raise BlocksDiffer("its first block does other things than the next")
                 run.chain = chain._replace(head=chain.head + 1)
                 self._list_chains()
                 with without_modes():

@@ -110,3 +110,24 @@ def test_an_update_reads_its_gradient_and_writes_the_rest():
     assert p.optimizer_bytes == 2 * elements + scales + maps
     assert phase.read_bytes == 4 * elements + 4 * elements + 2 * elements + scales + maps
     assert phase.written_bytes == 4 * elements + 2 * elements + scales
+
+
+class FourBits(nn.Module):
+    """A layer of which the parameter names its module, and the module what the parameter is quantized by."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = bnb.nn.Linear4bit(64, 64, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
+
+    def forward(self, x):
+        return x + self.layer(x)
+
+
+def test_blocks_of_four_bits_are_run_once(replaying_torch):
+    def make():
+        return nn.Sequential(nn.Linear(64, 64, dtype=torch.bfloat16), *(FourBits() for _ in range(9)))
+
+    x = torch.empty(4, 64, dtype=torch.bfloat16)
+    repeated, run = (profile(make, args=(x,), device="h200", reuse=reuse) for reuse in (True, False))
+    assert repeated == run
+    assert sum(row.replayed and row.kind == "block" for row in repeated.replay) >= 4
