@@ -16,13 +16,15 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest
 profile: $(VENV)/installed
 	$(BIN)/analyzer profile vit_b_16 --input 8x3x224x224 --show table,screen
 
+# Types are checked beside the tests: the first time that takes minutes of one core, with no other to do.
 # `make test TORCH=2.10.0`: the core tests with that torch, in an environment of its own.
 ifeq ($(TORCH),$(PINNED))
 test: $(VENV)/installed-dev
 	$(BIN)/ruff check .
-	$(BIN)/mypy --strict
 	$(COMPILE)
-	$(PYTEST) -n 2
+	@mkdir -p build
+	$(BIN)/mypy --strict > build/types.txt & types=$$!; $(PYTEST) -n 2; failed=$$?; \
+	wait $$types || failed=$$?; cat build/types.txt; exit $$failed
 else
 test:
 	$(PYTHON) -m benchmarks.coverage.matrix --torch $(TORCH)
