@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ pytest.importorskip("mkdocs")
 pytest.importorskip("mkdocstrings")
 
 ROOT = Path(__file__).parents[2]
-LIMIT_SECONDS = 60  # on 2 shared cores; alone it takes six
+LIMIT_SECONDS = 60  # of processor time, which other processes take nothing of; it takes six
 ARTICLE = re.compile(r"<article.*?</article>", re.DOTALL)
 PARAGRAPH = re.compile(r"<p>(.*?)</p>", re.DOTALL)
 #: What a browser fetches by itself.
@@ -23,15 +22,21 @@ FETCHED = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?([^\"' >]
                      r"|<link\b(?=[^>]*rel=[\"']?(?:stylesheet|preload|preconnect|icon))[^>]*href=[\"']?([^\"' >]+)")
 
 
+def _processor_seconds() -> float:
+    """Of processes that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the site, built as `make docs` builds it."""
     folder = tmp_path_factory.mktemp("site")
-    begin = time.perf_counter()
+    begin = _processor_seconds()
     built = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)], cwd=ROOT,
                            capture_output=True, text=True, timeout=300, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     assert built.returncode == 0, built.stderr
-    assert time.perf_counter() - begin < LIMIT_SECONDS
+    assert _processor_seconds() - begin < LIMIT_SECONDS
     return folder
 
 
