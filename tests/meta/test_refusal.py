@@ -395,6 +395,21 @@ def test_what_is_refused_by_a_number_or_for_want_of_one_is_refused_in_pytorchs_w
     assert str(found.value) == str(right.value)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("given", "message"), [
+    ((None, None, None, None, False), "running_mean must be defined in evaluation mode"),
+    ((None, None, 1, 3, True), "running_mean should contain 3 elements not 1"),
+    ((None, None, 3, 2, False), "running_var should contain 3 elements not 2"),
+    ((1, 3, None, None, True), "weight should contain 3 elements not 1")])
+def test_calls_of_batch_norm_that_end_the_process_are_refused(
+        given: tuple[int | None, int | None, int | None, int | None, bool], message: str, device: str) -> None:
+    *sizes, training = given
+    with MetaTensorMode(), torch.device(device):
+        tensors = [None if n is None else torch.rand(n) for n in sizes]
+        with pytest.raises(RuntimeError, match=message):
+            torch.native_batch_norm(torch.rand(2, 3, 4), *tensors, training, 0.1, 1e-5)
+
+
 def test_a_state_of_another_dtype_is_refused_on_a_gpu_in_the_words_of_cudnns_check() -> None:
     words = "Input and hidden tensors are not the same dtype, found input tensor with Float and hidden tensor with Long"
     with MetaTensorMode(), torch.device("cuda"), pytest.raises(RuntimeError, match=words):

@@ -212,10 +212,20 @@ def group_norm(device_type: str, input: Tensor, weight: Tensor | None, bias: Ten
 
 @refuses("native_batch_norm")
 def batch_norm(device_type: str, input: Tensor, weight: Tensor | None, bias: Tensor | None,
-               running_mean: Tensor | None, running_var: Tensor | None, *_args: Any, **_kwargs: Any) -> None:
-    """aten/src/ATen/native/Normalization.cpp, batch_norm_cpu; cuda/Normalization.cu, batch_norm_cuda_out."""
+               running_mean: Tensor | None, running_var: Tensor | None, training: bool, *_args: Any,
+               **_kwargs: Any) -> None:
+    """aten/src/ATen/native/Normalization.cpp, batch_norm_cpu, and cuda/Normalization.cu, batch_norm_cuda_out; and what
+    `torch.batch_norm` checks before (_batch_norm_impl_index): a kernel reads and writes beyond what it is given.
+    """
     if (running_mean is None) != (running_var is None):
         raise ValueError("running_mean and running_var must either both be None or neither be None")
+    if running_mean is None and not training:
+        raise RuntimeError("running_mean must be defined in evaluation mode")
+    channels = input.shape[1] if input.dim() > 1 else 0
+    given = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+    for name, t in given.items():
+        if t is not None and t.numel() < channels:
+            raise RuntimeError(f"{name} should contain {channels} elements not {t.numel()}")
     norm(device_type, input, weight, bias, running_mean, running_var)
 
 
