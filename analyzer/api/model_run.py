@@ -20,9 +20,8 @@ from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
 from analyzer.record.tensor_walk import walk_modules
 from analyzer.replay.chain import ENDS, FEWEST, Chain
-from analyzer.replay.match import why_unsupported
+from analyzer.replay.match import BlocksDiffer, NotRepeated, why_unsupported
 from analyzer.replay.repeated_step import RepeatedStep, chains_of
-from analyzer.replay.short_run import BlocksDiffer, NotRepeated
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.tree import list_wrappers
 

@@ -29,7 +29,7 @@ from analyzer.record.module_recorder import ModuleRecorder
 from analyzer.record.options import ProfileOptions
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import local_part
-from analyzer.replay.short_run import NotRepeated
+from analyzer.replay.match import NotRepeated
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.tree import ModuleShape
 

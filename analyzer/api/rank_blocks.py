@@ -7,10 +7,10 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.record.log import Log
 from analyzer.record.recorder import Recorder
 from analyzer.replay.chain import Chain
-from analyzer.replay.match import CAPTURES
+from analyzer.replay.match import CAPTURES, NotRepeated
 from analyzer.replay.placing import Before
 from analyzer.replay.repeated_step import chains_of, write_repeated
-from analyzer.replay.short_run import NotRepeated, ShortRun
+from analyzer.replay.short_run import ShortRun
 from analyzer.results.info import ReplayInfo
 
 #: FSDP gathers in the backward pass of a block what the block two places before it needs

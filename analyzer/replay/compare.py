@@ -9,10 +9,10 @@ import numpy as np
 
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, StorageLifetime
 
-from .match import comparable, comparable_signature, list_done
+from .match import BlocksDiffer, NotRepeated, comparable, comparable_signature, list_done
 from .name import Names, Numbers, RunNames, module_calls_of, nodes_of
 from .part import FAR, Part, laps_of
-from .short_run import KEPT, ORDERED, BlocksDiffer, NotRepeated
+from .short_run import KEPT, ORDERED
 
 _BEFORE, _BEHIND = -1, 1  # where a block of which something is read is, as seen from the one that reads
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from analyzer.record.log import CompiledCall, Log, LogModuleCall
 
+from .match import NotRepeated
 from .name import Numbers, RunNames
-from .short_run import NotRepeated
 
 
 class Facts:

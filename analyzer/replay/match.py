@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from analyzer.meta.spec import Signature, TensorSpec
+from analyzer.meta.state import Restart
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import BORN, CALLED
 
@@ -27,6 +28,16 @@ def why_unsupported() -> str | None:
 
 class Mismatch(Exception):
     """Something may not be replayed, and is run; the message says why."""
+
+
+class NotRepeated(Restart):
+    """The run begins again with all blocks: ``reason`` says why some of them do not tell what all do."""
+
+
+class BlocksDiffer(NotRepeated):
+    """The blocks beside those that were not run did different things, as a second block may that the first prepares
+    something for: more blocks at the ends of chains may tell.
+    """
 
 
 def list_done(log: Log, events: Sequence[tuple[int, Any]]) -> tuple[list[Any], list[Any]]:

@@ -11,8 +11,9 @@ from analyzer.meta.state import NO_EVENT
 from analyzer.record.log import Log, LogModuleCall, LogNode
 from analyzer.record.storage_lifetime import BORN, CALLED
 
+from .match import NotRepeated
 from .part import APART, FAR, Cutter, Part
-from .short_run import ORDERED, NotRepeated, ShortRun
+from .short_run import ORDERED, ShortRun
 
 Numbers = npt.NDArray[np.int64]
 UNKNOWN = -10**12  #: a number that nothing has

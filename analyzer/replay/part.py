@@ -10,7 +10,8 @@ from analyzer.meta.state import StreamAction
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, OUTSIDE
 
-from .short_run import AGAIN, CUT, KEPT, LEFT, ORDERED, STEP, Cut, NotRepeated, ShortRun
+from .match import NotRepeated
+from .short_run import AGAIN, CUT, KEPT, LEFT, ORDERED, STEP, Cut, ShortRun
 
 APART = 1 << 30  #: more than any distance between blocks of a chain
 FAR = -APART     #: the short place of what is of no block

@@ -33,10 +33,11 @@ from analyzer.record.storage_lifetime import (
 from analyzer.record.storage_lifetime import STEP as STEP_COLUMN
 
 from .facts import Facts
+from .match import NotRepeated
 from .name import UNKNOWN, Names, Numbers, RunNames, module_calls_of, nodes_of
 from .part import Part
 from .placing import Before, Events, place_events
-from .short_run import KEPT, ORDERED, STEP, NotRepeated
+from .short_run import KEPT, ORDERED, STEP
 
 _KINDS = ("storage", "call", "node", "module call", "mark")
 _FIELDS = 7  # of a call in a `CallTable`: first operand, inputs, outputs, kind, module, node, forward call

@@ -17,11 +17,11 @@ from analyzer.record.storage_lifetime import BEGAN, BORN, DIED, ENDED
 
 from .chain import Chain, find_chains
 from .compare import compare_laps
-from .match import CAPTURES, USES_STREAMS
+from .match import CAPTURES, USES_STREAMS, NotRepeated
 from .name import RunNames
 from .placing import Before
 from .repeat import Repeat
-from .short_run import AGAIN, KEPT, NotRepeated, ShortRun, Spec
+from .short_run import AGAIN, KEPT, ShortRun, Spec
 from .state_fingerprint import StateFingerprint
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from analyzer.memory.host_memory import NoRegion
 from analyzer.meta.address_space import MetaStorage, next_number
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.state import Restart, StreamAction
+from analyzer.meta.state import StreamAction
 from analyzer.meta.tensor import META, take_class
 from analyzer.record.failure import first_line
 from analyzer.record.recorder import Recorder
@@ -25,7 +25,7 @@ from analyzer.record.tensor_walk import local_part, tensors_in
 
 from .cache_slot import fill_as, list_counting, noting_slots, numbers_held
 from .chain import ENDS, Chain, ChainRun, watching_reads
-from .match import USES_STREAMS, Mismatch, list_done
+from .match import USES_STREAMS, BlocksDiffer, Mismatch, NotRepeated, list_done
 
 CUT, LEFT, STEP, AGAIN, KEPT, ORDERED = range(ENDED + 1, ENDED + 7)
 """Events beside those of `analyzer.record.storage_lifetime`: CUT with a `Cut`, LEFT where a block was left, STEP with a
@@ -34,16 +34,6 @@ keeps, ORDERED with what was asked of a stream, the stream's number and that of 
 """
 
 _NOT_GIVEN = "a block is not given what the one before it gave"
-
-
-class NotRepeated(Restart):
-    """The run begins again with all blocks: ``reason`` says why some of them do not tell what all do."""
-
-
-class BlocksDiffer(NotRepeated):
-    """The blocks beside those that were not run did different things, as a second block may that the first prepares
-    something for: more blocks at the ends of chains may tell.
-    """
 
 
 class Cut(NamedTuple):
