@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.autograd import Variable
 
 from analyzer.meta.intercept.compiled_function import compiling_forward, module_behind, outside_of_graph
@@ -46,6 +47,7 @@ def _replacements(hearing: Callable[[], Any]) -> Iterator[Undo]:
     yield replace(torch.enable_grad, "__enter__", _while_heard(hearing, _counting_recomputation(+1)))
     yield replace(torch.enable_grad, "__exit__", _while_heard(hearing, _counting_recomputation(-1)))
     yield replace(torch.optim.Optimizer, "zero_grad", _while_heard(hearing, _during("zero_grad")))
+    yield replace(torch.utils.checkpoint.CheckpointFunction, "apply", _while_heard(hearing, _checkpoint))
 
 
 def _while_heard(hearing: Callable[[], Any], run: Callable[..., Any]) -> Any:
@@ -132,6 +134,20 @@ def _counting_recomputation(change: int) -> Any:
         return original(block, *args)
 
     return run
+
+
+def _checkpoint(recorder: Any, original: Any, function: Any, preserve: bool, *args: Any) -> Any:
+    """A reentrant checkpoint is a function of autograd that runs a block in backward: a skipped block needs none."""
+    called = function
+    while not isinstance(called, torch.nn.Module) and called is not None:
+        called = getattr(called, "__self__", None) or getattr(called, "func", None)
+    will_skip = recorder.modules.will_skip
+    if called is not None and will_skip is not None:
+        with torch._C.DisableTorchFunction():
+            is_skipped = will_skip(called, args)
+        if is_skipped:
+            return function(*args)
+    return original(function, preserve, *args)
 
 
 def _backward_of_stages(hearing: Callable[[], Any]) -> Iterator[Undo]:

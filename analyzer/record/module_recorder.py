@@ -34,6 +34,8 @@ class ModuleRecorder:
         self.is_leaf, self.find_leaf_impl = is_leaf, find_leaf_impl
         #: what a module gives that need not run, NotImplemented of one that runs
         self.skip_block: Callable[[torch.nn.Module, Any, Any], Any] | None = None
+        #: whether a module is one that need not run, before it is called in a checkpoint
+        self.will_skip: Callable[[torch.nn.Module, Any], bool] | None = None
         self.compiled: dict[int, dict[str, Any] | None] = {}  #: modules under torch.compile: `Borrowed.compiled`
         self.described_step = 0  #: the step whose calls of modules are written down
         self.called_from: str | None = None  #: the line that called what is recorded, which is no part of the model

@@ -121,6 +121,7 @@ class ShortRun(RunListener):
         recorder.run.events = self.events
         recorder.run.listeners.append(self)
         recorder.modules.skip_block = self._enter if self.runs else None
+        recorder.modules.will_skip = self._will_skip if self.runs else None
         try:
             yield
         except Exception as error:
@@ -128,7 +129,7 @@ class ShortRun(RunListener):
                 raise
             raise NotRepeated(f"with some of its blocks alone it fails: {first_line(error)}") from error
         finally:
-            recorder.run.events = recorder.modules.skip_block = None
+            recorder.run.events = recorder.modules.skip_block = recorder.modules.will_skip = None
             if self in recorder.run.listeners:
                 recorder.run.listeners.remove(self)
 
@@ -272,6 +273,16 @@ class ShortRun(RunListener):
         if given is None:
             raise NotRepeated(_NOT_GIVEN)
         return given
+
+    def _will_skip(self, module: nn.Module, args: Any) -> bool:
+        """Whether a module that is to be checkpointed is one of a block that is not to be run."""
+        number, place, member = self._place.get(id(module), (0, None, 0))
+        if place is None or self.recorder.run.phase != "forward":
+            return False
+        run = self.runs[number]
+        if not member and place in run.chain.skipped and not run.has_skipped:
+            self._look_back(run, place, is_given=self._find_given(args, {}) is not None)
+        return run in self.runs and place in run.chain.skipped
 
     def _find_given(self, args: Any, kwargs: Any) -> Any:
         """What the block before gave, where that is among these arguments; else None."""

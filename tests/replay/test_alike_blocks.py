@@ -1,4 +1,5 @@
 """Blocks that a few others stand for equal blocks that are run, to the byte, and what could differ is run."""
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +65,27 @@ class Checkpointed(Stack):
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False)
         return x
+
+
+class Reentrant(Stack):
+    """The input needs a gradient, or PyTorch would train nothing."""
+
+    def __init__(self, call=lambda block: block):
+        super().__init__(Block(i) for i in range(9))
+        self.call = call
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        for block in self.blocks:
+            x = checkpoint(self.call(block), x, use_reentrant=True)
+        return x
+
+
+@pytest.mark.parametrize(("call", "blocks"), [
+    (lambda block: block, 5), (lambda block: block.__call__, 5), (lambda block: partial(block.__call__), 5),
+    (lambda block: lambda x: block(x), 0)])  # nothing tells which block this calls, before it does
+def test_reentrant_checkpoints(call, blocks):
+    assert_same(Reentrant(call), blocks=blocks, args=(X,), optimizer="adamw")
 
 
 @pytest.mark.parametrize(("model", "blocks"), [
