@@ -103,7 +103,8 @@ class Nf4Linear(QuantizedLinear):
     def forward(self, x: Tensor) -> Tensor:
         # in autocast's dtype where there is one, else in that of the weight it was made from
         kind = x.device.type
-        compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.dtype
+        is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # there is none on meta
+        compute = torch.get_autocast_dtype(kind) if is_cast else self.dtype
         output: Tensor = _Nf4Product.apply(x.to(compute), self)  # type: ignore[no-untyped-call]
         return output.to(x.dtype)
 

@@ -97,9 +97,11 @@ def _adapted(model: nn.Module, **settings: Any) -> nn.Module:
     return peft.get_peft_model(model, peft.LoraConfig(r=16, target_modules="all-linear", **settings)).train()
 
 
-def _checkpointed(model: Any) -> nn.Module:
+def _checkpointed(model: Any, use_reentrant: bool = False) -> nn.Module:
     model.gradient_checkpointing_enable(
-        gradient_checkpointing_kwargs={"use_reentrant": False, "preserve_rng_state": False})
+        gradient_checkpointing_kwargs={"use_reentrant": use_reentrant, "preserve_rng_state": False})
+    if use_reentrant:
+        model.enable_input_require_grads()
     model.config.use_cache = False
     found: nn.Module = model.train()
     return found
@@ -141,6 +143,10 @@ RUNS = (
     RealRun("Qwen 7B, AdamW, near the card's capacity", qwen_7b, tokens, _ADAMW),
     RealRun("Qwen 7B, LoRA by peft", lambda: _adapted(qwen_7b()), tokens, _ADAMW),
     RealRun("Qwen 7B, DoRA by peft", lambda: _adapted(qwen_7b(), use_dora=True), tokens, _ADAMW),
+    RealRun("Llama 8B, `--quantize nf4 --lora 16`", lambda: Recipe(
+        quantize="nf4", lora=LoraSpec(16)).apply(llama_8b()).train(), tokens, _ADAMW),
+    RealRun("Llama 8B, LoRA by peft, reentrant checkpoints", lambda: _checkpointed(_adapted(llama_8b()), True), _masked,
+            _ADAMW),
     RealRun("Qwen 7B, `--lora 16`", lambda: Recipe(lora=LoraSpec(16)).apply(qwen_7b()).train(), tokens, _ADAMW),
     RealRun("Llama 8B, LoRA and checkpoints", lambda: _checkpointed(_adapted(llama_8b())), _masked, _ADAMW),
     RealRun("Llama 1B, four micro-batches, clipping", llama_1b, tokens, {**_ADAMW, "step": accumulate}),

@@ -155,3 +155,11 @@ def test_4_bit_products_are_not_trained():
     ids = torch.zeros(1, 8, dtype=torch.int64)
     with pytest.raises(InputError, match="quantize='int4': its product has no backward pass"):
         profile(lambda: recipe.build(llama), (), {"input_ids": ids, "labels": ids})
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8", "fp8"])
+def test_quantized_layers_run_on_meta(quantization):
+    """Where there is no autocast."""
+    with torch.device("meta"):
+        model = Recipe(quantize=quantization).apply(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)))
+        assert model(torch.empty(4, 64, dtype=torch.bfloat16)).shape == (4, 32)
