@@ -259,3 +259,13 @@ def test_what_is_put_into_an_empty_tensor_part_by_part_is_known(options):
 def test_what_nothing_was_written_to_is_not_known():
     with MetaTensorMode(), pytest.raises(DataDependentError):
         torch.empty(2, dtype=torch.int64).add_(1)[0].item()
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_scores_filled_like_a_known_mask_are_known(is_training):
+    """`torch.nn.TransformerEncoder` asks whether a mask is that of a causal model."""
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train(is_training)
+    mask = torch.zeros(4, 4, dtype=torch.bool)
+    with MetaTensorMode():
+        assert model(torch.zeros(2, 4, 8), mask.clone()).shape == (2, 4, 8)

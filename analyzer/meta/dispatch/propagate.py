@@ -134,8 +134,9 @@ def _fill(state: MetaState, call: OperatorCall) -> None:
         position = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}[name]
         named = call.kwargs.get("fill_value", call.kwargs.get("s"))
         value = call.args[position] if position < len(call.args) else named
-    # of what is filled like another tensor, integers: ones that are added up count
-    if not worth_following(numel) or call.tensors and out.dtype.is_floating_point:
+    # of what is filled like a tensor of unknown contents, integers: ones that are added up count
+    is_like_unknown = call.tensors and not _any_known(call.storages)
+    if not worth_following(numel) or is_like_unknown and out.dtype.is_floating_point:
         if isinstance(value, NUMBERS) and value == 0:
             storage.nonzero_bound = NonzeroBound(0)
         else:
