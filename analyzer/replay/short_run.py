@@ -296,8 +296,7 @@ class ShortRun(RunListener):
 
     def _look_back(self, run: ChainRun, place: int, is_given: bool) -> None:
         """The first block that is to be skipped is called. All blocks run where those before it show that none can be
-        skipped. This one runs, and is the reference block, where the one before it did not do what the one before that
-        did, for which the first may have prepared something.
+        skipped. This one runs, as the reference block, where the two blocks before it did not do the same.
         """
         chain, change = run.chain, None if run.has_indices else run.change()
         if change is not None or not is_given:
