@@ -64,7 +64,7 @@ _PLACES = {
     "analyzer.tools.solver.solver_registry": "register_solver"}
 
 # Each is imported when it is used first: the command line prints its help without torch.
-__getattr__ = find_later(__name__, {name: place for place, names in _PLACES.items() for name in names.split()})
+__getattr__ = find_later(__name__, _PLACES)
 
 
 def __dir__() -> list[str]:

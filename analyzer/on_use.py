@@ -73,15 +73,17 @@ def load(place: str) -> Any:
 
 
 def find_later(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of ``package`` (PEP 562) for the names in ``places``, which says in which module each is.
+    """The ``__getattr__`` of ``package`` (PEP 562) for the names in ``places``: module -> its names in one text.
 
-    >>> find_later("analyzer", {"parse_bytes": "analyzer.units"})("parse_bytes")("1KiB")
+    >>> find_later("analyzer", {"analyzer.units": "format_bytes parse_bytes"})("parse_bytes")("1KiB")
     1024
     """
+    place_of = {name: place for place, names in places.items() for name in names.split()}
+
     def find(name: str) -> Any:
-        if name not in places:
+        if name not in place_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = load(f"{places[name]}:{name}")
+        found = load(f"{place_of[name]}:{name}")
         setattr(sys.modules[package], name, found)
         return found
 

@@ -23,16 +23,17 @@ __all__ = ["AutocastRegion", "CheckpointRegion", "GradRegion", "GraphInterpreter
            "register_leaf_module", "register_leaf_module_impl", "register_non_leaf_module", "register_tracer_impl",
            "set_region", "set_saved", "symbolic_trace", "written_by"]
 
-_PLACES = {
-    "graph.alias": "is_pure makers may_share written_by", "graph.graph_module": "GraphModule",
-    "graph.interpreter": "GraphInterpreter ShapeProp",
-    "graph.region_edit": "clear_region nodes_in set_region set_saved",
-    "graph.statement": "AutocastRegion CheckpointRegion GradRegion", "trace.tracer": "symbolic_trace",
-    "trace.tracer_impl": "register_leaf_function register_leaf_module register_leaf_module_impl "
-                         "register_non_leaf_module register_tracer_impl"}
 # a profile that traces nothing imports no tracer
-__getattr__ = find_later(
-    __name__, {name: f"{__name__}.{place}" for place, names in _PLACES.items() for name in names.split()})
+__getattr__ = find_later(__name__, {
+    "analyzer.fx.graph.alias": "is_pure makers may_share written_by",
+    "analyzer.fx.graph.graph_module": "GraphModule",
+    "analyzer.fx.graph.interpreter": "GraphInterpreter ShapeProp",
+    "analyzer.fx.graph.region_edit": "clear_region nodes_in set_region set_saved",
+    "analyzer.fx.graph.statement": "AutocastRegion CheckpointRegion GradRegion",
+    "analyzer.fx.trace.tracer": "symbolic_trace",
+    "analyzer.fx.trace.tracer_impl":
+        "register_leaf_function register_leaf_module register_leaf_module_impl register_non_leaf_module "
+        "register_tracer_impl"})
 
 
 def __dir__() -> list[str]:

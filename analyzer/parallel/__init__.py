@@ -15,4 +15,4 @@ __all__ = ["MeshSpec", "PipelineAction", "PipelineTimeline", "RankRow", "RankTab
            "world"]
 
 # a tool, which stands on this package and is found when it is asked for
-__getattr__ = find_later(__name__, {"search": "analyzer.tools.search.search"})
+__getattr__ = find_later(__name__, {"analyzer.tools.search.search": "search"})

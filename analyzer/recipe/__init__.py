@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 __all__ = ["LoraSpec", "Recipe"]
 
 # `import analyzer` needs the optimizers here alone
-__getattr__ = find_later(__name__, {"LoraSpec": "analyzer.recipe.recipe", "Recipe": "analyzer.recipe.recipe"})
+__getattr__ = find_later(__name__, {"analyzer.recipe.recipe": "LoraSpec Recipe"})
 
 
 def __dir__() -> list[str]:

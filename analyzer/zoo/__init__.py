@@ -13,9 +13,8 @@ __all__ = ["MODELS", "ShippedModel", "llama_1b", "llama_405b", "resnet18", "resn
 
 # Each is imported when it is used first: `analyzer models` needs no torch.
 __getattr__ = find_later(__name__, {
-    "MODELS": "analyzer.zoo.shipped", "ShippedModel": "analyzer.zoo.shipped", "llama_1b": "analyzer.zoo.llama",
-    "llama_405b": "analyzer.zoo.llama", "resnet18": "analyzer.zoo.resnet", "resnet50": "analyzer.zoo.resnet",
-    "vit_b_16": "analyzer.zoo.vit"})
+    "analyzer.zoo.llama": "llama_1b llama_405b", "analyzer.zoo.resnet": "resnet18 resnet50",
+    "analyzer.zoo.shipped": "MODELS ShippedModel", "analyzer.zoo.vit": "vit_b_16"})
 
 
 def __dir__() -> list[str]:

@@ -18,14 +18,16 @@ __all__ = [
     "PlanRegion", "PlannedStep", "Planner", "SavedBytes", "StepInfo", "StepMemory", "find_memory_budget",
     "measure_step", "plan_blocks", "solve"]
 
-_PLACES = {
-    "block_choice": "BlockChoice", "block_plan": "BlockPlan BlockPlanner PlannedStep plan_blocks",
-    "budget": "InfeasibleBudgetError", "partitioner": "find_memory_budget", "plan": "Plan", "plan_region": "PlanRegion",
-    "recorded_step": "FrontierPoint PartitionedStep SavedBytes StepInfo StepMemory measure_step",
-    "planner": "Planner solve"}
 # plans of blocks, which a search makes, need neither the tracer nor graphs
-__getattr__ = find_later(
-    __name__, {name: f"{__name__}.{place}" for place, names in _PLACES.items() for name in names.split()})
+__getattr__ = find_later(__name__, {
+    "analyzer.tools.solver.block_choice": "BlockChoice",
+    "analyzer.tools.solver.block_plan": "BlockPlan BlockPlanner PlannedStep plan_blocks",
+    "analyzer.tools.solver.budget": "InfeasibleBudgetError",
+    "analyzer.tools.solver.partitioner": "find_memory_budget",
+    "analyzer.tools.solver.plan": "Plan",
+    "analyzer.tools.solver.plan_region": "PlanRegion",
+    "analyzer.tools.solver.recorded_step": "FrontierPoint PartitionedStep SavedBytes StepInfo StepMemory measure_step",
+    "analyzer.tools.solver.planner": "Planner solve"})
 
 
 def __dir__() -> list[str]:
