@@ -95,12 +95,11 @@ class LoraLinear(nn.Module):
         computes with it passes by the adapter: `nn.MultiheadAttention`, `nn.TransformerEncoderLayer` in inference.
         """
         state = current()
-        recorder = None if state is None else state.recorder
-        if state is not None and recorder is not None and recorder.modules.runs_module():
-            reader = recorder.log.modules[recorder.modules.running()].type
+        if state is not None and state.recorder is not None and state.recorder.modules.runs_module():
+            modules = state.recorder.modules
             state.assume(
-                f"lora: forward of {reader} reads the weight of a layer with an adapter; where it "
-                "computes with that, the adapter is passed by and not trained, as peft's is")
+                f"lora: forward of {modules.log.modules[modules.running()].type} reads the weight of a layer with an "
+                "adapter; where it computes with that, the adapter is passed by and not trained, as peft's is")
         return self.base_layer.weight  # type: ignore[return-value]
 
     @property

@@ -236,10 +236,11 @@ def _specs(tensor: Any, reads_attributes: bool) -> Any:
     with torch._C.DisableTorchFunction():
         found = (type(tensor), spec, local.shape, local.stride(), local.dtype, tensor.requires_grad,
                  len(tensor._backward_hooks or ()), len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()))
+    if not reads_attributes:
+        return found
     # _is_param: torch/nn/parameter.py
-    own = {name: _spec_of(value, name) for name, value in vars(tensor).items() if name != "_is_param"
-           } if reads_attributes else {}
-    return (*found, own) if own else found
+    own = {name: _spec_of(value, name) for name, value in vars(tensor).items() if name != "_is_param"}
+    return *found, own
 
 
 def _spec_of(value: Any, name: str, depth: int = 0) -> Any:

@@ -115,8 +115,9 @@ class StateRecord:
                     if name != "_modules":
                         held = [t for t in value.values() if t is not None]
                         self.tensors += [(weakref.ref(t), describe_tensor_state(t)) for t in held]
-                        for attribute in [value for t in held for value in vars(t).values()]:
-                            self.capture(attribute)
+                        for tensor in held:
+                            for attribute in vars(tensor).values():
+                                self.capture(attribute)
             else:
                 self.capture(value)
                 if isinstance(value, (FunctionType, MethodType, partial)):
