@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -138,16 +139,24 @@ def _counting_recomputation(change: int) -> Any:
 
 def _checkpoint(recorder: Any, original: Any, function: Any, preserve: bool, *args: Any) -> Any:
     """A reentrant checkpoint is a function of autograd that runs a block in backward: a skipped block needs none."""
-    called = function
-    while not isinstance(called, torch.nn.Module) and called is not None:
-        called = getattr(called, "__self__", None) or getattr(called, "func", None)
-    will_skip = recorder.modules.will_skip
-    if called is not None and will_skip is not None:
+    skipper, module = recorder.modules.skipper, _called_module(function)
+    if skipper is not None and module is not None:
         with torch._C.DisableTorchFunction():
-            is_skipped = will_skip(called, args)
+            is_skipped = skipper.will_skip(module, args)
         if is_skipped:
             return function(*args)
     return original(function, preserve, *args)
+
+
+def _called_module(function: Any) -> torch.nn.Module | None:
+    """The module that ``function`` is, or is the ``__call__`` of, as it stands or with arguments given before; None of
+    what else may call one.
+    """
+    while isinstance(function, partial):
+        function = function.func
+    if isinstance(function, MethodType) and function.__name__ == "__call__":
+        function = function.__self__
+    return function if isinstance(function, torch.nn.Module) else None
 
 
 def _backward_of_stages(hearing: Callable[[], Any]) -> Iterator[Undo]:
@@ -185,9 +194,9 @@ def _reporting_calls(hearing: Callable[[], Any]) -> Any:
                           compiling_forward(state, module, tracing.config)):
                         result = original(module, *args, **kwargs)
                     return result
-                if impl is None and modules.skip_block is not None:
+                if impl is None and modules.skipper is not None:
                     with torch._C.DisableTorchFunction():
-                        result = modules.skip_block(module, args, kwargs)
+                        result = modules.skipper.skip(module, args, kwargs)
                     if result is not NotImplemented:
                         return result
                 result = original(module, *args, **kwargs) if impl is None else impl(module, *args, **kwargs)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -19,6 +19,16 @@ from .storage_lifetime import OUTSIDE
 from .tensor_walk import describe, describe_tensors, local_part, parts_of_parameter, tensors_in, walk_modules
 
 
+class BlockSkipper(Protocol):
+    """Knows which modules are blocks that need not run."""
+
+    def skip(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """What a module gives without running; NotImplemented where it has to run."""
+
+    def will_skip(self, module: torch.nn.Module, args: Any) -> bool:
+        """Whether a module that is about to be called in a checkpoint need not run."""
+
+
 class ModuleRecorder:
     """The part of a `Recorder` that hears of calls of modules, of ``root`` (``walked`` where they were listed), and
     writes the node table. ``is_leaf`` tells which modules become one node (eager runs), ``find_leaf_impl`` what runs
@@ -32,10 +42,7 @@ class ModuleRecorder:
         walked = walk_modules(root) if walked is None else walked
         self.memory, self.run, self.log = memory, memory.run, memory.log
         self.is_leaf, self.find_leaf_impl = is_leaf, find_leaf_impl
-        #: what a module gives that need not run, NotImplemented of one that runs
-        self.skip_block: Callable[[torch.nn.Module, Any, Any], Any] | None = None
-        #: whether a module is one that need not run, before it is called in a checkpoint
-        self.will_skip: Callable[[torch.nn.Module, Any], bool] | None = None
+        self.skipper: BlockSkipper | None = None
         self.compiled: dict[int, dict[str, Any] | None] = {}  #: modules under torch.compile: `Borrowed.compiled`
         self.described_step = 0  #: the step whose calls of modules are written down
         self.called_from: str | None = None  #: the line that called what is recorded, which is no part of the model

@@ -59,8 +59,7 @@ class Recorder:
             state.recorder = memory.space.listener = None
             memory.let_go()
             memory.watch_fullest()
-            self.modules.skip_block = self.modules.will_skip = None
-            self.modules.listed = []  # a recorder that outlives the run keeps no model
+            self.modules.skipper, self.modules.listed = None, []  # a recorder that outlives the run keeps no model
             self.log.assumptions = [*state.assumptions, *([] if self.history is None else [self.history])]
             self.log.world = read_world() or self.log.world
 
@@ -82,13 +81,12 @@ class Recorder:
     def tracing(self) -> Iterator[None]:
         """A block in which modules are called for the sake of the graph that is made of them: none is a node."""
         modules = self.modules
-        before = modules.is_leaf, modules.skip_block, modules.will_skip
-        modules.is_leaf = None if modules.is_leaf is None else _no_leaf
-        modules.skip_block = modules.will_skip = None
+        before = modules.is_leaf, modules.skipper
+        modules.is_leaf, modules.skipper = None if modules.is_leaf is None else _no_leaf, None
         try:
             yield
         finally:
-            modules.is_leaf, modules.skip_block, modules.will_skip = before
+            modules.is_leaf, modules.skipper = before
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise InputError where an optimizer that is about to step holds parameters of before the run."""

@@ -120,8 +120,7 @@ class ShortRun(RunListener):
         recorder.mode.state.asks_memory = False
         recorder.run.events = self.events
         recorder.run.listeners.append(self)
-        recorder.modules.skip_block = self._enter if self.runs else None
-        recorder.modules.will_skip = self._will_skip if self.runs else None
+        recorder.modules.skipper = self if self.runs else None
         try:
             yield
         except Exception as error:
@@ -129,7 +128,7 @@ class ShortRun(RunListener):
                 raise
             raise NotRepeated(f"with some of its blocks alone it fails: {first_line(error)}") from error
         finally:
-            recorder.run.events = recorder.modules.skip_block = recorder.modules.will_skip = None
+            recorder.run.events = recorder.modules.skipper = None
             if self in recorder.run.listeners:
                 recorder.run.listeners.remove(self)
 
@@ -241,25 +240,22 @@ class ShortRun(RunListener):
 
     # ---- blocks
 
-    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def skip(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A module is called: one of a block that is not to be run gives what the one before it gave."""
         found = self._place.get(id(module))
         if found is None:
             return NotImplemented
         number, place, member = found
         run = self.runs[number]
-        is_skipped = place in run.chain.skipped
         if self.recorder.run.phase != "forward":
-            if is_skipped:
+            if place in run.chain.skipped:
                 raise NotRepeated("a block runs outside of the forward pass")
             return NotImplemented
-        given = self._find_given(args, kwargs) if is_skipped else None
+        given = self._find_given(args, kwargs) if place in run.chain.skipped else None
+        is_skipped = self._decide(run, place, member, is_given=given is not None)
+        if run not in self.runs:
+            return NotImplemented
         if not member:
-            if is_skipped and not run.has_skipped:
-                self._look_back(run, place, is_given=given is not None)
-                if run not in self.runs:
-                    return NotImplemented
-                is_skipped = place in run.chain.skipped
             run.begun[place:] = [len(self.events)]
         log, call = self.recorder.log, self.recorder.modules.running_call()
         calls = len(log.module_calls)
@@ -274,14 +270,17 @@ class ShortRun(RunListener):
             raise NotRepeated(_NOT_GIVEN)
         return given
 
-    def _will_skip(self, module: nn.Module, args: Any) -> bool:
-        """Whether a module that is to be checkpointed is one of a block that is not to be run."""
-        number, place, member = self._place.get(id(module), (0, None, 0))
-        if place is None or self.recorder.run.phase != "forward":
+    def will_skip(self, module: nn.Module, args: Any) -> bool:
+        found = self._place.get(id(module))
+        if found is None or self.recorder.run.phase != "forward":
             return False
-        run = self.runs[number]
+        number, place, member = found
+        return self._decide(self.runs[number], place, member, is_given=self._find_given(args, {}) is not None)
+
+    def _decide(self, run: ChainRun, place: int, member: int, *, is_given: bool) -> bool:
+        """Whether a block that is called is skipped. The first that may be decides it for all of its chain."""
         if not member and place in run.chain.skipped and not run.has_skipped:
-            self._look_back(run, place, is_given=self._find_given(args, {}) is not None)
+            self._look_back(run, place, is_given)
         return run in self.runs and place in run.chain.skipped
 
     def _find_given(self, args: Any, kwargs: Any) -> Any:

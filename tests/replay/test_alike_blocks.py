@@ -83,9 +83,40 @@ class Reentrant(Stack):
 
 @pytest.mark.parametrize(("call", "blocks"), [
     (lambda block: block, 5), (lambda block: block.__call__, 5), (lambda block: partial(block.__call__), 5),
-    (lambda block: lambda x: block(x), 0)])  # nothing tells which block this calls, before it does
+    (lambda block: lambda x: block(x), 0),  # nothing tells which block this calls, before it does
+    (lambda block: block.forward, 0)])      # which no hook hears
 def test_reentrant_checkpoints(call, blocks):
     assert_same(Reentrant(call), blocks=blocks, args=(X,), optimizer="adamw")
+
+
+class Product(nn.Module):
+    """Checkpoints a method of a tensor, which has no truth value, and an object that has an attribute of any name."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.call = nn.Parameter(torch.zeros(16, 16)), Everything(self)
+
+    def forward(self, x):
+        x = checkpoint(self.weight.matmul, x.T.requires_grad_(), use_reentrant=True)
+        return checkpoint(self.call, x, use_reentrant=True)
+
+
+class Everything:
+    def __init__(self, owner):
+        self.owner = [owner]
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name == "owner":
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, x):
+        return self.owner[0].weight @ x
+
+
+def test_a_checkpoint_of_what_is_no_module():
+    p = profile(Product(), args=(X,))
+    assert p.fwd_flops == 2 * 2 * 16 * 16 * 4 + 16 * 4  # two products, and the sum that is the loss
 
 
 @pytest.mark.parametrize(("model", "blocks"), [
