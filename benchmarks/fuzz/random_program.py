@@ -64,9 +64,7 @@ class Built(NamedTuple):  # a model, or a callable that builds one, and its inpu
 
 @cache
 def list_features() -> tuple[str, ...]:  # all features, as ``room.Class``
-    return tuple(f"{room}.{name}" for room in ROOMS for name, value in vars(load_room(room)).items()
-                 if isinstance(value, type) and issubclass(value, Feature) and not name.startswith("_")
-                 and value.__module__ == f"{PACKAGE}.{room}")
+    return tuple(f"{room}.{name}" for room in ROOMS for name in _classes_of(load_room(room), Feature))
 
 
 def load_room(room: str) -> ModuleType:  # a module of features, executed anew: its globals and classes are as at first
@@ -75,6 +73,7 @@ def load_room(room: str) -> ModuleType:  # a module of features, executed anew: 
     assert spec is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     exec(_compile_room(name), vars(module))
+    _classes_of(module, Feature)
     return module
 
 
@@ -85,8 +84,15 @@ def _compile_room(name: str) -> Any:
 
 
 def _classes_of(module: ModuleType, base: type) -> list[str]:
-    return sorted(name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)
-                  and value.__module__ == module.__name__ and not name.startswith("_"))
+    """The public classes that a module defines, each by the name of its variable, which becomes its own."""
+    found = {name: value for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)
+             and value.__module__ == module.__name__ and not name.startswith("_")}
+    for name, value in found.items():
+        value.__name__ = value.__qualname__ = name
+    return [*found]
+
+
+STACKS, CONVENTIONS = (sorted(_classes_of(*pair)) for pair in ((stack, stack.Plain), (convention, Convention)))
 
 
 def draw_program(number: int) -> Program:
@@ -95,8 +101,8 @@ def draw_program(number: int) -> Program:
     layout = draw.choice(("parts", "merged", "alone" if len(features) == 1 else "merged"))
     mode: Literal["train", "infer"] = draw.choice(("train", "train", "train", "train", "infer"))
     program = Program(features, layout,
-                   stack=draw.choice(_classes_of(stack, stack.Plain)) if draw.random() < 0.5 else "Plain",
-                   convention=(draw.choice(_classes_of(convention, Convention))
+                   stack=draw.choice(STACKS) if draw.random() < 0.5 else "Plain",
+                   convention=(draw.choice(CONVENTIONS)
                                if layout != "alone" and draw.random() < 0.4 else "Convention"),
                    blocks=draw.choice((4, 5, 8, 9)), is_widened=draw.random() < 0.5, is_factory=draw.random() < 0.4,
                    is_evaluated=draw.random() < 0.1, dtype=draw.choice((torch.float32,) * 19 + (torch.bfloat16,)),

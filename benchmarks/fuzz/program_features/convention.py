@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 
-def run_block(block: Any, x: Tensor) -> Any:
-    """The forward of a block that takes and returns a tensor: ``block.run`` runs its features."""
-    return block.run(x)
-
-
 class Convention:
     """A tensor in, a tensor out. One is made for each forward pass of a model; `forward` becomes the blocks' own."""
 
     def __init__(self, model: Any, x: Tensor) -> None:
         self.calls = 0
+        self.start(model, x)
+
+    def start(self, model: Any, x: Tensor) -> None:
+        """Make what a pass hands over to all blocks."""
 
     def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
         """Call ``block``, a module or its forward, and take the tensor that goes on out of its result."""
@@ -28,21 +27,26 @@ class Convention:
     def end(self, x: Tensor) -> Tensor:  # what the model returns for the last block's ``x``
         return x
 
-    forward: Callable[..., Any] = staticmethod(run_block)
+    forward: Callable[..., Any] = staticmethod(lambda block, x: block.run(x))  # that of a block that runs its features
 
 
-class TupleResult(Convention):  # blocks return a tuple with nothing in its second place
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        return block(x)[0]
+def convention(call: Callable[..., Any], forward: Callable[..., Any], **kept: Callable[[Any, Tensor], Any]) -> Any:
+    """How a model calls blocks with such a ``forward``; ``kept`` are functions of the model and its input that make
+    what a pass keeps.
+    """
+    def start(self: Any, model: Any, x: Tensor) -> None:
+        vars(self).update({name: make(model, x) for name, make in kept.items()})
 
-    @staticmethod
-    def forward(block: Any, x: Tensor) -> Any:
-        return block.run(x), None
+    return type("Convention", (Convention,), {"__call__": call, "forward": staticmethod(forward), "start": start,
+                                              "__module__": __name__})
+
+
+# blocks return a tuple with nothing in its second place
+TupleResult = convention(lambda self, block, x: block(x)[0], lambda block, x: (block.run(x), None))
 
 
 class AuxiliaryLoss(Convention):  # blocks return a loss besides, and the model adds all of them
-    def __init__(self, model: Any, x: Tensor) -> None:
-        super().__init__(model, x)
+    def start(self, model: Any, x: Tensor) -> None:
         self.losses: list[Tensor] = []
 
     def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
@@ -64,65 +68,25 @@ class _Output(NamedTuple):
     kind: int
 
 
-class NamedResult(Convention):  # blocks return a named tuple
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        return block(x).hidden
-
-    @staticmethod
-    def forward(block: Any, x: Tensor) -> Any:
-        return _Output(block.run(x), 1)
-
-
 @dataclass
 class _Record:
     hidden: Tensor
     count: int = 1
 
 
-class DataclassResult(NamedResult):  # blocks return a dataclass
-    @staticmethod
-    def forward(block: Any, x: Tensor) -> Any:
-        return _Record(block.run(x))
-
-
-class OptionalMask(Convention):  # blocks take a mask that is None
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        return block(x, mask=None)
-
-    @staticmethod
-    def forward(block: Any, x: Tensor, mask: Tensor | None = None) -> Any:
-        return block.run(x) if mask is None else block.run(x) * mask
-
-
-class SharedMask(Convention):  # blocks take one mask that the model makes
-    def __init__(self, model: Any, x: Tensor) -> None:
-        super().__init__(model, x)
-        self.mask = torch.ones(x.shape[1], 1, device=x.device)
-
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        return block(x, self.mask[:x.shape[1]])
-
-    @staticmethod
-    def forward(block: Any, x: Tensor, mask: Tensor) -> Any:
-        return block.run(x) * mask
-
-
-class InputTwice(Convention):  # blocks take their input twice
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        return block(x, x)
-
-    @staticmethod
-    def forward(block: Any, x: Tensor, skip: Tensor) -> Any:
-        return block.run(x) + skip
-
-
-class FirstInput(InputTwice):  # blocks take the model's first input besides
-    def __init__(self, model: Any, x: Tensor) -> None:
-        super().__init__(model, x)
-        self.first = x * 3
-
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        return block(x, self.first.mean())
+# blocks return a named tuple, and a dataclass
+NamedResult = convention(lambda self, block, x: block(x).hidden, lambda block, x: _Output(block.run(x), 1))
+DataclassResult = convention(lambda self, block, x: block(x).hidden, lambda block, x: _Record(block.run(x)))
+# blocks take a mask that is None, and one mask that the model makes
+OptionalMask = convention(lambda self, block, x: block(x, mask=None),
+                          lambda block, x, mask=None: block.run(x) if mask is None else block.run(x) * mask)
+SharedMask = convention(lambda self, block, x: block(x, self.mask[:x.shape[1]]),
+                        lambda block, x, mask: block.run(x) * mask,
+                        mask=lambda model, x: torch.ones(x.shape[1], 1, device=x.device))
+# blocks take their input twice, and the model's first input besides
+InputTwice = convention(lambda self, block, x: block(x, x), lambda block, x, skip: block.run(x) + skip)
+FirstInput = convention(lambda self, block, x: block(x, self.first.mean()), lambda block, x, skip: block.run(x) + skip,
+                        first=lambda model, x: x * 3)
 
 
 class IndexArgument(Convention):  # blocks take a number that grows, and multiply by it
@@ -135,10 +99,9 @@ class IndexArgument(Convention):  # blocks take a number that grows, and multipl
         return block.run(x) * index
 
 
-class IndexBranch(IndexArgument):  # blocks take a number that grows, and go another way by it
-    @staticmethod
-    def forward(block: Any, x: Tensor, index: int) -> Any:
-        return block.run(x).relu() if index % 2 else block.run(x)
+# blocks take a number that grows, and go another way by it
+IndexBranch = convention(IndexArgument.__call__,
+                         lambda block, x, index: block.run(x).relu() if index % 2 else block.run(x))
 
 
 class FunctionArgument(Convention):  # blocks take a function of the model's, which counts
@@ -154,52 +117,38 @@ class FunctionArgument(Convention):  # blocks take a function of the model's, wh
         return act(block.run(x))
 
 
-class CacheList(Convention):  # blocks append to a list that the model hands over
-    def __init__(self, model: Any, x: Tensor) -> None:
-        super().__init__(model, x)
-        self.cache: list[Tensor] = []
-
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        return block(x, self.cache)
-
-    @staticmethod
-    def forward(block: Any, x: Tensor, cache: list[Tensor]) -> Any:
-        cache.append(x.detach())
-        return block.run(x)
+def _append(block: Any, x: Tensor, cache: list[Tensor]) -> Any:
+    cache.append(x.detach())
+    return block.run(x)
 
 
-class CacheListRead(CacheList):  # blocks append to a list that the model hands over, and read what others appended
-    @staticmethod
-    def forward(block: Any, x: Tensor, cache: list[Tensor]) -> Any:
-        x = block.run(x)
-        cache.append(x)
-        return x if len(cache) < 3 else x + cache[-3].mean()
+def _append_and_read(block: Any, x: Tensor, cache: list[Tensor]) -> Any:
+    x = block.run(x)
+    cache.append(x)
+    return x if len(cache) < 3 else x + cache[-3].mean()
 
 
-class StateObject(Convention):  # blocks count in an object that the model hands over
-    def __init__(self, model: Any, x: Tensor) -> None:
-        super().__init__(model, x)
-        self.state = types.SimpleNamespace(calls=0)
-
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        return block(x, self.state)
-
-    @staticmethod
-    def forward(block: Any, x: Tensor, state: Any) -> Any:
-        state.calls += 1
-        return block.run(x) * state.calls
+# blocks append to a list that the model hands over, and read what others appended
+CacheList = convention(lambda self, block, x: block(x, self.cache), _append, cache=lambda model, x: [])
+CacheListRead = convention(lambda self, block, x: block(x, self.cache), _append_and_read, cache=lambda model, x: [])
 
 
-class BufferArgument(Convention):  # blocks take a buffer of the model's, and write to it
-    def __init__(self, model: Any, x: Tensor) -> None:
-        super().__init__(model, x)
-        self.total = model.total
+def _count_calls(block: Any, x: Tensor, state: Any) -> Any:
+    state.calls += 1
+    return block.run(x) * state.calls
 
-    def __call__(self, block: Callable[..., Any], x: Tensor) -> Any:
-        return block(x, self.total)
 
-    @staticmethod
-    def forward(block: Any, x: Tensor, total: Tensor) -> Any:
-        with torch.no_grad():
-            total.add_(1)
-        return block.run(x)
+# blocks count in an object that the model hands over
+StateObject = convention(lambda self, block, x: block(x, self.state), _count_calls,
+                         state=lambda model, x: types.SimpleNamespace(calls=0))
+
+
+def _write_total(block: Any, x: Tensor, total: Tensor) -> Any:
+    with torch.no_grad():
+        total.add_(1)
+    return block.run(x)
+
+
+# blocks take a buffer of the model's, and write to it
+BufferArgument = convention(lambda self, block, x: block(x, self.total), _write_total,
+                            total=lambda model, x: model.total)

@@ -9,81 +9,58 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .feature import WIDTH, Feature, Place
+from .feature import WIDTH, Feature, branch, feature
 
 roots: list[Any] = []
 
 
-class _Linked(Feature):  # knows the model
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.__dict__["parent"] = None
-
-    @staticmethod
-    def link(model: nn.Module, parts: Sequence[Any]) -> None:
-        roots[:] = [model]
-        for part in parts:
-            part.__dict__["parent"] = model
-            part.__dict__["siblings"] = parts
-
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x).relu() if self.is_special() else self.linear(x)
-
-    def is_special(self) -> Any:  # whether it is one of those that go another way
-        raise NotImplementedError
+def _link_model(model: Any, parts: Sequence[Any]) -> None:
+    roots[:] = [model]
+    for part in parts:
+        part.__dict__["parent"] = model
+        part.__dict__["siblings"] = parts
 
 
-class CountsInParent(_Linked):  # counts in an attribute of its parent
-    def is_special(self) -> Any:
-        self.parent.calls_of_parts = getattr(self.parent, "calls_of_parts", 0) + 1
-        return bool(self.parent.calls_of_parts % 2)
+@branch(link=_link_model)  # counts in an attribute of its parent
+def CountsInParent(self: Any, x: Tensor) -> Any:
+    self.parent.calls_of_parts = getattr(self.parent, "calls_of_parts", 0) + 1
+    return self.parent.calls_of_parts % 2
 
 
-class ParentsParameter(_Linked):  # uses a parameter of its parent
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x) * self.parent.gain
+# uses a parameter of its parent
+ParentsParameter = feature(lambda self, x: self.linear(x) * self.parent.gain, link=_link_model)
 
 
-class WeakParent(Feature):  # knows its model by a weak reference
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.weak: Any = None
-
-    def forward(self, x: Tensor) -> Any:
-        is_first = any(m is self for m in self.weak().blocks[0].modules())
-        return self.linear(x).relu() if is_first else self.linear(x)
-
-    @staticmethod
-    def link(model: nn.Module, parts: Sequence[Any]) -> None:
-        for part in parts:
-            part.weak = weakref.ref(model)
+def _link_weakly(model: Any, parts: Sequence[Any]) -> None:
+    for part in parts:
+        part.weak = weakref.ref(model)
 
 
-class UsesSibling(Feature):  # calls the child of the block before it
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x) + self.previous[0].linear(x)
-
-    @staticmethod
-    def link(model: nn.Module, parts: Sequence[Any]) -> None:
-        for previous, part in zip([parts[0], *parts], parts, strict=False):
-            part.previous = (previous,)
+# knows its model by a weak reference
+WeakParent = branch(lambda self, x: any(m is self for m in self.weak().blocks[0].modules()), weak=None,
+                    link=_link_weakly)
 
 
-class WritesToSibling(Feature):  # sets an attribute of the block after it, which that one reads
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.told = 0
+def _link_previous(model: Any, parts: Sequence[Any]) -> None:
+    for previous, part in zip([parts[0], *parts], parts, strict=False):
+        part.previous = (previous,)
 
-    def forward(self, x: Tensor) -> Any:
-        y = self.linear(x).relu() if self.told else self.linear(x)
-        for following in self.__dict__.get("after", ()):
-            following.told = 1 - self.told
-        return y
 
-    @staticmethod
-    def link(model: nn.Module, parts: Sequence[Any]) -> None:
-        for part, following in zip(parts, parts[1:], strict=False):
-            part.__dict__["after"] = [following]
+# calls the child of the block before it
+UsesSibling = feature(lambda self, x: self.linear(x) + self.previous[0].linear(x), link=_link_previous)
+
+
+def _link_next(model: Any, parts: Sequence[Any]) -> None:
+    for part, following in zip(parts, parts[1:], strict=False):
+        part.__dict__["after"] = [following]
+
+
+@feature(told=0, link=_link_next)  # sets an attribute of the block after it, which that one reads
+def WritesToSibling(self: Any, x: Tensor) -> Any:
+    y = self.linear(x).relu() if self.told else self.linear(x)
+    for following in self.__dict__.get("after", ()):
+        following.told = 1 - self.told
+    return y
 
 
 class Identity(Feature):  # goes another way where its id is that of a block noted before
@@ -97,46 +74,27 @@ class Identity(Feature):  # goes another way where its id is that of a block not
         type(parts[1]).noted = id(parts[1])
 
 
-class CallerBranch(Feature):  # goes another way by the function that calls it
-    def forward(self, x: Tensor) -> Any:
-        frame, depth = sys._getframe(), 0
-        while frame is not None and depth < 40:
-            frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
-        return self.linear(x) if depth else x
+@feature  # goes another way by the function that calls it
+def CallerBranch(self: Any, x: Tensor) -> Any:
+    frame, depth = sys._getframe(), 0
+    while frame is not None and depth < 40:
+        frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
+    return self.linear(x) if depth else x
 
 
-class WeakToInput(Feature):  # keeps a weak reference to its input, and asks in the next call whether it lives
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.weak_input: Any = None
-
-    def forward(self, x: Tensor) -> Any:
-        lives = self.weak_input is not None and self.weak_input() is not None
-        self.weak_input = weakref.ref(x)
-        return self.linear(x).relu() if lives else self.linear(x)
+@branch(weak_input=None)  # keeps a weak reference to its input, and asks in the next call whether it lives
+def WeakToInput(self: Any, x: Tensor) -> Any:
+    lives = self.weak_input is not None and self.weak_input() is not None
+    self.weak_input = weakref.ref(x)
+    return lives
 
 
-class NewDropout(Feature):  # makes a dropout in each call
-    def forward(self, x: Tensor) -> Any:
-        return nn.Dropout(0.1)(self.linear(x))
-
-
-class NewLinear(Feature):  # makes a layer with parameters in each call, which nothing holds after it
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x) + nn.Linear(WIDTH, WIDTH, device=x.device)(x.detach())
-
-
-class EvalChild(Feature):  # the dropout of odd blocks is in evaluation mode
-    def build(self, place: Place) -> None:
-        super().build(place)
-        self.dropout = nn.Dropout(0.1)
-        if place.is_odd:
-            self.dropout.eval()
-
-    def forward(self, x: Tensor) -> Any:
-        return self.dropout(self.linear(x))
-
-
-class FlagBranch(Feature):  # goes another way in training, and where gradients are enabled
-    def forward(self, x: Tensor) -> Any:
-        return self.linear(x).relu() if self.training and torch.is_grad_enabled() else self.linear(x)
+# makes a dropout in each call
+NewDropout = feature(lambda self, x: nn.Dropout(0.1)(self.linear(x)))
+# makes a layer with parameters in each call, which nothing holds after it
+NewLinear = feature(lambda self, x: self.linear(x) + nn.Linear(WIDTH, WIDTH, device=x.device)(x.detach()))
+# the dropout of odd blocks is in evaluation mode
+EvalChild = feature(lambda self, x: self.dropout(self.linear(x)),
+                    dropout=lambda at: nn.Dropout(0.1).train(not at.is_odd))
+# goes another way in training, and where gradients are enabled
+FlagBranch = branch(lambda self, x: self.training and torch.is_grad_enabled())

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,37 +26,35 @@ class Plain(nn.Module):  # calls one block after the other. ``call`` is the `Con
         return self.stack(self.convention(self, x), x)
 
     def stack(self, call: Convention, x: Tensor) -> Any:  # run the blocks on ``x``
-        for block in self.blocks:
-            x = call(block, x)
+        for index, block in enumerate(self.order()):
+            x = self.step(call, block, x, index)
         return call.end(x)
 
+    def order(self) -> Sequence[nn.Module]:  # the blocks as they are called
+        return [*self.blocks]
 
-class Residual(Plain):  # adds what each block returns
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for block in self.blocks:
-            x = x + call(block, x)
-        return call.end(x)
-
-
-class Reversed(Plain):  # calls the last block first
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for block in reversed(self.blocks):
-            x = call(block, x)
-        return call.end(x)
+    def step(self, call: Convention, block: nn.Module, x: Tensor, index: int) -> Any:
+        return call(block, x)
 
 
-class Shuffled(Plain):  # calls blocks in an order drawn from Python's generator
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for block in random.sample(list(self.blocks), len(self.blocks)):
-            x = call(block, x)
-        return call.end(x)
+def by_step(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A model that goes from block to block by a function of the model, the convention, the block, ``x`` and the
+    block's place. Its name is that of the variable it stands in.
+    """
+    return type("Stack", (Plain,), {"step": step, "__module__": __name__})
 
 
-class EachTwice(Plain):  # calls each block twice in a row
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for block in self.blocks:
-            x = call(block, call(block, x))
-        return call.end(x)
+def by_order(order: Callable[[Any], Sequence[nn.Module]]) -> Any:
+    return type("Stack", (Plain,), {"order": order, "__module__": __name__})
+
+
+# adds what each block returns
+Residual = by_step(lambda self, call, block, x, index: x + call(block, x))
+# call the last block first, and blocks in an order drawn from Python's generator
+Reversed = by_order(lambda self: [*reversed(self.blocks)])
+Shuffled = by_order(lambda self: random.sample(list(self.blocks), len(self.blocks)))
+# calls each block twice in a row
+EachTwice = by_step(lambda self, call, block, x, index: call(block, call(block, x)))
 
 
 class ReturnsMiddle(Plain):  # returns the result of a middle block in a dictionary besides
@@ -79,11 +77,8 @@ class UShape(Plain):  # hands results of the first half over to the second
         return call.end(x)
 
 
-class DetachedMiddle(Plain):  # detaches in the middle: earlier blocks have no backward pass
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for index, block in enumerate(self.blocks):
-            x = call(block, x.detach() if index == 2 else x)
-        return call.end(x)
+# detaches in the middle: earlier blocks have no backward pass
+DetachedMiddle = by_step(lambda self, call, block, x, index: call(block, x.detach() if index == 2 else x))
 
 
 class DroppedResult(Plain):  # drops the result of one block: it has no backward pass
@@ -102,29 +97,18 @@ class ComparedResult(Plain):  # uses one block's result in a comparison only: it
         return call.end(x)
 
 
-class NoGradFirst(Plain):  # runs the first two blocks without gradients
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        with torch.no_grad():
-            for block in list(self.blocks)[:2]:
-                x = call(block, x)
-        for block in list(self.blocks)[2:]:
-            x = call(block, x)
-        return call.end(x)
+@by_step  # runs the first two blocks without gradients
+def NoGradFirst(self: Any, call: Convention, block: nn.Module, x: Tensor, index: int) -> Any:
+    with torch.set_grad_enabled(torch.is_grad_enabled() and index > 1):
+        return call(block, x)
 
 
-class CheckpointSome(Plain):  # checkpoints odd blocks
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for index, block in enumerate(self.blocks):
-            x = checkpoint(call, block, x, use_reentrant=False) if index % 2 else call(block, x)
-        return call.end(x)
-
-
-class CheckpointReentrant(Plain):  # checkpoints each block in the old way
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        x = x + self.gain
-        for block in self.blocks:
-            x = checkpoint(call, block, x, use_reentrant=True)
-        return call.end(x)
+# checkpoints odd blocks
+CheckpointSome = by_step(lambda self, call, block, x, index: checkpoint(
+    call, block, x, use_reentrant=False) if index % 2 else call(block, x))
+# checkpoints each block in the old way
+CheckpointReentrant = by_step(lambda self, call, block, x, index: checkpoint(
+    call, block, x if index else x + self.gain, use_reentrant=True))
 
 
 class CheckpointGroups(Plain):  # checkpoints blocks two by two
@@ -139,37 +123,28 @@ class CheckpointGroups(Plain):  # checkpoints blocks two by two
         return call.end(x)
 
 
-class LayerDrop(Plain):  # skips blocks by Python's generator in training
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for block in self.blocks:
-            if not (self.training and random.random() < 0.2):
-                x = call(block, x)
-        return call.end(x)
+# skips blocks by Python's generator in training
+LayerDrop = by_step(
+    lambda self, call, block, x, index: x if self.training and random.random() < 0.2 else call(block, x))
 
 
-class WritesAfter(Plain):  # writes to what each block returned
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for block in self.blocks:
-            x = call(block, x)
-            x = x + 1 if x._is_view() or x.is_leaf else x.add_(1)
-        return call.end(x)
+@by_step  # writes to what each block returned
+def WritesAfter(self: Any, call: Convention, block: nn.Module, x: Tensor, index: int) -> Any:
+    x = call(block, x)
+    return x + 1 if x._is_view() or x.is_leaf else x.add_(1)
 
 
-class WritesBefore(Plain):  # writes to what each block was given, after its call
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for block in self.blocks:
-            given = x * 1.5
-            x = call(block, given)
-            with torch.no_grad():
-                given.detach().add_(1)
-        return call.end(x)
+@by_step  # writes to what each block was given, after its call
+def WritesBefore(self: Any, call: Convention, block: nn.Module, x: Tensor, index: int) -> Any:
+    given = x * 1.5
+    x = call(block, given)
+    with torch.no_grad():
+        given.detach().add_(1)
+    return x
 
 
-class Scaled(Plain):  # multiplies by the index before each block
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for index, block in enumerate(self.blocks):
-            x = call(block, x * (index + 1))
-        return call.end(x)
+# multiplies by the index before each block
+Scaled = by_step(lambda self, call, block, x, index: call(block, x * (index + 1)))
 
 
 class UsesParametersAfter(Plain):  # adds the parameters of one block after all
@@ -192,27 +167,19 @@ class SameInputDetached(Plain):  # gives all blocks one input, and most results 
         return call.end(x + rest + call(self.blocks[0], x))
 
 
-class Chunks(Plain):  # calls each block for each part of the batch
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for block in self.blocks:
-            x = torch.cat([call(block, part) for part in x.chunk(2)])
-        return call.end(x)
+# calls each block for each part of the batch
+Chunks = by_step(lambda self, call, block, x, index: torch.cat([call(block, part) for part in x.chunk(2)]))
+# gives later blocks longer inputs
+Growing = by_step(lambda self, call, block, x, index: call(
+    block, torch.cat([x, x[:, :1]], 1) if x.shape[1] < 7 else x))
 
 
-class Growing(Plain):  # gives later blocks longer inputs
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for block in self.blocks:
-            x = call(block, torch.cat([x, x[:, :1]], 1) if x.shape[1] < 7 else x)
-        return call.end(x)
-
-
-class HookBetween(Plain):  # puts a hook on one result
-    def stack(self, call: Convention, x: Tensor) -> Any:
-        for index, block in enumerate(self.blocks):
-            x = call(block, x)
-            if x.requires_grad and index == 1:
-                x.register_hook(lambda grad: grad * 2)
-        return call.end(x)
+@by_step  # puts a hook on one result
+def HookBetween(self: Any, call: Convention, block: nn.Module, x: Tensor, index: int) -> Any:
+    x = call(block, x)
+    if x.requires_grad and index == 1:
+        x.register_hook(lambda grad: grad * 2)
+    return x
 
 
 class InnerGradient(Plain):  # asks for the gradient of one block's parameter in the middle
