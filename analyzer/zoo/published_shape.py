@@ -54,7 +54,8 @@ class PublishedShape:
     def weights(self) -> str | None:
         """The type of most of its published weights; None where the config does not say."""
         packed = self.config.get("quantization_config", {}).get("quant_method")
-        return packed or self.config.get("torch_dtype") or self.config.get("dtype")
+        parts = self.config, self.config.get("text_config", {})
+        return packed or next((part[key] for part in parts for key in ("torch_dtype", "dtype") if key in part), None)
 
 
 @cache

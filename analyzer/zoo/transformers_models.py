@@ -95,9 +95,12 @@ def _make_config(transformers: Any, fields: dict[str, Any], path: str, target: s
         unknown = f"unknown to transformers {transformers.__version__}{find_close(str(model_type), known.keys())}"
         raise TargetError(f'{target}: {path} has the "model_type" {model_type!r}, {unknown}')
     try:
-        return config_class.from_dict(copy.deepcopy(fields))
+        config = config_class.from_dict(copy.deepcopy(fields))
     except Exception as error:  # each config class checks its fields in its own way
         raise TargetError(f"{target}: {path} is no {config_class.__name__}: {error}") from error
+    if config.dtype is None:  # some configs of images and text give the type of all weights for the text alone
+        config.dtype = getattr(getattr(config, "text_config", None), "dtype", None)
+    return config
 
 
 def _find_config_class(transformers: Any, name: str, target: str) -> Any:

@@ -1,6 +1,8 @@
 """Published shapes: what is there, what it is called, that it has the published parameters, and that no network is
 asked.
 """
+import copy
+import json
 import re
 import socket
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from analyzer import profile
 from analyzer.api.argument import build_model
 from analyzer.api.models_command import list_models
 from analyzer.cli import main
@@ -20,7 +23,9 @@ from analyzer.zoo.target import load_target
 # one of each family, and those whose count was published of another class or as a rounded figure
 BUILT = ("bert-base-uncased", "roberta-base", "deberta-v3-base", "t5-small", "bart-base", "gpt2-xl", "pythia-1b",
          "opt-125m", "bloom-560m", "falcon-7b", "phi-4", "gemma-2-9b", "gemma-3-4b-it", "llama-3.1-405b",
-         "mixtral-8x7b-v0.1", "qwen3-30b-a3b", "deepseek-v2-lite", "gpt-oss-20b", "olmo-2-1124-7b", "smollm2-1.7b",
+         "mixtral-8x7b-v0.1", "qwen3-30b-a3b", "qwen2.5-vl-3b-instruct",
+         "qwen3-vl-30b-a3b-instruct", "qwen3.5-4b", "qwen1.5-moe-a2.7b", "deepseek-v2-lite",
+         "gpt-oss-20b", "olmo-2-1124-7b", "smollm2-1.7b",
          "vit-base-patch16-224", "dinov2-base", "clip-vit-base-patch32", "siglip-base-patch16-224",
          "swin-large-patch4-window7-224", "whisper-large-v3", "wav2vec2-base-960h")
 
@@ -100,6 +105,27 @@ def test_models_built_one_after_the_other_have_their_own_dtypes() -> None:
     names = {"bloom-560m": torch.float16, "smollm2-135m": torch.bfloat16, "gpt2": torch.float32}
     for name, dtype in [*names.items(), *names.items()]:
         assert {p.dtype for p in build_model(load_target(f"hf:{name}").build).parameters()} == {dtype}
+
+
+def test_the_type_that_a_config_gives_for_the_text_alone_is_that_of_all_weights() -> None:
+    shape = shape_of("qwen3-vl-4b-instruct")
+    assert "dtype" not in shape.config and shape.config["text_config"]["dtype"] == "bfloat16"
+    assert {p.dtype for p in build_model(load_target(f"hf:{shape.name}").build).parameters()} == {torch.bfloat16}
+    assert [shape_of(name).weights for name in (shape.name, "gpt-oss-20b", "gpt2")] == ["bfloat16", "mxfp4", None]
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl-3b-instruct", "qwen3-vl-4b-instruct", "qwen3-vl-30b-a3b-instruct"])
+def test_a_model_of_images_is_trained_on_text_alone(name: str, tmp_path: Path) -> None:
+    config = copy.deepcopy(shape_of(name).config)
+    for part in (config, config.get("text_config", {})):
+        if "num_hidden_layers" in part:
+            part["num_hidden_layers"] = 2
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    target = load_target(f"hf:{tmp_path}")
+    specs = target.choose_inputs(train=True) or ()
+    assert [str(spec) for spec in specs] == ["input_ids=int64:8x128", "labels=int64:8x128"]
+    inputs = {spec.name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in specs}
+    assert {"forward", "backward"} <= set(profile(target.build, kwargs=inputs, device="h100").phases)
 
 
 def test_builds_leave_the_published_fields_as_they_are() -> None:
