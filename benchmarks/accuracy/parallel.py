@@ -44,6 +44,7 @@ from benchmarks.page import (
 )
 from benchmarks.parallel.family import (
     APART,
+    LICENCES,
     NOTES,
     Note,
     Prediction,
@@ -60,11 +61,6 @@ GIB = 2**30
 NAMED_ABOVE, UNSAFE = 0.08, 0.05
 TOLD_TO = 0.01 * GIB  # two digits of a log
 PACKAGES = {"megatron-core": "0.16", "torchtitan": "0.2"}  #: of the extra, and the releases that the rebuilds are of
-LICENCES = {"MooreThreads/SimuMax": "Apache-2.0", "NVIDIA/Megatron-LM": "BSD-3-Clause and Apache-2.0",
-            "NVIDIA-NeMo/Megatron-Bridge": "Apache-2.0",
-            "pytorch/torchtitan": "BSD-3-Clause", "pytorch/ao": "BSD-3-Clause",
-            "foundation-model-stack/fms-acceleration": "Apache-2.0", "foundation-model-stack/fms-fsdp": "Apache-2.0",
-            "KellerJordan/modded-nanogpt": "MIT"}
 
 
 class Judged(NamedTuple):  # a row, with what was predicted and measured, in bytes

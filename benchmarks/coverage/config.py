@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 DEPTH, EXPERTS, VOCABULARY = 2, 8, 1024
@@ -33,34 +35,11 @@ _TOKEN = re.compile(r"(token_id|token_index|token_ids)$|^(audio|image|video)_tok
 _SECTIONS = re.compile(r'get\("mrope_section", \[([\d, ]+)\]')
 _ROPE_BASE = 10_000.0  # RoFormer (arXiv 2104.09864), section 3.2.2
 
-# Parts that a config of several models has no default for: one of the models that checkpoints of the class are made of.
-_SUB_CONFIGS = {"MusicgenConfig": {"text_encoder": "T5Config", "audio_encoder": "EncodecConfig",
-                                   "decoder": "MusicgenDecoderConfig"},
-                "MusicgenMelodyConfig": {"text_encoder": "T5Config", "audio_encoder": "EncodecConfig",
-                                         "decoder": "MusicgenMelodyDecoderConfig"},
-                "EncoderDecoderConfig": {"encoder": "BertConfig", "decoder": "BertConfig"},
-                "SpeechEncoderDecoderConfig": {"encoder": "Wav2Vec2Config", "decoder": "BertConfig"},
-                "VisionEncoderDecoderConfig": {"encoder": "ViTConfig", "decoder": "BertConfig"},
-                "VisionTextDualEncoderConfig": {"vision_config": "ViTConfig", "text_config": "BertConfig"},
-                "RagConfig": {"question_encoder": "DPRConfig", "generator": "BartConfig"}}
-_HEATMAP_HEAD = {"upsample_out_channels": [32, 32], "upsample_kernel_sizes": [4, 4], "conv_out_channels": [32],
-                 "conv_kernel_sizes": [1]}
-# What the default config leaves out though the model asks for it, by model type; checkpoints give it.
-_SETTINGS: dict[str, dict[str, Any]] = {
-    "xmod": {"default_language": "en_XX"},
-    "sapiens2": {"head_config": {
-        **_HEATMAP_HEAD, "use_pixel_shuffle": False, "scale_conv_out_channels": [16, 8],
-        "scale_conv_kernel_sizes": [1, 1], "scale_final_input_size": 128, "scale_final_hidden_sizes": [16, 8]}},
-    "tvp": {"num_frames": 4, "max_img_size": 64, "visual_prompt_size": 16},  # whole clips are 48 frames of 448 pixels
-    "reformer": {"axial_pos_shape": [4, 4]},  # its product is the length of the text
-    "lw_detr": {"projector_scale_factors": [1.0]},
-    "hiera": {"decoder_hidden_size": 64, "decoder_depth": 2, "decoder_num_heads": 4},
-    "timm_backbone": {"backbone": "resnet10t", "use_pretrained_backbone": False},
-    "hunyuan_vl_text": {"rope_parameters": {"rope_type": "default", "rope_theta": _ROPE_BASE,
-                                            "mrope_section": [16, 24, 24]}},
-    "shieldgemma2": {"yes_token_index": 5, "no_token_index": 6},
-    **{kind: {"prediction_length": AHEAD, "context_length": AHEAD, "num_time_features": 2}
-       for kind in ("time_series_transformer", "informer", "autoformer")}}
+# Parts that a config of several models has no default for: one of the models that checkpoints of the class are made of;
+# and what the default config leaves out though the model asks for it, by model type: checkpoints give it. Of those,
+# whole clips of tvp are 48 frames of 448 pixels; the product of reformer's shape is the length of the text; time series
+# look as far back as `AHEAD`.
+_TABLE: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 
 def default_fields(model_class: Any) -> dict[str, Any]:
@@ -68,7 +47,7 @@ def default_fields(model_class: Any) -> dict[str, Any]:
     import transformers
 
     config_class, parts = model_class.config_class, {}
-    for name, part_class in _SUB_CONFIGS.get(config_class.__name__, {}).items():
+    for name, part_class in _TABLE["parts"].get(config_class.__name__, {}).items():
         parts[name] = getattr(transformers, part_class)()
         if name == "decoder" and "Encoder" in config_class.__name__:
             parts[name].is_decoder = parts[name].add_cross_attention = True
@@ -84,7 +63,7 @@ def _complete(fields: dict[str, Any], model_class: Any) -> None:
     common = PreTrainedConfig().to_dict()
     sections = _SECTIONS.search(inspect.getsource(sys.modules[model_class.__module__]))
     for part in parts_of(fields):
-        part.update(copy.deepcopy(_SETTINGS.get(part.get("model_type", ""), {})))
+        part.update(copy.deepcopy(_TABLE["settings"].get(part.get("model_type", ""), {})))
         if "vocab_size" in part and part["vocab_size"] is None:
             part["vocab_size"] = VOCABULARY
         if "rope_parameters" in part and _heads_of(part) is not None:

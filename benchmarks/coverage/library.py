@@ -27,7 +27,10 @@ _MODELS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("diffus
 _MAKERS: dict[str, Callable[..., torch.Tensor]] = {
     "rand": torch.rand, "ones": torch.ones, "zeros": torch.zeros, "true": partial(torch.ones, dtype=torch.bool),
     "steps": lambda: torch.tensor([7, 11]), "float steps": lambda: torch.tensor([7.0, 11.0]),
-    "classes": lambda: torch.tensor([1, 2])}
+    "classes": lambda *size: torch.randint(0, 8, size) if size else torch.tensor([1, 2]),
+    "false": partial(torch.zeros, dtype=torch.bool), "leaf": partial(torch.rand, requires_grad=True),
+    "ids": lambda *size: torch.randint(0, 10, size), "words": lambda *size: torch.randint(0, 20, size),
+    "signs": lambda *size: torch.randint(0, 2, size) * 2.0 - 1, "none": lambda *size: torch.full(size, -1)}
 
 
 def diffusers_cases() -> list[Case]:
@@ -43,14 +46,16 @@ def _diffusers_candidates(name: str) -> list[Candidate]:
 
     def inputs(model: nn.Module, train: bool) -> Inputs:
         torch.manual_seed(11)
-        return (), _make(entry["inputs"])
+        return (), make(entry["inputs"])
 
     return [Candidate("small config", build, inputs)]
 
 
-def _make(told: Any) -> Any:  # what is told of an input, made: "rand 2x6x32" is a tensor, what is no text itself
+def make(told: Any) -> Any:  # what is told of an input, made: "rand 2x6x32" is a tensor, what is no text itself
+    if isinstance(told, dict) and "tensor" in told:
+        return torch.tensor(told["tensor"])
     if isinstance(told, dict):
-        return {name: _make(value) for name, value in told.items()}
+        return {name: make(value) for name, value in told.items()}
     if not isinstance(told, str):
         return told
     kind, _, sizes = told.partition(" ") if told not in _MAKERS else (told, "", "")

@@ -5,12 +5,13 @@ path of a checkout of each.
     python -m benchmarks.coverage.peer_tests --torchinfo ../torchinfo --fvcore ../fvcore   # torchinfo at v1.8.0
     python -m benchmarks.coverage.peer_tests --deepspeed ../DeepSpeed --colossalai ../ColossalAI --only nested
 
-A test that fails is named with its error, unless it stands below with the reason why it is meant to. Exits with 1 where
-one fails that does not.
+A test that fails is named with its error, unless it stands in peer_tests.json with the reason why it is meant to. Exits
+with 1 where one fails that does not.
 """
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -21,31 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-_NETWORK = "loads weights or a tokenizer from the network"
-#: The files of tests by package.
-FILES = {
-    "torchinfo": ["tests"],
-    "fvcore": [f"tests/test_{name}.py" for name in (
-        "activation_count", "flop_count", "jit_model_analysis", "param_count", "print_model_statistics")],
-    "deepspeed": ["tests/unit/profiling/flops_profiler/test_flops_profiler.py"],
-    "colossalai": ["tests/test_analyzer"]}
-#: Tests that fail, and why that is meant.
-BY_DESIGN = {
-    "torchinfo": {
-        "test_incorrect_model_forward": "a layer that is given a text or a class has no size and is shown, where "
-                                        "torchinfo refuses the model; what a model raises is raised as it is",
-        "test_eval_order_doesnt_matter": _NETWORK, "test_flan_t5_small": _NETWORK,
-        "test_compressai": "needs the package compressai"},
-    "fvcore": {
-        "test_disable_warnings": "no trace is made, so none warns; messages are in our own words",
-        "test_model_stats_table": "fails with fvcore itself, where tabulate aligns otherwise"},
-    "deepspeed": {"TestFlopsProfiler.test": "needs DeepSpeed's engine, which has the profiler in it"},
-    "colossalai": {
-        "test_meta_mode_shape": "the backward pass of a model with data is refused, and what is outside of the "
-                                "mode: the errors name `profile`, which takes models as they are",
-        "test_meta_aten": "a MetaTensor is run within MetaTensorMode, as the error says; theirs is by itself",
-        "test_nested_ckpt": "a checkpoint's function goes by the number of its region (`NodeInfo.region`), not by "
-                            "where it is nested"}}
+_TABLE = json.loads(Path(__file__).with_suffix(".json").read_text())
+FILES: dict[str, list[str]] = _TABLE["files"]  #: of tests by package
+BY_DESIGN: dict[str, dict[str, str]] = _TABLE["by design"]  #: tests that fail, and why that is meant
 
 
 class Outcome(NamedTuple):

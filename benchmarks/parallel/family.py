@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from analyzer import Profile, ProfileOptions, profile
@@ -21,19 +23,10 @@ class Note(NamedTuple):  # a sentence, and the rows that it is of
         return any(part in row["id"] for part in self.parts)
 
 
-NOTES = [
-    Note(("cross-entropy-loss-fusion", ),
-         "The peak of the row is of its first step, in which TorchInductor times the kernels of the loss; the range "
-         "goes up to that."),
-    Note(("sac-rowwise-abs-saved", ),
-         "The row shows a fault: a checkpoint that keeps absolute values. Which of them the compiler of February 2025 "
-         "left to be kept is not known; today's leaves more."),
-]
-
-APART = [Note(("2026-02-16-flattenforward",),
-              "a loss and wide layers that are Triton kernels in the compiled model: it copies what a stand-in writes"),
-         Note(("llama4-16e",), "which experts its routers choose, that no loss balances, is not told"),
-         Note(("nightly-tp1-pp1-cp1-ep8",), "a dispatcher of DeepEP")]
+#: Why rows are off or set apart, and under which licences their sources are.
+_TOLD = json.loads(Path(__file__).with_name("notes.json").read_text())
+NOTES, APART = ([Note(tuple(note["parts"]), note["text"]) for note in _TOLD[kind]] for kind in ("notes", "apart"))
+LICENCES: dict[str, str] = _TOLD["licences"]
 
 
 def note_of(row: dict[str, Any], notes: list[Note]) -> Note | None:

@@ -1,6 +1,8 @@
 """Of a row of Megatron-LM what its arguments make: the configuration of `megatron-core`, and the model of a rank."""
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +15,10 @@ PATTERN, LAYOUT = "--hybrid-layer-pattern", "--pipeline-model-parallel-layout"
 Settings = dict[str, Any]
 
 
-#: Megatron's arguments of the runs of ``benchmarks/truth/megatron_b200.json``
-_B200 = {"--swiglu": True, "--normalization": "RMSNorm", "--disable-bias-linear": True, "--num-query-groups": "8",
-         "--untie-embeddings-and-output-weights": True, "--position-embedding-type": "rope", "--vocab-size": "128256",
-         "--ffn-hidden-size": "28672", "--hidden-dropout": "0", "--attention-dropout": "0",
-         "--use-distributed-optimizer": True, "--cross-entropy-loss-fusion": True, "--cross-entropy-fusion-impl": "te"}
+#: Arguments of Megatron: of the runs of ``benchmarks/truth/megatron_b200.json``, and of Megatron-Bridge's recipe
+#: moonlight_16b_pretrain_8gpu_h100_bf16_config (at 600d069) with the model's config.json. Its "--fp8-recipe" stands
+#: there by default, also in 16 bits, where the optimizer takes it for parameters of 8.
+_RECIPES: dict[str, Settings] = json.loads(Path(__file__).with_name("megatron_recipes.json").read_text())
 
 
 def row_of_b200(told: Settings) -> Settings:
@@ -31,36 +32,16 @@ def row_of_b200(told: Settings) -> Settings:
         "source": {"repo": "MooreThreads/SimuMax", "commit": "4dcaae5", "date": "2026"},
         "model": {"family": "gpt", "layers": told["layers"], "hidden": 8192, "heads": 64, "seq_len": told["sequence"]},
         "training": {"micro_batch": told["micro_batch"], "micro_batches_per_step": min(4, told["micro_batches"]),
-                     "deterministic": False, "transformer_impl": "transformer_engine", "other_args": _B200,
+                     "deterministic": False, "transformer_impl": "transformer_engine", "other_args": _RECIPES["b200"],
                      "env": {"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}},
         "parallel": {"tp": tp, "pp": pp, "cp": 1, "ep": 1, "sp": tp > 1, "fsdp": {"degree": 8 // tp // pp}},
         "measured": {"memory_gib": told["peak_allocated_gib"]}}
 
 
-#: Of Megatron-Bridge's recipe moonlight_16b_pretrain_8gpu_h100_bf16_config (at 600d069), and of the model's config.json
-_MOONLIGHT = {
-    "--swiglu": True, "--normalization": "RMSNorm", "--disable-bias-linear": True, "--hidden-dropout": "0",
-    "--untie-embeddings-and-output-weights": True, "--position-embedding-type": "rope", "--attention-dropout": "0",
-    "--vocab-size": "163840", "--make-vocab-size-divisible-by": 1280, "--ffn-hidden-size": "11264",
-    "--no-create-attention-mask-in-dataloader": True, "--cross-entropy-loss-fusion": True,
-    "--cross-entropy-fusion-impl": "te", "--use-distributed-optimizer": True, "--overlap-grad-reduce": True,
-    "--overlap-param-gather": True, "--ddp-average-in-collective": True, "--grad-reduce-in-bf16": True,
-    "--use-precision-aware-optimizer": True, "--main-grads-dtype": "bf16", "--exp-avg-dtype": "bf16",
-    "--exp-avg-sq-dtype": "bf16", "--multi-latent-attention": True, "--qk-layernorm": True,
-    "--fp8-recipe": "tensorwise",  # by default, also in 16 bits, where the optimizer takes it for parameters of 8
-    "--kv-lora-rank": "512", "--qk-head-dim": "128", "--qk-pos-emb-head-dim": "64", "--v-head-dim": "128",
-    "--rope-type": "rope", "--no-rope-fusion": True, "--num-experts": "64", "--moe-layer-freq": "([0]*1+[1]*26)",
-    "--moe-ffn-hidden-size": "1408", "--moe-shared-expert-intermediate-size": "2816", "--moe-router-topk": "6",
-    "--moe-shared-expert-overlap": True, "--moe-token-dispatcher-type": "alltoall", "--moe-grouped-gemm": True,
-    "--moe-router-pre-softmax": True, "--moe-router-topk-scaling-factor": "2.446", "--moe-router-dtype": "fp32",
-    "--moe-router-score-function": "sigmoid", "--moe-router-enable-expert-bias": True,
-    "--expert-tensor-parallel-size": "1", "--recompute-granularity": "selective", "--recompute-modules": "core_attn"}
-
-
 def with_recipe(row: Settings) -> Settings:  # a row, with what its recipe says where it is one of Megatron-Bridge
     if row["source"]["repo"] != "NVIDIA-NeMo/Megatron-Bridge":
         return row
-    told = {"other_args": _MOONLIGHT, "transformer_impl": "transformer_engine", "deterministic": False}
+    told = {"other_args": _RECIPES["moonlight"], "transformer_impl": "transformer_engine", "deterministic": False}
     return {**row, "training": {**row["training"], **told}}
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -251,42 +252,7 @@ class Job:  # a rank: its model, and a step of it
         self.optimizer.step()
 
 
-CASES = {
-    "FSDP2": Case(), "FSDP2, full checkpoints": Case(checkpointing="full"),
-    "FSDP2, selective checkpoints": Case(checkpointing="sac"), "FSDP2, 4,096 tokens": Case(seq_len=4096),
-    "FSDP2, 32,768 tokens, full checkpoints": Case(seq_len=32768, checkpointing="full"),
-    "FSDP2, foreach AdamW": Case(optimizer="foreach"),
-    "FSDP2, reshard_after_forward=True": Case(reshard=True), "FSDP2, reshard_after_forward=False": Case(reshard=False),
-    "FSDP2, reshard_after_forward=2": Case(reshard=2),
-    "FSDP2, default allocator": Case(expandable=False),
-    "FSDP2, default allocator, foreach, full checkpoints, 8 layers": Case(
-        expandable=False, optimizer="foreach", checkpointing="full", layers=8),
-    "FSDP2, two micro-batches": Case(micro_batches=2),
-    "FSDP2, two micro-batches, one reduction": Case(micro_batches=2, syncs=False),
-    "HSDP, 2 copies of 4 shards": Case(wrapper="hsdp"), "FSDP1": Case(wrapper="fsdp1"),
-    "TP 8, float32": Case(tensor_parallel=8),
-    "TP 8, float32, batch 4, full checkpoints": Case(tensor_parallel=8, batch=4, checkpointing="full"),
-    "TP 2, FSDP2 over 4": Case(tensor_parallel=2),
-    "TP 2, FSDP2 over 4, batch 2, full checkpoints": Case(tensor_parallel=2, batch=2, checkpointing="full"),
-    "FSDP2, loss of chunks of logits": Case(loss="chunks"),
-    "FSDP2, loss with the last product, in chunks": Case(loss="linear"),
-    "FSDP2, float8 tensorwise": Case(float8="tensorwise"),
-    "FSDP2, float8 tensorwise, gathered in float8": Case(float8="gathers"),
-    "FSDP2, float8 rowwise": Case(float8="rowwise"),
-    "FSDP2, float8 rowwise, weight gradients in bfloat16": Case(float8="rowwise_with_gw_hp"),
-    "FSDP2, compiled blocks": Case(compiled=True),
-    "FSDP2, compiled blocks, selective checkpoints": Case(compiled=True, checkpointing="sac"),
-    "FSDP2, compiled blocks, full checkpoints": Case(compiled=True, checkpointing="full"),
-    "FSDP2, compiled blocks and loss": Case(compiled=True, compiled_loss=True),
-    "FSDP2, compiled blocks, float8 rowwise": Case(compiled=True, float8="rowwise"),
-    "FSDP2, compiled blocks, float8 rowwise, selective checkpoints": Case(
-        compiled=True, float8="rowwise", checkpointing="sac"),
-    "FSDP2, compiled blocks, float8 gathered": Case(compiled=True, float8="gathers"),
-    "FSDP2, compiled blocks, float8 gathered, selective checkpoints": Case(
-        compiled=True, float8="gathers", checkpointing="sac"),
-    "one GPU, bfloat16": Case(wrapper="none", layers=2, seq_len=4096),
-    "one GPU, float8 tensorwise": Case(wrapper="none", layers=2, seq_len=4096, float8="tensorwise"),
-    "one GPU, float8 rowwise": Case(wrapper="none", layers=2, seq_len=4096, float8="rowwise")}
+CASES = {name: Case(**given) for name, given in json.loads(Path(__file__).with_suffix(".json").read_text()).items()}
 
 
 def main() -> None:
