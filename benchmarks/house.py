@@ -31,7 +31,8 @@ def classes() -> list[tuple[str, ast.ClassDef]]:
     return [(name, node) for name in FILES for node in ast.walk(parse(name)) if isinstance(node, ast.ClassDef)]
 
 
-def imports_of(name: str, at_once: bool = False) -> set[str]:
+@cache
+def imports_of(name: str, at_once: bool = False) -> frozenset[str]:
     """The modules of the package that a module imports: anywhere in it, or those that are imported ``at_once``."""
     package = name.split(".")[:None if FILES[name].name == "__init__.py" else -1]
     found: set[str] = set()
@@ -42,7 +43,7 @@ def imports_of(name: str, at_once: bool = False) -> set[str]:
             start = package[:len(package) - node.level + 1] if node.level else []
             base = ".".join([*start, *([node.module] if node.module else [])])
             found.update(whole if (whole := f"{base}.{alias.name}") in FILES else base for alias in node.names)
-    return {other for other in found if other in FILES and other not in (name, "analyzer")}
+    return frozenset(other for other in found if other in FILES and other not in (name, "analyzer"))
 
 
 def closure(*names: str) -> set[str]:
@@ -122,6 +123,7 @@ LIVE = ("record.recorder:Recorder", "record.memory_recorder:MemoryRecorder", "re
 PROFILE = "api.result:Profile"
 
 
+@cache
 def measure() -> Mapping[str, int]:
     """Every measure by its name."""
     lines, files = count_room("replay")
