@@ -211,7 +211,7 @@ def _patches(fields: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 def _processor_size(model_class: Any) -> tuple[int, int] | None:
     """Height and width that the model's own image processor makes."""
     import transformers
-    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
     names = IMAGE_PROCESSOR_MAPPING_NAMES.get(model_class.config_class.model_type) or ()
     for name in names.values() if isinstance(names, dict) else names:

@@ -200,7 +200,8 @@ def _resnet(depth: int, batch: int, size: int, trains: bool = True, remark: str 
 def _bert() -> nn.Module:
     import transformers
 
-    return transformers.BertModel(transformers.BertConfig())
+    model: nn.Module = transformers.BertModel(transformers.BertConfig())
+    return model
 
 
 MEASURED = [_resnet(50, 8, 224), _resnet(50, 1, 224), _resnet(50, 8, 224, trains=False),
