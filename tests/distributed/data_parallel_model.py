@@ -65,6 +65,12 @@ class Normed(nn.Module):
 
 
 @cache
+def shared_run(build):
+    """The run of ``build`` with no further settings, at which several tests look."""
+    return Run(build)
+
+
+@cache
 def one():
     """One device, whose peak all others are held against."""
     return Run(gpt2, 1)

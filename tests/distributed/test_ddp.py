@@ -24,6 +24,7 @@ from tests.distributed.data_parallel_model import (
     accumulate,
     gpt2,
     one,
+    shared_run,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -67,15 +68,16 @@ def power_sgd():
     return powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook
 
 
+PLAIN, VIEWS = ddp(), ddp(gradient_as_bucket_view=True)
 # PowerSGD of rank 1 sends a row and a column of each matrix, and all of each vector.
 MATRICES = LAYERS * (4 + 2 + 5 + 5) * HIDDEN + VOCABULARY + HIDDEN + POSITIONS + HIDDEN
 VECTORS = (13 * LAYERS + 2) * HIDDEN
 # Of each: what the backward pass reduces, in bytes, and how many buckets there are: the first to be filled is closed at
 # 1 MiB, others at 25 MiB, or each at bucket_cap_mb (torch/nn/parallel/distributed.py, ``_BucketCapacityConfig``).
 DDP = {
-    "plain": (ddp(), {}, 4 * P, 2),
+    "plain": (PLAIN, {}, 4 * P, 2),
     "buckets of 100 MiB": (ddp(bucket_cap_mb=100), {}, 4 * P, 1),
-    "views": (ddp(gradient_as_bucket_view=True), {}, 4 * P, 2),
+    "views": (VIEWS, {}, 4 * P, 2),
     "static graph": (ddp(static_graph=True), {}, 4 * P, 2),
     # one integer for each parameter, whether it was used; buckets stay as they were at first, one of all
     "unused parameters": (ddp(find_unused_parameters=True), {}, 4 * P + 4 * TENSORS, 3),
@@ -95,7 +97,7 @@ DDP = {
 @pytest.mark.parametrize("case", DDP)
 def test_ddp_reduces_each_gradient_once(case):
     build, settings, reduced, calls = DDP[case]
-    run = Run(build, **settings)
+    run = Run(build, **settings) if settings else shared_run(build)
     assert run.comm("backward", "all_reduce") == reduced and run.calls("all_reduce") == calls
     assert run.comm("forward") == 0
     elements = P + VOCABULARY * HIDDEN * (case == "mixed precision")
@@ -104,7 +106,7 @@ def test_ddp_reduces_each_gradient_once(case):
 
 
 def test_ddp_holds_buckets_beside_gradients_unless_these_are_views():
-    plain, views = Run(ddp()), Run(ddp(gradient_as_bucket_view=True))
+    plain, views = shared_run(PLAIN), shared_run(VIEWS)
     assert plain.peak == one().peak + 4 * P
     assert plain.end("backward") == one().end("backward") + 4 * P
     assert views.end("backward") == one().end("backward")

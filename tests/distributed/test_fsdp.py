@@ -42,6 +42,7 @@ from tests.distributed.data_parallel_model import (
     gpt2,
     one,
     scale,
+    shared_run,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -99,13 +100,14 @@ def accumulate_fsdp2(model, optimizer, **inputs):
     optimizer.zero_grad()
 
 
+FSDP1, FSDP2 = fsdp1(), fsdp2()
 GATHERED_AGAIN = P - ROOT  #: by the backward pass: the root stays gathered
 U = 4 * (ROOT + 2 * BLOCK)  #: gathered at the peak: the root, the last block, and the one before it in advance
 S = 8  #: ranks that share a model, unless there are fewer
 # Of each: how many ranks share the model, elements that are gathered in forward, in backward, reduced and scattered,
 # all-reduced, and what is held at the peak beside a rank's share, in bytes; None where the peak is another's.
 FSDP = {
-    "fsdp1": (fsdp1(), {}, S, P, GATHERED_AGAIN, P, 0, U),
+    "fsdp1": (FSDP1, {}, S, P, GATHERED_AGAIN, P, 0, U),
     "fsdp1 flat": (fsdp1(use_orig_params=False), {}, S, P, GATHERED_AGAIN, P, 0, U),
     "fsdp1 SHARD_GRAD_OP": (fsdp1(sharding_strategy=Strategy.SHARD_GRAD_OP), {}, S, P, 0, P, 0, 4 * P),
     "fsdp1 NO_SHARD": (fsdp1(sharding_strategy=Strategy.NO_SHARD), {}, 1, 0, 0, 0, P, 0),
@@ -118,7 +120,7 @@ FSDP = {
                                GATHERED_AGAIN, P, 0, U),
     # gradients of both micro-batches are added up whole, and each gathers all anew
     "fsdp1 accumulation": (fsdp1(), {"step": accumulate}, S, 2 * P, 2 * GATHERED_AGAIN, P, 0, U + 4 * P),
-    "fsdp2": (fsdp2(), {}, S, P, GATHERED_AGAIN, P, 0, U),
+    "fsdp2": (FSDP2, {}, S, P, GATHERED_AGAIN, P, 0, U),
     "fsdp2 fused": (fsdp2(), {"optimizer": "adamw_fused"}, S, P, GATHERED_AGAIN, P, 0, None),
     "fsdp2 root again": (fsdp2(reshard_after_forward=True), {}, S, P, P, P, 0, U),
     # pairs of ranks keep all blocks after forward: half of each; that of the last one is gathered at the peak
@@ -135,7 +137,7 @@ FSDP = {
 @pytest.mark.parametrize("case", FSDP)
 def test_fsdp_gathers_and_scatters(case):
     build, settings, shares, forward, backward, scattered, reduced, held = FSDP[case]
-    run = Run(build, **settings)
+    run = Run(build, **settings) if settings else shared_run(build)
     p = run.profile
     assert (p.params, p.whole_params, p.param_bytes) == (P // shares, P, 4 * P // shares)
     counters = 4 * 52 * (case == "fsdp2 fused")  # one for each parameter, which a fused AdamW keeps on the device
@@ -149,13 +151,13 @@ def test_fsdp_gathers_and_scatters(case):
     assert "held by the model" not in p.peak_by_category
 
 
-@pytest.mark.parametrize("build", [fsdp1(), fsdp2()], ids=["fsdp1", "fsdp2"])
+@pytest.mark.parametrize("build", [FSDP1, FSDP2], ids=["fsdp1", "fsdp2"])
 def test_what_is_gathered_has_a_name_at_the_peak(build):
-    held, plain = Run(build).profile.peak_by_category, one().profile.peak_by_category
+    held, plain = shared_run(build).profile.peak_by_category, one().profile.peak_by_category
     gathered = held["unsharded parameter"] + held.get("communication buffer", 0)  # FSDP2 copies out of its buffer
     assert U <= gathered < U + 512 * TENSORS
     assert held["activation"] == plain["activation"]
-    assert Run(build).profile.modules.saved_bytes == one().profile.modules.saved_bytes
+    assert shared_run(build).profile.modules.saved_bytes == one().profile.modules.saved_bytes
 
 
 @pytest.mark.parametrize("build", [
