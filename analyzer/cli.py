@@ -21,6 +21,9 @@ from . import __version__
 
 _WRONG_CHOICE = re.compile(r"invalid choice: '(?P<given>.*?)'.* \(choose from (?P<names>.*)\)")
 
+#: Commands that take another program's words after ``--``, and the argument that holds them.
+_TAKES_WORDS = {"dryrun": "arguments", "job": "words"}
+
 
 class _Parser(argparse.ArgumentParser):
     """One whose errors end with an example of what is missing, or with the name that is meant."""
@@ -64,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_quiet = "--quiet" in words[:words.index("--") if "--" in words else None]
     if is_quiet:
         words.remove("--quiet")
-    own = words.index("--") if called == "dryrun" and "--" in words else len(words)  # what follows is the script's
+    takes_words = called in _TAKES_WORDS and "--" in words
+    own = words.index("--") if takes_words else len(words)  # what follows is the script's, or another program's
     try:
         with drawing_plainly():
             if called == "fits":
@@ -72,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments, unknown = make_parser(called).parse_known_args(words[:own])
             if unknown:
                 raise InputError(_explain(called, unknown, words))
-            if called == "dryrun":
-                arguments.arguments += words[own + 1:]
+            if takes_words:
+                getattr(arguments, _TAKES_WORDS[called]).extend(words[own + 1:])
             # `calibrate` writes the file that is its device; what others ask of a profile has the device's name alone
             device = None if called == "calibrate" else getattr(arguments, "device", None)
             device = device[0] if isinstance(device, list) else device

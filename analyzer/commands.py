@@ -253,6 +253,22 @@ A budget with a unit is of the whole step (parameters, gradients, optimizer stat
 activations' memory at its peak.
 """, {0: "found", 1: _MODEL, 2: "the command line, an input or the budget cannot be used", 3: "no plan meets it"}),
 
+    Command("job", "read another program's configuration, and what to change in it so that it fits",
+            "analyzer.tools.job.command:run_job",
+            "job file, job command, device, devices of a job file, cluster, model of a job, alloc-conf, "
+            "no-advice of profile, changed copy, prices, show, json, html", """\
+Reads the configuration that another program trains or serves with, or the command that starts it, and tells what the
+job needs: what was understood and what was not, whether it fits, how long a step takes, and what to change in the very
+file. Nothing of it is executed, and nothing is downloaded.
+
+Programs: {analyzer.tools.job.programs:list_programs}.
+""", {}, """\
+analyzer job qlora.yml --device rtx_4090
+analyzer job qlora.yml --device rtx_4090 --write smaller.yml
+analyzer job -- accelerate launch --config_file fsdp.yaml train.py --per_device_train_batch_size 4
+analyzer job --device l40s -- vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2 --max-model-len 32768
+""", {0: "it fits", 1: _MODEL, 2: _INPUT, 3: "it does not fit as it is"}),
+
     Command("dryrun", "execute a training script without data or a GPU", "analyzer.tools.dryrun.job:run_dryrun",
             "script, arguments, device, device count, alloc-conf, steps, show, json, html", """\
 Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step

@@ -374,6 +374,15 @@ _OF_LAYOUTS = (
            "{analyzer.tools.search.export:FORMATS}; may be repeated", name="export of a layout", dest="exports",
            action="append", default=[], metavar="PROGRAM=FILE"))
 
+_OF_JOBS = (
+    Option("file", "another program's configuration (.yaml, .toml, .json), or a script that starts it (.sh)",
+           name="job file", metavar="FILE", nargs="?"),
+    Option("words", "a command instead, after --", name="job command", metavar="-- COMMAND", nargs="*"),
+    _number("--world", "devices of the job, where the file does not say how many", name="devices of a job file"),
+    Option("--model", "a folder with the config.json of the model, or the name of another one", name="model of a job",
+           metavar="MODEL"),
+    _file("--write", "write the file with the change that makes it fit, under a new name", name="changed copy"))
+
 _OF_THIS_MACHINE = (
     Option("--device", "where to run: cpu (default), cuda, cuda:1, ...", name="place", default="cpu"),
     _number("--steps", "number of steps that are measured; times are their mean", 3, name="measured steps"),
@@ -394,4 +403,4 @@ _OF_THIS_MACHINE = (
 #: By their names.
 OPTIONS = {option.name: option for options in (
     _OF_A_STEP, _OF_RANKS, _OF_OUTPUT, _OF_REPORTS, _OF_SAVED_PROFILES, _OF_GENERATION, _OF_SEARCHES, _OF_SWEEPS,
-    _OF_LAYOUTS, _OF_THIS_MACHINE) for option in options}
+    _OF_LAYOUTS, _OF_JOBS, _OF_THIS_MACHINE) for option in options}

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import nn
 
@@ -37,7 +38,7 @@ def make_deployment(model: ServedModel, *, device: str | DeviceSpec = "h200", cl
                       experts=experts, cache=cache, block_size=block_size, skew=skew)
 
 
-def profile_served(model: nn.Module | Callable[[], nn.Module] | ServedModel, prompt_tokens: int = 1024,
+def profile_served(model: nn.Module | Callable[[], nn.Module] | ServedModel | Deployment, prompt_tokens: int = 1024,
                    new_tokens: int = 256, *, concurrency: int | None = None, rate: float | None = None,
                    name: str = "model", price: float | None = None, carbon: float | None = None, drafted: int = 0,
                    acceptance: float = 0.7, **settings: object) -> ServedProfile:
@@ -48,10 +49,12 @@ def profile_served(model: nn.Module | Callable[[], nn.Module] | ServedModel, pro
     dioxide of a kWh. ``drafted`` tokens are proposed for each and verified at once (speculative decoding), each kept
     with a chance of ``acceptance`` if those before it are. Raises NoRoomError where not even one sequence fits.
     """
-    served = model if isinstance(model, ServedModel) else read_served_model(model, name)
+    served = model.model if isinstance(model, Deployment) else (
+        model if isinstance(model, ServedModel) else read_served_model(model, name))
     prompt_tokens = served.prompt_tokens or prompt_tokens  # a spectrogram has the length that the model is for
     served = served.with_prompt(prompt_tokens)
-    deployment = make_deployment(served, **settings)  # type: ignore[arg-type]
+    deployment = replace(model, model=served) if isinstance(model, Deployment) else (
+        make_deployment(served, **settings))  # type: ignore[arg-type]
     if not 0 <= acceptance <= 1 or drafted < 0:
         raise InputError(f"profile_served(drafted={drafted!r}, acceptance={acceptance!r}): a number of tokens, and a "
                          "chance between 0 and 1")

@@ -45,16 +45,16 @@ TargetLike = str | Callable[[], nn.Module]
 
 
 @dataclass(frozen=True)
-class Job:
+class SweptJob:
     """A configuration of a target, and what the model is called with; with the ``others`` that differ in the device."""
 
     target: TargetLike
     name: str
     configuration: Configuration
     inputs: tuple[InputSpec, ...]
-    others: tuple[Job, ...] = ()
+    others: tuple[SweptJob, ...] = ()
 
-    def split(self) -> tuple[Job, ...]:
+    def split(self) -> tuple[SweptJob, ...]:
         """Each of them alone."""
         return replace(self, others=()), *self.others
 
@@ -73,7 +73,7 @@ class Job:
 _turn = threading.Lock()
 
 
-def run_job(job: Job) -> list[Row]:
+def run_job(job: SweptJob) -> list[Row]:
     """Profile a configuration on each of its devices; what the model or the profiler raises becomes the row's error."""
     with _turn:
         start = time.perf_counter()
@@ -89,7 +89,7 @@ def run_job(job: Job) -> list[Row]:
     return [row | {"profile_seconds": seconds / len(jobs)} for row in rows]
 
 
-def profile_job(job: Job) -> list[Profile]:
+def profile_job(job: SweptJob) -> list[Profile]:
     configuration = job.configuration
     model = find_model(*job.model_key).train(configuration.mode == "train")
     args, kwargs = make_inputs(job.inputs)
@@ -102,7 +102,7 @@ def profile_job(job: Job) -> list[Profile]:
 
 @lru_cache(maxsize=2)  # jobs come sorted by model; the second serves two neighbours that alternate
 def find_model(target: TargetLike, recipe: Recipe) -> nn.Module:
-    """The model of all jobs with the same `Job.model_key`."""
+    """The model of all jobs with the same `SweptJob.model_key`."""
     factory = load_target(target).build if isinstance(target, str) else target
     return build_model(partial(recipe.build, factory))  # under the mode that holds no data, the recipe too
 
@@ -116,14 +116,14 @@ def read_figures(found: Profile) -> dict[str, Any]:
             "assumptions": "; ".join(found.assumptions) or None}
 
 
-Done = tuple[Job, Row]
+Done = tuple[SweptJob, Row]
 
 
 _DIED = ("the worker process died: killed, for example for memory; if every row says so, the script that calls sweep() "
          "lacks `if __name__ == '__main__':`")
 
 
-def run_in_executor(jobs: Sequence[Job], executor: Executor) -> Generator[Done, None, None]:
+def run_in_executor(jobs: Sequence[SweptJob], executor: Executor) -> Generator[Done, None, None]:
     """Rows as they come. What the executor itself raises for a job (a lost worker) becomes its row's error."""
     futures = {executor.submit(run_job, job): job for job in jobs}
     try:
@@ -134,14 +134,14 @@ def run_in_executor(jobs: Sequence[Job], executor: Executor) -> Generator[Done, 
             future.cancel()
 
 
-def _take(future: Future[list[Row]], job: Job) -> Iterator[Done]:
+def _take(future: Future[list[Row]], job: SweptJob) -> Iterator[Done]:
     try:
         yield from zip(job.split(), future.result(), strict=True)
     except (Exception, CancelledError) as error:
         yield from ((one, one.make_row(error=f"{type(error).__name__}: {error}")) for one in job.split())
 
 
-def run_in_processes(jobs: Sequence[Job], workers: int) -> Generator[Done, None, None]:
+def run_in_processes(jobs: Sequence[SweptJob], workers: int) -> Generator[Done, None, None]:
     """Rows as they come, from fresh processes. Jobs of one that died run again alone; those that die again fail."""
     try:
         pickle.dumps(jobs)
@@ -159,12 +159,12 @@ def run_in_processes(jobs: Sequence[Job], workers: int) -> Generator[Done, None,
             yield from run_in_processes(suspects, 1)
 
 
-def _run_until_death(queue: deque[Job], workers: int) -> Generator[Done, None, list[Job]]:
+def _run_until_death(queue: deque[SweptJob], workers: int) -> Generator[Done, None, list[SweptJob]]:
     """Work ``queue`` off, one job a process; the result is the jobs that ran when a process died."""
     # spawn: a fork would copy the threads' locks of torch and of the caller
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=start_worker)
-    running: dict[Future[list[Row]], Job] = {}
-    suspects: list[Job] = []
+    running: dict[Future[list[Row]], SweptJob] = {}
+    suspects: list[SweptJob] = []
     try:
         while (queue and not suspects) or running:
             while queue and not suspects and len(running) < workers:
@@ -225,7 +225,7 @@ def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] 
     if workers is not None and workers < 0:
         raise InputError(f"sweep(workers={workers!r}): must be 0 (this process) or a number of processes")
     jobs = list_jobs(target, grid, inputs)
-    rows: dict[Job, Row] = {}
+    rows: dict[SweptJob, Row] = {}
     by_model = sorted(join_devices(jobs), key=lambda job: str(job.model_key[1:]))
     if executor is not None:
         ran = run_in_executor(by_model, executor)
@@ -244,7 +244,7 @@ def sweep(target: TargetLike, grid: Mapping[str, Any], *, inputs: Sequence[str] 
     return SweepResult(tuple(rows[job] for job in jobs))
 
 
-def list_jobs(target: TargetLike, grid: Mapping[str, Any], inputs: Sequence[str] = ()) -> list[Job]:
+def list_jobs(target: TargetLike, grid: Mapping[str, Any], inputs: Sequence[str] = ()) -> list[SweptJob]:
     if isinstance(target, str):
         found = load_target(target)
     elif callable(target):
@@ -253,13 +253,13 @@ def list_jobs(target: TargetLike, grid: Mapping[str, Any], inputs: Sequence[str]
     else:
         raise InputError(
             f"sweep(target={target!r}): must be a TARGET text, or a callable of no arguments that builds a model")
-    return [Job(target, found.name, configuration, resolve_inputs(found, inputs, configuration))
+    return [SweptJob(target, found.name, configuration, resolve_inputs(found, inputs, configuration))
             for configuration in expand_grid(grid)]
 
 
-def join_devices(jobs: Sequence[Job]) -> list[Job]:
+def join_devices(jobs: Sequence[SweptJob]) -> list[SweptJob]:
     """Those that differ in nothing but the device as one, for they may share a run."""
-    groups: dict[Any, list[Job]] = {}
+    groups: dict[Any, list[SweptJob]] = {}
     for job in jobs:
         key = job.inputs, *(getattr(job.configuration, axis) for axis in AXES if axis != "device")
         groups.setdefault(key, []).append(job)

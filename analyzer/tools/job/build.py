@@ -1,0 +1,234 @@
+"""The model that a training plan asks for: loaded, given adapters, frozen, set up for its task, shared by ranks."""
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from analyzer.errors import InputError
+from analyzer.recipe import LoraSpec, Recipe
+from analyzer.recipe.recipe import list_blocks
+from analyzer.zoo.target import load_target
+
+from .document import Files
+from .model_name import find_model
+from .plan import Adapter, Sharding, TrainingPlan
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def load_model(plan: TrainingPlan, files: Files) -> tuple[Callable[[], nn.Module], list[str]]:
+    """What builds the model with the head of the plan's task, and sentences on what was taken for granted."""
+    found = find_model(plan.model, files)
+    said = [found.assumed] if found.assumed else []
+    target = load_target(found.target)
+    if plan.task in ("classify", "reward"):
+        return _build_classifier(found.target, 1 if plan.task == "reward" else plan.classes), said
+    return target.build, said
+
+
+def _build_classifier(target: str, classes: int) -> Callable[[], nn.Module]:
+    """A model of the same family that gives numbers of a sequence (``...ForSequenceClassification``)."""
+    causal = load_target(target).build
+
+    def build() -> nn.Module:
+        import transformers
+
+        written: Any = getattr(causal, "args", None)
+        config = written[1] if written else getattr(causal(), "config")  # noqa: B009  # no attribute of every module
+        mapping = transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+        if type(config) not in mapping:
+            raise InputError(f"{target}: transformers has no sequence classifier for {type(config).__name__}")
+        config = type(config).from_dict({**config.to_dict(), "num_labels": classes, "pad_token_id": 0})
+        found: Any = mapping[type(config)]
+        model: nn.Module = found._from_config(config)
+        return model
+
+    return build
+
+
+def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
+    """The model of one rank before ranks share it, in training mode."""
+    recipe = Recipe(dtype=DTYPES[plan.dtype], attention=plan.attention, quantize=plan.quantize,  # type: ignore[arg-type]
+                    loss_chunks=plan.loss_chunks if plan.task == "sft" else None,
+                    checkpointing=plan.checkpoints != "none")
+    model = build()
+    reference = None
+    if plan.reference == "copy":
+        reference = replace(recipe, checkpointing=False, loss_chunks=None).apply(build()).requires_grad_(False)
+    if plan.adapter is not None:
+        recipe = replace(recipe, lora=_lora_spec(model, plan.adapter))
+    model = recipe.apply(model)
+    if plan.adapter is not None:
+        _train_whole(model, plan.adapter.saved)
+    _freeze(model, plan)
+    if plan.trained_dtype is not None:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(DTYPES[plan.trained_dtype])
+    if plan.task in _PAIRED:
+        model = PairLoss(model, reference, plan.task, compares=plan.reference != "none")
+    return model.train()
+
+
+def _lora_spec(model: nn.Module, adapter: Adapter) -> LoraSpec:
+    """Adapters as peft places them: a target is the end of a path, ``re:...`` a regular expression of whole paths."""
+    targets: list[str] = []
+    for target in adapter.targets:
+        if not target.startswith("re:"):
+            targets.append(target)
+            continue
+        try:
+            pattern = re.compile(target[3:])
+        except re.error as error:
+            raise InputError(f"target modules {target[3:]!r}: is no regular expression: {error}") from error
+        found = [path for path, module in model.named_modules() if pattern.fullmatch(path)]
+        if not found:
+            raise InputError(f"target modules {target[3:]!r}: no layer of {type(model).__name__} has such a path; the "
+                             f"first are {', '.join([path for path, _ in model.named_modules() if path][:4])}")
+        targets += found
+    return LoraSpec(adapter.r, tuple(targets), adapter.dropout, adapter.dtype)
+
+
+def _train_whole(model: nn.Module, names: tuple[str, ...]) -> None:
+    """Train modules beside adapters, and keep their old weights (peft/utils/other.py, `ModulesToSaveWrapper`)."""
+    for name in names:
+        found = [module for path, module in model.named_modules() if f".{path}".endswith(f".{name}")]
+        if not found:
+            raise InputError(f"modules to save: {type(model).__name__} has no module named {name}")
+        for module in found:
+            for key, parameter in list(module._parameters.items()):
+                if parameter is not None:
+                    module.register_buffer(f"original_{key}", parameter.detach().clone(), persistent=False)
+                    module._parameters[key] = nn.Parameter(parameter.detach())
+
+
+def _freeze(model: nn.Module, plan: TrainingPlan) -> None:
+    if not plan.trained and not plan.frozen:
+        return
+    trained = [re.compile(_plain_slices(pattern)) for pattern in plan.trained]
+    frozen = [re.compile(pattern) for pattern in plan.frozen]
+    for path, parameter in model.named_parameters():
+        trains = any(pattern.match(path) for pattern in trained) if trained else parameter.requires_grad
+        parameter.requires_grad_(trains and not any(pattern.search(path) for pattern in frozen)
+                                 and parameter.is_floating_point())
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(f"{', '.join(plan.trained or plan.frozen)}: leaves no parameter of {type(model).__name__} to "
+                         "train")
+
+
+def _plain_slices(pattern: str) -> str:
+    """A pattern without the rows that axolotl may name behind it: ``^lm_head.weight$[:32000]``."""
+    return re.sub(r"\[\d*:\d*\]$", "", pattern)
+
+
+# Losses of pairs of answers, as TRL computes them.
+
+_PAIRED = ("dpo", "orpo", "simpo", "kto", "reward", "policy")
+
+
+class PairLoss(nn.Module):
+    """A model and what it is compared with; its output is the loss of both answers of each pair (trl 1.16,
+    trainer/dpo_trainer.py, `_compute_loss`: one pass over chosen and rejected answers, one row after the other).
+    """
+
+    def __init__(self, policy: nn.Module, reference: nn.Module | None, task: str, compares: bool) -> None:
+        super().__init__()
+        self.policy, self.reference = policy, reference
+        self.task, self.compares = task, compares
+
+    policy: Any
+
+    @property
+    def config(self) -> Any:
+        """Of the model, which DeepSpeed's "auto" asks for its width."""
+        return self.policy.config
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+        if self.task == "reward":
+            rewards = self.policy(input_ids=input_ids).logits[:, 0].float()
+            chosen, rejected = rewards.chunk(2)
+            return functional.logsigmoid(chosen - rejected).mean().neg()
+        scores = self._score(self.policy, input_ids)
+        if self.compares:
+            with torch.no_grad():
+                scores = scores - self._score(self.reference or self.policy, input_ids)
+        if self.task == "policy":
+            return scores.mean().neg()
+        chosen, rejected = scores.chunk(2)
+        return functional.logsigmoid(0.1 * (chosen - rejected)).mean().neg()
+
+    def _score(self, model: Any, input_ids: torch.Tensor) -> torch.Tensor:
+        """The sum of the log probabilities of each row's tokens (trl/trainer/utils.py, `selective_log_softmax`: a row
+        at a time in 16 bits, all rows at once in float32).
+        """
+        logits = model(input_ids=input_ids).logits[:, :-1]
+        index = input_ids[:, 1:].unsqueeze(-1)
+        if logits.dtype is torch.float32:
+            chosen = logits.gather(-1, index).squeeze(-1)
+            norms = torch.stack([torch.logsumexp(row, dim=-1) for row in logits])
+            found: torch.Tensor = (chosen - norms).sum(-1)
+            return found
+        rows = [functional.log_softmax(row, dim=-1).gather(-1, which).squeeze(-1) for row, which in zip(logits, index)]
+        return torch.stack(rows).sum(-1).float()
+
+
+# Ranks.
+
+def share_model(model: nn.Module, plan: TrainingPlan) -> nn.Module:
+    """The model as one of several ranks holds it; as it is where there is one rank."""
+    sharding = plan.sharding
+    if sharding is None or plan.ranks == 1:
+        return model
+    if sharding.kind == "ddp":
+        return nn.parallel.DistributedDataParallel(model.cuda())
+    assert sharding.kind == "fsdp"
+    return _shard(model, plan, sharding)
+
+
+def _shard(model: nn.Module, plan: TrainingPlan, sharding: Sharding) -> nn.Module:
+    """As accelerate 1.15 shards it, utils/fsdp_utils.py, `fsdp2_prepare_model`: each block by itself, embedding and
+    head by themselves, the rest with the root; what trains in float32 where passes run in 16 bits.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    dtype = sharding.dtype or plan.autocast
+    if dtype is not None and plan.quantize is None:
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.is_floating_point():
+                parameter.data = parameter.data.float()
+    computed = None if dtype is None else DTYPES[dtype]
+    reduced = computed if sharding.reduce_dtype is None else DTYPES[sharding.reduce_dtype]
+    settings: dict[str, Any] = {
+        "reshard_after_forward": sharding.reshards,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced, output_dtype=computed),
+        "offload_policy": CPUOffloadPolicy() if sharding.offloads else OffloadPolicy(),
+        "ignored_params": {p for p in model.parameters() if not p.is_floating_point()}}
+    replicas = sharding.replicas or max(1, plan.ranks // (plan.ranks_per_host or 8))
+    if replicas > 1:
+        settings["mesh"] = init_device_mesh("cuda", (replicas, plan.ranks // replicas),
+                                            mesh_dim_names=("replicate", "shard"))
+    for part in _list_shared_alone(model):
+        fully_shard(part, **settings)
+    del settings["reshard_after_forward"]
+    fully_shard(model, **settings)
+    return model
+
+
+def _list_shared_alone(model: nn.Module) -> Iterator[nn.Module]:
+    parts = [model.policy, model.reference] if isinstance(model, PairLoss) else [model]
+    for part in parts:
+        if part is None:
+            continue
+        yield from list_blocks(part)
+        get_input, get_output = (getattr(part, f"get_{which}_embeddings", None) for which in ("input", "output"))
+        ends = [get() if callable(get) else None for get in (get_input, get_output)]
+        weights = [getattr(end, "weight", None) for end in ends]
+        if weights[0] is not weights[1]:
+            yield from (end for end in ends if isinstance(end, nn.Module))

@@ -1,0 +1,97 @@
+"""`analyzer job`."""
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+
+from analyzer.errors import InputError
+from analyzer.hardware import find_device
+from analyzer.hardware.price import read_prices
+from analyzer.output import check_output, write_output
+from analyzer.report.choice import make_text, read_shown, save_profile
+from analyzer.report.page.document import check_page
+
+from .change import Changes, JobChange
+from .document import JobError
+from .plan import ServingPlan, TrainingPlan
+from .read import COMMAND, Job, read_command, read_job
+from .screen import describe_change, describe_job, describe_training
+from .training import TrainedJob, profile_training
+
+
+def run_job(arguments: argparse.Namespace) -> int:
+    """The exit code: 0, or 3 where the job does not fit as it is."""
+    if (arguments.file is None) == (not arguments.words):
+        raise InputError("analyzer job: give a FILE, or a command after --, as in analyzer job -- vllm serve "
+                         "Qwen/Qwen3-8B")
+    shown = read_shown(arguments.show)
+    check_output(arguments.json)
+    check_page(arguments.html)
+    if arguments.write is not None:
+        _check_copy(arguments.write, arguments.file)
+    find_device(arguments.device)
+    price = read_prices(arguments.prices, "--price ").find(arguments.device)
+    job = read_command(arguments.words, ranks=arguments.world) if arguments.file is None else read_job(
+        arguments.file, ranks=arguments.world)
+    if arguments.model is not None:
+        job = job.with_model(arguments.model)
+    print(f"{describe_job(job)}\n")
+    sys.stdout.flush()  # what was understood is there before what takes seconds
+    if isinstance(job.plan, ServingPlan):
+        return _serve(job, arguments, price)
+    return _train(job, arguments, shown, price)
+
+
+def _serve(job: Job, arguments: argparse.Namespace, price: float | None) -> int:
+    from analyzer.tools.serving.simulation import NoRoomError
+
+    try:
+        found = job.profile(arguments.device, price=price)
+    except NoRoomError as error:
+        print(f"does NOT fit: {error}")
+        return 3
+    if arguments.json is not None:
+        found.to_json(arguments.json)
+    print(found.summary())
+    return 0
+
+
+def _train(job: Job, arguments: argparse.Namespace, shown: list[str], price: float | None) -> int:
+    profile = partial(_profile, arguments.device, arguments.cluster)
+    found = profile(job)
+    save_profile(found.profile, arguments.json, arguments.html)
+    print(f"{make_text(found.profile, shown)}\n\n{describe_training(found, price)}")
+    sys.stdout.flush()
+    if found.verdict or found.verdict is None:
+        return 0
+    change = None
+    if not arguments.no_advice:
+        changes = Changes(job, profile)
+        change = changes.find()
+        print(f"\n{describe_change(job, change, changes.tried)}")
+    if arguments.write is not None:
+        _write(job, change, arguments.write)
+    return 3
+
+
+def _profile(device: str, cluster: str | None, job: Job) -> TrainedJob:
+    assert isinstance(job.plan, TrainingPlan)
+    return profile_training(job.plan, device, files=job.files, cluster=cluster)
+
+
+def _check_copy(path: Path, source: str | None) -> None:
+    """Raise InputError where the changed copy would be written over a file, or there is nothing to be copied."""
+    if path.exists():
+        raise InputError(f"--write {path}: exists; give the name of a new file")
+    if source is None:
+        raise InputError(f"--write {path}: writes a changed copy of a file, and this is {COMMAND}")
+    check_output(path)
+
+
+def _write(job: Job, change: JobChange | None, path: Path) -> None:
+    if change is None:
+        raise JobError(f"--write {path}: nothing was written, for no change that was tried makes it fit")
+    write_output(path, job.change_text(change.edits))
+    print(f"written: {path}")

@@ -1,0 +1,202 @@
+"""The options of a configuration as its program reads them: checked, with defaults, and with what became of each."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from analyzer.errors import find_close
+
+from .document import Document, JobError, Keys, write_value
+
+Kind = Literal["understood", "default", "no effect", "assumed", "not modelled", "unknown"]
+
+
+@dataclass(frozen=True)
+class OptionReading:
+    """What became of one option. ``kind`` is one of
+
+    - ``understood``: it is part of what is profiled; ``default``: it was not given, and the program has a default that
+      changes the cost; ``no effect``: it changes no cost (a learning rate, a name of a run);
+    - ``assumed``: what it asks for is taken to be something else, which costs about the same, as ``meaning`` says;
+    - ``not modelled``: it changes the cost, and the answer leaves it out; ``unknown``: the program's reader here does
+      not know it.
+    """
+
+    name: str
+    value: Any
+    kind: Kind
+    meaning: str = ""
+    place: str = ""
+
+
+@dataclass
+class Options:
+    """The values of one mapping of a configuration. Each is taken by a method that checks it and notes that it was
+    understood; `rest` says what of the others becomes.
+
+    ``layers`` are documents with mappings in them, of which a later one overrides: a file, then the command line.
+    """
+
+    layers: Sequence[tuple[Document, Mapping[str, Any]]]
+    keys: Keys = ()
+    readings: list[OptionReading] = field(default_factory=list)
+    _taken: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, *documents: Document) -> Options:
+        return cls([(document, document.data) for document in documents])
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for _, values in self.layers for name in values))
+
+    def get(self, name: str) -> Any:
+        """A value as it was written, None where it is not there or empty; it is not taken."""
+        return next((values[name] for _, values in reversed(self.layers) if values.get(name) is not None), None)
+
+    def place(self, name: str) -> str:
+        """The file and line of an option; of one that is not there the file."""
+        document = next((document for document, values in reversed(self.layers) if name in values), self.layers[-1][0])
+        return document.place(*self.keys, name)
+
+    def fail(self, name: str, problem: str) -> JobError:
+        """The error that an option cannot be used, to be raised."""
+        value = self.get(name)
+        said = "" if value is None else f" {write_value(value)}:"
+        return JobError(f"{self.place(name)}: {self.full_name(name)}:{said} {problem}")
+
+    def full_name(self, name: str) -> str:
+        return ".".join(map(str, (*self.keys, name)))
+
+    # Values, checked.
+
+    def number(self, name: str, default: int | None = None, *, least: int = 0, means: str = "") -> int | None:
+        """A whole number. Raises JobError for anything else, and for one below ``least``."""
+        value = self._take(name, default, means)
+        if value is None or value == default:
+            return default
+        if isinstance(value, str):
+            value = _read_number(value)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < least:
+            raise self.fail(name, f"must be a whole number of at least {least}")
+        return int(value)
+
+    def count(self, name: str, default: int = 1, *, means: str = "") -> int:
+        """A whole number of at least 1."""
+        found = self.number(name, default, least=1, means=means)
+        assert found is not None
+        return found
+
+    def fraction(self, name: str, default: float, *, means: str = "") -> float:
+        """A number of at least 0."""
+        value = self._take(name, default, means)
+        value = _read_number(value) if isinstance(value, str) else value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+            raise self.fail(name, "must be a number of at least 0")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False, *, means: str = "") -> bool:
+        """Yes or no, also as the words that programs take for it."""
+        value = self._take(name, default, means)
+        if isinstance(value, str):
+            value = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False,
+                     "0": False, "none": False}.get(value.lower(), value)
+        if value in (0, 1):
+            value = bool(value)
+        if not isinstance(value, bool):
+            raise self.fail(name, "must be true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None, *, choices: Iterable[str] = (),
+             means: str = "") -> str | None:
+        """A word, one of ``choices`` where there are some; in any case of letters. Raises JobError for another."""
+        value = self._take(name, default, means)
+        if value is None:
+            return None
+        if isinstance(value, (Mapping, list)):
+            raise self.fail(name, "must be one word")
+        said, known = str(value), list(choices)
+        if known and said != default:
+            found = next((choice for choice in known if choice.lower() == said.lower()), None)
+            if found is None:
+                raise self.fail(name, f"must be one of {', '.join(known)}{find_close(said, known)}")
+            return found
+        return said
+
+    def words(self, name: str, default: Sequence[str] = (), *, means: str = "") -> list[str]:
+        """A list of words; one word is a list of those between its commas."""
+        value = self._take(name, list(default) or None, means)
+        if value is None:
+            return []
+        if isinstance(value, str):
+            return [word.strip() for word in value.split(",") if word.strip()]
+        if not isinstance(value, list) or any(isinstance(word, (Mapping, list)) for word in value):
+            raise self.fail(name, "must be a list of words")
+        return [str(word) for word in value]
+
+    def part(self, name: str) -> Options | None:
+        """The mapping under a name; None where there is none. Raises JobError where the value is no mapping."""
+        value = self.get(name)
+        self._taken.add(name)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.fail(name, "must be a mapping of names to values")
+        inner = [(document, values[name]) for document, values in self.layers if isinstance(values.get(name), Mapping)]
+        return Options(inner, (*self.keys, name), self.readings)
+
+    def _take(self, name: str, default: Any, means: str) -> Any:
+        value = self.get(name)
+        self._taken.add(name)
+        if value is not None:
+            self.readings.append(OptionReading(self.full_name(name), value, "understood", means, self.place(name)))
+        elif means and default is not None:
+            self.readings.append(OptionReading(self.full_name(name), default, "default", means))
+        return default if value is None else value
+
+    # What is not a value of the step.
+
+    def note(self, name: str, kind: Kind, meaning: str) -> None:
+        """Note what became of an option, in the place of what was noted of it before."""
+        self._taken.add(name)
+        full = self.full_name(name)
+        self.readings[:] = [reading for reading in self.readings if reading.name != full]
+        self.readings.append(OptionReading(full, self.get(name), kind, meaning, self.place(name)))
+
+    def assume(self, name: str, meaning: str) -> None:
+        """Note what is taken in the place of what an option asks for."""
+        self.note(name, "assumed", meaning)
+
+    def leave_out(self, names: str, meaning: str) -> None:
+        """Of options that change the cost and are not modelled: each that is given, and is not false, is noted."""
+        for name in names.split():
+            self._taken.add(name)
+            if self.get(name) not in (None, False, 0, "false", "False", "none", "", [], {}):
+                self.note(name, "not modelled", meaning)
+
+    def rest(self, without_effect: str, known: Iterable[str] = ()) -> None:
+        """Note what becomes of all options that were not taken: those of ``without_effect``, names with spaces
+        between them of which one that ends in ``*`` is the beginning of names, change no cost; others are unknown,
+        with the names that resemble them, also of ``known``.
+        """
+        words = without_effect.split()
+        exact = {word for word in words if not word.endswith("*")}
+        beginnings = tuple([word[:-1] for word in words if word.endswith("*")])
+        for name in self._others():
+            has_none = name in exact or (beginnings and name.startswith(beginnings))
+            if has_none:
+                self.note(name, "no effect", "")
+            elif self.get(name) is not None:
+                near = find_close(name, {*exact, *self._taken, *known} - {name})
+                self.note(name, "unknown", near.removeprefix("; "))
+
+    def _others(self) -> Iterator[str]:
+        return (name for name in self.names() if name not in self._taken)
+
+
+def _read_number(text: str) -> Any:
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return int(value) if value.is_integer() else value

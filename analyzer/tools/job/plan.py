@@ -1,0 +1,110 @@
+"""What a configuration asks for, in terms of no program: a training step, or a server."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .document import Document
+
+#: What a step trains for: which passes it has, and what they are given.
+#: - ``sft`` next tokens of whole sequences; ``classify`` a class of each sequence;
+#: - ``dpo`` both answers of a pair in one pass, and in one of the reference without gradients; ``orpo`` and ``simpo``
+#:   the same without a reference; ``kto`` one answer, a second one for its divergence, and both of the reference;
+#: - ``reward`` one number for each of both answers of a pair;
+#: - ``policy`` the update of GRPO and PPO on answers that are there: the rollout that makes them is not in it.
+Task = Literal["sft", "classify", "dpo", "orpo", "simpo", "kto", "reward", "policy"]
+#: How blocks are run again in backward: not at all, all of them, or with what they keep moved to the host.
+Checkpoints = Literal["none", "blocks", "offloaded"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """Low-rank adapters, and modules that train beside them. ``targets`` empty: all linear layers but the head."""
+
+    r: int
+    targets: tuple[str, ...] = ()
+    dropout: float = 0.0
+    dtype: str | None = None                 #: of the adapters; None: as peft makes them, float32 beside 16 bits
+    saved: tuple[str, ...] = ()              #: names of modules that are trained whole (peft's modules_to_save)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """How ranks share a model. ``kind`` is ``ddp``, ``fsdp`` or ``deepspeed``.
+
+    - of ``fsdp``: ``reshards`` parameters after each forward pass, ``offloads`` them to the host, computes in
+      ``dtype`` and reduces gradients in ``reduce_dtype``; ``replicas`` groups of ranks each hold a whole copy (HSDP);
+    - of ``deepspeed``: ``config``, what its JSON file says, and ``document``, that file.
+    """
+
+    kind: Literal["ddp", "fsdp", "deepspeed"]
+    reshards: bool = True
+    offloads: bool = False
+    replicas: int = 1
+    dtype: str | None = None
+    reduce_dtype: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    document: Document | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """A training step of one rank, and how many ranks there are."""
+
+    model: str                               #: as the configuration names it
+    task: Task = "sft"
+    classes: int = 1                         #: of ``classify``
+    reference: Literal["none", "adapter", "copy"] = "none"  #: of ``dpo`` and its like: what is compared with
+    micro_batch: int                         #: sequences, or pairs of them, of a pass of one rank
+    accumulate: int = 1                      #: passes of a step
+    length: int                              #: tokens of a sequence
+    dtype: str = "bf16"                      #: of the weights as they are loaded
+    trained_dtype: str | None = None         #: of those that train, where that is another
+    autocast: str | None = None
+    quantize: str | None = None              #: how frozen linear layers are held: nf4, int8
+    adapter: Adapter | None = None
+    trained: tuple[str, ...] = ()            #: patterns of the only parameters that train; empty: all, or the adapter's
+    frozen: tuple[str, ...] = ()             #: patterns of parameters that do not train
+    attention: str | None = None             #: sdpa, eager; None: the model's own
+    checkpoints: Checkpoints = "none"
+    loss_chunks: int | None = None           #: the loss in so many parts of its tokens (fused kernels of the head)
+    optimizer: str | None = "adamw"
+    clips: bool = True                       #: whether gradients are clipped to a norm
+    compiles: bool = False
+    ranks: int = 1
+    ranks_per_host: int | None = None
+    sharding: Sharding | None = None         #: None where there is one rank
+    samples_per_row: int = 1                 #: of packed rows, where they are known
+
+    @property
+    def sequences(self) -> int:
+        """Of a forward pass of one rank: a pair has two."""
+        return self.micro_batch * (2 if self.task in ("dpo", "orpo", "simpo", "reward", "kto") else 1)
+
+    @property
+    def tokens(self) -> int:
+        """Of an optimizer step of all ranks."""
+        return self.sequences * self.accumulate * self.length * self.ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingPlan:
+    """A server of a model. ``engine`` is ``vllm``, ``sglang`` or ``trtllm``; others as its options are named."""
+
+    model: str
+    engine: str
+    weights: str = "bf16"
+    cache: str = "bf16"
+    block_size: int = 16
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    length: int | None = None                #: the longest sequence, prompt and answer; None: what the model can take
+    memory_share: float | None = None        #: None: the engine's own
+    sequences: int | None = None             #: at once; None: the engine's own
+    chunk: int | None = None                 #: tokens of a pass; None: the engine's own
+
+
+Plan = TrainingPlan | ServingPlan

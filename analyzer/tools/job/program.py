@@ -1,0 +1,100 @@
+"""What a program's reader is: how its files and commands are known, and what makes a plan of its options."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .document import Document, Edit, Files
+from .options import OptionReading, Options
+from .plan import Plan, Sharding, TrainingPlan
+
+
+@dataclass
+class JobLaunch:
+    """What stands before a program on its command line, or beside it: how many ranks, and how they are launched.
+
+    - ``ranks``, ``hosts``: None where nothing said it; ``variables``: of the environment;
+    - ``sharding``: what the configuration file of `accelerate` asks for; ``files``: where others are read from.
+    """
+
+    ranks: int | None = None
+    hosts: int | None = None
+    sharding: Sharding | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    files: Files = field(default_factory=Files)
+    readings: list[OptionReading] = field(default_factory=list)
+    mixed_precision: str | None = None  #: of `accelerate`: bf16, fp16, no
+
+    @property
+    def size(self) -> int:
+        """The number of ranks; 1 where nothing said it."""
+        return self.ranks or 1
+
+
+#: The values of a plan that people change, by the options of a program: each gives the edits that make it, or None
+#: where the program has no such option. The arguments: its options, the plan, the value that is wanted.
+Change = Callable[[Options, TrainingPlan, Any], list[Edit] | None]
+
+
+@dataclass(frozen=True)
+class JobProgram:
+    """A program that people configure.
+
+    - ``version``: of which defaults are; ``source``: where its options are defined, in its own repository;
+    - ``is_file``: whether the data of a file are a configuration of it; ``commands``: with what its commands begin,
+      such as ``swift sft``; ``argument``: the option that a word without a name is;
+    - ``config``: the option that names a file of further options;
+    - ``switches``: options of a command that take no value;
+    - ``changes``: by names of `change.AXES`, what makes a change of its options.
+    """
+
+    name: str
+    version: str
+    source: str
+    read: Callable[[Options, JobLaunch], Plan]
+    is_file: Callable[[Mapping[str, Any]], bool] = lambda data: False
+    commands: tuple[str, ...] = ()
+    argument: str = ""
+    config: str = "config"
+    switches: frozenset[str] = frozenset()
+    changes: Mapping[str, Change] = field(default_factory=dict)
+
+
+def set_option(name: str, value: Any = None) -> Change:
+    """A change that gives an option the wanted value, or ``value``."""
+    def change(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edit] | None:
+        after = wanted if value is None else value
+        before = options.get(name)
+        return None if before == after else [Edit((*options.keys, name), before, after)]
+    return change
+
+
+def set_batch(batch: str, accumulate: str) -> Change:
+    """A change of the micro-batch, with as many more of them that a step's tokens stay as they are."""
+    def change(options: Options, plan: TrainingPlan, wanted: int) -> list[Edit] | None:
+        times, rest = divmod(plan.micro_batch, wanted)
+        if rest or times < 2:
+            return None
+        return [Edit((batch,), options.get(batch), wanted),
+                Edit((accumulate,), options.get(accumulate), plan.accumulate * times)]
+    return change
+
+
+def all_of(*changes: Change) -> Change:
+    """Several changes as one; None where one of them cannot be made."""
+    def change(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edit] | None:
+        made = [edits for each in changes if (edits := each(options, plan, wanted))]
+        return [edit for edits in made for edit in edits] or None
+    return change
+
+
+def read_beside(options: Options, name: str, launch: JobLaunch) -> Document | None:
+    """The file that an option names; None where the option is not given. Raises JobError where it is not there."""
+    path = options.text(name)
+    if path is None:
+        return None
+    found = launch.files.find(path)
+    if found is None:
+        raise options.fail(name, "no such file; copy it beside the configuration, or run where the program would")
+    return launch.files.document(found)

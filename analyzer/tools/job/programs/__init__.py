@@ -1,0 +1,11 @@
+"""Programs whose configurations are read, a file each; a new one is added to the list here."""
+from ..program import JobProgram
+from .axolotl import AXOLOTL
+
+#: In this order files are recognised: what has more names of its own comes first.
+PROGRAMS: tuple[JobProgram, ...] = (AXOLOTL,)
+
+
+def list_programs() -> list[str]:
+    """The names of programs, for the help of the command."""
+    return [program.name for program in PROGRAMS]

@@ -1,0 +1,68 @@
+"""The configuration file of ``accelerate launch``, and the options of its command that override it."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..document import Document
+from ..options import Options
+from ..plan import Sharding
+from ..program import JobLaunch, read_beside
+from .deepspeed import read_deepspeed
+from .trainer import read_fsdp_config
+
+# accelerate 1.15, commands/config/config_args.py and commands/launch.py
+_WITHOUT_EFFECT = """compute_environment debug downcast_bf16 enable_cpu_affinity machine_rank main_process_ip
+main_process_port main_training_function num_cpu_threads_per_process rdzv_* same_network tpu_* no_tpu_cluster
+use_configured_seed quiet tee log_dir role max_restarts monitor_interval gpu_ids multi_gpu use_deepspeed use_fsdp env vm
+module m no_python config_file use_parallelism_config commands command_file"""
+
+
+def read_accelerate(options: Options, launch: JobLaunch) -> JobLaunch:
+    """What a launch is by a file of accelerate, the options of its command over it."""
+    options.text("distributed_type", "NO")
+    ranks = options.number("num_processes", launch.ranks, least=1, means="ranks of all hosts")
+    hosts = options.number("num_machines", launch.hosts, least=1)
+    precision = options.text("mixed_precision", choices=("no", "fp16", "bf16", "fp8"))
+    fsdp, deepspeed = options.part("fsdp_config"), options.part("deepspeed_config")
+    sharding: Sharding | None = None
+    wants_fsdp = options.get("distributed_type") == "FSDP" or options.get("use_fsdp")
+    if fsdp is not None or wants_fsdp:
+        sharding = read_fsdp_config(fsdp if fsdp is not None else _take(options, "fsdp_"))
+    elif deepspeed is not None or options.get("use_deepspeed"):
+        sharding = _read_deepspeed(deepspeed if deepspeed is not None else options, launch)
+    elif ranks is not None and ranks > 1:
+        sharding = Sharding(kind="ddp")
+    options.leave_out("megatron_lm_config parallelism_config fp8_config",
+                      "accelerate's setting of this name is not part of what is profiled")
+    if isinstance(dynamo := options.part("dynamo_config"), Options):
+        dynamo.rest("dynamo_*")
+    options.rest(f"{_WITHOUT_EFFECT} use_cpu cpu fsdp_* deepspeed_* zero_* zero3_* offload_* gradient_* dynamo_* fp8_* "
+                 "megatron_lm_* parallelism_config_*")
+    options.readings = launch.readings
+    return replace(launch, ranks=ranks, hosts=hosts, sharding=sharding,
+                   mixed_precision=None if precision is None else precision.lower())
+
+
+def _take(options: Options, beginning: str) -> Options:
+    """The options of a command that begin so, as if they were a part."""
+    layers = [(document, {name: value for name, value in values.items() if name.startswith(beginning)})
+              for document, values in options.layers]
+    return Options(layers, options.keys, options.readings)
+
+
+def _read_deepspeed(options: Options, launch: JobLaunch) -> Sharding:
+    """By a file that it names, or by the few settings of accelerate's own."""
+    document = read_beside(options, "deepspeed_config_file", launch)
+    if document is None:
+        stage = options.number("zero_stage", 2, means="what ranks share: 1 states, 2 gradients, 3 weights")
+        zero: dict[str, object] = {"stage": stage}
+        for name in ("optimizer", "param"):
+            device = options.text(f"offload_{name}_device", "none", choices=("none", "cpu", "nvme"))
+            if device != "none":
+                zero[f"offload_{name}"] = {"device": device}
+        document = Document(options.layers[-1][0].name, "", {
+            "zero_optimization": zero, "bf16": {"enabled": "auto"}, "gradient_clipping": "auto",
+            "gradient_accumulation_steps": "auto", "train_micro_batch_size_per_gpu": "auto"})
+    found = read_deepspeed(document, options, launch)
+    options.rest("gradient_accumulation_steps gradient_clipping zero3_* deepspeed_* offload_*")
+    return found

@@ -1,0 +1,253 @@
+"""axolotl: its YAML."""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..document import Edit
+from ..options import Options
+from ..plan import Adapter, Checkpoints, Sharding, Task, TrainingPlan
+from ..program import JobLaunch, JobProgram, all_of, set_batch, set_option
+from .trainer import WITHOUT_EFFECT, checkpoints_of_fsdp, read_fsdp_config, read_optimizer, read_sharding
+
+# axolotl 0.18.0, src/axolotl/utils/schemas/
+
+_WITHOUT_EFFECT = f"""{WITHOUT_EFFECT} base_model_config tokenizer_* processor_type processor_config special_tokens
+added_tokens_overrides tokens datasets test_datasets pretraining_dataset dataset_* skip_prepare_dataset val_set_size
+num_epochs lr_scheduler cosine_* lr_* eta_min wandb_* mlflow_* comet_* swanlab_* use_wandb use_mlflow use_comet
+use_swanlab trackio_* use_trackio tensorboard* use_tensorboard lora_alpha lora_model_dir lora_fan_in_fan_out
+lora_on_cpu lora_bias lora_init_lora_weights peft_use_rslora peft_init_lora_weights peft_autocast_adapter_dtype
+loraplus_* saves_per_epoch evals_per_epoch
+eval_* chat_template* eot_tokens strict tf32 flash_attn_cross_entropy flash_attn_rms_norm loss_watchdog_*
+early_stopping_patience train_on_inputs hf_use_auth_token push_dataset_to_hub shuffle_* sample_packing_*
+model_type is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model
+torchdistx_path gptq_groupsize gptq_model_v1 bnb_config_kwargs revision_of_model overrides_of_model_config
+overrides_of_model_kwargs resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings
+experimental_skip_move_to_device device_map max_memory auto_resume_from_checkpoints resume_from_checkpoint
+group_by_length excess_length_strategy noisy_embedding_alpha remove_unused_columns use_ray ray_* streaming
+streaming_* roles_to_train default_system_message curriculum_sampling include_tokens_per_second
+include_tkps profiler_* gc_steps gc_collect_steps low_cpu_mem_usage ddp_* nccl_* debug min_sample_len
+model_config is_preprocess preprocess_iterable sequence_len_overflow_handling sft_* save_first_step
+hub_* pad_to_multiple_of fix_untrained_tokens loss_* rl_beta dpo_* kto_* orpo_alpha rpo_alpha cpo_alpha simpo_gamma
+dpo_use_weighting relora* jagged_* user_defined_* image_* use_quant_recipe eval_table_size
+save_only_model world_size local_rank capabilities env_capabilities xformers_attention context_parallel_size_eval
+liger_cross_entropy liger_rms_norm_gated liger_rope cut_cross_entropy_* unsloth_rope unsloth_rms_norm
+unsloth_cross_entropy_loss spectrum_* warmup_* n_gpu val_* log_* do_* axolotl_config_path output_dir
+torch_compile_backend torch_compile_options flex_attn_compile_kwargs gemma4_hybrid_attn_impl
+fused_attn_kernel lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel use_kernels
+experts_implementation plugins liger_rms_norm liger_glu_activation liger_layer_norm use_onebitllms
+processor_kwargs message_* default_* type ebft_* peft_layers_pattern use_scattermoe use_sonicmoe gptq_disable_exllama
+model_quantization_config_kwargs lisa_* eaft_* use_eaft adam_eps use_otel_metrics otel_* center_rewards_coefficient
+pretrain_multipack_attn flash_optimum base_model_ignore_patterns"""
+
+_TASKS: dict[str, Task] = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "simpo": "simpo", "kto": "kto",
+                           "grpo": "policy", "gdpo": "policy", "ebft": "policy"}
+_ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash_attention_2": "sdpa", "flash_attention_3": "sdpa",
+              "flash_attention_4": "sdpa", "flex_attention": "sdpa", "xformers": "sdpa", "sage": "sdpa", "s2": "sdpa"}
+
+
+def read(options: Options, launch: JobLaunch) -> TrainingPlan:
+    """The plan of a YAML. Raises JobError for what axolotl's own checks refuse."""
+    model = options.text("base_model", means="model")
+    if model is None:
+        raise options.fail("base_model", "is not there, and axolotl needs it")
+    length = options.count("sequence_len", 512, means="tokens of a sequence")
+    batch, accumulate = _read_batch(options, launch)
+    adapter, quantize = _read_adapter(options)
+    dtype, autocast = _read_dtype(options)
+    sharding, checkpoints = _read_ranks(options, launch)
+    task = _read_task(options)
+    if options.flag("sample_packing", means="rows are packed up to sequence_len"):
+        pass
+    elif options.flag("pad_to_sequence_len"):
+        pass
+    else:
+        options.note("sequence_len", "assumed", f"every row has {length:,} tokens: what the data set has is not known")
+    plan = TrainingPlan(
+        model=model, task=task, reference=_reference(task, adapter), micro_batch=batch, accumulate=accumulate,
+        length=length, dtype=dtype, autocast=autocast, quantize=quantize, adapter=adapter,
+        classes=options.number("num_labels", 1) or 1, trained=tuple(options.words("unfrozen_parameters")),
+        attention=_read_attention(options), checkpoints=checkpoints, loss_chunks=_read_loss(options),
+        optimizer=read_optimizer(options, "optimizer"), clips=options.fraction("max_grad_norm", 1.0) > 0,
+        compiles=_reads_true(options, "torch_compile"), ranks=launch.size, sharding=sharding)
+    options.leave_out("peft_layers_to_transform peft_layer_replication lora_target_parameters qat fp8 "
+                      "quantize_moe_experts lora_target_module_types nvfp4_training llama4_linearized_experts "
+                      "torchao gptq model_quantization_config lisa_n_layers diffusion freeze_mm_modules",
+                      "what it changes in the model is left out")
+    for name in ("context_parallel_size", "tensor_parallel_size", "expert_parallel_size"):
+        if (options.number(name, 1) or 1) > 1:
+            options.note(name, "not modelled", "each rank is taken to hold whole layers, and whole sequences")
+    options.leave_out("activation_offloading", "what is saved for backward is taken to stay on the device")
+    options.leave_out("trl vllm ebft", "the rollout is left out; what is profiled is the update")
+    options.leave_out("tiled_mlp flash_attn_fuse_mlp", "kernels of its own are left out")
+    options.rest(_WITHOUT_EFFECT)
+    return plan
+
+
+def _read_batch(options: Options, launch: JobLaunch) -> tuple[int, int]:
+    """utils/config/__init__.py, `normalize_config`: of the three sizes two say the third."""
+    batch = options.count("micro_batch_size", 1, means="sequences of a pass of one device")
+    if options.get("batch_size") is not None and options.get("gradient_accumulation_steps") is None:
+        whole = options.count("batch_size")
+        if whole % batch:
+            raise options.fail("batch_size", f"is no multiple of micro_batch_size {batch}")
+        return batch, whole // batch
+    options.number("batch_size")
+    return batch, options.count("gradient_accumulation_steps", 1, means="passes of a step")
+
+
+def _read_adapter(options: Options) -> tuple[Adapter | None, str | None]:
+    """schemas/validation.py: qlora needs 4 bits; an adapter of another kind is one of few parameters."""
+    kind = options.text("adapter", means="what is trained")
+    four, eight = options.flag("load_in_4bit"), options.flag("load_in_8bit")
+    rank, dropout = options.number("lora_r", least=1), options.fraction("lora_dropout", 0.0)
+    targets, linear = _read_targets(options), options.flag("lora_target_linear")
+    saved = options.words("lora_modules_to_save")
+    if four and eight:
+        raise options.fail("load_in_8bit", "load_in_4bit is given too; axolotl refuses both")
+    if kind == "qlora" and eight:
+        raise options.fail("adapter", "axolotl refuses load_in_8bit with qlora; give load_in_4bit: true")
+    if kind == "qlora" and not four:
+        raise options.fail("adapter", "axolotl refuses qlora without load_in_4bit: true")
+    if kind is None and (four or eight):
+        raise options.fail("load_in_4bit" if four else "load_in_8bit",
+                           "axolotl refuses quantized weights without an adapter; add adapter: qlora")
+    quantize = "nf4" if four else "int8" if eight else None
+    if kind is None:
+        return None, quantize
+    if kind not in ("lora", "qlora"):
+        options.note("adapter", "not modelled", f"{kind}: taken as LoRA of rank {rank or 8}")
+    if rank is None and kind in ("lora", "qlora"):
+        raise options.fail("lora_r", "is not there, and an adapter needs its rank")
+    if not targets and not linear and kind in ("lora", "qlora") and not options.get("lora_target_parameters"):
+        raise options.fail("lora_target_modules", "is not there; axolotl needs it, or lora_target_linear: true")
+    options.leave_out("peft_use_dora", "DoRA's magnitudes and norms are left out")
+    return Adapter(r=rank or 8, targets=() if linear else tuple(targets), dropout=dropout, saved=tuple(saved)), quantize
+
+
+def _read_targets(options: Options) -> list[str]:
+    """Names of layers, or one regular expression over their paths."""
+    if isinstance(value := options.get("lora_target_modules"), str) and value != "all-linear":
+        options.text("lora_target_modules")
+        return [f"re:{value}"]
+    found = options.words("lora_target_modules")
+    return [] if found == ["all-linear"] else found
+
+
+def _read_dtype(options: Options) -> tuple[str, str | None]:
+    """The dtype of weights, and that of autocast: utils/config/__init__.py, `normalize_config`. "auto" is bfloat16 on
+    a device that has it; the trainer's own switch of that name puts each pass under autocast.
+    """
+    bf16 = options.get("bf16")
+    if bf16 in ("auto", "full"):
+        options.text("bf16", means="weights and passes in bfloat16 where the device has it")
+        uses_bf16 = True
+    else:
+        uses_bf16 = options.flag("bf16", bf16 is None, means="weights and passes in bfloat16")
+    is_bf16, is_fp16 = options.flag("bfloat16"), options.flag("float16")
+    fp16 = options.flag("fp16")
+    if uses_bf16 or is_bf16:
+        return "bf16", "bf16" if uses_bf16 else None
+    if fp16 or is_fp16:
+        return "fp16", "fp16" if fp16 else None
+    return "fp32", None
+
+
+def _read_ranks(options: Options, launch: JobLaunch) -> tuple[Sharding | None, Checkpoints]:
+    if options.get("gradient_checkpointing") in ("offload", "offload_disk", "unsloth", "legacy"):
+        options.text("gradient_checkpointing", means="blocks are run again in backward, their inputs on the host")
+        checkpoints: Checkpoints = "offloaded"
+        options.part("gradient_checkpointing_kwargs")
+    else:
+        recomputes = options.flag("gradient_checkpointing", means="blocks run again in backward")
+        checkpoints = "blocks" if recomputes else "none"
+        if (kwargs := options.part("gradient_checkpointing_kwargs")) is not None:
+            kwargs.rest("use_reentrant preserve_rng_state")
+    config = options.part("fsdp_config")
+    if config is not None and checkpoints_of_fsdp(config):
+        checkpoints = "blocks"
+    if config is not None:
+        options.words("fsdp")
+        options.number("fsdp_version", 2)
+        sharding = read_fsdp_config(config)
+        options.number("dp_shard_size", least=1)
+        replicas = options.number("dp_replicate_size", 1, least=1) or 1
+        return (replace(sharding, replicas=replicas) if launch.size > 1 else None), checkpoints
+    options.number("dp_shard_size")
+    options.number("dp_replicate_size")
+    return read_sharding(options, launch), checkpoints
+
+
+def _read_task(options: Options) -> Task:
+    said = options.text("rl", choices=_TASKS, means="what is trained for")
+    if said is not None:
+        if (task := _TASKS[said]) == "policy":
+            options.note("rl", "not modelled", f"{said}: the rollout is left out; what is profiled is the update")
+        return task
+    if options.flag("reward_model"):
+        return "reward"
+    if options.flag("process_reward_model"):
+        options.note("process_reward_model", "assumed", "a class of each sequence")
+        return "classify"
+    if (options.number("num_labels") or 0) > 0:
+        return "classify"
+    return "sft"
+
+
+def _reference(task: Task, adapter: Adapter | None) -> Any:
+    return "none" if task not in ("dpo", "kto") else "copy" if adapter is None else "adapter"
+
+
+def _read_attention(options: Options) -> str | None:
+    said = options.text("attn_implementation", means="attention")
+    flags = [name for name in ("flash_attention", "sdp_attention", "flex_attention", "sage_attention", "s2_attention",
+                               "eager_attention") if options.flag(name)]
+    if said is None:
+        return "eager" if flags == ["eager_attention"] else "sdpa" if flags else None
+    if said in ("flex_attention", "xformers", "sage") or said not in _ATTENTION:
+        options.note("attn_implementation", "assumed", f"{said}: as PyTorch's fused attention, whose memory it has")
+    return _ATTENTION.get(said, "sdpa")
+
+
+#: Parts of the loss, where a kernel computes it with the head and never holds all logits: as Liger's kernel and
+#: Apple's cut cross entropy (their chunks follow from sizes; 8 is this project's usual number).
+FUSED_LOSS = 8
+
+
+def _read_loss(options: Options) -> int | None:
+    plugins = " ".join(options.words("plugins"))
+    fused = options.flag("liger_fused_linear_cross_entropy")
+    chunked = options.flag("chunked_cross_entropy")
+    cut = options.flag("cut_cross_entropy", "CutCrossEntropyPlugin" in plugins)
+    return FUSED_LOSS if fused or cut or chunked else None
+
+
+def _reads_true(options: Options, name: str) -> bool:
+    if options.get(name) == "auto":
+        options.text(name)
+        return True
+    return options.flag(name)
+
+
+def _set_four_bits(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edit] | None:
+    if plan.adapter is None or plan.quantize == "nf4":
+        return None
+    edits = [Edit(("adapter",), options.get("adapter"), "qlora"),
+             Edit(("load_in_4bit",), options.get("load_in_4bit"), True)]
+    if options.get("load_in_8bit"):
+        edits.append(Edit(("load_in_8bit",), True, False))
+    return [edit for edit in edits if edit.before != edit.after]
+
+
+def _is_file(data: Any) -> bool:
+    return "base_model" in data and bool({"micro_batch_size", "sequence_len", "datasets", "adapter"} & set(data))
+
+
+AXOLOTL = JobProgram(
+    name="axolotl", version="0.18.0", source="axolotl-ai-cloud/axolotl src/axolotl/utils/schemas", read=read,
+    is_file=_is_file, commands=("axolotl train", "axolotl preprocess", "axolotl.cli.train"),
+    changes={"batch": set_batch("micro_batch_size", "gradient_accumulation_steps"),
+             "checkpoints": set_option("gradient_checkpointing", True),
+             "optimizer": set_option("optimizer", "adamw_bnb_8bit"),
+             "loss": all_of(set_option("liger_fused_linear_cross_entropy", True)),
+             "quantize": _set_four_bits, "length": set_option("sequence_len")})

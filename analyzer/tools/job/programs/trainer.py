@@ -1,0 +1,176 @@
+"""What programs share that are built on transformers' `Trainer`: its arguments, optimizers by its names, ranks."""
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from ..options import Options
+from ..plan import Checkpoints, Sharding
+from ..program import JobLaunch, read_beside
+from .deepspeed import read_deepspeed
+
+# transformers 5.17, training_args.py
+
+#: Arguments of `TrainingArguments` that change neither memory nor the time of a step.
+WITHOUT_EFFECT = """output_dir overwrite_output_dir num_train_epochs max_steps learning_rate lr_scheduler_type
+lr_scheduler_kwargs warmup_steps warmup_ratio optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon
+average_tokens_across_devices label_smoothing_factor bf16_full_eval fp16_full_eval logging_* log_level
+log_level_replica log_on_each_node include_num_input_tokens_seen disable_tqdm report_to run_name project trackio_*
+wandb_* eval_strategy evaluation_strategy eval_steps eval_delay per_device_eval_batch_size prediction_loss_only
+eval_on_start eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
+batch_eval_metrics save_* enable_jit_checkpoint push_to_hub hub_* load_best_model_at_end metric_for_best_model
+greater_is_better ignore_data_skip restore_callback_states_from_checkpoint full_determinism seed data_seed
+accelerator_config dataloader_* remove_unused_columns label_names train_sampling_strategy length_column_name
+group_by_length ddp_find_unused_parameters ddp_backend ddp_timeout ddp_static_graph debug skip_memory_metrics do_train
+do_eval do_predict resume_from_checkpoint local_rank neftune_noise_alpha torch_compile_backend torch_compile_mode
+trust_remote_code use_cache torch_empty_cache_steps"""
+
+
+class _Optimizer(NamedTuple):
+    name: str | None
+    assumed: str = ""
+    is_left_out: bool = False
+
+
+_PAGED = "its states lie in managed memory, which counts as the device's until that is full"
+_STATE = "one state for each parameter, as momentum has"
+_PLAIN = "AdamW, whose states it keeps"
+_LOW_RANK = "its states are of projected gradients; those of AdamW for whole ones are an upper bound"
+#: By the names of `transformers.training_args.OptimizerNames`: the optimizer here, and what is assumed.
+OPTIMIZERS = {
+    "adamw_torch": _Optimizer("adamw"), "adamw_torch_fused": _Optimizer("adamw_fused"),
+    "adamw_hf": _Optimizer("adamw", _PLAIN), "adamw_apex_fused": _Optimizer("adamw_fused", _PLAIN),
+    "adamw_anyprecision": _Optimizer("adamw", _PLAIN),
+    "adamw_bnb_8bit": _Optimizer("adamw8bit"), "adamw_8bit": _Optimizer("adamw8bit"),
+    "paged_adamw_8bit": _Optimizer("adamw8bit", _PAGED),
+    "paged_adamw": _Optimizer("adamw_fused", _PAGED), "paged_adamw_32bit": _Optimizer("adamw_fused", _PAGED),
+    "adamw_torch_8bit": _Optimizer("adamw8bit", "torchao's states of 8 bits, taken as those of bitsandbytes"),
+    "adamw_torch_4bit": _Optimizer("adamw8bit", "its states have 4 bits; those of 8 are an upper bound"),
+    "adafactor": _Optimizer("torch.optim:Adafactor", "PyTorch's own Adafactor"),
+    "ademamix": _Optimizer("adamw", "three states, of which AdamW has two", True),
+    "ademamix_8bit": _Optimizer("adamw8bit", "three states of 8 bits, of which AdamW has two", True),
+    "lion_32bit": _Optimizer("momentum", _STATE), "lion": _Optimizer("momentum", _STATE),
+    "paged_lion_32bit": _Optimizer("momentum", f"{_STATE}; {_PAGED}"),
+    "lion_8bit": _Optimizer("adamw8bit", "one state of 8 bits; AdamW's two are an upper bound"),
+    "paged_lion_8bit": _Optimizer("adamw8bit", "one state of 8 bits; AdamW's two are an upper bound"),
+    "sgd": _Optimizer("sgd"), "adagrad": _Optimizer("torch.optim:Adagrad"),
+    "rmsprop": _Optimizer("torch.optim:RMSprop"), "rmsprop_bnb": _Optimizer("torch.optim:RMSprop"),
+    "rmsprop_bnb_32bit": _Optimizer("torch.optim:RMSprop"),
+    "rmsprop_bnb_8bit": _Optimizer("adamw8bit", "one state of 8 bits; AdamW's two are an upper bound"),
+    "galore_adamw": _Optimizer("adamw", _LOW_RANK), "galore_adamw_8bit": _Optimizer("adamw8bit", _LOW_RANK),
+    "galore_adafactor": _Optimizer("torch.optim:Adafactor", _LOW_RANK),
+    "apollo_adamw": _Optimizer("adamw", _LOW_RANK),
+    "lomo": _Optimizer("sgd", "gradients are kept, which it frees as they come: an upper bound"),
+    "adalomo": _Optimizer("sgd", "gradients are kept, which it frees as they come: an upper bound"),
+    "grokadamw": _Optimizer("adamw", "a further state for each parameter is left out", True),
+    "stable_adamw": _Optimizer("adamw", _PLAIN), "schedule_free_adamw": _Optimizer("adamw", _PLAIN),
+    "schedule_free_radam": _Optimizer("torch.optim:RAdam", _PLAIN), "schedule_free_sgd": _Optimizer("momentum", _STATE),
+    "muon": _Optimizer("momentum", "one state for each matrix, as momentum has; AdamW's second one of others, and the "
+                       "products of its iterations, are left out", True)}
+
+
+def read_optimizer(options: Options, name: str = "optim", default: str = "adamw_torch_fused") -> str | None:
+    """The optimizer here of one that transformers names. Raises JobError for a name that it does not know."""
+    said = options.text(name, default, choices=OPTIMIZERS, means="optimizer") or default
+    found = OPTIMIZERS[said.removesuffix("_layerwise")] if said not in OPTIMIZERS else OPTIMIZERS[said]
+    if found.assumed:
+        options.note(name, "not modelled" if found.is_left_out else "assumed", f"{said}: {found.assumed}")
+    return found.name
+
+
+def read_checkpoints(options: Options, default: bool = False, name: str = "gradient_checkpointing") -> Checkpoints:
+    """Whether blocks are run again in backward."""
+    if not options.flag(name, default, means="blocks are run again in backward"):
+        return "none"
+    if (part := options.part("gradient_checkpointing_kwargs")) is not None:
+        part.rest("use_reentrant preserve_rng_state determinism_check early_stop debug")
+    return "blocks"
+
+
+def read_precision(options: Options) -> str | None:
+    """The dtype of autocast, by ``bf16`` and ``fp16``. Raises JobError where both are given."""
+    bf16, fp16 = options.flag("bf16"), options.flag("fp16")
+    if bf16 and fp16:
+        raise options.fail("fp16", "bf16 is given too; the trainer refuses both")
+    return "bf16" if bf16 else "fp16" if fp16 else None
+
+
+def read_batch(options: Options, batch: int = 8, accumulate: int = 1) -> tuple[int, int]:
+    """Sequences of a pass of one rank, and passes of a step."""
+    return (options.count("per_device_train_batch_size", batch, means="sequences of a pass of one device"),
+            options.count("gradient_accumulation_steps", accumulate, means="passes of a step"))
+
+
+def read_sharding(options: Options, launch: JobLaunch) -> Sharding | None:
+    """How ranks share the model: by ``deepspeed``, by ``fsdp`` with ``fsdp_config``, by accelerate's file, or DDP."""
+    document = read_beside(options, "deepspeed", launch) if not isinstance(options.get("deepspeed"), dict) else None
+    if document is not None:
+        return read_deepspeed(document, options, launch)
+    words = {word for text in options.words("fsdp") for word in text.split()} - {"false", "False", ""}
+    config = options.part("fsdp_config")
+    if words:
+        found = replace(read_fsdp_config(config), kind="fsdp") if config is not None else Sharding(kind="fsdp")
+        return replace(found, reshards=found.reshards and "shard_grad_op" not in words,
+                       offloads=found.offloads or "offload" in words)
+    if launch.sharding is not None:
+        return launch.sharding
+    return Sharding(kind="ddp") if launch.size > 1 else None
+
+
+#: Settings of FSDP that change neither memory nor time of a step, by their names without ``fsdp_``.
+_FSDP_WITHOUT_EFFECT = """sync_module_states cpu_ram_efficient_loading cpu_offload_pin_memory use_orig_params
+state_dict_type final_state_dict_type auto_wrap_policy transformer_layer_cls_to_wrap backward_prefetch forward_prefetch
+limit_all_gathers version min_num_params xla* enable_checkpoint save_policy"""
+
+
+def read_fsdp_config(options: Options) -> Sharding:
+    """FSDP's settings as accelerate and transformers name them, with ``fsdp_`` before them or without."""
+    def named(name: str) -> str:
+        return f"fsdp_{name}" if options.get(f"fsdp_{name}") is not None else name
+
+    strategy = options.get(named("sharding_strategy"))
+    reshards, replicas = True, 1
+    if strategy is not None:
+        said = (options.text(named("sharding_strategy")) or "").upper()
+        strategies = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD",
+                      "5": "HYBRID_SHARD_ZERO2"}
+        said = strategies.get(said, said)
+        if said not in strategies.values():
+            raise options.fail(named("sharding_strategy"), f"must be one of {', '.join(strategies.values())}")
+        reshards = said in ("FULL_SHARD", "HYBRID_SHARD")
+        if said == "NO_SHARD":
+            return Sharding(kind="ddp")
+        if said.startswith("HYBRID"):
+            replicas = 0  # as many as there are hosts
+    if isinstance(value := options.get(named("reshard_after_forward")), str) and not isinstance(value, bool) \
+            and value.upper() in ("FULL_SHARD", "SHARD_GRAD_OP"):
+        options.text(named("reshard_after_forward"))
+        reshards = value.upper() == "FULL_SHARD"
+    else:
+        reshards = options.flag(named("reshard_after_forward"), reshards)
+    offloads = options.flag(named("offload_params"), False)
+    options.flag(named("activation_checkpointing"), False)
+    names = _FSDP_WITHOUT_EFFECT.split()
+    options.text(named("mixed_precision_policy"))
+    options.rest(" ".join([*names, *(f"fsdp_{name}" for name in names)]))
+    return Sharding(kind="fsdp", reshards=reshards, offloads=offloads, replicas=replicas)
+
+
+def checkpoints_of_fsdp(options: Options) -> bool:
+    """Whether a configuration of FSDP asks for blocks to be run again in backward."""
+    return any(options.get(name) in (True, "true", "True") for name in (
+        "fsdp_activation_checkpointing", "activation_checkpointing"))
+
+
+def accumulate_of(options: Options, global_name: str, batch: int, ranks: int) -> int | None:
+    """Passes of a step that a batch of all ranks asks for; None where it is not given. Raises JobError where ranks and
+    passes do not divide it.
+    """
+    whole = options.number(global_name, least=1, means="sequences of a step of all ranks")
+    if whole is None:
+        return None
+    if whole % (batch * ranks):
+        raise options.fail(global_name, f"is no multiple of {batch} sequences a pass on {ranks} "
+                           f"rank{'s' if ranks > 1 else ''}, {math.ceil(whole / (batch * ranks)) * batch * ranks} is")
+    return whole // (batch * ranks)

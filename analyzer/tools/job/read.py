@@ -1,0 +1,171 @@
+"""`read_job`: which program a file or a command is of, and the plan that it asks for."""
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from analyzer.errors import find_close
+from analyzer.on_use import load
+
+from .document import FORMS, Document, Edit, Files, JobError, Keys
+from .launch import peel
+from .options import OptionReading, Options
+from .plan import Plan, ServingPlan, TrainingPlan
+from .program import JobLaunch, JobProgram
+from .programs import PROGRAMS
+from .shell import ShellCommand, Word, read_options, read_script, read_words
+
+COMMAND = "the command"  #: what a command without a file is called in errors
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A configuration that was read: of which program, what it asks for, and what became of each of its options."""
+
+    name: str                                #: the file, or `COMMAND`
+    program: JobProgram
+    plan: Plan
+    readings: tuple[OptionReading, ...]
+    launch: JobLaunch
+    options: Options = field(repr=False)
+    files: Files = field(repr=False)
+
+    @property
+    def missing(self) -> list[OptionReading]:
+        """Options that change the cost, or may, and are not part of the answer: they are told first."""
+        return [reading for reading in self.readings if reading.kind in ("not modelled", "unknown")]
+
+    def profile(self, device: str = "h200", **settings: Any) -> Any:
+        """What a step costs on a device: a `Profile`, or a `ServedProfile` of a server."""
+        if isinstance(self.plan, ServingPlan):
+            return load("analyzer.tools.job.serving:profile_serving")(self.plan, device, files=self.files, **settings)
+        return load("analyzer.tools.job.training:profile_training")(self.plan, device, files=self.files, **settings)
+
+    def with_model(self, model: str) -> Job:
+        """The same job of another model: a name, or the folder of its config.json."""
+        return replace(self, plan=replace(self.plan, model=model))
+
+    def change(self, edits: Sequence[Edit]) -> Job:
+        """The job of the changed file, read anew. Raises JobError where its program would refuse it."""
+        changed = _read(self.name, self.files.replace(self.name, self.change_text(edits)), self.launch.ranks)
+        return changed.with_model(self.plan.model)
+
+    def change_text(self, edits: Sequence[Edit]) -> str:
+        """The text of the file with values changed."""
+        document = next((document for document, _ in self.options.layers if document.name == self.name),
+                        self.options.layers[-1][0])
+        return document.change(edits)
+
+
+def read_job(path: str | Path, *, ranks: int | None = None) -> Job:
+    """Read a configuration of another program, or a shell script that starts it. Nothing of it is executed.
+
+    ``ranks``: how many devices, where the file does not say it. Raises JobError, which names the file, the line and
+    the key, for what cannot be read, and for what its own program would refuse.
+    """
+    return _read(str(path), Files(Path(path).parent), ranks)
+
+
+def read_command(words: Sequence[str], *, ranks: int | None = None) -> Job:
+    """Read a command line, such as ``["accelerate", "launch", "train.py", ...]``; it is not run. Raises JobError."""
+    if not words:
+        raise JobError("no command: write it after --, as in analyzer job -- vllm serve Qwen/Qwen3-8B")
+    return _read(COMMAND, Files(texts={COMMAND: shlex.join(words)}), ranks)
+
+
+def _read(name: str, files: Files, ranks: int | None) -> Job:
+    suffix = Path(name).suffix.lower()
+    if name == COMMAND or suffix in _SCRIPTS:
+        text = files.text(name)
+        commands = read_script(text, name) if name != COMMAND else [read_words(shlex.split(text))]
+        return _read_commands(commands, text, name, files, ranks)
+    if suffix == ".py":
+        raise JobError(f"{name}: is a script: `analyzer dryrun {name}` runs it without a device")
+    if suffix not in FORMS:
+        known = ", ".join([*FORMS, *_SCRIPTS])
+        raise JobError(f"{name}: not the name of a configuration: it must end in {known}, or be a command after --")
+    document = files.document(name)
+    program = next((program for program in PROGRAMS if program.is_file(document.data)), None)
+    if program is None:
+        raise JobError(f"{name}: is no configuration of {', '.join(p.name for p in PROGRAMS)}: its first names are "
+                       f"{', '.join(list(document.data)[:5]) or 'none'}")
+    return _finish(name, program, Options.of(document), JobLaunch(ranks, files=files), files)
+
+
+def _read_commands(commands: Sequence[ShellCommand], text: str, name: str, files: Files, ranks: int | None) -> Job:
+    """The job of the first command of a script that starts a known program."""
+    heads = []
+    for command in commands:
+        try:
+            inner, launch = peel(command, name, JobLaunch(files=files))
+        except JobError:
+            if len(commands) == 1:
+                raise
+            continue
+        texts = [text.rsplit("/", 1)[-1] if at == 0 else text for at, text in enumerate(inner.texts)]
+        for program in PROGRAMS:
+            for beginning in program.commands:
+                count = len(beginning.split())
+                if texts[:count] == beginning.split():
+                    options = _read_options(program, inner.words[count:], text, name, files)
+                    launch.ranks = launch.ranks if ranks is None else ranks
+                    return _finish(name, program, options, launch, files)
+        heads.append(" ".join(texts[:2]))
+    known = [beginning for program in PROGRAMS for beginning in program.commands]
+    near = find_close(heads[0], known) if heads else ""
+    raise JobError(f"{name}: {heads[0] if heads else 'no command'}: not the command of a program that is read"
+                   f"{near}; these are: {', '.join(known)}")
+
+
+def _read_options(program: JobProgram, words: Sequence[Word], text: str, name: str, files: Files) -> Options:
+    """The options of a command, over those of the file that it names."""
+    found = read_options(words, program.switches)
+    data: dict[str, Any] = dict(found.options)
+    layers: list[Document] = []
+    paths = [str(data.pop(program.config))] if program.config in data else []
+    for word in found.others:
+        head, equals, value = word.partition("=")
+        if Path(word).suffix.lower() in FORMS:
+            paths.append(word)
+        elif equals and head.replace(".", "_").isidentifier():
+            data[head] = value
+        elif program.argument and program.argument not in data:
+            data[program.argument] = word
+    for path in paths:
+        at = files.find(path)
+        if at is None:
+            raise JobError(f"{name}: {path}: no such file; copy it here, or run where the program would")
+        layers.append(files.document(at))
+    lines: dict[Keys, int] = {(key,): line - 1 for key, line in found.lines.items() if line}
+    layers.append(Document(name, text, nest(data), lines, "command"))
+    return Options.of(*layers)
+
+
+def nest(data: dict[str, Any]) -> dict[str, Any]:
+    """Options with dots in their names as mappings in mappings.
+
+    >>> nest({"optimizer.lr": "1", "optimizer.fused": "true", "seed": "2"})
+    {'optimizer': {'lr': '1', 'fused': 'true'}, 'seed': '2'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        inner = found
+        *path, last = name.split(".")
+        for part in path:
+            if not isinstance(inner.get(part), dict):
+                inner[part] = {}
+            inner = inner[part]
+        inner[last] = value
+    return found
+
+
+def _finish(name: str, program: JobProgram, options: Options, launch: JobLaunch, files: Files) -> Job:
+    options.readings = launch.readings
+    plan = program.read(options, launch)
+    if isinstance(plan, TrainingPlan) and launch.ranks is None:
+        launch.ranks = plan.ranks
+    return Job(name, program, plan, tuple(launch.readings), launch, options, files)

@@ -1,0 +1,134 @@
+"""A job as text: what was understood and what was not, what it costs, what to change."""
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from textwrap import fill
+
+from analyzer.report.text_table import print_rows
+from analyzer.report.text_width import clean
+from analyzer.units import format_bytes, format_count, format_seconds
+
+from .change import JobChange
+from .document import write_value
+from .options import OptionReading
+from .plan import Plan, ServingPlan, TrainingPlan
+from .read import Job
+from .training import TrainedJob
+
+_TASKS = {"sft": "trains", "classify": "trains to classify with", "dpo": "prefers answers (DPO) with",
+          "orpo": "prefers answers (ORPO) with", "simpo": "prefers answers (SimPO) with",
+          "kto": "prefers answers (KTO) with", "reward": "trains a reward of", "policy": "updates the policy of"}
+
+
+def describe_job(job: Job, width: int = 120) -> str:
+    """What was not understood first, then what was, with defaults that matter, then what has no effect."""
+    parts = [fill(f"{clean(job.name)}: {job.program.name} {job.program.version}, {describe_plan(job.plan)}", width,
+                  subsequent_indent="  ")]
+    if job.missing:
+        parts.append(_list_missing(job.missing))
+    rows = [(reading.name, _show_value(reading), reading.meaning, _line(reading))
+            for reading in job.readings if reading.kind in ("understood", "default", "assumed")]
+    if rows:
+        parts.append(print_rows(("Option", "Value", "Meaning", "Line"), rows, left=(0, 1, 2)))
+    without = sorted({reading.name for reading in job.readings if reading.kind == "no effect"})
+    if without:
+        parts.append(fill(f"no effect on the cost: {', '.join(map(clean, without))}", width, subsequent_indent="  "))
+    return "\n\n".join(parts)
+
+
+def describe_plan(plan: Plan) -> str:
+    """A plan in a line."""
+    if isinstance(plan, ServingPlan):
+        return f"serves {clean(plan.model)} with {plan.engine}"
+    said = [f"{_TASKS[plan.task]} {clean(plan.model)}"]
+    if plan.adapter is not None:
+        said.append(f"LoRA of rank {plan.adapter.r}" + (f" over {plan.quantize} weights" if plan.quantize else ""))
+    elif plan.trained:
+        said.append("some of its parameters")
+    rows = "pairs" if plan.sequences > plan.micro_batch else "sequences"
+    said.append(f"{plan.accumulate} x {plan.micro_batch} {rows} of {plan.length:,} tokens a step and rank"
+                if plan.accumulate > 1 else f"{plan.micro_batch} {rows} of {plan.length:,} tokens a step and rank")
+    said.append(_describe_ranks(plan))
+    return ", ".join(said)
+
+
+def _describe_ranks(plan: TrainingPlan) -> str:
+    if plan.ranks == 1 or plan.sharding is None:
+        return "one device" if plan.ranks == 1 else f"{plan.ranks} devices"
+    how = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}[plan.sharding.kind]
+    zero = plan.sharding.config.get("zero_optimization")
+    if isinstance(zero, dict) and "stage" in zero:
+        how += f" ZeRO-{zero['stage']}"
+    return f"{plan.ranks} devices by {how}"
+
+
+def _list_missing(readings: Sequence[OptionReading]) -> str:
+    lines = ["not part of the answer:"]
+    for reading in readings:
+        why = reading.meaning if reading.kind == "not modelled" else "not known to this reader" + (
+            f"; {reading.meaning}" if reading.meaning else "")
+        lines.append(f"  {clean(reading.place or reading.name)}: {clean(reading.name)}: {_show_value(reading)}: {why}")
+    return "\n".join(lines)
+
+
+def _show_value(reading: OptionReading) -> str:
+    if any(word in reading.name.lower().replace("_", "") for word in ("apikey", "secret", "password")) or (
+            reading.name.lower().endswith("token")):
+        return "(not shown)"
+    text = clean(write_value(reading.value))
+    text = text if len(text) <= 48 else f"{text[:45]}..."
+    return f"{text} (default)" if reading.kind == "default" else text
+
+
+def _line(reading: OptionReading) -> str:
+    return reading.place.rpartition(":")[2] if ":" in reading.place else ""
+
+
+def describe_training(result: TrainedJob, price: float | None = None) -> str:
+    """Time and speed of a whole step, and what was taken for granted."""
+    lines = []
+    plan = result.plan
+    if result.step_seconds is not None:
+        ends = "" if result.step_range is None else f" ({' to '.join(map(format_seconds, result.step_range))})"
+        rate = format_count(result.tokens_per_second)
+        lines.append(f"a step of {plan.tokens:,} tokens: {format_seconds(result.step_seconds)}{ends}, {rate} tokens a "
+                     "second" + (f" on {plan.ranks} devices" if plan.ranks > 1 else "") + ", padding counted")
+        if price is not None and result.tokens_per_second:
+            dollars = price * plan.ranks / 3600 / result.tokens_per_second * 1e6
+            lines.append(f"cost: {dollars:.3g} dollars a million tokens")
+    lines += [f"assumed: {sentence}" for sentence in result.assumptions]
+    return "\n".join(lines)
+
+
+def describe_change(job: Job, change: JobChange | None, tried: Sequence[JobChange]) -> str:
+    """The difference of the file with which it fits, and what else was tried."""
+    lines = []
+    if change is None:
+        lines.append("no change that was tried makes it fit:")
+    else:
+        assert change.result is not None
+        verdict = change.result.verdict
+        need = None if verdict is None else verdict.needed_bytes
+        seconds = change.result.step_seconds
+        kept = "" if change.keeps_result else "; it changes what is trained"
+        lines.append(f"with this it fits: {format_bytes(need)} needed, a step in {format_seconds(seconds)}{kept}")
+        lines += ["", diff_of(job, change), ""]
+    rows = []
+    for other in tried:
+        if other is change:
+            continue
+        verdict = None if other.result is None else other.result.verdict
+        said = other.error if verdict is None else (
+            f"{format_bytes(verdict.needed_bytes)} needed, {'fits' if verdict else 'does not fit'}")
+        rows.append((", ".join(map(str, other.edits)), said))
+    if rows:
+        lines += ["tried too:" if change is not None else "", *(f"  {edits}: {said}" for edits, said in rows)]
+    return "\n".join(line for at, line in enumerate(lines) if line or at)
+
+
+def diff_of(job: Job, change: JobChange) -> str:
+    """What changes in the text of the file, as `diff -u` writes it, without lines around."""
+    before, after = job.files.text(job.name), job.change_text(change.edits)
+    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), job.name, job.name, n=0, lineterm=""))
+    return "\n".join(f"  {clean(line)}" for line in lines[2:] if not line.startswith("@@"))

@@ -1,0 +1,165 @@
+"""`profile_training`: what a step costs that a configuration asks for, on a device, as one rank of its job."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from analyzer.api.profile import profile
+from analyzer.api.result import Profile
+from analyzer.distributed.deepspeed import make_engine
+from analyzer.hardware import ClusterSpec, DeviceSpec
+from analyzer.parallel import world
+from analyzer.recipe.optimizer import find_optimizer
+from analyzer.results.verdict import Verdict
+from analyzer.zoo.command_option import model_errors
+
+from .build import DTYPES, load_model, make_model, share_model
+from .document import Files
+from .plan import TrainingPlan
+
+#: Passes of a step that are run: the second adds to gradients, as each further one does.
+MOST_PASSES = 2
+
+
+@dataclass(frozen=True)
+class TrainedJob:
+    """The profile of one rank's step with at most `MOST_PASSES` passes, and the time of the whole step."""
+
+    plan: TrainingPlan
+    profile: Profile
+    assumptions: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return self.profile.verdict
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Of all passes: those that were not run take as long as the mean of those that were."""
+        return self._scale(self.profile.step_seconds)
+
+    @property
+    def step_range(self) -> tuple[float, float] | None:
+        """The range of `step_seconds`."""
+        ends = self.profile.step_seconds_range
+        if ends is None:
+            return None
+        low, high = (self._scale(end) for end in ends)
+        return None if low is None or high is None else (low, high)
+
+    def _scale(self, seconds: float | None) -> float | None:
+        found = self.profile
+        if seconds is None or self.plan.accumulate <= MOST_PASSES or not found.step_seconds:
+            return seconds
+        passes = (found.fwd_seconds or 0.0) + (found.bwd_seconds or 0.0)
+        whole = found.step_seconds + passes * (self.plan.accumulate / MOST_PASSES - 1)
+        return seconds * whole / found.step_seconds
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of all ranks, padding counted."""
+        return self.plan.tokens / self.step_seconds if self.step_seconds else None
+
+
+def profile_training(plan: TrainingPlan, device: str | DeviceSpec = "h200", *, files: Files | None = None,
+                     cluster: str | ClusterSpec | None = None, rank: int = 0) -> TrainedJob:
+    """Predict a step of the plan. Raises InputError where its model cannot be what it asks for, JobError for a model
+    that is not found, and MissingExtraError where DeepSpeed's own code is run and is not installed.
+    """
+    build, said = load_model(plan, files or Files())
+    passes = min(plan.accumulate, MOST_PASSES)
+    rows = torch.zeros(plan.sequences, plan.length, dtype=torch.int64, device="meta")
+    inputs = {"input_ids": rows}
+    if plan.task == "sft":
+        inputs["labels"] = rows.clone()
+    elif plan.task == "classify":
+        inputs["labels"] = torch.zeros(plan.sequences, dtype=torch.int64, device="meta")
+    by_deepspeed = plan.sharding is not None and plan.sharding.kind == "deepspeed"
+    settings: dict[str, Any] = {}
+    if by_deepspeed:
+        model: Callable[[], nn.Module] = partial(_make_engine, plan, build, passes)
+    else:
+        model = partial(_make_rank, plan, build)
+        settings["optimizer"] = find_optimizer(plan.optimizer)
+        settings["step"] = partial(_take_step, passes, plan.clips and plan.optimizer is not None,
+                                   None if plan.autocast is None else DTYPES[plan.autocast])
+    ranks = max(plan.ranks, 1)
+    if ranks > 1 or by_deepspeed:
+        settings["world"] = world(ranks, rank, plan.ranks_per_host, cluster)
+    with model_errors(plan.model):
+        found = profile(model, (), inputs, device=device, **settings)
+    if plan.accumulate > MOST_PASSES:
+        said.append(f"of the {plan.accumulate} passes of a step {MOST_PASSES} are run; memory is that of all, and the "
+                    "others take as long")
+    return TrainedJob(plan, found, tuple(said))
+
+
+def _make_rank(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
+    model = share_model(make_model(plan, build), plan)
+    if plan.compiles:
+        model = torch.compile(model)  # type: ignore[assignment]
+    return model
+
+
+def _make_engine(plan: TrainingPlan, build: Callable[[], nn.Module], passes: int) -> nn.Module:
+    assert plan.sharding is not None
+    config = {**plan.sharding.config, "gradient_accumulation_steps": passes,
+              "train_micro_batch_size_per_gpu": plan.micro_batch}
+    config.pop("train_batch_size", None)
+    optimizer = None if "optimizer" in config else find_optimizer(plan.optimizer)
+    if config.get("optimizer"):
+        config["optimizer"] = {**config["optimizer"], "params": {}}
+    return make_engine(make_model(plan, build), config, optimizer)
+
+
+def _take_step(passes: int, clips: bool, autocast: torch.dtype | None, model: nn.Module,
+               optimizer: torch.optim.Optimizer, **inputs: torch.Tensor) -> None:
+    """As transformers' `Trainer` takes it: passes, of which the last communicates, the norm clipped, the update."""
+    for number in range(passes):
+        with _without_communication(model) if number < passes - 1 else nullcontext():
+            with nullcontext() if autocast is None else torch.autocast("cuda", autocast):
+                loss = _find_loss(model(**inputs), autocast is not None)
+            (loss / passes).backward()
+            del loss
+    if clips:
+        torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
+    optimizer.step()
+    model.zero_grad()
+
+
+def _find_loss(output: Any, casts: bool) -> torch.Tensor:
+    """The loss, behind a copy of all outputs in float32 (accelerate/accelerator.py, `prepare_model`:
+    ``convert_outputs_to_fp32`` around a forward pass under autocast).
+    """
+    if isinstance(output, torch.Tensor):
+        return output.float() if casts else output
+    if casts:
+        kept = [value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+                for value in output.values()]
+        return next(value for name, value in zip(output, kept) if name == "loss")
+    loss: torch.Tensor = output.loss
+    return loss
+
+
+class _without_communication:
+    """Passes whose gradients are not reduced yet: accelerate/accelerator.py, `no_sync`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model: Any = model
+        self.inner: Any = model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) else nullcontext()
+
+    def __enter__(self) -> None:
+        if hasattr(self.model, "set_requires_gradient_sync"):
+            self.model.set_requires_gradient_sync(False)
+        self.inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.inner.__exit__(*error)
+        if hasattr(self.model, "set_requires_gradient_sync"):
+            self.model.set_requires_gradient_sync(True)
