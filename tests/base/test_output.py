@@ -9,7 +9,9 @@ import pytest
 
 from analyzer import Profile
 from analyzer.cli import main
+from analyzer.commands import COMMANDS
 from analyzer.errors import InputError, OutputError
+from analyzer.on_use import load
 from analyzer.output import check_output, write_output
 from analyzer.results.info import MemoryEvent, ModuleInfo
 from analyzer.tools.generation.generation_profile import GenerationProfile
@@ -50,6 +52,7 @@ def test_a_full_disk_leaves_the_good_old_file(writer, tmp_path, small_disk):
     ("{folder}/" + "x" * 300, "File name too long"),
 ])
 def test_what_cannot_be_written_is_said_before_the_work(command, path, words, tmp_path, capsys, monkeypatch):
+    load(COMMANDS[command[0]].run)  # a module that is imported first below would keep what is patched
     monkeypatch.setattr("analyzer.zoo.target.load_target", lambda name: pytest.fail("the work had begun"))
     assert main([command[0], "gpt2", *command[1:], "--json", path.format(folder=tmp_path)]) == 2
     assert words in capsys.readouterr().err
