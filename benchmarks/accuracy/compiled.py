@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import math
 import sys
 import time
 import warnings
@@ -21,10 +20,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from analyzer import ProfileOptions, profile
 from analyzer.parallel import world
+from benchmarks.accuracy import compiled_models
 from benchmarks.accuracy import published as accuracy_published
 from benchmarks.accuracy.measured_step import MeasuredStep, build_neusight, neusight_steps
 from benchmarks.calibration import inductor
@@ -35,55 +34,12 @@ from benchmarks.truth.table import read_truth
 # ---- GPT-2 124M on an A100 of 80 GB: Andrej Karpathy's lecture "Let's reproduce GPT-2 (124M)" of June 2024, which
 # measures one change after the other, a batch of 16 x 1,024 tokens.
 
-DEVICE, BATCH, TOKENS, WIDTH, HEADS, LAYERS = "a100_80gb", 16, 1024, 768, 12, 12
+DEVICE, BATCH, TOKENS = "a100_80gb", 16, 1024
 
 
-class Attention(nn.Module):
-    mask: Tensor
-
-    def __init__(self, flash: bool) -> None:
-        super().__init__()
-        self.flash, self.c_attn, self.c_proj = flash, nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.register_buffer("mask", torch.tril(torch.ones(TOKENS, TOKENS)).view(1, 1, TOKENS, TOKENS))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.view(BATCH, TOKENS, HEADS, -1).transpose(1, 2) for part in self.c_attn(x).split(WIDTH, dim=2))
-        if self.flash:
-            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:
-            scores = (q @ k.transpose(-2, -1)) * (1 / math.sqrt(k.shape[-1]))
-            scores = scores.masked_fill(self.mask == 0, -math.inf)
-            out = functional.softmax(scores, dim=-1) @ v
-        return self.c_proj(out.transpose(1, 2).contiguous().view(x.shape))  # type: ignore[no-any-return]
-
-
-class Layer(nn.Module):
-    def __init__(self, flash: bool) -> None:
-        super().__init__()
-        self.ln_1, self.attn, self.ln_2 = nn.LayerNorm(WIDTH), Attention(flash), nn.LayerNorm(WIDTH)
-        self.c_fc, self.c_proj = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x))
-        out: Tensor = x + self.c_proj(functional.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
-        return out
-
-
-class GPT2(nn.Module):
-    """As nanoGPT writes it; it gives the loss."""
-
-    def __init__(self, vocabulary: int, flash: bool) -> None:
-        super().__init__()
-        self.wte, self.wpe = nn.Embedding(vocabulary, WIDTH), nn.Embedding(TOKENS, WIDTH)
-        self.h, self.ln_f = nn.ModuleList(Layer(flash) for _ in range(LAYERS)), nn.LayerNorm(WIDTH)
-        self.lm_head = nn.Linear(WIDTH, vocabulary, bias=False)
-        self.wte.weight = self.lm_head.weight
-
-    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
-        x = self.wte(ids) + self.wpe(torch.arange(TOKENS, device=ids.device))
-        for layer in self.h:
-            x = layer(x)
-        return functional.cross_entropy(self.lm_head(self.ln_f(x)).flatten(0, 1), targets.flatten())
+class Lecture(compiled_models.GPT):  # it gives the loss
+    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(ids, targets)[1]
 
 
 class Rung(NamedTuple):
@@ -102,7 +58,7 @@ class Rung(NamedTuple):
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(self.precision)
         try:
-            model: Any = GPT2(self.vocabulary, self.flash)
+            model: Any = Lecture(self.vocabulary, self.flash, "tanh")
             ids = torch.zeros(BATCH, TOKENS, dtype=torch.long)
             p = profile(torch.compile(model) if self.is_compiled else model, (ids, ids), device=DEVICE,
                         autocast=self.autocast, optimizer=self.optimizer)

@@ -3,6 +3,7 @@ model, its inputs, and the forward pass that ends in the loss. Tensors are made 
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -37,23 +38,33 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    mask: Tensor
+
+    def __init__(self, width: int, heads: int, positions: int, flash: bool) -> None:
         super().__init__()
-        self.c_attn, self.c_proj, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
+        self.c_attn, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads, self.flash = heads, flash
+        if not flash:
+            self.register_buffer("mask", torch.tril(torch.ones(positions, positions)).view(1, 1, positions, positions))
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
         q, k, v = (part.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
                    for part in self.c_attn(x).split(width, dim=2))
-        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.flash:
+            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            scores = (q @ k.transpose(-2, -1)) * (1 / math.sqrt(k.shape[-1]))
+            out = functional.softmax(scores.masked_fill(self.mask == 0, -math.inf), dim=-1) @ v
         return self.c_proj(out.transpose(1, 2).contiguous().view(batch, tokens, width))  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, approximate: str, *attention: Any) -> None:
         super().__init__()
-        self.ln_1, self.attn, self.ln_2 = nn.LayerNorm(width), Attention(width, heads), nn.LayerNorm(width)
-        self.c_fc, self.gelu, self.c_proj = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        self.ln_1, self.attn, self.ln_2 = nn.LayerNorm(width), Attention(width, *attention), nn.LayerNorm(width)
+        self.c_fc, self.gelu = nn.Linear(width, 4 * width), nn.GELU(approximate)
+        self.c_proj = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln_1(x))
@@ -63,10 +74,11 @@ class Layer(nn.Module):
 class GPT(nn.Module):
     """GPT-2 as nanoGPT writes it: 12 layers, dropout 0; logits and loss."""
 
-    def __init__(self, vocabulary: int, positions: int = 1024, width: int = 768, heads: int = 12) -> None:
+    def __init__(self, vocabulary: int, flash: bool = True, approximate: str = "none", positions: int = 1024,
+                 width: int = 768, heads: int = 12) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
-        self.h = nn.ModuleList(Layer(width, heads) for _ in range(12))
+        self.h = nn.ModuleList(Layer(width, approximate, heads, positions, flash) for _ in range(12))
         self.ln_f, self.lm_head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
         self.wte.weight = self.lm_head.weight
 

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import math
+import pathlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -46,18 +48,7 @@ MEDIA = ("nvlink", "pcie", "host", "sockets", *FABRICS)
 #: Where the search begins: round numbers read off the curves. No case moves some, so that they stay: the ring's share
 #: of InfiniBand (365 of 400 GB/s on EFA, H200, four hosts: h200-4nodes-allreduce of collectives.json), LL's share of it
 #: and what sends side by side and pairs reach over PCI Express and networks (assumed: as over NVLink).
-START: Constants = {
-    "base_seconds": 6.6e-6, "nvlink_hop_seconds": 0.8e-6, "pcie_hop_seconds": 1.0e-6, "host_hop_seconds": 1.2e-6,
-    "sockets_hop_seconds": 1.2e-6, "infiniband_hop_seconds": 5e-6, "ethernet_hop_seconds": 40e-6,
-    "nvlink_ll_share": 0.015, "pcie_ll_share": 0.3, "host_ll_share": 0.7, "sockets_ll_share": 0.7,
-    "infiniband_ll_share": 0.1, "ethernet_ll_share": 0.1, "ll128_share": 0.55, "ll128_own_block": 1.5,
-    "ll128_base_seconds": 0.5e-6, "ll128_hop": 1.1, "simple_base": 2.0, "simple_hop": 1.2, "own_block": 0.3,
-    "fill": 0.3, "nvlink_ring_share": 0.8, "pcie_ring_share": 0.8, "host_bandwidth": 20e9, "sockets_bandwidth": 10e9,
-    "infiniband_ring_share": 0.92, "ethernet_ring_share": 0.92, "sharp_share": 0.61, "sharp_base": 10.0,
-    "sharp_fill": 0.1, "nvlink_send_share": 0.8, "pcie_send_share": 0.8, "infiniband_send_share": 0.8,
-    "ethernet_send_share": 0.8, "send_hop": 0.1, "send_own_block": 0.25, "send_base_seconds": 3e-6,
-    "send_ll_base_seconds": 3e-6, "send_ll_share": 0.03, "send_fill": 0.5, "pair_base_seconds": 7e-6,
-    "nvlink_pair_share": 0.8, "pcie_pair_share": 0.8, "infiniband_pair_share": 0.8, "ethernet_pair_share": 0.8}
+START: Constants = json.loads(pathlib.Path(__file__).with_suffix(".json").read_text())
 _OF_GENERATION = ("base_seconds", "nvlink_hop_seconds", "ll128_base_seconds", "send_own_block")
 _BLACKWELL_SHARP = 0.74 / 0.85  # nvlsEfficiency of Blackwell and of Hopper: NCCL, src/graph/tuning.cc
 

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from analyzer.hardware import DeviceSpec, PeakRates, find_device, roofline_seconds
@@ -31,13 +33,6 @@ from benchmarks.truth.table import Constants, read_rows, read_truth, write_const
 DEVICES = {"NVIDIA A100 80GB PCIe": "a100_80gb_pcie", "Tesla V100-PCIE-32GB": "v100_pcie_32gb", "Tesla T4": "t4",
            "Tesla P4": "p4"}
 IMAGE_CHANNELS = 3
-# Milliseconds of 24 depthwise layers on images [64, 384, size, size], by size and kernel: Ding et al., Scaling Up Your
-# Kernels to 31x31, CVPR 2022 (arXiv 2203.06717), Table 1, rows "Pytorch" (1.9, float32, whose kernels are today's).
-DEPTHWISE_LAYERS, DEPTHWISE_BATCH, DEPTHWISE_CHANNELS = 24, 64, 384
-DEPTHWISE_KERNELS = (3, 5, 7, 9, 13, 17, 21, 27, 29, 31)
-DEPTHWISE_MILLISECONDS = {16: (5.6, 11.0, 14.4, 17.6, 36.0, 57.2, 83.4, 133.5, 150.7, 171.4),
-                          32: (21.9, 34.1, 54.8, 76.1, 141.2, 230.5, 342.3, 557.8, 638.6, 734.8),
-                          64: (69.6, 141.2, 228.6, 319.8, 600.0, 977.7, 1454.4, 2371.1, 2698.4, 3090.4)}
 # NVIDIA Turing GPU Architecture whitepaper WP-09183-001, Table 1, GeForce RTX 2080 Ti, reference board.
 RTX_2080_TI = DeviceSpec("rtx_2080_ti", architecture="Turing", compute_capability=(7, 5), memory_bandwidth=616e9,
                          flops_per_second=PeakRates(fp32=13.4e12), multiprocessors=68, l2_bytes=5632 * 1024,
@@ -158,11 +153,13 @@ def read_measured_calls() -> list[tuple[Call, float]]:
 
 def read_depthwise_rows() -> list[Depthwise]:
     """The published depthwise convolutions on an RTX 2080 Ti, a layer each, and those measured on an H200."""
-    published = [Depthwise(Call.of("float32", False, "forward", DEPTHWISE_BATCH, DEPTHWISE_CHANNELS, DEPTHWISE_CHANNELS,
-                                   (size, size), (size, size), (kernel, kernel), DEPTHWISE_CHANNELS), RTX_2080_TI,
-                           milliseconds / 1000 / DEPTHWISE_LAYERS)
-                 for size, row in DEPTHWISE_MILLISECONDS.items()
-                 for kernel, milliseconds in zip(DEPTHWISE_KERNELS, row)]
+    truth = read_truth("kernels/depthwise")
+    channels = truth["channels"]
+    published = [Depthwise(Call.of("float32", False, "forward", truth["batch"], channels, channels,
+                                   (size, size), (size, size), (kernel, kernel), channels), RTX_2080_TI,
+                           milliseconds / 1000 / truth["layers"])
+                 for size, row in zip(map(int, truth["milliseconds"]), truth["milliseconds"].values())
+                 for kernel, milliseconds in zip(truth["kernels"], row)]
     return published + [Depthwise(call, find_device("h200"), seconds) for call, seconds in read_measured_calls()
                         if call.shape.groups > 1]
 
@@ -175,24 +172,14 @@ ROUNDS = 7
 FAR = math.log(1.5)  # an error counts no more than this: another algorithm was run, which no constant brings back
 
 # Where the search begins: from the data sheet (rates are shares of a peak) and from what such kernels usually reach.
-CUDA_CORE_START = {"cuda_core_efficiency": 0.75, "cuda_core_tile_cost": 20.0, "cuda_core_prologue": 5.0,
-                   "cuda_core_resident": 1.5, "winograd_efficiency": 0.7, "winograd_prologue": 15.0,
-                   "winograd_resident": 1.2, "memory_efficiency": 0.6, "transform_efficiency": 0.5}
-HARNESS_START = {"host_seconds": 30e-6, "host_seconds_per_row": 8e-8}
-TENSOR_START = {"tf32_efficiency": 0.6, "half_efficiency": 0.7, "tf32_in_place_efficiency": 0.5,
-                "half_in_place_efficiency": 0.7, "weight_efficiency": 0.8, "tensor_memory_efficiency": 0.75,
-                "copy_efficiency": 0.7, "copy_elements": 1.6, "gathered_vectors": 0.3, "kernel_seconds": 3e-6}
-# No kernel does better: the best measured convolution reaches 0.8 of its pipe, and copies 0.95 of the bandwidth.
-MOST = {"cuda_core_tile_cost": 64.0, "tf32_efficiency": 0.8, "half_efficiency": 0.8, "half_in_place_efficiency": 0.8,
-        "tf32_in_place_efficiency": 0.8, "copy_efficiency": 0.95, "memory_efficiency": 0.95,
-        "tensor_memory_efficiency": 0.95, "cuda_core_efficiency": 1.0, "winograd_efficiency": 1.0}
+# None does better than "most": the best measured convolution reaches 0.8 of its pipe, and copies 0.95 of the bandwidth.
+_START: dict[str, Constants] = json.loads(Path(__file__).with_suffix(".json").read_text())
+CUDA_CORE_START, HARNESS_START, TENSOR_START, DEPTHWISE_START, MOST = (
+    _START[kind] for kind in ("CUDA cores", "harness", "tensor cores", "depthwise", "most"))
 # Not fitted. A step of depth of an output tile loads (rows + columns) * 2 bytes of 16-bit operands at 128 bytes a clock
 # and multiplies rows * columns pairs at 1,024 a clock (A100 whitepaper, Table 4, a multiprocessor): 16 (1/rows +
 # 1/columns) as long. A pipeline of some stages of 16 or 32 steps is filled first; one block fills a multiprocessor.
 ASSUMED = {"tensor_tile_cost": 16.0, "tensor_prologue": 64.0, "tensor_resident": 1.0}
-DEPTHWISE_START = {"depthwise_index": 250.0, "depthwise_forward_tap": 20.0, "depthwise_input_tap": 20.0,
-                   "depthwise_weight_tap": 40.0, "depthwise_last_forward_tap": 5.0, "depthwise_last_input_tap": 5.0,
-                   "depthwise_last_weight_tap": 5.0}
 PUBLISHED_DEPTHWISE = ("depthwise_index", "depthwise_forward_tap")
 
 NOTE = ("tensor cores: one H200, from which Hopper has its tensor_spread and others half as much again; depthwise: "

@@ -29,7 +29,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -53,11 +54,12 @@ GRAPH_LAUNCH_SECONDS = 2.5e-6
 #: Of a random number: ten rounds of Philox (``n_rounds`` of triton/language/random.py), of which each takes the low and
 #: the high half of two products, four exclusive ors and two sums (``philox_impl``); of the four numbers one is used.
 RANDOM_INSTRUCTIONS = 100.0
-#: Compiled steps and the eager ones of the same models.
-HOST_PAIRS = {"mlp4/compile": "mlp4/eager", "gpt2/compile_bf16": "gpt2/eager_bf16", "vit/compile": "vit/eager",
-              "llama_block/compile": "llama_block/eager", "resnet50/compile": "resnet50/eager",
-              "bert/compile": "bert/eager", "convnext/compile": "convnext/eager"}
-HOST_BOUNDS: Bounds = {"kernel_seconds": (5e-6, 1e-7, 5e-5), "extern_seconds": (1e-5, 1e-7, 5e-5)}
+_TABLE = json.loads(Path(__file__).with_suffix(".json").read_text())
+HOST_PAIRS: dict[str, str] = _TABLE["host pairs"]  #: compiled steps and the eager ones of the same models
+#: What stands at the start, least and most. Of kernels: instructions of an element of a loop, of each function that it
+#: computes, and of one in a kernel that goes over rows and columns at once; latencies of memory until a kernel is under
+#: way. Those of float8 steps alone come after all others.
+HOST_BOUNDS, BOUNDS, FLOAT8_BOUNDS = (cast(Bounds, _TABLE[kind]) for kind in ("host", "kernels", "float8"))
 
 
 def seconds_of(function: Callable[[], object]) -> float:
@@ -153,17 +155,7 @@ def describe_host(runs: Sequence[HostRun]) -> str:  # each model with the consta
 
 # ---- generated kernels
 
-#: What stands at the start, least and most: instructions of an element of a loop, of each function that it computes,
-#: and of one in a kernel that goes over rows and columns at once; latencies of memory until a kernel is under way.
-BOUNDS: Bounds = {
-    "element_instructions": (15, 2, 60), "mixed_instructions": (25, 2, 100), "erf_instructions": (35, 5, 100),
-    "exp_instructions": (15, 2, 60), "sine_instructions": (90, 20, 200),
-    "online_instructions": (35, 5, 150), "variance_instructions": (100, 10, 300),
-    "column_variance_instructions": (20, 5, 100),
-    "atomic_instructions": (70, 5, 300), "start_latencies": (6, 1, 20)}
 FUNCTIONS = ("erf", "exp", "sine", "online", "variance", "column_variance", "atomic", "double")
-#: Of kernels of float8 steps alone, after all others.
-FLOAT8_BOUNDS: Bounds = {"double_instructions": (35, 5, 200), "scattered_instructions": (500, 50, 3000)}
 FLOAT8_CASES = "titan8b"
 DEVICE = "h200"
 

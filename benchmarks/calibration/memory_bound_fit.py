@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, cast
 
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.hardware.kernel_time.estimate import KernelTime
@@ -23,38 +25,10 @@ LARGE_SECONDS = 200e-6     # from here on an operator's time is its kernel's
 Constants = dict[str, float]
 #: What stands at the start, by the operators that fit it: value, least and most.
 Bounds = Mapping[str, tuple[float, float, float]]
-GROUPS: tuple[tuple[tuple[str, ...], Bounds], ...] = (
-    (("add", "add_", "mul", "copy_", "div", "threshold_backward", "clamp_min_", "pow"), {
-        "floor_seconds": (1.1e-6, 0.8e-6, 2e-6), "address_instructions": (50, 10, 150),
-        "dimension_instructions": (4.5, 1, 20), "operand_instructions": (6, 1, 20),
-        "convert_instructions": (95, 20, 300), "cast_latencies": (2.5, 0.5, 8),
-        "address_latencies": (2.5, 0.5, 8)}),
-    (("gelu",), {"gelu_instructions": (46, 10, 200)}),
-    (("gelu_backward",), {"gelu_backward_instructions": (66, 10, 300)}),
-    (("native_dropout",), {"random_fraction": (0.72, 0.3, 1), "random_latencies": (4, 1, 15)}),
-    (("native_batch_norm", "native_batch_norm_backward", "cudnn_batch_norm", "cudnn_batch_norm_backward"), {
-        "latency_seconds": (3.7e-7, 2e-7, 8e-7), "block_seconds": (7.5e-8, 2e-8, 3e-7),
-        "gradient_latencies": (1.7, 1, 4), "normalize_fraction": (0.65, 0.3, 1)}),
-    (("sum", "mean"), {
-        "reduction_fraction": (0.8, 0.4, 1), "reduction_instructions": (20, 5, 80), "block_latencies": (3, 0.5, 10),
-        "sharing_seconds": (4.7e-6, 1e-6, 1e-5), "round_seconds": (3.1e-7, 1e-7, 1e-6)}),
-    (("native_layer_norm",), {"row_instructions": (230, 50, 1000), "row_latencies": (6, 1, 20)}),
-    (("native_layer_norm_backward",), {"column_step_latencies": (2.85, 1, 10)}),
-    (("_log_softmax", "_log_softmax_backward_data"), {
-        "softmax_instructions": (60, 10, 200), "inner_softmax_instructions": (178, 30, 500)}),
-    (("_foreach_add_", "_foreach_mul_", "_foreach_lerp_", "_foreach_addcdiv_", "_foreach_sqrt", "_foreach_div_",
-      "_fused_adamw_"), {"list_instructions": (22, 2, 100), "list_access_instructions": (12, 2, 40)}),
-    (("embedding_dense_backward",), {
-        "library_seconds": (5.5e-6, 1e-6, 2e-5), "index_step_latencies": (3.5, 1, 10)}),
-    (("nll_loss_forward", "nll_loss_backward"), {"lone_loads": (22, 5, 100)}),
-    (("nll_loss2d_forward", "nll_loss2d_backward"), {"position_latencies": (2.8, 1, 10)}),
-    (("upsample_bilinear2d_backward",), {"atomic_instructions": (7, 1, 50)}),
-    (("upsample_bilinear2d",), {"plane_latencies": (0.85, 0.1, 5)}),
-    (("max_pool2d_with_indices", "max_pool2d_with_indices_backward"), {"tap_instructions": (60, 10, 300)}),
-    (("cat",), {"cat_instructions": (214, 20, 1000)}))
-#: Fitted to the float32 operators of older devices, and PyTorch 2.1: the powers, and the rows of layer norms.
-OLDER: tuple[tuple[tuple[str, ...], Bounds], ...] = ((("pow_scalar",), {"pow_instructions": (105, 20, 500)}),
-                                                     (("layer_norm",), {"row_instructions": (330, 100, 1000)}))
+_TABLE = json.loads(Path(__file__).with_suffix(".json").read_text())
+#: The second is fitted to the float32 operators of older devices, and PyTorch 2.1: the powers, and rows of layer norms.
+GROUPS, OLDER = ([(tuple(row["operators"]), cast(Bounds, row["bounds"])) for row in _TABLE[kind]]
+                 for kind in ("groups", "older"))
 #: Operators of steps that tell what memory gives.
 STREAMS = ("aten::threshold_backward", "aten::add_", "aten::gelu")
 

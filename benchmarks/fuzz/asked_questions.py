@@ -15,6 +15,7 @@ import ast
 import builtins
 import importlib
 import importlib.util
+import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -200,20 +201,8 @@ ON_CUDA = {
 
 
 #: questions that are answered otherwise, and why
-KNOWN = {
-    Question("called", "__dir__"): "a tensor without data has names of its own beside torch's",
-    Question("called", "__repr__"): "there are no numbers to print: the text tells shape, dtype and device",
-    Question("called", "__str__"): "there are no numbers to print: the text tells shape, dtype and device",
-    Question("called", "data_ptr"): "another address",
-    Question("called", "unique"): "how many numbers differ in unknown contents is expected, and said so",
-    Question("called", "nonzero"): "how many numbers are nonzero in unknown contents is expected, and said so",
-    Question("called", "cuda"): "a device can be named on a machine without one",
-    Question("called", "pin_memory"): "a machine without a GPU cannot pin memory; the simulated one can",
-    Question("called", "dequantize"): "of a dense tensor: PyTorch gives that itself, as if it were written to",
-    Question("called", "cpu"): "of the CPU the tensor itself, of CUDA a copy",
-    **{Question("called", name): "CUDA takes booleans, and the CPU does not" for name in ("abs", "abs_", "absolute")},
-    Question("called", "float"): "asked after `dequantize`, of what it wrote to",
-}
+KNOWN = {Question(kind, text): why for kind, text, why in json.loads(
+    Path(__file__).with_name("known.json").read_text())["questions"]}
 
 
 def as_on_cuda(question: Question, answer: str) -> str:

@@ -12,12 +12,14 @@ counted apart; so are those that the CPU itself refuses.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import types
 import unittest
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -164,11 +166,7 @@ def load_operators() -> list[Any]:  # PyTorch's own list of operators with sampl
 Tensor = torch.Tensor
 
 #: Operators whose results have other strides than on the CPU in some samples, and why; shapes and bytes are equal.
-KNOWN = {**dict.fromkeys(("linalg_eig", "linalg_lstsq", "linalg_lstsq_grad_oriented", "svd_lowrank", "pca_lowrank"),
-                         "LAPACK gives matrices by columns; the kernels on meta give some of them by rows"),
-         **dict.fromkeys(("nonzero", "nonzero_static", "argwhere"), "one row or none: meta has another stride"),
-         "fft_rfftn": "the CPU's library keeps the order of dimensions of a complex copy that meta has not",
-         "t": "the gradient of a matrix of one row is the transposed one itself: a stride that no element needs"}
+KNOWN: dict[str, str] = json.loads(Path(__file__).with_name("known.json").read_text())["strides"]
 
 
 def operators() -> list[Any]:  # those of `op_db` that take float32 on the CPU

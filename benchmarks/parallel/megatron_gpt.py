@@ -43,44 +43,28 @@ def _random(signature: Signature, device: DeviceSpec) -> KernelTime | None:
     return random_time(signature.outputs[0].numel, nbytes, device)
 
 
-def define(name: str, fake: Any, rule: Any) -> Any:
-    """An operator of ``fake``'s signature, which makes its outputs alone, with the time of ``rule``."""
-    made = torch.library.custom_op(name, fake, mutates_args=())
+def define(name: str, schema: str, fake: Any, rule: Any) -> Any:
+    """An operator that makes its outputs alone, by ``fake``, with the time of ``rule``."""
+    made = torch.library.custom_op(name, fake, mutates_args=(), schema=schema)
     made.register_fake(fake)
     register_time_impl(name)(rule)
     return made
 
 
-def _causal_softmax(scores: Tensor, scale: float) -> Tensor:
-    return torch.empty_like(scores)
-
-
-def _causal_softmax_backward(grad: Tensor, probabilities: Tensor, scale: float) -> Tensor:
-    return torch.empty_like(grad)
-
-
-def _bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
-def _bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
-def _bias_dropout_add(x: Tensor, bias: Tensor, residual: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
-
-
-def _dropout_backward(grad: Tensor, mask: Tensor, p: float) -> Tensor:
-    return torch.empty_like(grad)
-
-
-causal_softmax_op = define("megatron::causal_softmax", _causal_softmax, _triangle)
-causal_softmax_backward_op = define("megatron::causal_softmax_backward", _causal_softmax_backward, _triangle)
-bias_gelu_op = define("megatron::bias_gelu", _bias_gelu, stream_signature)
-bias_gelu_backward_op = define("megatron::bias_gelu_backward", _bias_gelu_backward, stream_signature)
-bias_dropout_add_op = define("megatron::bias_dropout_add", _bias_dropout_add, _random)
-dropout_backward_op = define("megatron::dropout_backward", _dropout_backward, stream_signature)
+causal_softmax_op = define("megatron::causal_softmax", "(Tensor scores, float scale) -> Tensor",
+                           lambda scores, scale: torch.empty_like(scores), _triangle)
+causal_softmax_backward_op = define(
+    "megatron::causal_softmax_backward", "(Tensor grad, Tensor probabilities, float scale) -> Tensor",
+    lambda grad, probabilities, scale: torch.empty_like(grad), _triangle)
+bias_gelu_op = define("megatron::bias_gelu", "(Tensor x, Tensor bias) -> Tensor",
+                      lambda x, bias: torch.empty_like(x), stream_signature)
+bias_gelu_backward_op = define("megatron::bias_gelu_backward", "(Tensor grad, Tensor x, Tensor bias) -> Tensor",
+                               lambda grad, x, bias: torch.empty_like(x), stream_signature)
+bias_dropout_add_op = define(
+    "megatron::bias_dropout_add", "(Tensor x, Tensor bias, Tensor residual, float p) -> (Tensor, Tensor)",
+    lambda x, bias, residual, p: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)), _random)
+dropout_backward_op = define("megatron::dropout_backward", "(Tensor grad, Tensor mask, float p) -> Tensor",
+                             lambda grad, mask, p: torch.empty_like(grad), stream_signature)
 
 
 def run(function: Any, *inputs: Any) -> Tensor:  # ``function.apply``, which torch does not annotate

@@ -60,19 +60,16 @@ def _time(signature: Signature, device: DeviceSpec, products: int) -> KernelTime
     return KernelTime(flops / find_rate(head_dim, length, device), _SPREAD, "arithmetic", 1 if products == 2 else 2)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    batch, length, heads, _ = q.shape
-    return torch.empty_like(q), torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
-
-
-def _attend_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor
-                     ) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-
-
 # the forward kernel, of two products, and the backward ones, of five
-attend_op = define("flash_triton::attend", _attend, functools.partial(_time, products=2))
-attend_backward_op = define("flash_triton::attend_backward", _attend_backward, functools.partial(_time, products=5))
+attend_op = define(
+    "flash_triton::attend", "(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)", lambda q, k, v: (
+        torch.empty_like(q), torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=torch.float32, device=q.device)),
+    functools.partial(_time, products=2))
+attend_backward_op = define(
+    "flash_triton::attend_backward",
+    "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums) -> (Tensor, Tensor, Tensor)",
+    lambda grad, q, k, v, out, sums: (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)),
+    functools.partial(_time, products=5))
 
 
 class TritonAttention(torch.autograd.Function):  # FlashAttnFunc
@@ -119,17 +116,13 @@ class Block(nn.Module):
         return out
 
 
-def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    return tuple(torch.empty(len(logits), dtype=torch.float32, device=logits.device) for _ in range(2))  # type: ignore
-
-
-def _losses_backward(grad: Tensor, logits: Tensor, sums: Tensor, targets: Tensor) -> Tensor:
-    return torch.empty_like(logits)
-
-
 # the kernels of flash_attn.losses.cross_entropy: one forward, one backward, over the logits as they are
-losses_op = define("xentropy::losses", _losses, stream_signature)
-losses_backward_op = define("xentropy::losses_backward", _losses_backward, stream_signature)
+losses_op = define(
+    "xentropy::losses", "(Tensor logits, Tensor targets) -> (Tensor, Tensor)", lambda logits, targets: tuple([
+        torch.empty(len(logits), dtype=torch.float32, device=logits.device) for _ in range(2)]), stream_signature)
+losses_backward_op = define(
+    "xentropy::losses_backward", "(Tensor grad, Tensor logits, Tensor sums, Tensor targets) -> Tensor",
+    lambda grad, logits, sums, targets: torch.empty_like(logits), stream_signature)
 
 
 class FusedCrossEntropy(torch.autograd.Function):  # SoftmaxCrossEntropyLossFn

@@ -9,6 +9,7 @@ import textwrap
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from . import prelude, statement
+from . import prelude
+
+# What a statement may be: templates, of which those that torch refuses are left out when drawn. They stand in
+# statements.txt, of one line divided by `` ; ``, whole statements by ``---``. ``{a} {b} {c}`` are tensors of floating
+# point, ``{i}`` of integers, ``{m}`` of booleans; ``{d} {e}`` dimensions of ``{a}``, ``{n}`` a small number, ``{o}``
+# and ``{p}`` new names, ``{L}`` a new attribute, ``{M}`` a module that was made before, ``{s}`` the sizes of ``{a}``.
+_TEXT = Path(__file__).with_name("statements.txt").read_text("utf-8")
+_TEXTS = dict(re.findall(r"^== (\w+)\n(.*?)\n(?=\n== |\Z)", _TEXT, re.MULTILINE | re.DOTALL))
+
+
+def _split(name: str) -> list[str]:
+    return [template for line in _TEXTS[name].splitlines() for template in line.split(" ; ")]
+
+
+VIEWS, POINTWISE, REDUCTIONS, PRODUCTS, ARRANGEMENTS, CASTS, INTEGERS, BOOLEANS, WRITES = map(_split, (
+    "VIEWS", "POINTWISE", "REDUCTIONS", "PRODUCTS", "ARRANGEMENTS", "CASTS", "INTEGERS", "BOOLEANS", "WRITES"))
+#: (a statement of ``__init__``, the call); a layer fits where the sizes do
+LAYERS = [tuple(layer.split(" | ")) for layer in _split("LAYERS")]
+#: whole statements, of several lines or in a region
+BLOCKS = _TEXTS["BLOCKS"].split("\n---\n")
+#: what a statement of ``__init__`` does to a module ``{M}`` that was made
+SETTINGS = _split("SETTINGS")
 
 MOST_ELEMENTS = 1500
 """Of a tensor that is drawn on: programs are tried by the thousand."""
@@ -97,7 +119,7 @@ class _Drawing:  # a program that is being drawn: its statements so far, and the
 
     def draw_layer(self) -> bool:  # a layer of its own, and its call
         attribute = f"self.l{len(self.init)}"
-        template, call = self.draw.choice(statement.LAYERS)
+        template, call = self.draw.choice(LAYERS)
         fill = self.draw_names(attribute)
         if fill is None:
             return False
@@ -113,25 +135,25 @@ class _Drawing:  # a program that is being drawn: its statements so far, and the
         return False
 
     def draw_call(self) -> bool:  # an expression
-        table = self.draw.choice((statement.VIEWS,) * 3 + (statement.POINTWISE,) * 3 + (
-            statement.REDUCTIONS, statement.PRODUCTS, statement.ARRANGEMENTS, statement.ARRANGEMENTS, statement.CASTS,
-            statement.INTEGERS, statement.BOOLEANS))
+        table = self.draw.choice((VIEWS,) * 3 + (POINTWISE,) * 3 + (
+            REDUCTIONS, PRODUCTS, ARRANGEMENTS, ARRANGEMENTS, CASTS,
+            INTEGERS, BOOLEANS))
         fill = self.draw_names()
         return fill is not None and self.keep(f"{self.draw_name()} = {fill(self.draw.choice(table))}")
 
     def draw_write(self) -> bool:  # a statement that writes in place
         fill = self.draw_names()
-        return fill is not None and self.keep(fill(self.draw.choice(statement.WRITES)))
+        return fill is not None and self.keep(fill(self.draw.choice(WRITES)))
 
     def draw_block(self) -> bool:  # a statement of several lines
         fill = self.draw_names()
-        return fill is not None and self.keep(fill(self.draw.choice(statement.BLOCKS)))
+        return fill is not None and self.keep(fill(self.draw.choice(BLOCKS)))
 
     def draw_setting(self) -> bool:  # a statement of ``__init__`` about a module that there is
         fill = self.draw_names()
         if fill is None or not self.modules:
             return False
-        text = fill(self.draw.choice(statement.SETTINGS))
+        text = fill(self.draw.choice(SETTINGS))
         if not self.attempt(text, is_init=True):
             return False
         self.init.append(text)
