@@ -23,11 +23,12 @@ from analyzer.zoo.target import load_target
 # one of each family, and those whose count was published of another class or as a rounded figure
 BUILT = ("bert-base-uncased", "roberta-base", "deberta-v3-base", "t5-small", "bart-base", "gpt2-xl", "pythia-1b",
          "opt-125m", "bloom-560m", "falcon-7b", "phi-4", "gemma-2-9b", "gemma-3-4b-it", "llama-3.1-405b",
-         "llama-4-scout-17b-16e", "mixtral-8x7b-v0.1", "ministral-3-3b-instruct-2512", "qwen3-30b-a3b",
-         "qwen2.5-vl-3b-instruct", "qwen3-vl-30b-a3b-instruct", "qwen3.5-4b", "qwen1.5-moe-a2.7b", "deepseek-v2-lite",
-         "gpt-oss-20b", "glm-4.7-flash", "minimax-m2.7", "olmo-2-1124-7b", "smollm2-1.7b", "vit-base-patch16-224",
-         "dinov2-base", "clip-vit-base-patch32", "siglip-base-patch16-224", "swin-large-patch4-window7-224",
-         "whisper-large-v3", "wav2vec2-base-960h")
+         "llama-3.2-11b-vision", "llama-4-scout-17b-16e", "mixtral-8x7b-v0.1", "ministral-3-3b-instruct-2512",
+         "qwen3-30b-a3b", "qwen2.5-vl-3b-instruct", "qwen3-vl-30b-a3b-instruct", "qwen3.5-4b", "qwen2.5-omni-7b",
+         "qwen3-omni-30b-a3b-instruct", "qwen1.5-moe-a2.7b", "deepseek-v2-lite", "gpt-oss-20b", "glm-4.5-air",
+         "glm-4.7-flash", "minimax-m2.7", "olmo-2-1124-7b", "smollm2-1.7b", "vit-base-patch16-224", "dinov2-base",
+         "clip-vit-base-patch32", "siglip-base-patch16-224", "swin-large-patch4-window7-224", "whisper-large-v3",
+         "wav2vec2-base-960h")
 
 
 @pytest.fixture
