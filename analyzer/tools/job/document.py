@@ -70,7 +70,7 @@ class Files:
         """The path of a file: from here, or beside the configuration and above it (programs are started in the folder
         of their project); None where there is none.
         """
-        for folder in (Path(), self.folder, *self.folder.absolute().parents[:4]):
+        for folder in (Path(), self.folder, *self.folder.absolute().parents[:6]):
             if str(path := folder / name) in self.texts or path.is_file():
                 return str(path)
         return None

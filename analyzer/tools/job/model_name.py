@@ -1,9 +1,12 @@
 """The model that a configuration names: among the shapes that ship, in a local folder, or by its likeness to one."""
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from analyzer.errors import find_close
 from analyzer.zoo.published_shape import find_shape, list_names
@@ -40,6 +43,23 @@ def find_model(name: str, files: Files) -> FoundModel:
     raise JobError(f"model {name}: none of the shapes that ship with analyzer (`analyzer models`), and no folder"
                    f"{find_close(short, list_names())}; copy its config.json to a folder, and give that: "
                    f"--model FOLDER. No weights and no tokenizer are needed")
+
+
+def find_config(name: str, files: Files) -> Mapping[str, Any]:
+    """The config of a model that `find_model` finds; empty where it finds none, or the folder's holds no mapping.
+
+    >>> find_config("Qwen/Qwen3-8B", Files())["max_position_embeddings"]
+    40960
+    """
+    try:
+        target = find_model(name, files).target.removeprefix("hf:")
+        if (path := Path(target) / "config.json").is_file():
+            found = json.loads(files.text(str(path)))
+            return found if isinstance(found, Mapping) else {}
+    except (JobError, ValueError):
+        return {}
+    shape = find_shape(target)
+    return {} if shape is None else shape.config
 
 
 def _likely_names(short: str) -> list[str]:

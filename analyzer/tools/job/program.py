@@ -25,6 +25,7 @@ class JobLaunch:
     files: Files = field(default_factory=Files)
     readings: list[OptionReading] = field(default_factory=list)
     mixed_precision: str | None = None  #: of `accelerate`: bf16, fp16, no
+    recomputes: bool = False            #: whether FSDP's settings of `accelerate` ask that blocks run again in backward
 
     @property
     def size(self) -> int:
@@ -43,7 +44,8 @@ class JobProgram:
 
     - ``version``: of which defaults are; ``source``: where its options are defined, in its own repository;
     - ``is_file``: whether the data of a file are a configuration of it; ``commands``: with what its commands begin,
-      such as ``swift sft``; ``argument``: the option that a word without a name is;
+      such as ``swift sft``, or how the path of its script ends, with a slash in it: ``swift/cli/sft.py``;
+    - ``argument``: the option that a word without a name is;
     - ``config``: the option that names a file of further options;
     - ``switches``: options of a command that take no value;
     - ``changes``: by names of `change.AXES`, what makes a change of its options.

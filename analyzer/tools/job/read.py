@@ -110,7 +110,7 @@ def _read_commands(commands: Sequence[ShellCommand], text: str, name: str, files
         for program in PROGRAMS:
             for beginning in program.commands:
                 count = len(beginning.split())
-                if texts[:count] == beginning.split():
+                if texts[:count] == beginning.split() or "/" in beginning and _ends_in(inner.texts[0], beginning):
                     options = _read_options(program, inner.words[count:], text, name, files)
                     launch.ranks = launch.ranks if ranks is None else ranks
                     return _finish(name, program, options, launch, files)
@@ -119,6 +119,10 @@ def _read_commands(commands: Sequence[ShellCommand], text: str, name: str, files
     near = find_close(heads[0], known) if heads else ""
     raise JobError(f"{name}: {heads[0] if heads else 'no command'}: not the command of a program that is read"
                    f"{near}; these are: {', '.join(known)}")
+
+
+def _ends_in(path: str, ending: str) -> bool:
+    return f"/{path}".endswith(f"/{ending}")
 
 
 def _read_options(program: JobProgram, words: Sequence[Word], text: str, name: str, files: Files) -> Options:

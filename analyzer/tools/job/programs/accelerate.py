@@ -8,7 +8,7 @@ from ..options import Options
 from ..plan import Sharding
 from ..program import JobLaunch, read_beside
 from .deepspeed import read_deepspeed
-from .trainer import read_fsdp_config
+from .trainer import checkpoints_of_fsdp, read_fsdp_config
 
 # accelerate 1.15, commands/config/config_args.py and commands/launch.py
 _WITHOUT_EFFECT = """compute_environment debug downcast_bf16 enable_cpu_affinity machine_rank main_process_ip
@@ -25,9 +25,11 @@ def read_accelerate(options: Options, launch: JobLaunch) -> JobLaunch:
     precision = options.text("mixed_precision", choices=("no", "fp16", "bf16", "fp8"))
     fsdp, deepspeed = options.part("fsdp_config"), options.part("deepspeed_config")
     sharding: Sharding | None = None
+    recomputes = False
     wants_fsdp = options.get("distributed_type") == "FSDP" or options.get("use_fsdp")
     if fsdp is not None or wants_fsdp:
-        sharding = read_fsdp_config(fsdp if fsdp is not None else _take(options, "fsdp_"))
+        settings = fsdp if fsdp is not None else _take(options, "fsdp_")
+        sharding, recomputes = read_fsdp_config(settings), checkpoints_of_fsdp(settings)
     elif deepspeed is not None or options.get("use_deepspeed"):
         sharding = _read_deepspeed(deepspeed if deepspeed is not None else options, launch)
     elif ranks is not None and ranks > 1:
@@ -39,7 +41,7 @@ def read_accelerate(options: Options, launch: JobLaunch) -> JobLaunch:
     options.rest(f"{_WITHOUT_EFFECT} use_cpu cpu fsdp_* deepspeed_* zero_* zero3_* offload_* gradient_* dynamo_* fp8_* "
                  "megatron_lm_* parallelism_config_*")
     options.readings = launch.readings
-    return replace(launch, ranks=ranks, hosts=hosts, sharding=sharding,
+    return replace(launch, ranks=ranks, hosts=hosts, sharding=sharding, recomputes=recomputes,
                    mixed_precision=None if precision is None else precision.lower())
 
 
