@@ -1,9 +1,11 @@
 """Programs whose configurations are read, a file each; a new one is added to the list here."""
 from ..program import JobProgram
 from .axolotl import AXOLOTL
+from .megatron_swift import MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF
+from .ms_swift import MS_SWIFT, MS_SWIFT_RLHF
 
 #: In this order files are recognised: what has more names of its own comes first.
-PROGRAMS: tuple[JobProgram, ...] = (AXOLOTL,)
+PROGRAMS: tuple[JobProgram, ...] = (AXOLOTL, MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF, MS_SWIFT, MS_SWIFT_RLHF)
 
 
 def list_programs() -> list[str]:

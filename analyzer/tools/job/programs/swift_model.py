@@ -1,0 +1,295 @@
+"""What the two trainers of ms-swift share: the model, the length of rows, what trains, and how weights are held."""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..model_name import find_config
+from ..options import Options
+from ..plan import Adapter, Task
+from ..program import JobLaunch
+
+# ms-swift 4.6, swift/arguments/
+
+#: Options of the base arguments, the tuners and the rollouts that change neither memory nor time of a step.
+WITHOUT_EFFECT = """model_type model_revision model_kwargs local_repo_path init_strategy rope_scaling max_model_len
+max_memory new_special_tokens problem_type experts_impl template system truncation_strategy agent_template norm_bbox
+use_chat_template padding_side loss_scale is_binary_loss_scale template_backend response_prefix enable_thinking
+preserve_thinking add_non_thinking_prefix disable_ignore_empty_think dataset val_dataset cached_dataset
+cached_val_dataset split_dataset_ratio data_seed dataset_num_proc load_from_cache_file dataset_shuffle
+val_dataset_shuffle streaming interleave_prob stopping_strategy shuffle_buffer_size download_mode columns strict
+remove_unused_columns disable_auto_column_mapping model_name model_author custom_dataset_info packing_num_proc
+packing_strategy lazy_tokenize use_hf hub_token ddp_timeout ddp_backend ignore_args_error use_swift_lora
+tuner_backend adapters external_plugins custom_register_path seed enable_npu_model_patch load_args load_data_args
+add_version create_checkpoint_symlink output_dir logging_dir lora_alpha lora_bias lorap_lr_ratio use_rslora
+lora_ga_* init_weights fourier_* boft_* vera_* adapter_act adapter_length adalora_* llamapro_* reft_* hqq_axis
+bnb_4bit_* swanlab_* ray_exp_name check_model merge_lora max_shard_size aligner_lr vit_lr vit_attn_impl
+vit_gradient_checkpointing_kwargs enable_dft_loss enable_channel_loss mrl_dims callbacks acc_strategy loss_type beta
+label_smoothing rpo_alpha ld_alpha discopop_tau loss_weights cpo_alpha simpo_gamma desirable_weight undesirable_weight
+center_rewards_coefficient sft_alpha lmbda seq_kd ref_adapters ref_model_type ref_model_revision ref_adapter_name
+f_divergence_type calculate_KL reference_free num_ppo_epochs whiten_rewards kl_coef cliprange* vf_coef gamma lam
+num_mini_batches local_rollout_forward_batch_size num_sample_generations missing_eos_penalty num_generations*
+reward_* log_completions num_iterations teacher_adapters teacher_model_type teacher_model_revision teacher_deepspeed
+teacher_tag_key teacher_kl_coef offload_teacher_model gkd_logits_topk vllm_* use_vllm sleep_level move_model_batches
+offload_optimizer offload_model offload_bridge wandb_log_unique_prompts generation_batch_size steps_per_generation
+enable_flattened_weight_sync async_generate structured_outputs_regex epsilon epsilon_high delta cosine_* repetition_*
+chord_* sync_ref_model ref_model_sync_steps ref_model_mixup_alpha multi_turn_scheduler max_turns
+completion_length_limit_scope use_gym_env gym_env dynamic_sample max_resample_times overlong_filter soft_*
+scale_rewards log_entropy top_entropy_quantile importance_sampling_level tau_pos tau_neg advantage_estimator
+advantage_reweight kl_in_reward rlsd_* sdar_* real_tau fipo_* rollout_importance_sampling_*
+log_rollout_offpolicy_metrics off_policy_sequence_mask_delta router_replay_mode temperature top_k top_p min_p
+num_beams stream stop_words logprobs top_logprobs max_new_tokens response_length max_pixels"""
+
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_UNKNOWN_LENGTH = 2_048  # tokens of a row where neither the configuration nor the model says how many
+# swift/model/model_arch.py, by the names that transformers gives to the parts of models that see and hear
+_VISION = r"(?:visual|vision_tower|vision_model|vision_backbone|image_tower|audio_tower|audio_model)"
+_ALIGNER = r"(?:merger|multi_modal_projector|projector|aligner|connector|embed_vision|embed_audio|mlp1)"
+_LANGUAGE = r"(?:language_model|lm_head)"
+
+
+@dataclass(frozen=True)
+class SwiftModel:
+    """The model that a configuration names, and its config; that is empty where the model is not known here."""
+
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def get(self, *names: str) -> Any:
+        """The first of some fields that its config has, or that of its language model."""
+        parts = self.config, self.config.get("text_config") or {}
+        return next((part[name] for part in parts for name in names if part.get(name) is not None), None)
+
+    @property
+    def has_vision(self) -> bool:
+        return any(name in self.config for name in ("vision_config", "audio_config", "thinker_config"))
+
+
+class Trained(NamedTuple):
+    """What of a model trains: adapters, or parameters by patterns of their names."""
+
+    adapter: Adapter | None = None
+    trained: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+
+
+def read_model(options: Options, launch: JobLaunch) -> SwiftModel:
+    """The model that is named. Raises JobError where none is."""
+    name = options.text("model", means="model")
+    if name is None:
+        raise options.fail("model", "is not there, and ms-swift needs it")
+    found = SwiftModel(name, find_config(name, launch.files))
+    if found.has_vision:
+        options.note("model", "assumed", "rows of text: passes of its vision and audio towers are left out, their "
+                     "weights are there")
+    return found
+
+
+def read_length(options: Options, model: SwiftModel) -> int:
+    """Tokens of a row: base_args.py, what the model can take where nothing is said; rows are packed up to it."""
+    own = model.get("seq_length", "max_position_embeddings", "n_positions", "model_max_length")
+    length = options.number("max_length", least=1, means="most tokens of a sequence")
+    packs = options.flag("packing", means="rows are packed up to packing_length, or max_length")
+    options.flag("padding_free", means="a pass is one row, without padding")
+    packed = options.number("packing_length", least=1)
+    if packs and packed is not None:
+        return packed
+    if length is None:
+        length = own or _UNKNOWN_LENGTH
+        why = "all that the model can take, as ms-swift has it" if own else "what the model can take is not known"
+        options.note("max_length", "assumed", f"rows of {length:,} tokens: {why}; give max_length for shorter ones")
+    elif not packs:
+        options.note("max_length", "assumed", f"every row has {length:,} tokens, and all are trained on: what the data "
+                     "set has is not known")
+    return int(length)
+
+
+def read_dtype(options: Options, model: SwiftModel) -> str:
+    """The dtype of weights: model_args.py, that of the model's config where nothing is said."""
+    said = options.text("torch_dtype", choices=_DTYPES)
+    if said is not None:
+        return _DTYPES[said]
+    own = str(model.get("torch_dtype", "dtype") or "bfloat16")
+    found = own if own in _DTYPES else "bfloat16"
+    options.text("torch_dtype", found, means="weights: as the model's config has them")
+    return _DTYPES[found]
+
+
+def read_quantize(options: Options, model: SwiftModel) -> str | None:
+    """How frozen weights are held: quant_args.py, and the name of a model whose weights are published so."""
+    method = options.text("quant_method", choices=("bnb", "hqq", "eetq", "quanto", "fp8", "awq", "gptq", "gptq_v2"),
+                          means="frozen weights in few bits")
+    bits = options.text("quant_bits", choices=("1", "2", "3", "4", "8", "float8"))
+    if method in ("bnb", "hqq", "eetq", "quanto"):
+        if bits is None:
+            raise options.fail("quant_bits", f"is not there, and quant_method {method} needs it")
+        if method == "bnb" and bits not in ("4", "8"):
+            raise options.fail("quant_bits", "bnb has 4 and 8 bits")
+        found = "int8" if bits in ("8", "float8") else "nf4"
+        if method != "bnb" or bits == "8":
+            options.assume("quant_method", f"{method} of {bits} bits: as {found} of bitsandbytes")
+        return found
+    if method == "fp8":
+        options.assume("quant_method", "weights of 8 bits, as int8 of bitsandbytes")
+        return "int8"
+    if bits is not None:
+        options.note("quant_bits", "no effect", "without quant_method ms-swift quantizes nothing")
+    name = model.name.lower().replace("_", "-")
+    few = re.search(r"[-.](?:awq|gptq|gptq-int4|int4|bnb-4bit|4bit)(?:[-.]|$)", name)
+    if few or re.search(r"[-.](?:fp8|int8|gptq-int8|8bit)(?:[-.]|$)", name):
+        found = "int8" if "int8" in name or not few else "nf4"
+        options.note("quant_method", "assumed", f"weights that are published in few bits: as {found} of bitsandbytes")
+        return found
+    return None
+
+
+# What trains: tuner_args.py and pipelines/train/tuner.py.
+
+_LIKE_LORA = {"longlora": "attention over whole rows, as without its shifted groups",
+              "adalora": "LoRA of rank adalora_init_r, which it begins with"}
+_OTHERS = ("llamapro", "adapter", "vera", "boft", "fourierft", "reft", "bone", "ia3", "lora_llm", "dummy")
+
+
+def read_trained(options: Options, model: SwiftModel, usual: str = "lora") -> Trained:
+    """What trains by ``tuner_type``, which was ``train_type`` in ms-swift 3."""
+    name = "tuner_type" if options.get("tuner_type") is not None or options.get("train_type") is None else "train_type"
+    known = ("full", "lora", *_LIKE_LORA, *_OTHERS)
+    choices = () if options.get("external_plugins") is not None else known
+    kind = options.text(name, usual, choices=choices, means="what is trained") or usual
+    rank = options.count("lora_rank", 8, means="rank of adapters" if kind != "full" else "")
+    dropout = options.fraction("lora_dropout", 0.05)
+    dtype = options.text("lora_dtype", choices=_DTYPES)
+    freezes = _read_freezes(options, model)
+    targets, saved = _read_targets(options, model, freezes, kind), _read_saved(options)
+    options.leave_out("target_parameters", "adapters of parameters that are no linear layers are left out")
+    options.leave_out("use_dora", "DoRA's magnitudes and norms are left out")
+    options.leave_out("lisa_activated_layers", "all layers are taken to train at once")
+    if options.text("tuner_backend", "peft", choices=("peft", "unsloth")) == "unsloth":
+        options.note("tuner_backend", "not modelled", "the kernels and checkpoints of unsloth are left out")
+    frozen = _read_frozen(options, model, freezes)
+    if kind == "full":
+        return frozen
+    if kind == "adalora":
+        rank = options.count("adalora_init_r", 12, means="rank of adapters")
+    if kind in _LIKE_LORA:
+        options.assume(name, f"{kind}: {_LIKE_LORA[kind]}")
+    elif kind != "lora":
+        options.note(name, "not modelled", f"{kind}: taken as LoRA of rank {rank}")
+    return Trained(Adapter(r=rank, targets=targets, dropout=dropout, saved=saved,
+                           dtype=None if dtype is None else _DTYPES[dtype]))
+
+
+class _Freezes(NamedTuple):
+    """Which parts of a model that sees do not train."""
+
+    llm: bool
+    vit: bool
+    aligner: bool
+
+
+def _read_freezes(options: Options, model: SwiftModel) -> _Freezes:
+    sees = model.has_vision
+    found = _Freezes(options.flag("freeze_llm", means="the language model does not train" if sees else ""),
+                     options.flag("freeze_vit", True, means="the vision tower does not train" if sees else ""),
+                     options.flag("freeze_aligner", True, means="what joins the two does not train" if sees else ""))
+    if sees and all(found):
+        raise options.fail("freeze_llm", "freeze_vit and freeze_aligner are true too; nothing is left to train")
+    return found
+
+
+def _read_targets(options: Options, model: SwiftModel, freezes: _Freezes, kind: str) -> tuple[str, ...]:
+    """The layers that get adapters: ``all-linear`` leaves out the head, and frozen parts of a model that sees."""
+    words = options.words("target_modules", ["all-linear"], means="" if kind == "full" else "layers with adapters")
+    regex = options.text("target_regex")
+    if regex is not None:
+        return (f"re:{regex}",)
+    parts = _list_parts(freezes) if model.has_vision else []
+    more = [word for word in words if word not in ("all-linear", "all-embedding", "all-router")]
+    if "all-embedding" in words or any("embed" in word for word in more):
+        options.note("target_modules", "assumed", "the embedding has no adapter, whose rows would be few")
+    if "all-linear" not in words:
+        return tuple(more)
+    more = [word for word in more if "embed" not in word]
+    if not parts:
+        return (r"re:(?!.*(?:embed|wte)).*",) if more else ()
+    return (f"re:{'|'.join(parts)}", *more)
+
+
+def _list_parts(freezes: _Freezes) -> list[str]:
+    """Patterns of layers of the parts of a model that sees which are not frozen."""
+    parts = [] if freezes.llm else [r"(?:.*\.)?language_model\..+"]
+    if not freezes.vit:
+        parts.append(rf"(?:.*\.)?{_VISION}\.{f'(?!(?:.*[.])?{_ALIGNER}[.])' if freezes.aligner else ''}.+")
+    if not freezes.aligner:
+        parts.append(rf"(?:.*\.)?{_ALIGNER}(?:\..+)?")
+    return parts
+
+
+def _read_saved(options: Options) -> tuple[str, ...]:
+    found = options.words("modules_to_save")
+    if "all-norm" in found:
+        options.note("modules_to_save", "assumed", "norms, which have few parameters, do not train")
+    return tuple("embed_tokens" if name == "all-embedding" else name for name in found if name != "all-norm")
+
+
+def _read_frozen(options: Options, model: SwiftModel, freezes: _Freezes) -> Trained:
+    """What trains of all parameters: names begin as ``freeze_parameters`` do, or are of frozen parts; those of
+    ``trainable_parameters`` train none the less.
+    """
+    frozen = [re.escape(name) for name in options.words("freeze_parameters")]
+    trained = [re.escape(name) for name in options.words("trainable_parameters")]
+    frozen += [f".*(?:{regex})" for regex in [options.text("freeze_parameters_regex")] if regex]
+    trained += [f".*(?:{regex})" for regex in [options.text("trainable_parameters_regex")] if regex]
+    ratio = options.fraction("freeze_parameters_ratio", 0.0)
+    if 0 < ratio < 1:
+        options.note("freeze_parameters_ratio", "not modelled", "all parameters are taken to train")
+    elif ratio >= 1:
+        return Trained(trained=tuple(trained))
+    if model.has_vision:
+        frozen += [rf"(?:.*\.)?{part}\." for part, stays in zip((_LANGUAGE, _VISION, _ALIGNER), freezes) if stays]
+        trained += [] if freezes.aligner else [rf"(?:.*\.)?{_ALIGNER}\."]
+    if not frozen:
+        return Trained()
+    unless = f"(?!{'|'.join(trained)})" if trained else ""
+    return Trained(frozen=(f"^{unless}(?:{'|'.join(frozen)})",))
+
+
+# What it trains for.
+
+_SCORES: dict[str, Task] = {"seq_cls": "classify", "embedding": "reward", "reranker": "reward",
+                            "generative_reranker": "reward"}
+TASKS: dict[str, Task] = {"dpo": "dpo", "orpo": "orpo", "simpo": "simpo", "cpo": "simpo", "kto": "kto", "rm": "reward",
+                          "ppo": "policy", "grpo": "policy", "gkd": "sft"}
+
+
+def read_task(options: Options, kind: str | None) -> Task:
+    """The task of ``task_type``, or of a kind of `swift rlhf`; ``kind`` None: of `swift sft`."""
+    said = options.text("task_type", "causal_lm", choices=("causal_lm", *_SCORES)) or "causal_lm"
+    if kind is not None:
+        if TASKS[kind] == "policy":
+            options.note("rlhf_type", "not modelled", f"{kind}: the rollout is left out; the update is profiled")
+        elif kind == "gkd":
+            options.note("rlhf_type", "not modelled", "gkd: the teacher and the rollout are left out")
+        elif kind == "cpo":
+            options.assume("rlhf_type", "cpo: as simpo, which has no reference either")
+        return TASKS[kind]
+    if said in ("embedding", "reranker", "generative_reranker"):
+        options.assume("task_type", f"{said}: pairs of rows, each of which gives one number; further negatives of a "
+                       "sample are not known")
+    return _SCORES.get(said, "sft")
+
+
+def reference_of(task: Task, kind: str | None, adapter: Adapter | None, beta: Any) -> Any:
+    """With what answers are compared: rlhf_args.py; GRPO without a divergence has none."""
+    if task not in ("dpo", "kto", "policy") or (kind == "grpo" and str(beta) in ("0", "0.0")):
+        return "none"
+    return "copy" if adapter is None else "adapter"
+
+
+def list_parallel(options: Options, names: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Degrees of parallelism above 1, by the names of their options."""
+    for name in names:
+        if (size := options.count(name, 1)) > 1:
+            yield name, size

@@ -1,0 +1,228 @@
+"""ms-swift's commands: what of them becomes a plan, and what is refused as ms-swift refuses it."""
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analyzer.tools.job import Job, JobError, read_job
+from analyzer.tools.job.plan import Adapter, Sharding, TrainingPlan
+
+LORA = """\
+nproc_per_node=2
+
+CUDA_VISIBLE_DEVICES=0,1 \\
+NPROC_PER_NODE=$nproc_per_node \\
+swift sft \\
+    --model Qwen/Qwen2.5-7B-Instruct \\
+    --tuner_type lora \\
+    --dataset 'swift/self-cognition#1000' \\
+    --torch_dtype bfloat16 \\
+    --per_device_train_batch_size 2 \\
+    --lora_rank 16 \\
+    --target_modules all-linear \\
+    --gradient_accumulation_steps $(expr 16 / $nproc_per_node) \\
+    --max_length 2048 \\
+    --learning_rate 1e-4 \\
+    --attn_impl flash_attn
+"""
+
+
+def _read(tmp_path: Path, text: str, name: str = "train.sh") -> Job:
+    (tmp_path / name).write_text(text)
+    return read_job(tmp_path / name)
+
+
+def _plan(tmp_path: Path, text: str, name: str = "train.sh") -> TrainingPlan:
+    plan = _read(tmp_path, text, name).plan
+    assert isinstance(plan, TrainingPlan)
+    return plan
+
+
+def test_adapters_on_two_devices(tmp_path: Path) -> None:
+    job = _read(tmp_path, LORA)
+    assert (job.program.name, job.missing) == ("ms-swift", [])
+    assert job.plan == TrainingPlan(
+        model="Qwen/Qwen2.5-7B-Instruct", classes=2, micro_batch=2, accumulate=8, length=2048, autocast="bf16",
+        adapter=Adapter(r=16, dropout=0.05), attention="sdpa", checkpoints="blocks", optimizer="adamw_fused", ranks=2,
+        sharding=Sharding(kind="ddp"))
+
+
+def test_what_is_not_given_is_as_ms_swift_has_it(tmp_path: Path) -> None:
+    """Sixteen sequences of a step over all ranks; rank 8; the longest row and the dtype of the model's config."""
+    job = _read(tmp_path, "swift sft --model Qwen/Qwen3-8B --dataset a\n")
+    plan = job.plan
+    assert isinstance(plan, TrainingPlan)
+    assert (plan.micro_batch, plan.accumulate, plan.length, plan.dtype) == (1, 16, 40_960, "bf16")
+    assert (plan.adapter, plan.checkpoints, plan.ranks) == (Adapter(r=8, dropout=0.05), "blocks", 1)
+    told = {reading.name: reading.kind for reading in job.readings}
+    assert told["max_length"] == "assumed"
+    assert {told[name] for name in ("tuner_type", "lora_rank", "gradient_checkpointing", "torch_dtype",
+                                    "gradient_accumulation_steps")} == {"default"}
+
+
+@pytest.mark.parametrize(("change", "fields"), [
+    ("--tuner_type lora=--tuner_type full", {"adapter": None, "frozen": ()}),
+    ("--tuner_type lora=--train_type full", {"adapter": None}),
+    ("--tuner_type lora=--tuner_type full --freeze_parameters model.embed lm_head",
+     {"frozen": (r"^(?:model\.embed|lm_head)",)}),
+    ("--tuner_type lora=--tuner_type full --freeze_parameters_ratio 1 --trainable_parameters lm_head",
+     {"trained": ("lm_head",), "frozen": ()}),
+    ("all-linear=q_proj v_proj --lora_dtype bfloat16 --modules_to_save all-embedding",
+     {"adapter": Adapter(r=16, targets=("q_proj", "v_proj"), dropout=0.05, dtype="bf16", saved=("embed_tokens",))}),
+    ("--lora_rank 16=--target_regex .*layers.*q_proj",
+     {"adapter": Adapter(r=8, targets=("re:.*layers.*q_proj",), dropout=0.05)}),
+    ("--tuner_type lora=--tuner_type adalora", {"adapter": Adapter(r=12, dropout=0.05)}),
+    ("--attn_impl flash_attn=--attn_impl eager", {"attention": "eager"}),
+    ("--attn_impl=--packing true --packing_length 8192 --attn_impl", {"length": 8192}),
+    ("--torch_dtype bfloat16=--torch_dtype float32", {"dtype": "fp32", "autocast": "fp16"}),
+    ("--learning_rate 1e-4=--quant_method bnb --quant_bits 4", {"quantize": "nf4"}),
+    ("Qwen2.5-7B-Instruct=Qwen2.5-7B-Instruct-GPTQ-Int8", {"quantize": "int8"}),
+    ("Qwen2.5-7B-Instruct=Qwen2.5-7B-Instruct-AWQ", {"quantize": "nf4"}),
+    ("--learning_rate 1e-4=--gradient_checkpointing false --optim adamw_bnb_8bit --use_liger_kernel true",
+     {"checkpoints": "none", "optimizer": "adamw8bit", "loss_chunks": 8}),
+    ("--learning_rate 1e-4=--optimizer muon", {"optimizer": "momentum"}),
+    ("--learning_rate 1e-4=--sequence_parallel_size 2", {"length": 1024}),
+    ("--learning_rate 1e-4=--task_type seq_cls --num_labels 5", {"task": "classify", "classes": 5}),
+    ("--learning_rate 1e-4=--fsdp fsdp2", {"sharding": Sharding(kind="fsdp"), "checkpoints": "blocks"}),
+    ("swift sft=swift rlhf --rlhf_type dpo", {"task": "dpo", "reference": "adapter"}),
+    ("swift sft=swift rlhf --rlhf_type cpo", {"task": "simpo", "reference": "none"}),
+    ("swift sft=swift rlhf --rlhf_type grpo --max_completion_length 1024",
+     {"task": "policy", "reference": "adapter", "length": 3072, "accumulate": 8}),
+    ("swift sft=swift rlhf --rlhf_type grpo --beta 0.0", {"task": "policy", "reference": "none", "length": 2560}),
+    ("swift sft=swift rlhf --rlhf_type kto --tuner_type full", {"task": "kto"}),
+    ("swift sft=torchrun --nproc_per_node 4 swift/cli/sft.py", {"ranks": 4, "sharding": Sharding(kind="ddp")})])
+def test_options_and_what_becomes_of_them(tmp_path: Path, change: str, fields: dict[str, Any]) -> None:
+    before, _, after = change.partition("=")
+    plan = _plan(tmp_path, LORA.replace(before, after))
+    assert {name: getattr(plan, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(("name", "zero"), [
+    ("zero2", {"stage": 2}), ("zero1", {"stage": 1}),
+    ("zero3_offload", {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": True},
+                       "offload_param": {"device": "cpu", "pin_memory": True}})])
+def test_deepspeed_by_a_name_of_its_own(tmp_path: Path, name: str, zero: dict[str, Any]) -> None:
+    sharding = _plan(tmp_path, LORA.replace("--learning_rate 1e-4", f"--deepspeed {name}")).sharding
+    assert sharding is not None and sharding.kind == "deepspeed"
+    found = sharding.config["zero_optimization"]
+    assert {key: found[key] for key in zero} == zero
+
+
+def test_parts_of_a_model_that_sees_train_as_they_are_told_to(tmp_path: Path) -> None:
+    """Adapters are for the language model alone, unless the tower is not frozen; of all parameters the same."""
+    text = LORA.replace("Qwen2.5-7B-Instruct", "Qwen2.5-VL-3B-Instruct")
+    adapter = _plan(tmp_path, text).adapter
+    assert adapter is not None and adapter.targets == (r"re:(?:.*\.)?language_model\..+",)
+    adapter = _plan(tmp_path, text.replace("--learning_rate 1e-4", "--freeze_llm true --freeze_aligner false")).adapter
+    assert adapter is not None and adapter.targets[0].startswith("re:(?:.*\\.)?(?:merger|")
+    frozen, = _plan(tmp_path, text.replace("--tuner_type lora", "--tuner_type full")).frozen
+    assert re.search(frozen, "model.visual.blocks.0.norm1.weight")
+    assert re.search(frozen, "model.visual.merger.ln_q.weight")
+    assert not re.search(frozen, "model.language_model.layers.0.mlp.up_proj.weight")
+    frozen, = _plan(tmp_path, text.replace("--tuner_type lora", "--tuner_type full --freeze_aligner false")).frozen
+    assert not re.search(frozen, "model.visual.merger.ln_q.weight")
+    assert re.search(frozen, "model.visual.blocks.0.norm1.weight")
+
+
+def test_a_yaml_with_variables(tmp_path: Path) -> None:
+    plan = _plan(tmp_path, "ENV:\n  NPROC_PER_NODE: 4\nmodel: Qwen/Qwen2.5-7B\ntuner_type: full\nmax_length: 1024\n"
+                 "target_modules:\n  - all-linear\ndeepspeed: zero3\n", "sft.yaml")
+    assert (plan.ranks, plan.accumulate, plan.adapter, plan.length) == (4, 4, None, 1024)
+
+
+def test_a_process_that_sees_several_devices_spreads_layers_over_them(tmp_path: Path) -> None:
+    job = _read(tmp_path, LORA.replace("NPROC_PER_NODE=$nproc_per_node \\\n", ""))
+    reading, = job.missing
+    assert (reading.name, reading.kind) == ("device_map", "not modelled")
+    assert reading.meaning.startswith("layers are spread over 2 devices of each process")
+
+
+@pytest.mark.parametrize(("change", "problem"), [
+    ("--max_length 2048=--max_length long", "train.sh:14: max_length: long: must be a whole number of at least 1"),
+    ("--tuner_type lora=--tuner_type lora2", "train.sh:7: tuner_type: lora2: must be one of full, lora, longlora, "),
+    ("--attn_impl flash_attn=--packing true", "train.sh:16: packing: true: ms-swift needs a flash attention for it; "
+     "give attn_impl flash_attn"),
+    ("--model Qwen/Qwen2.5-7B-Instruct=", "train.sh: model: is not there, and ms-swift needs it"),
+    ("--learning_rate 1e-4=--quant_method bnb", "train.sh: quant_bits: is not there, and quant_method bnb needs it"),
+    ("--learning_rate 1e-4=--quant_method bnb --quant_bits 3", "train.sh:15: quant_bits: 3: bnb has 4 and 8 bits"),
+    ("--learning_rate 1e-4=--deepspeed zero5", "train.sh:15: deepspeed: zero5: no such file, and not one of zero0, "),
+    ("--learning_rate 1e-4=--deepspeed zero2 --fsdp fsdp2", "train.sh:15: fsdp: fsdp2: ms-swift refuses it with "
+     "deepspeed"),
+    ("--learning_rate 1e-4=--fp16 true", "train.sh:15: fp16: true: with weights of bf16 the other one of bf16 and fp16 "
+     "is on too; the trainer refuses both"),
+    ("swift sft=swift rlhf --rlhf_type orpo --packing true", "train.sh:5: packing: true: ms-swift refuses it with "
+     "rlhf_type orpo"),
+    ("swift sft=swift rlhf --rlhf_type orpo --ref_model a", "train.sh:5: ref_model: a: ms-swift refuses one with "
+     "rlhf_type orpo"),
+    ("swift sft=swift rlhf --rlhf_type kto --sequence_parallel_size 2", "train.sh:5: sequence_parallel_size: 2: "
+     "ms-swift refuses it with rlhf_type kto"),
+    ("NPROC_PER_NODE=$nproc_per_node \\\nswift sft=swift sft --deepspeed zero2",
+     "train.sh:4: deepspeed: zero2: ms-swift refuses it where a process sees 2 devices; set NPROC_PER_NODE")])
+def test_what_ms_swift_refuses_is_told_with_its_line(tmp_path: Path, change: str, problem: str) -> None:
+    before, _, after = change.rpartition("=") if change.startswith("NPROC") else change.partition("=")
+    with pytest.raises(JobError) as error:
+        _read(tmp_path, LORA.replace(before, after))
+    assert str(error.value).removeprefix(f"{tmp_path}/").startswith(problem)
+
+
+def test_an_unknown_option_is_told_with_its_neighbour(tmp_path: Path) -> None:
+    reading, = _read(tmp_path, LORA.replace("--lora_rank", "--lora_rnk")).missing
+    assert (reading.name, reading.kind, reading.meaning) == (
+        "lora_rnk", "unknown", "did you mean lora_rank or local_rank or lora_dropout?")
+
+
+MEGATRON = """\
+NPROC_PER_NODE=2 \\
+megatron sft \\
+    --model Qwen/Qwen2.5-7B-Instruct \\
+    --micro_batch_size 2 \\
+    --global_batch_size 16 \\
+    --max_length 2048 \\
+    --recompute_granularity full \\
+    --recompute_method uniform \\
+    --recompute_num_layers 1
+"""
+
+
+def test_a_rank_of_megatron_with_the_distributed_optimizer(tmp_path: Path) -> None:
+    """Sixteen sequences over two ranks, two a pass: four passes. Ranks share states, as of ZeRO's first stage, and
+    each holds gradients in float32.
+    """
+    job = _read(tmp_path, MEGATRON)
+    plan = job.plan
+    assert isinstance(plan, TrainingPlan)
+    assert (job.program.name, job.missing) == ("Megatron-SWIFT", [])
+    assert (plan.micro_batch, plan.accumulate, plan.ranks, plan.checkpoints) == (2, 4, 2, "blocks")
+    assert (plan.adapter, plan.dtype, plan.autocast, plan.optimizer) == (None, "bf16", None, "adamw")
+    assert plan.sharding is not None
+    assert plan.sharding.config["zero_optimization"] == {"stage": 1}
+    assert plan.sharding.config["data_types"] == {"grad_accum_dtype": "fp32"}
+
+
+@pytest.mark.parametrize(("change", "fields"), [
+    ("--recompute_granularity full \\\n    --recompute_method uniform=--recompute_granularity selective",
+     {"checkpoints": "none"}),
+    ("--max_length=--tuner_type lora --max_length", {"adapter": Adapter(r=8, dropout=0.05)}),
+    ("megatron sft=megatron rlhf --rlhf_type dpo", {"task": "dpo", "reference": "copy"}),
+    ("--max_length=--use_megatron_fsdp true --max_length",
+     {"sharding": Sharding(kind="fsdp", dtype="bf16", reduce_dtype="fp32")}),
+    ("--max_length=--optimizer sgd --max_length", {"optimizer": "sgd"})])
+def test_options_of_megatron(tmp_path: Path, change: str, fields: dict[str, Any]) -> None:
+    before, _, after = change.partition("=")
+    plan = _plan(tmp_path, MEGATRON.replace(before, after))
+    assert {name: getattr(plan, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(("change", "problem"), [
+    ("--global_batch_size 16=--global_batch_size 6", "train.sh:5: global_batch_size: 6: is no multiple of 2 "
+     "sequences a pass on 2 ranks, 8 is"),
+    ("--recompute_granularity full=--recompute_granularity selective", "train.sh:8: recompute_method: uniform: "
+     "Megatron-SWIFT refuses it with recompute_granularity selective"),
+    ("--max_length=--tensor_model_parallel_size 4 --max_length", "train.sh:6: tensor_model_parallel_size: 4: times "
+     "pipeline and context parallel sizes are 4, by which 2 ranks cannot be divided")])
+def test_what_megatron_refuses(tmp_path: Path, change: str, problem: str) -> None:
+    before, _, after = change.partition("=")
+    with pytest.raises(JobError) as error:
+        _read(tmp_path, MEGATRON.replace(before, after))
+    assert str(error.value).removeprefix(f"{tmp_path}/").startswith(problem)
