@@ -5,6 +5,7 @@ They are data, a file a family in `published/`; nothing is ever looked up on a n
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,13 @@ from pathlib import Path
 from typing import Any
 
 _FOLDER = Path(__file__).parent / "published"
+
+#: Endings of names that say how weights were trained or stored, not how many there are: hub names of Qwen, Llama,
+#: Mistral, Gemma, unsloth and others. Each is tried to be left out, the last one first.
+_ENDINGS = re.compile(
+    r"[-_](?:instruct(?:-v?\d[\d.]*)?|chat(?:-hf)?|it|base|hf|pt|bnb-4bit|unsloth|bf16|fp8|fp8-dynamic|nf4|awq|gptq|"
+    r"gptq-int[48]|int[48]|4bit|8bit|thinking|dynamic|distill|sft|dpo|reward|rm|\d{4}|v\d[\d.]*|linearized|"
+    r"128e|fused|quantized(?:\.w\d+a\d+)?|mxfp4|nvfp4|text|mtp)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,21 @@ def find_shape(name: str) -> PublishedShape | None:
     ('meta-llama/Llama-3.1-8B', 8030261248, 8, 'bfloat16')
     """
     return _shapes_by_name().get(name.lower())
+
+
+def find_alike(name: str) -> PublishedShape | None:
+    """`find_shape` of a name, of it without its organisation, or of what is left without its last endings.
+
+    >>> find_alike("someone/Qwen2.5-7B-Instruct-GPTQ-Int4").name
+    'Qwen/Qwen2.5-7B'
+    """
+    if (shape := find_shape(name)) is not None:
+        return shape
+    less, short = name.rstrip("/").rsplit("/", 1)[-1], ""
+    while shape is None and less != short:
+        short, less = less, _ENDINGS.sub("", less)
+        shape = find_shape(short)
+    return shape
 
 
 def list_names() -> Iterable[str]:
