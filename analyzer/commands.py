@@ -270,11 +270,15 @@ analyzer job --device l40s -- vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2
 """, {0: "it fits", 1: _MODEL, 2: _INPUT, 3: "it does not fit as it is"}),
 
     Command("dryrun", "execute a training script without data or a GPU", "analyzer.tools.dryrun.job:run_dryrun",
-            "script, arguments, device, device count, alloc-conf, steps, show, json, html", """\
+            "script, arguments, device, device count, alloc-conf, steps, allow-download, show, json, html", """\
 Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step
 costs. The script is run as `python SCRIPT ARGS` would run it and needs no change. What it prints is passed through;
 what it does besides torch (files it writes, servers it calls) happens. The profile lists what was
 assumed.
+
+A model that the script names as on the hub (from_pretrained("meta-llama/Llama-3.1-8B")) is the shape of that name that
+ships, with a tokenizer that stands in for its own; a data set of load_dataset is a stand-in with the same columns.
+Nothing is downloaded, unless --allow-download leaves that to the script.
 
 With --world the script runs as torchrun would start it, one rank at a time: torch.distributed is there for so many
 ranks and moves no data. Without --rank or --ranks the ranks to run are chosen: the first, the last, one of each further

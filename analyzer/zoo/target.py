@@ -20,7 +20,9 @@ from analyzer.fx.module_wrapper import exported_module, ignore_flags
 from analyzer.record.failure import find_failure
 
 from .input_spec import LabelRule, Target, parse_input
+from .published_shape import find_alike as find_alike
 from .published_shape import find_shape
+from .published_shape import list_names as list_names
 from .shipped import MODELS
 from .transformers_models import find_transformers_model
 from .vision_models import find_timm_model, find_torchvision_model

@@ -123,11 +123,11 @@ def read_headers_alone(files: SavedFiles) -> Iterator[Undo]:
 
     opened = safetensors.safe_open
     header_only = type("HeaderOnly", (HeaderOnly,), {"files": files})
-    yield _replace_everywhere(opened, simulated_class(
+    yield replace_everywhere(opened, simulated_class(
         opened, header_only, lambda filename, framework, *_, **__: current() is not None and framework in _FRAMEWORKS))
     for original, name in ((safetensors.torch.save_file, "save_file"), (safetensors.torch.save_model, "save_model")):
-        yield _replace_everywhere(original, _writing_nothing(original, name, files))
-    yield _replace_everywhere(safetensors.torch.save, _without_data(safetensors.torch.save))
+        yield replace_everywhere(original, _writing_nothing(original, name, files))
+    yield replace_everywhere(safetensors.torch.save, _without_data(safetensors.torch.save))
 
 
 def _writing_nothing(original: Any, name: str, files: SavedFiles) -> Any:
@@ -136,7 +136,7 @@ def _writing_nothing(original: Any, name: str, files: SavedFiles) -> Any:
             return original(value, filename, *args, **kwargs)
         assume(f"safetensors.torch.{name} to {str(filename)!r} wrote nothing: there is no data")
         tensors = value.state_dict() if isinstance(value, torch.nn.Module) else value
-        files.keep(filename, _make_header(tensors, kwargs.get("metadata", args[0] if args else None)))
+        files.keep(filename, make_header(tensors, kwargs.get("metadata", args[0] if args else None)))
 
     return save
 
@@ -147,14 +147,14 @@ def _without_data(original: Any) -> Any:
         if current() is None:
             return original(tensors, metadata)  # type: ignore[no-any-return]
         assume("safetensors.torch.save gave what tensors are, and no data")
-        header = json.dumps({k: v for k, v in _make_header(tensors, metadata).items() if v is not None}).encode()
+        header = json.dumps({k: v for k, v in make_header(tensors, metadata).items() if v is not None}).encode()
         header += b" " * (-len(header) % 8)  # as safetensors/src/tensor.rs, prepare
         return len(header).to_bytes(8, "little") + header
 
     return save
 
 
-def _make_header(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None) -> dict[str, Any]:
+def make_header(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | None) -> dict[str, Any]:
     codes = {dtype: code for code, dtype in _DTYPES.items()}
     ends = [0, *itertools.accumulate(t.nbytes for t in tensors.values())]
     return {"__metadata__": metadata, **{
@@ -162,7 +162,7 @@ def _make_header(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] |
         for (key, t), start, end in zip(tensors.items(), ends, ends[1:])}}
 
 
-def _replace_everywhere(original: Any, instead: Any) -> Undo:
+def replace_everywhere(original: Any, instead: Any) -> Undo:
     """Put ``instead`` in the place of ``original`` in all modules, and in those that import it until it is undone."""
     _exchange(original, instead)
     return lambda: _exchange(instead, original)

@@ -49,6 +49,7 @@ class ScriptRank:
     world: WorldSpec
     device: DeviceSpec
     steps: int = 3
+    allow_download: bool = False
     mail: dict[int, Any] = field(default_factory=dict)  #: what pipeline stages before this rank's were sent
 
 
@@ -101,7 +102,8 @@ def run_job(folder: str) -> None:
     job: ScriptRank = pickle.loads((Path(folder) / "job.pickle").read_bytes())  # nosec B301 # as above
     with mail_kept() as mail:
         mail.update(job.mail)
-        run = dry_run(job.script, job.arguments, device=job.device, steps=job.steps, world=World(job.world))
+        run = dry_run(job.script, job.arguments, device=job.device, steps=job.steps, world=World(job.world),
+                      allow_download=job.allow_download)
     sent = {stage: meta for stage, meta in mail.items() if stage not in job.mail}
     sys.stdout.flush()
     whole = RankResult(run.profile, run.steps, run.is_stopped, run.format_error(), sent)
@@ -126,7 +128,7 @@ class JobDryRun:
 
 def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: int, ranks: Iterable[int] | None = None,
                   devices_per_host: int | None = None, cluster: str | ClusterSpec | None = None,
-                  device: str | DeviceSpec = "h200", steps: int = 3) -> JobDryRun:
+                  device: str | DeviceSpec = "h200", steps: int = 3, allow_download: bool = False) -> JobDryRun:
     """`dry_run` of ``script`` as ``ranks`` of a job of ``size``, each in a process of its own, two or more at once.
 
     By default the ranks are chosen: the first, the last, one of each further pipeline stage (a rank that the first one
@@ -136,7 +138,7 @@ def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: in
     """
     path = check_script(script, steps).absolute()
     spec = WorldSpec.of(size, 0, devices_per_host, cluster)
-    job = ScriptRank(path, tuple(arguments), spec, find_device(device), steps)
+    job = ScriptRank(path, tuple(arguments), spec, find_device(device), steps, allow_download)
     if ranks is not None:
         reasons = dict.fromkeys([replace(spec, rank=rank).rank for rank in ranks], ASKED)
         if not reasons:
@@ -220,7 +222,7 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
         return _run_ranks(arguments, shown, *outputs)
 
     run = dry_run(arguments.script, arguments.arguments, device=arguments.device, steps=arguments.steps,
-                  world=read_world(arguments), devices=arguments.devices or 1)
+                  world=read_world(arguments), devices=arguments.devices or 1, allow_download=arguments.allow_download)
     sys.stdout.flush()  # what the script printed comes before what follows on the other stream
     print(run.format_error(), end="", file=sys.stderr)
     found = run.profile
@@ -255,7 +257,7 @@ def _print_profile(found: Profile, shown: list[str], has_failed: bool) -> int:
 def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | None, html: Path | None) -> int:
     run = dry_run_ranks(arguments.script, arguments.arguments, size=arguments.world, ranks=arguments.ranks,
                         devices_per_host=arguments.devices_per_host, cluster=arguments.cluster,
-                        device=arguments.device, steps=arguments.steps)
+                        device=arguments.device, steps=arguments.steps, allow_download=arguments.allow_download)
     failed, rank = run.failed_rank, run.table.deciding_rank
     found = None if rank is None else run.table.profiles[rank]
     if failed is not None:

@@ -40,6 +40,7 @@ from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.zoo.torchvision_ops import simulate_detection_ops
 
 from .checkpoint import SAVES, read_headers_alone, write_nowhere
+from .hub import Repositories, stand_in_for_names
 from .saved_file import SavedFiles, assume
 
 #: Classes that time what runs, with the method that begins to.
@@ -191,17 +192,20 @@ _WORKER_SETTINGS = ("prefetch_factor", "persistent_workers", "multiprocessing_co
 
 
 @contextmanager
-def scripted() -> Iterator[None]:
+def scripted(*, allows_download: bool = False) -> Iterator[None]:
     with ExitStack() as undo:
+        files = SavedFiles()
+        repositories = Repositories(files)
+        undo.callback(repositories.close)
         for owner, name, instead in _INSTEAD:
             undo.callback(answer(owner, name, instead, passes_original=True,
                                  where=lambda: None if _thread.real_depth else current()))
-        files = SavedFiles()
         for one in chain(run_one_process(), files.replacements(), read_headers_alone(files)):
             # each is noted before the next is made
             undo.callback(one)
         undo.enter_context(replaced_once_imported(
-            {"bitsandbytes.functional": answer_for_managed_memory, **simulate_detection_ops(),
+            {**({} if allows_download else stand_in_for_names(repositories)),
+             "bitsandbytes.functional": answer_for_managed_memory, **simulate_detection_ops(),
              "torch.distributed.checkpoint.filesystem": partial(write_nowhere, files),
              **{module: partial(answer_each, module, answers)
                 for module, answers in {**CAPABILITIES, **LAUNCHES, **SAVES}.items()}}))

@@ -56,8 +56,15 @@ class SavedFiles:
         return self._contents.pop(self._resolve(path), None)
 
     def find(self, path: Any) -> Any:
-        """None for a file that the script did not save."""
-        return self._contents.get(self._resolve(path)) if _is_path(path) else None
+        """None for a file that the script did not save. What is kept as a function of nothing is made when it is
+        looked for.
+        """
+        if not _is_path(path):
+            return None
+        content = self._contents.get(place := self._resolve(path))
+        if callable(content):
+            content = self._contents[place] = content()
+        return content
 
     def _resolve(self, path: Any) -> str:
         """The path without links, for which Python asks ``os.lstat`` of each folder: within it nothing is found."""

@@ -36,6 +36,7 @@ from analyzer.results.tree import ModuleShape, ParameterShape
 from analyzer.units import add_quantities
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
+from .hub import NotThereError
 from .patch import EMPTY_LOADER, scripted
 
 #: What a script's own clocks are, for the assumptions: in a run without data they tell what Python takes, which is no
@@ -73,16 +74,26 @@ class PredictedTimer:
 _OF_EXTRA = ("accelerate", "bitsandbytes", "datasets", "lightning", "peft", "torchao", "trl")  # `scripts` of pyproject
 
 
-def advise_install(error: BaseException) -> str | None:
-    """A sentence where ``error``, or what led to it, says that a package of the extra ``scripts`` is missing."""
-    seen: set[int] = set()
+def _with_causes(error: BaseException) -> list[BaseException]:
+    """An error, and what led to it."""
+    found: list[BaseException] = []
     waiting: list[BaseException | None] = [error]
     while waiting:
         one = waiting.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        waiting += [one.__context__, one.__cause__]
+        if one is not None and not any(one is other for other in found):
+            found.append(one)
+            waiting += [one.__context__, one.__cause__]
+    return found
+
+
+def advise_on_name(error: BaseException) -> str | None:
+    """What a name without a stand-in says, where a library raised another error of its own over it."""
+    return next((str(one) for one in _with_causes(error)[1:] if isinstance(one, NotThereError)), None)
+
+
+def advise_install(error: BaseException) -> str | None:
+    """A sentence where ``error``, or what led to it, says that a package of the extra ``scripts`` is missing."""
+    for one in _with_causes(error):
         for name in _OF_EXTRA if isinstance(one, ImportError) else ():
             if re.search(rf"\b{name}\b", str(one)) and importlib.util.find_spec(name) is None:
                 return (f"{name} is not installed here; {how_to_install('scripts')} has what scripts import, "
@@ -106,19 +117,22 @@ class DryRun:
             return ""
         if isinstance(self.error, SystemExit):
             return f"the script exited with {self.error.code!r}\n"
-        advice = advise_install(self.error)
+        advice = advise_install(self.error) or advise_on_name(self.error)
         return "".join([*traceback.format_exception(self.error), *([] if advice is None else [f"{advice}\n"])])
 
 
 def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | DeviceSpec = "h200", steps: int = 3,
-            options: ProfileOptions | None = None, world: World | None = None, devices: int = 1) -> DryRun:
+            options: ProfileOptions | None = None, world: World | None = None, devices: int = 1,
+            allow_download: bool = False) -> DryRun:
     """Execute ``script`` as ``python script arguments`` would, on tensors without data that may be on ``device``.
 
     It is ended when its optimizers have stepped ``steps`` times. The process has as many ``devices``, cuda:0, cuda:1
     and so on. ``torch.cuda`` answers from the simulation. Scalars that only data could give (``loss.item()``) are
     placeholders, `DataLoader` workers are not started, ``torch.save`` writes nothing; `Profile.assumptions` lists what
-    was taken so. What is under ``torch.compile`` is profiled as the compiler makes it. What the script does besides
-    torch it does. By default memory is limited to the device's: `Profile.out_of_memory` tells where it would run out.
+    was taken so. Names on the hub (``from_pretrained("meta-llama/Llama-3.1-8B")``) stand for shapes that ship, and
+    nothing is downloaded, unless ``allow_download`` leaves them to the script. What is under ``torch.compile`` is
+    profiled as the compiler makes it. What the script does besides torch it does. By default memory is limited to the
+    device's: `Profile.out_of_memory` tells where it would run out.
     An error of the script's own is in the result, not raised. Raises InputError for a script that is not there, steps
     below 1 and a script that runs nothing as its `DataLoader` gives no batch, UnknownDeviceError.
 
@@ -133,7 +147,8 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
     spec = find_device(device)
     with nullcontext() if world is None else world:
         options = options or ProfileOptions(unknown_value="placeholder", limit_to_device=spec.memory_bytes is not None)
-        return _execute(path, arguments, spec, steps, replace(options, devices=devices) if devices != 1 else options)
+        return _execute(path, arguments, spec, steps, replace(options, devices=devices) if devices != 1 else options,
+                        allow_download)
 
 
 def check_script(script: str | Path, steps: int) -> Path:
@@ -146,7 +161,7 @@ def check_script(script: str | Path, steps: int) -> Path:
 
 
 def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
-             options: ProfileOptions) -> DryRun:
+             options: ProfileOptions, allows_download: bool) -> DryRun:
     session = Session(spec, options)
     define_torchvision_ops()  # so that a script can import torchvision beside a torch without CUDA
     error: BaseException | None = None
@@ -161,7 +176,8 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
             try:
                 if reads_clock(path):
                     mode.state.assume(HOST_CLOCK)
-                with _as_main(path, arguments), scripted(), recorder.counting_steps():
+                with _as_main(path, arguments), scripted(allows_download=allows_download), \
+                        recorder.counting_steps():
                     # keeps what the script made until the log is closed
                     left = runpy.run_path(str(path), run_name="__main__")
                 recorder.finish()

@@ -1,0 +1,154 @@
+"""Names of the hub under a dry run: a repository is a stand-in, and nothing is downloaded."""
+from __future__ import annotations
+
+import fnmatch
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from analyzer.errors import InputError, find_close
+from analyzer.meta.intercept.replacement import Undo, replace
+from analyzer.meta.state import current
+from analyzer.zoo.target import find_alike, list_names
+
+from . import stand_in
+from .checkpoint import replace_everywhere
+from .saved_file import SavedFiles
+
+ALLOW = "run the dry run with --allow-download (allow_download=True), which leaves the script its own way"
+
+
+class NotThereError(InputError, OSError):
+    """A name on the hub for which there is no stand-in. Libraries let an OSError of loading through."""
+
+
+def _refuse_model(name: str) -> NotThereError:
+    close = find_close(name.rpartition("/")[2], list_names())
+    return NotThereError(
+        f"{name}: not loaded, as a dry run downloads nothing, and none of the shapes that ship with analyzer "
+        f"(`analyzer models`){close}. Copy its config.json to a folder and give that folder for the name (no weights "
+        f"and no tokenizer are needed), or {ALLOW}")
+
+
+class Repositories:
+    """Folders in the place of repositories, by name, made when they are asked for."""
+
+    def __init__(self, files: SavedFiles) -> None:
+        self._files = files
+        self._root: Path | None = None
+        self._folders: dict[str, Path] = {}
+
+    def find(self, name: str, asked: Iterable[str], cache: Any = None, kind: str | None = None) -> Path | None:
+        """The folder that stands for a repository, with the files ``asked`` for where it is one that has them; None for
+        a folder of the script's own that has all it needs, and for what is in the hub's cache. Raises NotThereError.
+        """
+        if os.path.isdir(name):
+            return self._complete(Path(name), asked)
+        if os.path.isfile(name) or _is_cached(name, cache, kind):
+            return None
+        if kind not in (None, "model") or (shape := find_alike(name)) is None or shape.library != "transformers":
+            raise _refuse_model(name)
+        if (folder := self._folders.get(name)) is None:
+            folder = self._make_folder(name)
+            stand_in.write_config(folder, name, shape.name, shape.config)
+            stand_in.keep_weights(self._files, folder)
+        stand_in.provide(folder, name, asked)
+        return folder
+
+    def _complete(self, own: Path, asked: Iterable[str]) -> Path | None:
+        """A model's folder may have a config alone: its weights and its tokenizer are supplied."""
+        config = own / "config.json"
+        if not config.is_file():
+            return None
+        if not stand_in.has_weights(own) and self._files.find(own / stand_in.WEIGHTS) is None:
+            stand_in.keep_weights(self._files, own)
+        wanted = {os.path.basename(name) for name in asked}
+        if not wanted & stand_in.TOKENIZER_FILES or stand_in.has_tokenizer(own):
+            return None
+        name = str(own)
+        if (folder := self._folders.get(name)) is None:
+            folder = self._make_folder(name)
+            shutil.copyfile(config, folder / "config.json")
+        stand_in.provide(folder, name, asked)
+        return folder
+
+    def _make_folder(self, name: str) -> Path:
+        if self._root is None:
+            self._root = Path(tempfile.mkdtemp(prefix="analyzer-hub-"))
+        folder = self._folders[name] = self._root / str(len(self._folders))
+        folder.mkdir()
+        return folder
+
+    def close(self) -> None:
+        if self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+
+    # What is asked for files of repositories.
+
+    def cached_files(self, original: Callable[..., Any], path_or_repo_id: Any, filenames: list[str], *args: Any,
+                     **kwargs: Any) -> Any:
+        """In the place of ``transformers.utils.hub.cached_files``, which looks in folders too."""
+        folder = self.find(str(path_or_repo_id), filenames, kwargs.get("cache_dir"), kwargs.get("repo_type"))
+        return original(path_or_repo_id if folder is None else str(folder), filenames, *args, **kwargs)
+
+    def hf_hub_download(self, original: Callable[..., Any], repo_id: str, filename: str, *args: Any,
+                        **kwargs: Any) -> Any:
+        """In the place of ``huggingface_hub.hf_hub_download``."""
+        folder = self.find(repo_id, [filename], kwargs.get("cache_dir"), kwargs.get("repo_type"))
+        if folder is None:
+            return original(repo_id, filename, *args, **kwargs)
+        path = os.path.join(folder, kwargs.get("subfolder") or "", filename)
+        if not os.path.isfile(path):
+            from huggingface_hub.errors import LocalEntryNotFoundError
+
+            raise LocalEntryNotFoundError(f"the stand-in for {repo_id} has no {filename}")
+        return path
+
+    def snapshot_download(self, original: Callable[..., Any], repo_id: str, *args: Any, **kwargs: Any) -> Any:
+        """In the place of ``huggingface_hub.snapshot_download``."""
+        patterns = kwargs.get("allow_patterns") or ["*"]
+        patterns = [patterns] if isinstance(patterns, str) else patterns
+        asked = [name for name in (*stand_in.TOKENIZER_FILES, *stand_in.PROCESSOR_FILES)
+                 if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+        folder = self.find(repo_id, asked, kwargs.get("cache_dir"), kwargs.get("repo_type"))
+        return original(repo_id, *args, **kwargs) if folder is None else str(folder)
+
+
+def _is_cached(name: str, cache: Any, kind: str | None) -> bool:
+    """Whether some revision of a repository is in the hub's cache."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    kept = Path(cache or constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind or "model"), "snapshots")
+    return kept.is_dir() and any(kept.iterdir())
+
+
+def stand_in_for_names(repositories: Repositories) -> dict[str, Callable[[], Iterator[Undo]]]:
+    """What to replace in which modules, once they are imported, so that the hub's names are found without it."""
+    def everywhere(module: str, name: str, instead: Callable[..., Any]) -> Iterator[Undo]:
+        original = getattr(sys.modules[module], name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return original(*args, **kwargs) if current() is None else instead(original, *args, **kwargs)
+
+        call.__wrapped__ = original  # type: ignore[attr-defined] # of which peft asks for the signature
+        yield replace_everywhere(original, call)
+
+    def be_offline(module: str) -> Iterator[Undo]:
+        yield replace(sys.modules[module], "HF_HUB_OFFLINE", lambda _: True)
+
+    hub = "huggingface_hub"
+    return {
+        f"{hub}.constants": partial(be_offline, f"{hub}.constants"),
+        "datasets.config": partial(be_offline, "datasets.config"),
+        f"{hub}.file_download": partial(everywhere, f"{hub}.file_download", "hf_hub_download",
+                                        repositories.hf_hub_download),
+        f"{hub}._snapshot_download": partial(everywhere, f"{hub}._snapshot_download", "snapshot_download",
+                                             repositories.snapshot_download),
+        "transformers.utils.hub": partial(everywhere, "transformers.utils.hub", "cached_files",
+                                          repositories.cached_files)}

@@ -1,0 +1,112 @@
+"""A stand-in for the tokenizer of a model, made of its config."""
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .saved_file import assume
+
+#: Words that are tokens of their own, with and without a space before: frequent ones of English texts, and of templates
+#: of prompts. All other text has a token for each byte, or for the beginning of a word that is as one of these.
+_WORDS = ("the of and to in is that it for as was with be by on not he his but at are this have from or had an they "
+          "which one you were all her she there would their we him been has when who will no more if out so up said "
+          "what its about than into them can only other time new some could these two may first then do any like my "
+          "now over such our even most made after also did many user assistant system instruction response input "
+          "question answer sentence context text label").split()
+_SPACE = "\u0120"  # how a byte-level BPE writes it
+_BYTES = 256
+_TURN = ("<|im_start|>", "<|im_end|>")
+_CHAT = """{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}{% if message['role'] == \
+'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ \
+message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ \
+'<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+def write_tokenizer(folder: Path, name: str) -> None:
+    """A byte-level BPE, padded to the vocabulary of the config with tokens that no text has."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    text = config.get_text_config()
+    size = getattr(text, "vocab_size", None)
+    if not isinstance(size, int):
+        return  # a model without texts
+    masks = any(cls.endswith("ForMaskedLM") for cls in config.architectures or ())
+    special, numbers = _choose_special_tokens(config, text, size, masks)
+    vocabulary, merges = _make_vocabulary(size, special, numbers)
+    _make_tokenizer(vocabulary, merges, special, masks, config.is_encoder_decoder).save(str(folder / "tokenizer.json"))
+    longest = getattr(text, "max_position_embeddings", None)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **special, "clean_up_tokenization_spaces": False,
+                **({"chat_template": _CHAT} if _TURN[0] in vocabulary else {}),
+                **({"model_max_length": longest} if isinstance(longest, int) and longest > 0 else {})}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    assume(f"{name}: its tokenizer is a stand-in with a vocabulary of {size:,} and the chat template ChatML: lengths "
+           "of texts are not those of the real one")
+
+
+def _choose_special_tokens(config: Any, text: Any, size: int, masks: bool) -> tuple[dict[str, str], dict[str, int]]:
+    """The tokens by their kinds, and the numbers of those that the config numbers: one for kinds of the same number."""
+    tokens: dict[int, str] = {}
+    special: dict[str, str] = {}
+    for kind in ("eos", "bos", "pad"):
+        found = [getattr(part, f"{kind}_token_id", None) for part in (text, config)]
+        number = next((number for number in found if number is not None), None)
+        number = number[0] if isinstance(number, list) and number else number
+        if isinstance(number, int) and 0 <= number < size:
+            special[f"{kind}_token"] = tokens.setdefault(number, f"<{kind}>")
+    special.setdefault("eos_token", "<eos>")
+    special.setdefault("pad_token", "<pad>")
+    if masks:
+        special |= {f"{kind}_token": f"<{kind}>" for kind in ("cls", "sep", "mask")}
+    if size < 2 * _BYTES:  # there may be no place for each byte
+        special["unk_token"] = "<unk>"
+    return special, {token: number for number, token in tokens.items()}
+
+
+def _make_vocabulary(size: int, special: Mapping[str, str],
+                     numbers: Mapping[str, int]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    at: dict[int, str] = {number: token for token, number in numbers.items()}
+    last = iter([number for number in reversed(range(size)) if number not in at])
+    turn = _TURN if size >= 2 * _BYTES else ()
+    for token in dict.fromkeys((*special.values(), *turn)):
+        if token not in numbers:
+            at[next(last)] = token
+    letters = sorted(ByteLevel.alphabet(), key=lambda c: (not (c == _SPACE or c.isascii() and c.islower()), ord(c)))
+    merges: dict[tuple[str, str], None] = {}
+    for word in _WORDS:
+        merges |= dict.fromkeys([(word[:end], word[end]) for end in range(1, len(word))] + [(_SPACE, word)])
+    room = size - len(at) - len(letters)
+    kept = list(merges)[:max(room, 0)]
+    pieces = iter([*letters, *dict.fromkeys(first + second for first, second in kept)])
+    for number in range(size):
+        if number not in at:
+            at[number] = next(pieces, f"<unused{number}>")
+    return {token: number for number, token in sorted(at.items())}, kept
+
+
+def _make_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]], special: Mapping[str, str], masks: bool,
+                    is_encoder_decoder: bool) -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=special.get("unk_token")))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    turn = [token for token in _TURN if token in vocabulary]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)
+                                  for token in dict.fromkeys((*special.values(), *turn))])
+
+    def mark(single: str, pair: str, *kinds: str) -> None:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=single, pair=pair, special_tokens=[(special[kind], vocabulary[special[kind]]) for kind in kinds])
+
+    if masks:
+        cls, sep = special["cls_token"], special["sep_token"]
+        mark(f"{cls} $A {sep}", f"{cls} $A {sep} $B:1 {sep}:1", "cls_token", "sep_token")
+    elif is_encoder_decoder:
+        eos = special["eos_token"]
+        mark(f"$A {eos}", f"$A {eos} $B {eos}", "eos_token")
+    return tokenizer

@@ -1,0 +1,83 @@
+"""Scripts that load by name: shapes that ship, folders with a config alone, names that are neither.
+
+All run dry in one process of their own, without a network.
+"""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analyzer import Profile
+from analyzer.tools.dryrun.script import dry_run
+
+HERE = Path(__file__).parent
+NAME = "HuggingFaceTB/SmolLM2-135M"
+#: by name: the script and its arguments, of which "own" is a folder with a config alone
+JOBS = {"models": ("by_name.py", [f"{NAME}-Instruct", "own"]), "unknown": ("by_name.py", ["someone/new-model"])}
+OWN = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+       "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024,
+       "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": [2, 3]}
+#: parameters of that: two embeddings, of each layer four products of attention and three of the MLP, and norms
+OF_OWN = 2 * 1024 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 5 * 64
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """The folder where the jobs ran, each with what it printed and, where it did not fail, its profile."""
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("names")
+    (folder / "own").mkdir()
+    (folder / "own" / "config.json").write_text(json.dumps(OWN))
+    (folder / "jobs.json").write_text(json.dumps([(name, *job) for name, job in JOBS.items()]))
+    path = os.pathsep.join([str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HOME": str(folder / "cache"), "TMPDIR": str(folder)}
+    done = subprocess.run([sys.executable, str(HERE / "run_scripts.py"), str(folder)], capture_output=True, text=True,
+                          env=environment)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def said(folder: Path, name: str) -> list[str]:
+    return (folder / f"{name}.txt").read_text().splitlines()
+
+
+def test_a_model_by_name_and_one_of_a_config_alone(ran):
+    lines = said(ran, "models")
+    assert lines[0] == "[(49152, 2, True), (1024, 2, True)]", lines
+    assert lines[1] == r"'<|im_start|>user\nthe question<|im_end|>\n' 512"
+    assert lines[2:6] == ["What is it, on 5 ü?", "True 134515008", "What is it, on 5 ü?", f"True {OF_OWN}"]
+    p = Profile.from_json(ran / "models.json")
+    assert p.params == OF_OWN and p.param_bytes == 2 * OF_OWN and not p.uncounted
+    tokens = "vocabulary of {} and the chat template ChatML: lengths of texts are not those of the real one"
+    assert {f"{NAME}-Instruct: the shape of {NAME} that ships with analyzer, weights without data",
+            f"{NAME}-Instruct: its tokenizer is a stand-in with a {tokens.format('49,152')}",
+            f"own: its tokenizer is a stand-in with a {tokens.format('1,024')}",
+            "checkpoints of safetensors were read for names, shapes and dtypes alone"} <= set(p.assumptions)
+
+
+def test_an_unknown_name_says_both_ways_out(ran):
+    assert said(ran, "unknown")[-2].endswith(
+        "someone/new-model: not loaded, as a dry run downloads nothing, and none of the shapes that ship with analyzer "
+        "(`analyzer models`). Copy its config.json to a folder and give that folder for the name (no weights and no "
+        "tokenizer are needed), or run the dry run with --allow-download (allow_download=True), which leaves the "
+        "script its own way")
+
+
+def test_nothing_is_left(ran):
+    assert os.listdir(ran / "own") == ["config.json"]
+    assert [name for name in os.listdir(ran) if name.startswith("analyzer-hub")] == []
+
+
+def test_the_hub_is_offline_unless_downloads_are_allowed(tmp_path, capsys):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    script = tmp_path / "asks.py"
+    script.write_text("import huggingface_hub\nprint(huggingface_hub.is_offline_mode())\n1 / 0\n")
+    before, found = constants.HF_HUB_OFFLINE, __import__("huggingface_hub").hf_hub_download
+    for allowed in (False, True):
+        run = dry_run(script, allow_download=allowed)
+        assert isinstance(run.error, ZeroDivisionError)
+    assert capsys.readouterr().out.split() == ["True", str(before)]
+    assert constants.HF_HUB_OFFLINE == before and __import__("huggingface_hub").hf_hub_download is found
