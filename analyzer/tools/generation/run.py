@@ -146,7 +146,7 @@ class _Generation:
                         recorder.modules.describe_step(step)
                     assert next_token is not None
                     next_token = self._pass(recorder, decoder, next_token, step, index)
-            decode = build_profile(run) if len(self.steps) > 1 else None
+            decode = build_profile(run, is_final=True) if len(self.steps) > 1 else None
             steps = fill_costs(run, self.steps)
             short = describe_shortage(recorder.log, ModulePaths())
             if short is not None and short.step is not None:

@@ -237,17 +237,18 @@ class Server:
                 decoder.skip(self.context_tokens - 1 - chunk)
                 read(last)
             costs = fill_costs(run, passes)[decoder.has_states:]
-            short, found = describe_shortage(recorder.log, ModulePaths()), build_profile(run)
+            short = describe_shortage(recorder.log, ModulePaths())
+            peaks: dict[str, Any] = {} if short is not None else {
+                name: max((peak for cost in costs if (peak := getattr(cost, name)) is not None), default=None)
+                for name in ("peak_allocated_bytes", "peak_reserved_bytes")}
+            found = build_profile(run, is_final=True, **peaks)
             point = ServingPoint(sequences=sequences, context_tokens=self.context_tokens, device=found.device,
                                  weight_bytes=found.param_bytes, prefill=costs[0] if costs else None, profile=found,
                                  out_of_memory=short)
             if short is not None:
                 return point
-            peaks: dict[str, Any] = {
-                name: max((peak for cost in costs if (peak := getattr(cost, name)) is not None), default=None)
-                for name in ("peak_allocated_bytes", "peak_reserved_bytes")}
             return replace(point, cache_bytes=kept_bytes(decoder.cache), used_cache_bytes=decoder.used_bytes(),
-                           decode=costs[1], profile=replace(found, **peaks))
+                           decode=costs[1])
 
 
 # Numbers of sequences beside each other: speed, memory, and whether it fits; by the place of each figure in a point.
