@@ -157,7 +157,8 @@ class PairLoss(nn.Module):
         scores = self._score(self.policy, input_ids)
         if self.compares:
             with torch.no_grad():
-                scores = scores - self._score(self.reference or self.policy, input_ids)
+                compared = self._score(self.reference or self.policy, input_ids)
+            scores = scores - compared
         if self.task == "policy":
             return scores.mean().neg()
         chosen, rejected = scores.chunk(2)
