@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from analyzer.errors import InputError
 from analyzer.recipe import LoraSpec, Recipe
@@ -17,7 +18,7 @@ from analyzer.zoo.target import load_target
 
 from .document import Files
 from .model_name import find_model
-from .plan import Adapter, Sharding, TrainingPlan
+from .plan import Adapter, Sharding, TrainedBlocks, TrainingPlan
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -55,29 +56,37 @@ def _build_classifier(target: str, classes: int) -> Callable[[], nn.Module]:
 def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
     """The model of one rank before ranks share it, in training mode."""
     recipe = Recipe(dtype=DTYPES[plan.dtype], attention=plan.attention, quantize=plan.quantize,  # type: ignore[arg-type]
-                    loss_chunks=plan.loss_chunks if plan.task == "sft" else None,
+                    loss_chunks=None if plan.task in ("classify", "reward") else plan.loss_chunks,
                     checkpointing=plan.checkpoints != "none")
     model = build()
     reference = None
     if plan.reference == "copy":
-        reference = replace(recipe, checkpointing=False, loss_chunks=None).apply(build()).requires_grad_(False)
+        reference = replace(recipe, checkpointing=False).apply(build()).requires_grad_(False)
     if plan.adapter is not None:
         recipe = replace(recipe, lora=_lora_spec(model, plan.adapter))
     model = recipe.apply(model)
     if plan.adapter is not None:
         _train_whole(model, plan.adapter.saved)
     _freeze(model, plan)
+    for path, parameter in model.named_parameters() if plan.upcast else ():
+        if parameter.ndim == 1 and any(re.search(pattern, path) for pattern in plan.upcast):
+            parameter.data = parameter.data.float()
     if plan.trained_dtype is not None:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(DTYPES[plan.trained_dtype])
     if plan.task in _PAIRED:
-        model = PairLoss(model, reference, plan.task, compares=plan.reference != "none")
+        model = PairLoss(model, reference, plan.task, plan.reference != "none", plan.loss_chunks)
     return model.train()
 
 
 def _lora_spec(model: nn.Module, adapter: Adapter) -> LoraSpec:
     """Adapters as peft places them: a target is the end of a path, ``re:...`` a regular expression of whole paths."""
+    if adapter.excluded:
+        others = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)
+                    and (not adapter.targets or f".{path}".endswith(tuple(f".{name}" for name in adapter.targets)))
+                    and not any(part in path for part in adapter.excluded)]
+        return LoraSpec(adapter.r, tuple(others), adapter.dropout, adapter.dtype)
     targets: list[str] = []
     for target in adapter.targets:
         if not target.startswith("re:"):
@@ -109,17 +118,38 @@ def _train_whole(model: nn.Module, names: tuple[str, ...]) -> None:
 
 
 def _freeze(model: nn.Module, plan: TrainingPlan) -> None:
-    if not plan.trained and not plan.frozen:
+    patterns = [*plan.trained, *([] if plan.trained_blocks is None else _list_patterns(model, plan.trained_blocks))]
+    if not patterns and not plan.frozen:
         return
-    trained = [re.compile(_plain_slices(pattern)) for pattern in plan.trained]
+    trained = [re.compile(_plain_slices(pattern)) for pattern in patterns]
     frozen = [re.compile(pattern) for pattern in plan.frozen]
     for path, parameter in model.named_parameters():
         trains = any(pattern.match(path) for pattern in trained) if trained else parameter.requires_grad
         parameter.requires_grad_(trains and not any(pattern.search(path) for pattern in frozen)
                                  and parameter.is_floating_point())
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError(f"{', '.join(plan.trained or plan.frozen)}: leaves no parameter of {type(model).__name__} to "
+        raise InputError(f"{', '.join(patterns or plan.frozen)}: leaves no parameter of {type(model).__name__} to "
                          "train")
+
+
+def _list_patterns(model: nn.Module, blocks: TrainedBlocks) -> list[str]:
+    """Of parameters of the blocks that train. Raises InputError where the model does not say how many it has."""
+    config: Any = getattr(model, "config", None)
+    count = getattr(getattr(config, "text_config", config), "num_hidden_layers", None)
+    if not isinstance(count, int):
+        raise InputError(f"{type(model).__name__}: its configuration has no num_hidden_layers, by which the blocks "
+                         "that train are found")
+    if blocks.where == "spread":
+        if not blocks.count or count % blocks.count:
+            raise InputError(f"{blocks.count} blocks that train, spread evenly: {type(model).__name__} has {count} "
+                             "blocks, which is no multiple")
+        step = count // blocks.count
+        numbers = range(step - 1, count, step)
+    else:
+        some = min(blocks.count, count)
+        numbers = range(count - some, count) if blocks.where == "last" else range(some)
+    names = f"(?:{'|'.join(map(re.escape, blocks.modules))})" if blocks.modules else ""
+    return [rf".*\.{number}\.{names}" for number in numbers]
 
 
 def _plain_slices(pattern: str) -> str:
@@ -137,10 +167,11 @@ class PairLoss(nn.Module):
     trainer/dpo_trainer.py, `_compute_loss`: one pass over chosen and rejected answers, one row after the other).
     """
 
-    def __init__(self, policy: nn.Module, reference: nn.Module | None, task: str, compares: bool) -> None:
+    def __init__(self, policy: nn.Module, reference: nn.Module | None, task: str, compares: bool,
+                 parts: int | None = None) -> None:
         super().__init__()
         self.policy, self.reference = policy, reference
-        self.task, self.compares = task, compares
+        self.task, self.compares, self.parts = task, compares, parts
 
     policy: Any
 
@@ -169,6 +200,8 @@ class PairLoss(nn.Module):
         at a time in 16 bits, all rows at once in float32).
         """
         logits = model(input_ids=input_ids).logits[:, :-1]
+        if self.parts is not None:
+            return self._score_parts(model, logits, input_ids[:, 1:])
         index = input_ids[:, 1:].unsqueeze(-1)
         if logits.dtype is torch.float32:
             chosen = logits.gather(-1, index).squeeze(-1)
@@ -177,6 +210,20 @@ class PairLoss(nn.Module):
             return found
         rows = [functional.log_softmax(row, dim=-1).gather(-1, which).squeeze(-1) for row, which in zip(logits, index)]
         return torch.stack(rows).sum(-1).float()
+
+    def _score_parts(self, model: Any, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The same with the head in parts of the tokens, each run again in backward: `recipe.chunk_loss` has put what
+        gives the head's input in its place.
+        """
+        head = model.get_output_embeddings().head
+
+        def score(part: torch.Tensor, labels_of_part: torch.Tensor) -> torch.Tensor:
+            return functional.cross_entropy(head(part).float(), labels_of_part, reduction="none").neg()
+
+        parts = zip(hidden.reshape(-1, hidden.shape[-1]).chunk(self.parts or 1), labels.reshape(-1).chunk(
+            self.parts or 1))
+        found: list[torch.Tensor] = [checkpoint(score, part, ids, use_reentrant=False) for part, ids in parts]
+        return torch.cat(found).reshape(labels.shape).sum(-1)
 
 
 # Ranks.

@@ -14,7 +14,7 @@ from .shell import ShellCommand, Word, read_options
 _STARTERS = {"nohup", "sudo", "env", "exec", "time", "setsid"}
 _RUNNERS = {"uv": ("run",), "poetry": ("run",), "pipenv": ("run",), "conda": ("run",)}
 # torch/distributed/run.py: options of torchrun that take no value
-_TORCHRUN_SWITCHES = frozenset(["standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"])
+_TORCHRUN_SWITCHES = frozenset(["standalone", "m", "module", "no_python", "run_path", "virtual_local_rank", "use_env"])
 # accelerate 1.15, commands/launch.py: those with action="store_true"
 _ACCELERATE_SWITCHES = frozenset("""quiet q cpu multi_gpu tpu enable_cpu_affinity dynamo_use_dynamic
 dynamo_use_regional_compilation use_deepspeed use_fsdp use_parallelism_config use_megatron_lm m module tpu_cluster
@@ -37,7 +37,7 @@ def peel(command: ShellCommand, name: str, launch: JobLaunch) -> tuple[ShellComm
         elif head in _RUNNERS and len(words) > 1 and words[1].text in _RUNNERS[head]:
             del words[:2]
         elif head.startswith("python") and len(words) > 2 and words[1].text == "-m" and words[2].text in _MODULES:
-            words[:3] = [Word(_MODULES[words[2].text], words[0].line)]
+            words[:3] = [Word(word, words[0].line) for word in _MODULES[words[2].text].split()]
         elif head == "torchrun":
             words, launch = _peel_torchrun(words[1:], name, launch)
         elif head == "accelerate" and len(words) > 1 and words[1].text == "launch":
@@ -52,7 +52,7 @@ def peel(command: ShellCommand, name: str, launch: JobLaunch) -> tuple[ShellComm
 
 
 _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
-            "accelerate.commands.launch": "accelerate_launch"}
+            "accelerate.commands.launch": "accelerate launch"}
 
 
 def _read_variables(command: ShellCommand, name: str, launch: JobLaunch) -> JobLaunch:

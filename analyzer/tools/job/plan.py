@@ -27,6 +27,18 @@ class Adapter:
     dropout: float = 0.0
     dtype: str | None = None                 #: of the adapters; None: as peft makes them, float32 beside 16 bits
     saved: tuple[str, ...] = ()              #: names of modules that are trained whole (peft's modules_to_save)
+    excluded: tuple[str, ...] = ()           #: parts of paths: layers that have one of them get no adapter
+
+
+@dataclass(frozen=True)
+class TrainedBlocks:
+    """The only blocks that train: ``count`` of them, the last or the first, or each one at the end of ``count`` equal
+    parts of the model; ``modules`` are names of the only modules in them that do, all where it is empty.
+    """
+
+    count: int
+    where: Literal["last", "first", "spread"] = "last"
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +77,9 @@ class TrainingPlan:
     quantize: str | None = None              #: how frozen linear layers are held: nf4, int8
     adapter: Adapter | None = None
     trained: tuple[str, ...] = ()            #: patterns of the only parameters that train; empty: all, or the adapter's
+    trained_blocks: TrainedBlocks | None = None  #: the same by blocks; with ``trained``, those train too
     frozen: tuple[str, ...] = ()             #: patterns of parameters that do not train
+    upcast: tuple[str, ...] = ()             #: patterns of parameters of one dimension that are held in float32
     attention: str | None = None             #: sdpa, eager; None: the model's own
     checkpoints: Checkpoints = "none"
     loss_chunks: int | None = None           #: the loss in so many parts of its tokens (fused kernels of the head)
@@ -76,6 +90,7 @@ class TrainingPlan:
     ranks_per_host: int | None = None
     sharding: Sharding | None = None         #: None where there is one rank
     samples_per_row: int = 1                 #: of packed rows, where they are known
+    assumptions: tuple[str, ...] = ()        #: sentences on what was taken for granted, and is of no one option
 
     @property
     def sequences(self) -> int:

@@ -1,7 +1,7 @@
 """What a program's reader is: how its files and commands are known, and what makes a plan of its options."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,8 @@ class JobLaunch:
     """What stands before a program on its command line, or beside it: how many ranks, and how they are launched.
 
     - ``ranks``, ``hosts``: None where nothing said it; ``variables``: of the environment;
-    - ``sharding``: what the configuration file of `accelerate` asks for; ``files``: where others are read from.
+    - ``sharding``: what the configuration file of `accelerate` asks for; ``files``: where others are read from;
+    - ``command``: the words of a command line that name the program, such as ``("trl", "dpo")``.
     """
 
     ranks: int | None = None
@@ -26,6 +27,7 @@ class JobLaunch:
     readings: list[OptionReading] = field(default_factory=list)
     mixed_precision: str | None = None  #: of `accelerate`: bf16, fp16, no
     recomputes: bool = False            #: whether FSDP's settings of `accelerate` ask that blocks run again in backward
+    command: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -45,6 +47,7 @@ class JobProgram:
     - ``version``: of which defaults are; ``source``: where its options are defined, in its own repository;
     - ``is_file``: whether the data of a file are a configuration of it; ``commands``: with what its commands begin,
       such as ``swift sft``, or how the path of its script ends, with a slash in it: ``swift/cli/sft.py``;
+      ``is_command``: whether words, of which the first is a script, are a command of it that no such beginning tells;
     - ``argument``: the option that a word without a name is;
     - ``config``: the option that names a file of further options;
     - ``switches``: options of a command that take no value;
@@ -57,10 +60,21 @@ class JobProgram:
     read: Callable[[Options, JobLaunch], Plan]
     is_file: Callable[[Mapping[str, Any]], bool] = lambda data: False
     commands: tuple[str, ...] = ()
+    is_command: Callable[[Sequence[str]], bool] = lambda words: False
     argument: str = ""
     config: str = "config"
     switches: frozenset[str] = frozenset()
     changes: Mapping[str, Change] = field(default_factory=dict)
+
+
+def find_beginning(program: JobProgram, words: Sequence[str]) -> int | None:
+    """How many words of a command name the program; None where it is no command of it."""
+    for beginning in program.commands:
+        known = beginning.split()
+        names = [word.rsplit("/", 1)[-1] if at == 0 else word for at, word in enumerate(words[:len(known)])]
+        if names == known or "/" in beginning and words and f"/{words[0]}".endswith(f"/{beginning}"):
+            return len(known)
+    return 1 if words and program.is_command(words) else None
 
 
 def set_option(name: str, value: Any = None) -> Change:

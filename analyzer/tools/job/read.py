@@ -14,12 +14,15 @@ from .document import FORMS, Document, Edit, Files, JobError, Keys
 from .launch import peel
 from .options import OptionReading, Options
 from .plan import Plan, ServingPlan, TrainingPlan
-from .program import JobLaunch, JobProgram
+from .program import JobLaunch, JobProgram, find_beginning
 from .programs import PROGRAMS
 from .shell import ShellCommand, Word, read_options, read_script, read_words
 
 COMMAND = "the command"  #: what a command without a file is called in errors
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+#: Names in files that say how something is launched, and not what: those of accelerate and DeepSpeed.
+_BESIDE = {"distributed_type": "analyzer job -- accelerate launch --config_file FILE ...",
+           "zero_optimization": "analyzer job -- COMMAND --deepspeed FILE ..."}
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,9 @@ def _read(name: str, files: Files, ranks: int | None) -> Job:
         raise JobError(f"{name}: not the name of a configuration: it must end in {known}, or be a command after --")
     document = files.document(name)
     program = next((program for program in PROGRAMS if program.is_file(document.data)), None)
+    beside = next((tool for key, tool in _BESIDE.items() if key in document.data), None)
+    if program is None and beside is not None:
+        raise JobError(f"{name}: is read beside what it launches; give that command: {beside}")
     if program is None:
         raise JobError(f"{name}: is no configuration of {', '.join(p.name for p in PROGRAMS)}: its first names are "
                        f"{', '.join(list(document.data)[:5]) or 'none'}")
@@ -97,7 +103,9 @@ def _read(name: str, files: Files, ranks: int | None) -> Job:
 
 
 def _read_commands(commands: Sequence[ShellCommand], text: str, name: str, files: Files, ranks: int | None) -> Job:
-    """The job of the first command of a script that starts a known program."""
+    """The job of the first command of a script that starts a known program; of several that share its name that one of
+    which its options are.
+    """
     heads = []
     for command in commands:
         try:
@@ -106,23 +114,21 @@ def _read_commands(commands: Sequence[ShellCommand], text: str, name: str, files
             if len(commands) == 1:
                 raise
             continue
-        texts = [text.rsplit("/", 1)[-1] if at == 0 else text for at, text in enumerate(inner.texts)]
-        for program in PROGRAMS:
-            for beginning in program.commands:
-                count = len(beginning.split())
-                if texts[:count] == beginning.split() or "/" in beginning and _ends_in(inner.texts[0], beginning):
-                    options = _read_options(program, inner.words[count:], text, name, files)
-                    launch.ranks = launch.ranks if ranks is None else ranks
-                    return _finish(name, program, options, launch, files)
-        heads.append(" ".join(texts[:2]))
+        found = [(program, count) for program in PROGRAMS
+                 if (count := find_beginning(program, inner.texts)) is not None]
+        if found:
+            read = [(program, count, _read_options(program, inner.words[count:], text, name, files))
+                    for program, count in found]
+            program, count, options = next((each for each in read if len(read) > 1 and each[0].is_file(
+                {option: each[2].get(option) for option in each[2].names()})), read[0])
+            launch.ranks = launch.ranks if ranks is None else ranks
+            launch.command = tuple(inner.texts[:count])
+            return _finish(name, program, options, launch, files)
+        heads.append(" ".join([inner.texts[0].rsplit("/", 1)[-1], *inner.texts[1:2]]))
     known = [beginning for program in PROGRAMS for beginning in program.commands]
     near = find_close(heads[0], known) if heads else ""
     raise JobError(f"{name}: {heads[0] if heads else 'no command'}: not the command of a program that is read"
                    f"{near}; these are: {', '.join(known)}")
-
-
-def _ends_in(path: str, ending: str) -> bool:
-    return f"/{path}".endswith(f"/{ending}")
 
 
 def _read_options(program: JobProgram, words: Sequence[Word], text: str, name: str, files: Files) -> Options:

@@ -44,7 +44,7 @@ def describe_plan(plan: Plan) -> str:
     said = [f"{_TASKS[plan.task]} {clean(plan.model)}"]
     if plan.adapter is not None:
         said.append(f"LoRA of rank {plan.adapter.r}" + (f" over {plan.quantize} weights" if plan.quantize else ""))
-    elif plan.trained:
+    elif plan.trained or plan.trained_blocks is not None:
         said.append("some of its parameters")
     rows = "pairs" if plan.sequences > plan.micro_batch else "sequences"
     said.append(f"{plan.accumulate} x {plan.micro_batch} {rows} of {plan.length:,} tokens a step and rank"
@@ -76,6 +76,8 @@ def _show_value(reading: OptionReading) -> str:
     if any(word in reading.name.lower().replace("_", "") for word in ("apikey", "secret", "password")) or (
             reading.name.lower().endswith("token")):
         return "(not shown)"
+    if reading.value is None:
+        return "not given"
     text = clean(write_value(reading.value))
     text = text if len(text) <= 48 else f"{text[:45]}..."
     return f"{text} (default)" if reading.kind == "default" else text

@@ -73,6 +73,7 @@ def profile_training(plan: TrainingPlan, device: str | DeviceSpec = "h200", *, f
     that is not found, and MissingExtraError where DeepSpeed's own code is run and is not installed.
     """
     build, said = load_model(plan, files or Files())
+    said += plan.assumptions
     passes = min(plan.accumulate, MOST_PASSES)
     rows = torch.zeros(plan.sequences, plan.length, dtype=torch.int64, device="meta")
     inputs = {"input_ids": rows}
@@ -112,6 +113,10 @@ def _make_engine(plan: TrainingPlan, build: Callable[[], nn.Module], passes: int
     config = {**plan.sharding.config, "gradient_accumulation_steps": passes,
               "train_micro_batch_size_per_gpu": plan.micro_batch}
     config.pop("train_batch_size", None)
+    for name in ("bf16", "fp16"):  # accelerate/utils/dataclasses.py, `DeepSpeedPlugin.set_mixed_precision`
+        section = config.get(name) or {}
+        if section.get("enabled", "auto") == "auto" and (section or plan.autocast == name):
+            config[name] = {**section, "enabled": plan.autocast == name}
     optimizer = None if "optimizer" in config else find_optimizer(plan.optimizer)
     if config.get("optimizer"):
         config["optimizer"] = {**config["optimizer"], "params": {}}

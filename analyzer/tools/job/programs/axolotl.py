@@ -8,7 +8,7 @@ from ..document import Edit
 from ..options import Options
 from ..plan import Adapter, Checkpoints, Sharding, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, all_of, set_batch, set_option
-from .trainer import WITHOUT_EFFECT, checkpoints_of_fsdp, read_fsdp_config, read_optimizer, read_sharding
+from .trainer import FUSED_LOSS, WITHOUT_EFFECT, checkpoints_of_fsdp, read_fsdp_config, read_optimizer, read_sharding
 
 # axolotl 0.18.0, src/axolotl/utils/schemas/
 
@@ -207,11 +207,6 @@ def _read_attention(options: Options) -> str | None:
     if said in ("flex_attention", "xformers", "sage") or said not in _ATTENTION:
         options.note("attn_implementation", "assumed", f"{said}: as PyTorch's fused attention, whose memory it has")
     return _ATTENTION.get(said, "sdpa")
-
-
-#: Parts of the loss, where a kernel computes it with the head and never holds all logits: as Liger's kernel and
-#: Apple's cut cross entropy (their chunks follow from sizes; 8 is this project's usual number).
-FUSED_LOSS = 8
 
 
 def _read_loss(options: Options) -> int | None:

@@ -11,7 +11,7 @@ _WITHOUT_EFFECT = """steps_per_print wall_clock_breakdown zero_allow_untested_op
 train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping scheduler
 prescale_gradients gradient_predivide_factor dump_state tensorboard wandb csv_monitor comet flops_profiler
 memory_breakdown data_types communication_data_type checkpoint dataloader_drop_last seq_parallel_communication_data_type
-graph_harvesting load_universal_checkpoint disable_allgather aio"""
+graph_harvesting load_universal_checkpoint disable_allgather aio comms_config comms_logger monitor_config _comment"""
 
 
 def read_deepspeed(document: Document, options: Options, launch: JobLaunch) -> Sharding:

@@ -13,9 +13,8 @@ from ..options import Options
 from ..plan import Checkpoints, Sharding, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_batch, set_option
 from . import swift_model
-from .axolotl import FUSED_LOSS
 from .deepspeed import read_deepspeed
-from .trainer import OPTIMIZERS, WITHOUT_EFFECT, checkpoints_of_fsdp, read_fsdp_config, read_optimizer
+from .trainer import FUSED_LOSS, OPTIMIZERS, WITHOUT_EFFECT, checkpoints_of_fsdp, read_fsdp_config, read_optimizer
 
 # ms-swift 4.6, swift/arguments/sft_args.py and rlhf_args.py, swift/trainers/arguments.py
 

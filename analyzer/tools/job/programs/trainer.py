@@ -27,6 +27,25 @@ do_eval do_predict resume_from_checkpoint local_rank neftune_noise_alpha torch_c
 trust_remote_code use_cache torch_empty_cache_steps"""
 
 
+#: Parts of the loss, where a kernel computes it with the head and never holds all logits: as Liger's kernel and
+#: Apple's cut cross entropy (their chunks follow from sizes; 8 is this project's usual number).
+FUSED_LOSS = 8
+#: Parts of paths in models that see or hear, where a trainer leaves those towers and what joins them to the language
+#: model as they are: names of transformers' models.
+TOWERS = ("visual", "vision_tower", "vision_model", "audio_tower", "embed_vision", "embed_audio")
+PROJECTORS = ("multi_modal_projector", "merger", "embed_vision", "embed_audio")
+
+
+def quantization_of(model: str) -> str | None:
+    """How linear layers are held of a checkpoint whose name says that it is quantized; None for another one."""
+    name = model.lower()
+    if "bnb-4bit" in name or "-nf4" in name:
+        return "nf4"
+    if "bnb-8bit" in name or "int8" in name:
+        return "int8"
+    return "nf4" if any(word in name for word in ("awq", "gptq", "aqlm", "int4", "-4bit")) else None
+
+
 class _Optimizer(NamedTuple):
     name: str | None
     assumed: str = ""
