@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from analyzer.tools.job.build import make_model
-from analyzer.tools.job.plan import TrainingPlan
+from analyzer.tools.job.plan import Adapter, TrainedBlocks, TrainingPlan
 
 
 def _tiny_model() -> Any:
@@ -25,3 +25,37 @@ def test_what_answers_are_compared_with_stops_no_gradient(task: Any) -> None:
     model = make_model(plan, _tiny_model)
     model(input_ids=torch.ones(2, 8, dtype=torch.int64)).backward()
     assert {path.split(".")[0] for path, p in model.named_parameters() if p.grad is not None} == {"policy"}
+
+
+@pytest.mark.parametrize(("blocks", "numbers"), [
+    (TrainedBlocks(1), {"3"}), (TrainedBlocks(3, "first"), {"0", "1", "2"}), (TrainedBlocks(2, "spread"), {"1", "3"})])
+def test_blocks_that_train(blocks: TrainedBlocks, numbers: set[str]) -> None:
+    plan = TrainingPlan(model="", micro_batch=1, length=8, trained_blocks=blocks, trained_dtype="fp32",
+                        upcast=("norm",))
+    model = make_model(plan, _tiny_model)
+    trained = [path for path, parameter in model.named_parameters() if parameter.requires_grad]
+    assert {path.split(".")[2] for path in trained} == numbers
+    assert {str(p.dtype) for p in model.parameters() if p.requires_grad} == {"torch.float32"}
+    assert {str(p.dtype) for path, p in model.named_parameters() if "norm" in path} == {"torch.float32"}
+    assert model.get_input_embeddings().weight.dtype.itemsize == 2  # type: ignore[operator,union-attr]
+
+
+def test_parts_of_a_model_get_no_adapters() -> None:
+    plan = TrainingPlan(model="", micro_batch=1, length=8, adapter=Adapter(r=2, excluded=("mlp", "layers.0.")))
+    trained = [path for path, parameter in make_model(plan, _tiny_model).named_parameters() if parameter.requires_grad]
+    assert len(trained) == 3 * 4 * 2 and not any("mlp" in path or ".0." in path for path in trained)
+
+
+def test_scores_in_parts_are_those_of_all_logits_at_once() -> None:
+    ids = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(1))
+    losses = []
+    for parts in (None, 5):
+        plan = TrainingPlan(model="", task="dpo", reference="copy", micro_batch=2, length=16, dtype="fp32",
+                            loss_chunks=parts)
+        model = make_model(plan, _tiny_model)
+        loss = model(input_ids=ids)
+        loss.backward()
+        head = [p.grad for path, p in model.named_parameters() if path.startswith("policy.lm_head")]
+        assert head[0] is not None
+        losses.append((loss.detach(), head[0]))
+    torch.testing.assert_close(losses[0], losses[1])

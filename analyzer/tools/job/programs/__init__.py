@@ -1,11 +1,16 @@
 """Programs whose configurations are read, a file each; a new one is added to the list here."""
 from ..program import JobProgram
 from .axolotl import AXOLOTL
+from .llamafactory import LLAMAFACTORY
+from .llamafactory_v1 import LLAMAFACTORY_V1
 from .megatron_swift import MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF
 from .ms_swift import MS_SWIFT, MS_SWIFT_RLHF
+from .script import SCRIPT
+from .trl import TRL
 
 #: In this order files are recognised: what has more names of its own comes first.
-PROGRAMS: tuple[JobProgram, ...] = (AXOLOTL, MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF, MS_SWIFT, MS_SWIFT_RLHF)
+PROGRAMS: tuple[JobProgram, ...] = (AXOLOTL, LLAMAFACTORY, LLAMAFACTORY_V1, MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF,
+                                    MS_SWIFT, MS_SWIFT_RLHF, TRL, SCRIPT)
 
 
 def list_programs() -> list[str]:

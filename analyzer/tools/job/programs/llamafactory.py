@@ -1,0 +1,348 @@
+"""LLaMA-Factory: its YAML, and `llamafactory-cli train` with options."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..document import Edit
+from ..options import Options
+from ..plan import Adapter, Checkpoints, Sharding, Task, TrainedBlocks, TrainingPlan
+from ..program import JobLaunch, JobProgram, set_batch, set_option
+from .trainer import (
+    FUSED_LOSS,
+    OPTIMIZERS,
+    PROJECTORS,
+    TOWERS,
+    WITHOUT_EFFECT,
+    quantization_of,
+    read_batch,
+    read_optimizer,
+    read_precision,
+    read_sharding,
+)
+
+# LLaMA-Factory 0.9.6, src/llamafactory/hparams/ and model/
+
+_WITHOUT_EFFECT = f"""{WITHOUT_EFFECT} adapter_folder cache_dir use_fast_tokenizer split_special_tokens add_tokens
+add_special_tokens new_special_tokens_config init_special_tokens model_revision low_cpu_mem_usage rope_scaling
+moe_aux_loss_coef use_reentrant_gc train_from_scratch infer_backend offload_folder use_kv_cache infer_dtype
+hf_hub_token ms_hub_token om_hub_token print_param_status double_quantization quantization_device_map export_*
+vllm_* sglang_* template dataset eval_dataset dataset_dir media_dir train_on_prompt mask_history streaming buffer_size
+mix_strategy interleave_probs overwrite_cache preprocessing_* max_samples eval_num_beams ignore_pad_token_for_loss
+val_size eval_on_each_dataset tool_format default_system enable_thinking preserve_thinking tokenized_path
+data_shared_file_system lora_alpha loraplus_* use_rslora pissa_* create_new_adapter pref_beta pref_bco_weight
+dpo_label_smoothing kto_* simpo_gamma ppo_* ld_alpha galore_* apollo_* badam_* use_swanlab swanlab_* asft_alpha
+eaft_alpha compute_accuracy disable_shuffling early_stopping_steps plot_loss include_effective_tokens_per_second
+predict_with_generate generation_* sortish_sampler do_sample temperature top_p top_k num_beams max_length
+max_new_tokens repetition_penalty length_penalty skip_special_tokens ray_init_kwargs ray_storage_* ray_run_name
+resources_per_worker placement_strategy master_addr master_port enable_torch_profiler profiler_* profile_modules
+fp8_* adapter_name_or_path ref_model_adapters reward_model_adapters reward_model_type reward_model_quantization_bit
+image_* video_* use_audio_in_video audio_* crop_to_patches kt_* fsdp_transformer_layer_cls_to_wrap
+gradient_checkpointing gradient_checkpointing_kwargs use_v1_kernels seed version task"""
+_PARALLEL = """tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size
+context_parallel_size virtual_pipeline_model_parallel_size hyper_parallel_cp_size"""
+_MEGATRON = """sequence_parallel recompute_* bias_activation_fusion apply_rope_fusion masked_softmax_fusion
+cross_entropy_loss_fusion moe_grouped_gemm moe_token_dispatcher_type calculate_per_token_loss
+use_distributed_optimizer overlap_* use_packed_sequences mixed_precision megatron_pretrained_checkpoint
+export_hf_on_finish extra_config account_for_*"""
+_ATTENTION = {"auto": None, "disabled": "eager", "sdpa": "sdpa", "fa2": "sdpa", "fa3": "sdpa"}
+_STAGES: dict[str, Task] = {"pt": "sft", "sft": "sft", "rm": "reward", "ppo": "policy", "dpo": "dpo", "kto": "kto"}
+_PREFERENCES: dict[str, Task] = {"orpo": "orpo", "simpo": "simpo"}
+#: Weights of norms, whose names have one of these words (extras/constants.py, `LAYERNORM_NAMES`).
+_NORMS = ("norm", "ln")
+
+
+def read(options: Options, launch: JobLaunch) -> TrainingPlan:
+    """The plan of a YAML or a command. Raises JobError for what LLaMA-Factory's own checks refuse."""
+    model = options.text("model_name_or_path", means="model")
+    if model is None:
+        raise options.fail("model_name_or_path", "is not there, and LLaMA-Factory needs it")
+    if not options.flag("do_train"):
+        raise options.fail("do_train", "is not true, so that this predicts or evaluates; training alone is read")
+    task = _read_task(options)
+    kind = options.text("finetuning_type", "lora", choices=("lora", "oft", "freeze", "full"), means="what is trained")
+    assert kind is not None
+    _read_ranks(options, launch)
+    batch, accumulate = read_batch(options)
+    sharding = read_sharding(options, launch)
+    quantize = _read_quantization(options, model, kind, sharding)
+    assumptions = _assume_scores(options, task)
+    plan = TrainingPlan(
+        model=model, task=task, reference=_read_reference(options, task, kind), micro_batch=batch,
+        accumulate=accumulate, length=_read_length(options), trained_dtype=_read_dtype(options, quantize, sharding),
+        autocast=read_precision(options), quantize=quantize, adapter=_read_adapter(options, kind),
+        trained=_read_extra(options, kind), trained_blocks=_read_blocks(options, kind),
+        frozen=_read_frozen(options, kind),
+        upcast=_NORMS if options.flag("upcast_layernorm") else (), attention=_read_attention(options),
+        checkpoints=_read_checkpoints(options, launch), loss_chunks=_read_loss(options, task),
+        optimizer=_read_optimizer(options, kind), clips=options.fraction("max_grad_norm", 1.0) > 0,
+        compiles=options.flag("torch_compile"), ranks=launch.size, sharding=sharding, assumptions=tuple(assumptions))
+    _leave_out(options)
+    options.rest(_WITHOUT_EFFECT if not _uses_megatron(options) else f"{_WITHOUT_EFFECT} {_MEGATRON}")
+    return plan
+
+
+def _read_task(options: Options) -> Task:
+    stage = options.text("stage", "sft", choices=_STAGES, means="what is trained for")
+    assert stage is not None
+    if stage != "sft" and options.flag("neat_packing"):
+        raise options.fail("neat_packing", f"LLaMA-Factory refuses it at stage {stage}; sft alone has it")
+    if stage == "ppo":
+        if options.text("reward_model") is None:
+            raise options.fail("reward_model", "is not there, and stage ppo needs it")
+        options.note("stage", "not modelled", "ppo: the rollout and the reward model are left out; what is profiled is "
+                     "the update")
+        return "policy"
+    loss = options.text("pref_loss", "sigmoid", choices=("sigmoid", "hinge", "ipo", "kto_pair", "orpo", "simpo"),
+                        means="loss of a pair of answers" if stage == "dpo" else "")
+    return _PREFERENCES.get(loss or "", "dpo") if stage == "dpo" else _STAGES[stage]
+
+
+def _read_reference(options: Options, task: Task, kind: str) -> Any:
+    """train/trainer_utils.py, `create_ref_model`: a model of its own, or the one that trains without its adapter."""
+    own = options.text("ref_model", means="what answers are compared with")
+    options.leave_out("ref_model_quantization_bit", "the reference is taken to be held as the model is")
+    if own is not None:
+        options.assume("ref_model", f"{own}: of the model's own shape")
+    if task not in ("dpo", "kto", "policy"):
+        return "none"
+    return "copy" if own is not None or kind != "lora" else "adapter"
+
+
+def _assume_scores(options: Options, task: Task) -> list[str]:
+    """What this trainer does beside the usual way of a task."""
+    if task in ("dpo", "orpo", "simpo", "kto"):
+        return ["LLaMA-Factory holds the logarithms of all tokens' probabilities; here those of the tokens that are "
+                "there are taken, as TRL does, which needs less (train/trainer_utils.py, get_batch_logps)"]
+    if task == "reward":
+        return ["LLaMA-Factory's reward model computes the logits of its language model too, which are left out"]
+    return []
+
+
+def _read_length(options: Options) -> int:
+    length = options.count("cutoff_len", 2048, means="tokens of a sequence")
+    packs = options.flag("packing", options.get("stage") == "pt", means="rows are filled up to cutoff_len")
+    if options.flag("neat_packing") or packs:
+        return length
+    options.note("cutoff_len", "assumed", f"every row has {length:,} tokens: what the data set has is not known")
+    return length
+
+
+def _read_ranks(options: Options, launch: JobLaunch) -> None:
+    workers = options.number("ray_num_workers", least=1)
+    if workers is not None and launch.ranks is None:
+        launch.ranks = workers
+
+
+def _read_quantization(options: Options, model: str, kind: str, sharding: Sharding | None) -> str | None:
+    """hparams/parser.py, `_verify_model_args`, and model/model_utils/quantization.py."""
+    bits = options.number("quantization_bit", means="bits of the frozen weights")
+    method = options.text("quantization_method", "bnb") or "bnb"
+    options.text("quantization_type", "nf4", choices=("nf4", "fp4"))
+    held = quantization_of(model)
+    if held is not None:
+        options.note("model_name_or_path", "assumed", f"by its name a quantized checkpoint: linear layers as {held}")
+        return held
+    if bits is None:
+        return None
+    if kind not in ("lora", "oft"):
+        raise options.fail("quantization_bit", f"LLaMA-Factory refuses it with finetuning_type {kind}; give lora")
+    if method == "bnb" and bits not in (4, 8):
+        raise options.fail("quantization_bit", "bitsandbytes holds weights in 4 or 8 bits")
+    shares_weights = sharding is not None and (sharding.kind == "fsdp" or _stage(sharding) == 3)
+    if shares_weights and (method != "bnb" or bits != 4):
+        raise options.fail("quantization_bit", "LLaMA-Factory refuses it with FSDP and ZeRO-3, but for 4 bits of bnb")
+    quantize = "nf4" if bits <= 4 else "int8"
+    if shares_weights:
+        options.note("quantization_bit", "not modelled", f"each rank is taken to hold all {quantize} weights, which "
+                     "ranks share")
+    elif method != "bnb" or bits not in (4, 8):
+        options.note("quantization_bit", "assumed", f"{method} with {bits} bits: as {quantize} of bitsandbytes")
+    return quantize
+
+
+def _stage(sharding: Sharding | None) -> int:
+    zero = {} if sharding is None else sharding.config.get("zero_optimization")
+    stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
+    return stage if isinstance(stage, int) else 0
+
+
+def _read_dtype(options: Options, quantize: str | None, sharding: Sharding | None) -> str | None:
+    """The dtype of what trains, beside weights in that of the checkpoint: float32 (model/adapter.py, `init_adapter`),
+    but for pure_bf16, BAdam and ZeRO-3, whose own copy is in float32.
+    """
+    pure = options.flag("pure_bf16", means="what trains stays in bfloat16")
+    if pure and _stage(sharding) == 3:
+        raise options.fail("pure_bf16", "LLaMA-Factory refuses it with ZeRO-3; give bf16: true")
+    if pure or options.get("use_badam") in (True, "true") or (quantize is None and _stage(sharding) == 3):
+        return None
+    return "fp32"
+
+
+def _read_adapter(options: Options, kind: str) -> Adapter | None:
+    rank = options.count("lora_rank", 8, means="rank of the adapters" if kind == "lora" else "")
+    dropout = options.fraction("lora_dropout", 0.0)
+    targets = options.words("lora_target", ["all"])
+    saved = options.words("additional_target")
+    block, own = options.number("oft_block_size", 32), options.number("oft_rank", 0)
+    oft_targets = options.words("oft_target", ["all"])
+    options.leave_out("module_dropout", "the dropout of OFT is left out")
+    options.leave_out("use_dora", "DoRA's magnitudes and norms are left out")
+    options.leave_out("resize_vocab", "the vocabulary is taken to stay as it is")
+    if kind == "oft":
+        rank, targets = own or block or 32, oft_targets
+        options.note("finetuning_type", "not modelled", f"oft: taken as LoRA of rank {rank}")
+    if kind not in ("lora", "oft"):
+        return None
+    return Adapter(r=rank, targets=() if targets == ["all"] else tuple(targets), dropout=dropout, saved=tuple(saved),
+                   excluded=_list_frozen(options))
+
+
+def _read_blocks(options: Options, kind: str) -> TrainedBlocks | None:
+    """model/adapter.py, `_setup_freeze_tuning`: the last blocks, of a negative number the first; with LLaMA-Pro those
+    that were added, one after each equal part.
+    """
+    count = options.get("freeze_trainable_layers")
+    said = 2 if count is None else count
+    if isinstance(said, str) and said.lstrip("-").isdecimal():
+        said = int(said)
+    if isinstance(said, bool) or not isinstance(said, int) or not said:
+        raise options.fail("freeze_trainable_layers", "must be a whole number, and not 0")
+    spread = options.flag("use_llama_pro")
+    modules = options.words("freeze_trainable_modules", ["all"])
+    if spread and kind == "full":
+        raise options.fail("use_llama_pro", "LLaMA-Factory refuses it with finetuning_type full")
+    if spread and kind == "lora":
+        options.note("use_llama_pro", "not modelled", "adapters are taken to be in all blocks")
+    options.number("freeze_trainable_layers", 2, least=-1000, means="blocks that train" if kind == "freeze" else "")
+    if kind != "freeze":
+        return None
+    where: Any = "spread" if spread else "last" if said > 0 else "first"
+    return TrainedBlocks(abs(said), where, () if modules == ["all"] else tuple(modules))
+
+
+def _read_extra(options: Options, kind: str) -> tuple[str, ...]:
+    extra = options.words("freeze_extra_modules")
+    return tuple([rf".*{name}" for name in extra]) if kind == "freeze" else ()
+
+
+def _read_frozen(options: Options, kind: str) -> tuple[str, ...]:
+    """model/model_utils/visual.py, `get_forbidden_modules`; models without such parts have none of these names."""
+    if options.flag("freeze_language_model"):
+        options.note("freeze_language_model", "not modelled", "the language model is taken to train")
+    parts = _list_frozen(options)
+    return parts if kind in ("full", "freeze") else ()
+
+
+def _list_frozen(options: Options) -> tuple[str, ...]:
+    towers = TOWERS if options.flag("freeze_vision_tower", True) else ()
+    projectors = PROJECTORS if options.flag("freeze_multi_modal_projector", True) else ()
+    return tuple(dict.fromkeys((*towers, *projectors)))
+
+
+def _read_attention(options: Options) -> str | None:
+    said = options.text("flash_attn", "auto", choices=_ATTENTION, means="attention")
+    options.leave_out("shift_attn", "shifted groups of tokens are taken as whole sequences")
+    return _ATTENTION[said or "auto"]
+
+
+def _read_checkpoints(options: Options, launch: JobLaunch) -> Checkpoints:
+    """On, unless it is disabled: model/model_utils/checkpointing.py, `prepare_model_for_training`."""
+    disabled = options.flag("disable_gradient_checkpointing", False, means="blocks are not run again in backward")
+    if options.flag("use_unsloth_gc") and not disabled:
+        options.note("use_unsloth_gc", "assumed", "blocks are run again in backward; what they need of it is taken to "
+                     "stay on the device, which moves it to the host")
+    return "none" if disabled and not launch.recomputes else "blocks"
+
+
+def _read_loss(options: Options, task: Task) -> int | None:
+    """model/model_utils/liger_kernel.py: stages that need logits compute them."""
+    if not options.flag("enable_liger_kernel"):
+        return None
+    if task == "sft":
+        options.note("enable_liger_kernel", "assumed", "the loss in parts, with the head; its other kernels are "
+                     "left out")
+        return FUSED_LOSS
+    options.note("enable_liger_kernel", "assumed", "its kernels are left out: this stage computes logits as usual")
+    return None
+
+
+def _read_optimizer(options: Options, kind: str) -> str | None:
+    """train/trainer_utils.py, `create_custom_optimizer`."""
+    found = read_optimizer(options)
+    chosen = [name for name in ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon")
+              if options.flag(name)]
+    for name in ("use_galore", "use_apollo", "use_badam"):
+        if name in chosen and kind == "lora":
+            raise options.fail(name, "LLaMA-Factory refuses it with finetuning_type lora; give full")
+        if name in chosen:
+            options.note(name, "not modelled", "optimizer states of all that trains, as AdamW has them: an upper bound")
+    if "use_adam_mini" in chosen:
+        options.assume("use_adam_mini", "one state for each parameter, as momentum has, and few others")
+        return "momentum"
+    if "use_muon" in chosen:
+        options.note("use_muon", "not modelled", OPTIMIZERS["muon"].assumed)
+        return OPTIMIZERS["muon"].name
+    return found
+
+
+def _leave_out(options: Options) -> None:
+    for name in ("use_dft_loss", "use_eaft_loss"):
+        if options.flag(name):
+            options.assume(name, "as the usual loss, whose logits it has; its copies of them are left out")
+    options.leave_out("use_asft_loss", "the pass of its reference, and its copies of logits, are left out")
+    options.leave_out("use_unsloth", "its kernels and its way of checkpoints are left out")
+    options.leave_out("use_kt kt_config", "experts that the host holds and computes are taken to be on the device")
+    options.leave_out("mixture_of_depths", "all tokens are taken to pass through all blocks")
+    options.leave_out("fp8", "products are taken in the dtype of autocast")
+    options.leave_out("upcast_lmhead_output", "the copy of logits in float32 is left out")
+    options.leave_out("pref_ftx", "its part of the loss is left out")
+    options.leave_out("neftune_noise_alpha", "the noise is left out")
+    options.leave_out("use_mca use_megatron_bridge use_hyper_parallel hyper_parallel_args",
+                      "the model is taken as transformers' own")
+    for name in _PARALLEL.split():
+        if (options.number(name, 1) or 1) > 1:
+            options.note(name, "not modelled", "each rank is taken to hold whole layers, and whole sequences")
+    if options.get("image_max_pixels") is not None or options.get("video_max_pixels") is not None:
+        name = "image_max_pixels" if options.get("image_max_pixels") is not None else "video_max_pixels"
+        options.note(name, "not modelled", "tokens of pictures count in cutoff_len; the towers that make them are "
+                     "not run")
+
+
+def _uses_megatron(options: Options) -> bool:
+    return any(options.get(name) is not None for name in _PARALLEL.split())
+
+
+# How its files and commands are known, and changed.
+
+_OWN = {"stage", "finetuning_type", "template", "cutoff_len", "infer_backend", "export_dir"}
+
+
+def _is_file(data: Any) -> bool:
+    return "model_name_or_path" in data and bool(_OWN & set(data))
+
+
+def _is_command(words: Sequence[str]) -> bool:
+    """``src/train.py FILE``, which its launchers start themselves."""
+    name = words[0].rsplit("/", 1)[-1]
+    return name in ("train.py", "train_bash.py") and (
+        words[0].endswith("src/train.py") and words[1:2] != [] and words[1].endswith((".yaml", ".yml", ".json"))
+        or "--finetuning_type" in words)
+
+
+def _set_four_bits(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edit] | None:
+    return None if plan.adapter is None else set_option("quantization_bit", 4)(options, plan, wanted)
+
+
+def _set_checkpoints(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edit] | None:
+    return set_option("disable_gradient_checkpointing", False)(options, plan, wanted)
+
+
+LLAMAFACTORY = JobProgram(
+    name="LLaMA-Factory", version="0.9.6", source="hiyouga/LLaMA-Factory src/llamafactory/hparams", read=read,
+    is_file=_is_file, is_command=_is_command,
+    commands=("llamafactory-cli train", "lmf train", "llamafactory.cli train", "llamafactory.launcher"),
+    changes={"batch": set_batch("per_device_train_batch_size", "gradient_accumulation_steps"),
+             "checkpoints": _set_checkpoints, "loss": set_option("enable_liger_kernel", True),
+             "optimizer": set_option("optim", "adamw_bnb_8bit"), "quantize": _set_four_bits,
+             "length": set_option("cutoff_len")})

@@ -1,0 +1,191 @@
+"""A script of one's own that takes transformers' `TrainingArguments` on its command line."""
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ..options import Options
+from ..plan import Adapter, Task, TrainingPlan
+from ..program import JobLaunch, JobProgram, set_batch, set_option
+from .trainer import (
+    FUSED_LOSS,
+    WITHOUT_EFFECT,
+    quantization_of,
+    read_batch,
+    read_checkpoints,
+    read_optimizer,
+    read_precision,
+    read_sharding,
+)
+
+# transformers 5.17, training_args.py; names of lengths, models and adapters as its examples, FastChat, LLaVA, the QLoRA
+# repository, axolotl's forerunners and Open-Instruct have them.
+
+_WITHOUT_EFFECT = f"""{WITHOUT_EFFECT} config_name tokenizer_name use_fast_tokenizer use_slow_tokenizer cache_dir
+model_revision token use_auth_token use_auth dataset* data data_* train_file validation_file test_file train_* eval_*
+test_* max_train_samples max_eval_samples max_predict_samples max_steps streaming validation_split_percentage
+preprocessing_num_workers overwrite_* keep_linebreaks trust_remote_code lora_alpha lora_bias lora_weight_path lazy_*
+num_train_epochs num_warmup_steps checkpointing_steps with_tracking task_name task text_column* label_column*
+source_prefix source_lang target_lang ignore_* lr_* version pad_to_max_length predict_with_generate generation_*
+num_beams is_regression shuffle_* metric_name model_type conv_template prompt_* template system_prompt image_folder
+image_aspect_ratio is_multimodal use_flash_attn low_cpu_mem_usage double_quant quant_type bnb_* wandb_* project_name
+seed random_seed debug_mode local_rank node_rank verbose report_to group_by_length group_by_modality_length"""
+_MODELS = ("model_name_or_path", "model", "base_model", "model_name", "pretrained_model_name_or_path", "model_id",
+           "model_path", "base_model_name_or_path", "llm_name_or_path")
+_LENGTHS = ("block_size", "max_seq_length", "max_length", "model_max_length", "max_seq_len", "cutoff_len", "seq_length",
+            "sequence_length", "max_source_length", "seq_len")
+_RANKS = ("lora_r", "lora_rank", "lora_dim", "peft_lora_r")
+_USES = ("use_peft", "use_lora", "use_peft_lora", "lora", "lora_enable", "use_qlora", "q_lora", "lora_training")
+_DROPOUTS = ("lora_dropout", "peft_lora_dropout")
+_TARGETS = ("lora_target_modules", "target_modules", "lora_target", "lora_modules")
+_DTYPES = {"auto": "bf16", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp32",
+           "fp32": "fp32"}
+#: What scripts are named for, where it is another task than to learn next tokens.
+_TASKS: tuple[tuple[str, Task], ...] = (
+    (r"dpo", "dpo"), (r"orpo", "orpo"), (r"simpo", "simpo"), (r"kto", "kto"), (r"reward|(^|_)rm(_|$)", "reward"),
+    (r"grpo|ppo|rloo|rlhf", "policy"), (r"glue|classif", "classify"))
+#: Of `run_clm.py`, which takes what the tokenizer can and at most that.
+_LENGTH = 1024
+
+
+def read(options: Options, launch: JobLaunch) -> TrainingPlan:
+    """The plan of a command; what the script itself makes of its other options is not known. Raises JobError."""
+    name = _find(options, _MODELS)
+    model = options.text(name, means="model")
+    if model is None:
+        raise options.fail("model_name_or_path", "is not there, and the script's model is not known without it")
+    batch, accumulate = read_batch(options)
+    task = _read_task(options, launch)
+    quantize = _read_quantization(options, name, model)
+    adapter = _read_adapter(options, quantize)
+    dtype, said = _read_dtype(options)
+    plan = TrainingPlan(
+        model=model, task=task, reference="none" if task not in ("dpo", "kto") else "copy" if adapter is None else
+        "adapter", classes=options.number("num_labels", 2) or 2, micro_batch=batch, accumulate=accumulate,
+        length=_read_length(options), dtype=dtype, autocast=read_precision(options) or _of_launcher(launch),
+        quantize=quantize, adapter=adapter, attention=_read_attention(options),
+        checkpoints="blocks" if launch.recomputes else read_checkpoints(options),
+        loss_chunks=_read_loss(options), optimizer=read_optimizer(options),
+        clips=options.fraction("max_grad_norm", 1.0) > 0, compiles=options.flag("torch_compile"), ranks=launch.size,
+        sharding=read_sharding(options, launch), assumptions=(
+            "the script trains a model of transformers with its Trainer, as its options suggest; what else it does is "
+            "not read: `analyzer dryrun` runs a script itself", *said))
+    options.leave_out("neftune_noise_alpha", "the noise is left out")
+    options.leave_out("vision_tower mm_projector_type tune_mm_mlp_adapter freeze_backbone freeze_vision_tower",
+                      "parts of the model besides its language model, and what of it is frozen, are left out")
+    options.rest(_WITHOUT_EFFECT)
+    return plan
+
+
+def _find(options: Options, names: Sequence[str]) -> str:
+    """The first of several names of one option that is given, else the first of all."""
+    return next((name for name in names if options.get(name) is not None), names[0])
+
+
+def _of_launcher(launch: JobLaunch) -> str | None:
+    """The precision of accelerate's own, which its scripts without a Trainer go by."""
+    return launch.mixed_precision if launch.mixed_precision in ("bf16", "fp16") else None
+
+
+def _read_task(options: Options, launch: JobLaunch) -> Task:
+    script = launch.command[0].rsplit("/", 1)[-1].removesuffix(".py").lower() if launch.command else ""
+    task = next((task for pattern, task in _TASKS if re.search(pattern, script)), None)
+    if task is None:
+        return "sft"
+    name = _find(options, _MODELS)
+    what = {"policy": "the update of answers that are there: the rollout is left out", "classify": "a class of each "
+            "sequence"}.get(task, f"a step of {task.upper() if task != 'reward' else 'a reward model'}")
+    options.note(name, "not modelled" if task == "policy" else "assumed", f"the script is named for it: {what}")
+    return task
+
+
+def _read_length(options: Options) -> int:
+    name = _find(options, _LENGTHS)
+    given = options.get(name) is not None
+    length = options.count(name, _LENGTH, means="tokens of a sequence")
+    if name == "max_source_length":
+        options.note(name, "not modelled", "a model that reads and writes is taken as one that continues its text")
+    elif not given:
+        options.note(name, "assumed", f"no length is given: rows of {_LENGTH:,} tokens, as run_clm.py has them")
+    elif name != "block_size" and not options.flag("packing"):
+        options.note(name, "assumed", f"every row has {length:,} tokens: what the data set has is not known")
+    options.flag("packing")
+    return length
+
+
+def _read_quantization(options: Options, name: str, model: str) -> str | None:
+    bits = options.number(_find(options, ("bits", "quantization_bit")))
+    four = options.flag("load_in_4bit") or options.flag("use_4bit_quantization")
+    eight = options.flag("load_in_8bit") or options.flag("use_8bit_quantization")
+    four = four or options.flag("use_4bit") or options.get("use_qlora") in (True, "True", "true")
+    four = four or options.get("q_lora") in (True, "True", "true")
+    held = quantization_of(model)
+    if held is not None:
+        options.note(name, "assumed", f"by its name a quantized checkpoint: linear layers as {held}")
+    return "nf4" if four or bits == 4 else "int8" if eight or bits == 8 else held
+
+
+def _read_adapter(options: Options, quantize: str | None) -> Adapter | None:
+    """Where an option says so, a rank is given, or weights are quantized, which do not train themselves."""
+    uses = [options.flag(name) for name in _USES if options.get(name) is not None]
+    rank, dropout = _find(options, _RANKS), _find(options, _DROPOUTS)
+    targets, given = _find(options, _TARGETS), options.get(rank) is not None
+    count, share = options.count(rank, 8), options.fraction(dropout, 0.0)
+    names = options.words(targets)
+    if not (any(uses) or (given and not uses) or quantize is not None):
+        return None
+    if not given:
+        options.assume(rank, "adapters of rank 8, as peft has them without one")
+    if not names:
+        options.assume(targets, "adapters beside all linear layers but the head; a script may choose fewer")
+    return Adapter(r=count, dropout=share, targets=() if names in ([], ["all-linear"], ["all"]) else tuple(names))
+
+
+def _read_dtype(options: Options) -> tuple[str, list[str]]:
+    """The dtype in which the weights are loaded, and what is assumed of it."""
+    name = _find(options, ("torch_dtype", "dtype", "model_dtype"))
+    said = options.text(name, choices=_DTYPES, means="dtype of the weights")
+    if said is not None:
+        return _DTYPES[said], []
+    return "bf16", ["the weights are loaded in the checkpoint's dtype, bfloat16, as transformers 5 does; before 5 they "
+                    "were in float32, where the script did not say otherwise"]
+
+
+def _read_attention(options: Options) -> str | None:
+    said = options.text("attn_implementation", means="attention")
+    options.flag("use_flash_attn")
+    options.flag("use_flash_attention_2")
+    return None if said is None else "eager" if said == "eager" else "sdpa"
+
+
+def _read_loss(options: Options) -> int | None:
+    name = _find(options, ("use_liger_kernel", "use_liger"))
+    if not options.flag(name):
+        return None
+    options.assume(name, "the loss in parts, with the head; its other kernels are left out")
+    return FUSED_LOSS
+
+
+_OWN = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "gradient_checkpointing",
+        "lr_scheduler_type", "bf16", "fp16", "deepspeed", "fsdp", "save_strategy", "logging_steps", "save_steps")
+
+
+def _is_command(words: Sequence[str]) -> bool:
+    """A script, or a module, with a model and the size of a batch, or several of the trainer's other options."""
+    names = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words[1:] if word.startswith("--")}
+    is_script = words[0].endswith(".py") or re.fullmatch(r"\w+(\.\w+)+", words[0]) is not None
+    own = names & set(_OWN)
+    return is_script and bool(names & set(_MODELS)) and ("per_device_train_batch_size" in own or len(own) > 2)
+
+
+def _change_length(options: Options, plan: TrainingPlan, wanted: Any) -> Any:
+    return set_option(_find(options, _LENGTHS))(options, plan, wanted)
+
+
+SCRIPT = JobProgram(
+    name="TrainingArguments", version="transformers 5.17", source="huggingface/transformers "
+    "src/transformers/training_args.py", read=read, is_command=_is_command, config="",
+    changes={"batch": set_batch("per_device_train_batch_size", "gradient_accumulation_steps"),
+             "checkpoints": set_option("gradient_checkpointing", True), "loss": set_option("use_liger_kernel", True),
+             "optimizer": set_option("optim", "adamw_bnb_8bit"), "length": _change_length})
