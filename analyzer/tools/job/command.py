@@ -45,17 +45,33 @@ def run_job(arguments: argparse.Namespace) -> int:
 
 
 def _serve(job: Job, arguments: argparse.Namespace, price: float | None) -> int:
-    from analyzer.tools.serving.simulation import NoRoomError
+    from analyzer.tools.serving import ServedModel
 
-    try:
-        found = job.profile(arguments.device, price=price)
-    except NoRoomError as error:
-        print(f"does NOT fit: {error}")
-        return 3
-    if arguments.json is not None:
-        found.to_json(arguments.json)
-    print(found.summary())
-    return 0
+    from .server_change import ServerChanges
+    from .server_screen import describe_server_changes, describe_start
+    from .serving import profile_serving, start_server
+
+    assert isinstance(job.plan, ServingPlan)
+    models: dict[str, ServedModel] = {}
+    start = start_server(job.plan, arguments.device, files=job.files, models=models)
+    print(describe_start(start))
+    sys.stdout.flush()
+    if not start.refusal:
+        found = profile_serving(job.plan, arguments.device, start=start, price=price)
+        if arguments.json is not None:
+            found.to_json(arguments.json)
+        print(f"\n{found.summary()}")
+        return 0
+    changes = [] if arguments.no_advice else ServerChanges(job, start, arguments.device, models, price).find()
+    if not arguments.no_advice:
+        print(f"\n{describe_server_changes(job, changes)}")
+    if arguments.write is not None:
+        if not changes:
+            raise JobError(f"--write {arguments.write}: nothing was written, for no change that was tried makes it "
+                           "start")
+        write_output(arguments.write, job.change_text(changes[0].edits))
+        print(f"written: {arguments.write}")
+    return 3
 
 
 def _train(job: Job, arguments: argparse.Namespace, shown: list[str], price: float | None) -> int:

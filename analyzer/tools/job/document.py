@@ -266,7 +266,7 @@ def _change_json(document: Document, edit: Edit) -> str:
 
 def _change_command(document: Document, edit: Edit) -> str:
     name = ".".join(map(str, edit.keys))
-    pattern = re.compile(rf"(--{name.replace('_', '[-_]')}(?:=|\s+))(?:'[^']*'|\"[^\"]*\"|\S+)")
+    pattern = re.compile(rf"((?<!\S)--?{re.sub('[-_]', '[-_]', name)}(?:=|\s+))(?:'[^']*'|\"[^\"]*\"|\S+)")
     value = shlex.quote(write_value(edit.after))
     if edit.before is not None and (found := pattern.search(document.text)):
         return document.text[:found.end(1)] + value + document.text[found.end():]

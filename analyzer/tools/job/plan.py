@@ -109,17 +109,21 @@ class ServingPlan:
 
     model: str
     engine: str
-    weights: str = "bf16"
-    cache: str = "bf16"
+    weights: str | None = None               #: None: as the checkpoint's config says, else 16 bits
+    experts: str | None = None               #: where their weights are held in another format
+    cache: str | None = None                 #: None: 16 bits
     block_size: int = 16
     tp: int = 1
     pp: int = 1
     dp: int = 1
     ep: int = 1
     length: int | None = None                #: the longest sequence, prompt and answer; None: what the model can take
+    fits_length: bool = False                #: whether the engine shortens that to what has room
+    is_stretched: bool = False               #: whether it may be longer than the positions that the model has
     memory_share: float | None = None        #: None: the engine's own
     sequences: int | None = None             #: at once; None: the engine's own
     chunk: int | None = None                 #: tokens of a pass; None: the engine's own
+    drafted: int = 0                         #: tokens that are proposed for each, and verified at once
 
 
 Plan = TrainingPlan | ServingPlan

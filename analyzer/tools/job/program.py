@@ -7,7 +7,7 @@ from typing import Any
 
 from .document import Document, Edit, Files
 from .options import OptionReading, Options
-from .plan import Plan, Sharding, TrainingPlan
+from .plan import Plan, ServingPlan, Sharding, TrainingPlan
 
 
 @dataclass
@@ -38,6 +38,8 @@ class JobLaunch:
 #: The values of a plan that people change, by the options of a program: each gives the edits that make it, or None
 #: where the program has no such option. The arguments: its options, the plan, the value that is wanted.
 Change = Callable[[Options, TrainingPlan, Any], list[Edit] | None]
+#: The same of a server's command.
+ServerChange = Callable[[Options, ServingPlan, Any], list[Edit]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class JobProgram:
     - ``argument``: the option that a word without a name is;
     - ``config``: the option that names a file of further options;
     - ``switches``: options of a command that take no value;
-    - ``changes``: by names of `change.AXES`, what makes a change of its options.
+    - ``changes``: by names of `change.AXES`, what makes a change of its options; ``server_changes`` by those of
+      `server_change.AXES`.
     """
 
     name: str
@@ -65,6 +68,7 @@ class JobProgram:
     config: str = "config"
     switches: frozenset[str] = frozenset()
     changes: Mapping[str, Change] = field(default_factory=dict)
+    server_changes: Mapping[str, ServerChange] = field(default_factory=dict)
 
 
 def find_beginning(program: JobProgram, words: Sequence[str]) -> int | None:
