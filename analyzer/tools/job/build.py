@@ -262,19 +262,21 @@ def _shard(model: nn.Module, plan: TrainingPlan, sharding: Sharding) -> nn.Modul
     if replicas > 1:
         settings["mesh"] = init_device_mesh("cuda", (replicas, plan.ranks // replicas),
                                             mesh_dim_names=("replicate", "shard"))
-    for part in _list_shared_alone(model):
+    for part in _list_shared_alone(model, sharding.shares_ends):
         fully_shard(part, **settings)
     del settings["reshard_after_forward"]
     fully_shard(model, **settings)
     return model
 
 
-def _list_shared_alone(model: nn.Module) -> Iterator[nn.Module]:
+def _list_shared_alone(model: nn.Module, shares_ends: bool) -> Iterator[nn.Module]:
     parts = [model.policy, model.reference] if isinstance(model, PairLoss) else [model]
     for part in parts:
         if part is None:
             continue
         yield from list_blocks(part)
+        if not shares_ends:
+            continue
         get_input, get_output = (getattr(part, f"get_{which}_embeddings", None) for which in ("input", "output"))
         ends = [get() if callable(get) else None for get in (get_input, get_output)]
         weights = [getattr(end, "weight", None) for end in ends]

@@ -40,6 +40,9 @@ def peel(command: ShellCommand, name: str, launch: JobLaunch) -> tuple[ShellComm
             words[:3] = [Word(word, words[0].line) for word in _MODULES[words[2].text].split()]
         elif head == "torchrun":
             words, launch = _peel_torchrun(words[1:], name, launch)
+        elif head == "tune" and len(words) > 2 and words[1].text == "run":  # torchtune: options of torchrun, a recipe
+            words, launch = _peel_torchrun(words[2:], name, launch)
+            return replace(command, words=(Word("tune_run"), *words)), launch
         elif head == "accelerate" and len(words) > 1 and words[1].text == "launch":
             words, launch = _peel_accelerate(words[2:], name, launch)
         elif head == "deepspeed" and len(words) > 1:

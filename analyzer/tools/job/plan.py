@@ -54,6 +54,7 @@ class Sharding:
     reshards: bool = True
     offloads: bool = False
     replicas: int = 1
+    shares_ends: bool = True                 #: whether embedding and head are gathered by themselves, not with the root
     dtype: str | None = None
     reduce_dtype: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -84,6 +85,7 @@ class TrainingPlan:
     checkpoints: Checkpoints = "none"
     loss_chunks: int | None = None           #: the loss in so many parts of its tokens (fused kernels of the head)
     optimizer: str | None = "adamw"
+    updates_in_backward: bool = False        #: each parameter as its gradient comes, which is then freed
     clips: bool = True                       #: whether gradients are clipped to a norm
     compiles: bool = False
     ranks: int = 1

@@ -52,6 +52,7 @@ class JobProgram:
       ``is_command``: whether words, of which the first is a script, are a command of it that no such beginning tells;
     - ``argument``: the option that a word without a name is;
     - ``config``: the option that names a file of further options;
+    - ``config_names``: what files such a name may stand for; ``config_copy``: how to get one that is not there;
     - ``switches``: options of a command that take no value;
     - ``changes``: by names of `change.AXES`, what makes a change of its options; ``server_changes`` by those of
       `server_change.AXES`.
@@ -66,6 +67,8 @@ class JobProgram:
     is_command: Callable[[Sequence[str]], bool] = lambda words: False
     argument: str = ""
     config: str = "config"
+    config_names: tuple[str, ...] = ("{}",)
+    config_copy: str = ""
     switches: frozenset[str] = frozenset()
     changes: Mapping[str, Change] = field(default_factory=dict)
     server_changes: Mapping[str, ServerChange] = field(default_factory=dict)

@@ -136,8 +136,9 @@ def _read_options(program: JobProgram, words: Sequence[Word], text: str, name: s
     found = read_options(words, program.switches)
     data: dict[str, Any] = dict(found.options)
     layers: list[Document] = []
-    paths = [str(data.pop(program.config))] if program.config in data else []
-    for word in found.others:
+    given = data.pop(program.config, None)
+    paths, more = ([given[0]], given[1:]) if isinstance(given, list) else ([] if given is None else [str(given)], [])
+    for word in (*more, *found.others):
         head, equals, value = word.partition("=")
         if Path(word).suffix.lower() in FORMS:
             paths.append(word)
@@ -146,9 +147,10 @@ def _read_options(program: JobProgram, words: Sequence[Word], text: str, name: s
         elif program.argument and program.argument not in data:
             data[program.argument] = word
     for path in paths:
-        at = files.find(path)
+        at = next((at for form in program.config_names if (at := files.find(form.format(path)))), None)
         if at is None:
-            raise JobError(f"{name}: {path}: no such file; copy it here, or run where the program would")
+            how = program.config_copy.format(path) or "copy it here, or run where the program would"
+            raise JobError(f"{name}: {path}: no such file; {how}")
         layers.append(files.document(at))
     lines: dict[Keys, int] = {(key,): line - 1 for key, line in found.lines.items() if line}
     layers.append(Document(name, text, nest(data), lines, "command"))

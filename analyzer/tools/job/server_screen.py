@@ -49,8 +49,8 @@ def describe_server_changes(job: Job, changes: Sequence[ServerJobChange]) -> str
     for change in changes:
         assert change.start is not None and change.profile is not None
         start, profile = change.start, change.profile
-        rows.append((", ".join(f"--{edit.keys[0]} {edit.after}".replace("_", "-") for edit in change.edits), str(start.devices),
-                     f"{start.longest:,}", f"{start.sequences:.2f}",
+        rows.append((", ".join(f"--{edit.keys[0]} {edit.after}".replace("_", "-") for edit in change.edits),
+                     str(start.devices), f"{start.longest:,}", f"{start.sequences:.2f}",
                      format_seconds(profile.first_token.mean), format_seconds(profile.each_token.mean),
                      format_count(profile.tokens_per_second)))
     prompt, new = changes[0].profile.prompt_tokens, changes[0].profile.new_tokens  # type: ignore[union-attr]

@@ -87,9 +87,11 @@ def profile_training(plan: TrainingPlan, device: str | DeviceSpec = "h200", *, f
         model: Callable[[], nn.Module] = partial(_make_engine, plan, build, passes)
     else:
         model = partial(_make_rank, plan, build)
-        settings["optimizer"] = find_optimizer(plan.optimizer)
+        make = find_optimizer(plan.optimizer)
+        settings["optimizer"] = partial(make_for_backward, make) if make and plan.updates_in_backward else make
         settings["step"] = partial(_take_step, passes, plan.clips and plan.optimizer is not None,
-                                   None if plan.autocast is None else DTYPES[plan.autocast])
+                                   None if plan.autocast is None else DTYPES[plan.autocast],
+                                   plan.checkpoints == "offloaded", plan.updates_in_backward)
     ranks = max(plan.ranks, 1)
     if ranks > 1 or by_deepspeed:
         settings["world"] = world(ranks, rank, plan.ranks_per_host, cluster)
@@ -123,19 +125,60 @@ def _make_engine(plan: TrainingPlan, build: Callable[[], nn.Module], passes: int
     return make_engine(make_model(plan, build), config, optimizer)
 
 
-def _take_step(passes: int, clips: bool, autocast: torch.dtype | None, model: nn.Module,
-               optimizer: torch.optim.Optimizer, **inputs: torch.Tensor) -> None:
+def make_for_backward(make: Callable[..., torch.optim.Optimizer], params: Any) -> torch.optim.Optimizer:
+    """An optimizer that updates each parameter as soon as its gradient is there, and frees that (torchtune,
+    training/memory.py, `OptimizerInBackwardWrapper`; LOMO). Nobody calls its ``step``.
+    """
+    optimizer = make(list(params))
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.register_post_accumulate_grad_hook(partial(_update_alone, optimizer, group))
+    return optimizer
+
+
+def _update_alone(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> None:
+    groups, parameters = optimizer.param_groups, group["params"]
+    optimizer.param_groups, group["params"] = [group], [parameter]
+    try:
+        optimizer.step()
+    finally:
+        optimizer.param_groups, group["params"] = groups, parameters
+    parameter.grad = None
+
+
+def _take_step(passes: int, clips: bool, autocast: torch.dtype | None, offloads: bool, is_updated: bool,
+               model: nn.Module, optimizer: torch.optim.Optimizer, **inputs: torch.Tensor) -> None:
     """As transformers' `Trainer` takes it: passes, of which the last communicates, the norm clipped, the update."""
     for number in range(passes):
         with _without_communication(model) if number < passes - 1 else nullcontext():
             with nullcontext() if autocast is None else torch.autocast("cuda", autocast):
-                loss = _find_loss(model(**inputs), autocast is not None)
+                with _to_host() if offloads else nullcontext():
+                    loss = _find_loss(model(**inputs), autocast is not None)
             (loss / passes).backward()
             del loss
     if clips:
         torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
-    optimizer.step()
-    model.zero_grad()
+    if not is_updated:
+        optimizer.step()
+        model.zero_grad()
+
+
+def _to_host() -> Any:
+    """What is saved for backward lies on the host until then, but for parameters and tensors of less than a KiB
+    (torchtune, training/_activation_offloading.py, `OffloadActivations`; axolotl's ``gradient_checkpointing: offload``
+    moves the inputs of blocks alone, which is what is saved outside of them).
+    """
+    def pack(x: torch.Tensor) -> Any:
+        moves = x.is_cuda and not isinstance(x, nn.Parameter) and x.nbytes >= 1024
+        if not moves:
+            return x
+        return x.device, torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+
+    def unpack(saved: Any) -> torch.Tensor:
+        found: torch.Tensor = saved[1].to(saved[0], non_blocking=True) if isinstance(saved, tuple) else saved
+        return found
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 def _find_loss(output: Any, casts: bool) -> torch.Tensor:

@@ -7,13 +7,14 @@ from .megatron_swift import MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF
 from .ms_swift import MS_SWIFT, MS_SWIFT_RLHF
 from .script import SCRIPT
 from .sglang import SGLANG
+from .torchtune import TORCHTUNE
 from .trl import TRL
 from .vllm import VLLM
 
 #: In this order files are recognised: what has more names of its own comes first.
-PROGRAMS: tuple[JobProgram, ...] = (AXOLOTL, LLAMAFACTORY, LLAMAFACTORY_V1,
-                                    MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF, MS_SWIFT, MS_SWIFT_RLHF, TRL, SCRIPT, VLLM,
-                                    SGLANG)
+PROGRAMS: tuple[JobProgram, ...] = (TORCHTUNE, AXOLOTL, LLAMAFACTORY,
+                                    LLAMAFACTORY_V1, MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF, MS_SWIFT, MS_SWIFT_RLHF,
+                                    TRL, SCRIPT, VLLM, SGLANG)
 
 
 def list_programs() -> list[str]:

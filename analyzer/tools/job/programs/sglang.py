@@ -41,7 +41,8 @@ enable_multimodal mm_* keep_mm_feature_on_device disable_fast_image_processor lo
 enable_ep_moe enable_deepep_moe enable_deterministic_inference enable_tokenizer_batch_encode uvicorn_*
 model_impl swa_full_tokens_ratio speculative_* max_queued_requests abort_on_priority_when_disabled modelopt_*
 quantize_and_serve rl_on_policy_target disable_piecewise_cuda_graph piecewise_cuda_graph_* enable_piecewise_cuda_graph
-fp8_gemm_backend fp8_gemm_runner_backend nsa_* kv_cache_metrics config remote_instance_* enable_weights_cpu_backup mamba_*"""
+fp8_gemm_backend fp8_gemm_runner_backend nsa_* kv_cache_metrics config remote_instance_*
+enable_weights_cpu_backup mamba_*"""
 
 
 def read(options: Options, launch: JobLaunch) -> ServingPlan:
