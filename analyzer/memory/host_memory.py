@@ -27,6 +27,17 @@ class NoRegion:
     bytes: int
 
 
+class Unplaced:
+    """Addresses from ``top`` down for what an allocator places afterwards: each is given once, none is taken back."""
+
+    def __init__(self, top: int) -> None:
+        self._bottom = top
+
+    def allocate(self, nbytes: int) -> NoRegion:
+        self._bottom -= nbytes + 512 & -512  # what takes no bytes has an address of its own too
+        return NoRegion(self._bottom, nbytes)
+
+
 class HostMemory:
     """Host memory: addresses that only grow, and counts of what is in use. Nothing is cached, nothing reserved."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import get_ident
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from analyzer.errors import InputError
 from analyzer.hardware.catalogue import simulated_memory
 from analyzer.memory.allocator import AllocatorOptions, Block, CachingAllocator
-from analyzer.memory.host_memory import HostMemory, HostRegion, NoRegion
+from analyzer.memory.host_memory import HostMemory, HostRegion, NoRegion, Unplaced
 from analyzer.memory.segment_memory import PoolStreams, PrivatePool
 
 from .intercept.mode_stack import without_modes
@@ -25,6 +25,7 @@ _empty_strided = torch.empty_strided
 _META_BASE = 0x4500_0000_0000    # only has to differ from the host's and the accelerators' addresses
 _DEVICE_TOP = 0x7F00_0000_0000  # where CUDA's unified addressing puts device memory
 _next_private = itertools.count(1 << 32).__next__  # numbers of streams that are none
+_UNPLACED_TOP = 0x4400_0000_0000  # only has to differ from all others' addresses
 _DEVICE_SPAN = 1 << 48           # one accelerator's share of addresses, which the allocator never uses twice
 STREAMS_A_DEVICE = 1 << 20       #: numbers of streams that each of several devices has
 
@@ -59,6 +60,7 @@ class AddressSpace:
         self.is_replaying = False  #: whether that graph was captured before: what it holds is no allocator's
         self._private: dict[object, tuple[PoolStreams, list[None]]] = {}  # by pool: these, and an entry a user
         self.host = HostMemory()
+        self.unplaced: Unplaced | None = None  #: while devices' allocators are not asked: they place all of it later
         self.nowhere = HostMemory(_META_BASE)  #: of what the program puts on meta, which takes no memory
         self.library_workspaces: dict[tuple[object, ...], Region] = {}  #: by library, device, thread and stream
         self.turn: AbstractContextManager[object] = nullcontext()  #: held by one of several threads while it works
@@ -106,8 +108,11 @@ class AddressSpace:
         if device.type == "cpu" or device.type == "meta":
             return (self.host if device.type == "cpu" else self.nowhere).allocate(nbytes)
         index = device.index or 0
-        allocator = self.allocator(index)
-        region = (allocator.place if self.is_replaying else allocator.allocate)(nbytes, self._pool_key(index))
+        if self.unplaced is not None:
+            region: Region = self.unplaced.allocate(nbytes)
+        else:
+            allocator = self.allocator(index)
+            region = (allocator.place if self.is_replaying else allocator.allocate)(nbytes, self._pool_key(index))
         if region.address < index * _DEVICE_SPAN:
             raise InputError(f"{nbytes:,} bytes more at once than a device has addresses for, {_DEVICE_TOP:,}; "
                              "profile fewer layers of the model, or one rank's share of it (--world)")
@@ -203,6 +208,15 @@ class AddressSpace:
         """Give back the region of a storage that died: now, or once what is under way has ended."""
         self._waiting.append((storage.number, storage.device, storage.region))
         self.settle()
+
+    @contextmanager
+    def placing_later(self) -> Iterator[None]:
+        """A block in which what is asked of a device gets an address alone: its allocator takes the events later."""
+        self.unplaced = Unplaced(_UNPLACED_TOP)
+        try:
+            yield
+        finally:
+            self.unplaced = None
 
     def settle(self) -> None:
         """Give back the regions of what died in the meantime, where this thread may."""

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ class RepeatedStep(EagerStep):
     shares_run = False  #: whether logs for other devices may be asked for
     step_reason: str | None = None  #: why steps after the first are run
     _repeat: Repeat | None = None
+    _places_later = False  # whether its storages get places from its finished events alone
     _notes_all = True  # whether its events are noted to the end
     _left: list[tuple[torch.Tensor, Spec]] | None = None  # parameters and their gradients, of a step that is repeated
 
@@ -44,7 +45,7 @@ class RepeatedStep(EagerStep):
     def run(self) -> None:
         recorder = self.recorder
         functions = [f for f in (self.loss_fn, self.step) if f is not None and f is not default_loss]
-        self._memory = Before.of(recorder)
+        self._memory, self._places_later = Before.of(recorder), bool(self.chains)
         skipped = {id(module) for chain in self.chains for place in chain.skipped
                    for module in chain.modules[place]}
         with torch._C.DisableTorchFunction():
@@ -53,7 +54,9 @@ class RepeatedStep(EagerStep):
         if self.chains and self._state.unreadable is not None:  # which could not be put back
             raise NotRepeated(self._state.unreadable)
         self.short_run = ShortRun(recorder, self.chains, let_run=self._state.add_modules)
-        with self._undone_where_refused(), self.short_run.running():
+        # where blocks are skipped, the log that is told is one that is placed anew
+        places_later = recorder.memory.space.placing_later() if self._places_later else nullcontext()
+        with self._undone_where_refused(), places_later, self.short_run.running():
             super().run()
 
     @contextmanager
@@ -88,7 +91,7 @@ class RepeatedStep(EagerStep):
         self.step_reason = reason or self._why_run_again(left)
         if self.step_reason is None:
             self._left = [(p, spec) for p, spec in left if spec is not None]
-        elif not self.chains and not self.shares_run:
+        elif not self._places_later and not self.shares_run:
             self._notes_all = False
             self.recorder.run.events = None  # the log is that of what runs
             self.recorder.run.listeners.remove(self.short_run)
@@ -130,7 +133,7 @@ class RepeatedStep(EagerStep):
     def write_log(self) -> Log:
         """The log of the run as if all blocks had run. Raises NotRepeated where it cannot be told."""
         log = self.recorder.log
-        if self._left is None and not self.chains:
+        if self._left is None and not self._places_later:
             return log
         with self._undone_where_refused():
             reason = self._why_not_written()
