@@ -102,6 +102,9 @@ class CallTable(Sequence[OpCall]):
         return OpCall(signature, tuple(numbers[start:middle]), tuple(numbers[middle:middle + outputs]), step, phase,
                       module, node, None if forward < 0 else forward, recomputed)
 
+    def phase(self, index: int) -> str:
+        return self._numbering.keys_at[self._fields[index * _FIELDS + 3]][1]
+
     def place(self, index: int) -> tuple[int, int]:
         return self._fields[index * _FIELDS + 4], self._fields[index * _FIELDS + 5]
 

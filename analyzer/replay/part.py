@@ -224,9 +224,9 @@ class Cutter:
 
     def _backward_lap(self, index: int) -> tuple[tuple[Any, ...], Lap] | None:
         """The kind and lap of a call in backward that is of a block; None of any other call."""
-        call = self.log.call_slots[index]
-        if not self.chains or call.phase != "backward":
+        if not self.chains or self.log.call_slots.phase(index) != "backward":
             return None
+        call = self.log.call_slots[index]
         part: Part | None = None
         if call.forward is not None:
             part = self._part_of_call.get(call.forward)
