@@ -22,6 +22,7 @@ from analyzer.record.tensor_walk import walk_modules
 from analyzer.replay.chain import ENDS, FEWEST, Chain
 from analyzer.replay.match import BlocksDiffer, NotRepeated, why_unsupported
 from analyzer.replay.repeated_step import RepeatedStep, chains_of
+from analyzer.replay.update import UpdateDiffers
 from analyzer.results.info import ReplayInfo, ReplayReport
 from analyzer.results.tree import list_wrappers
 
@@ -92,6 +93,7 @@ def run_model(shared: SharedRun, call: ModelCall, reuse: bool, **settings: Any) 
             raise Restart(RUNS_MODEL)
         if isinstance(repeats.step, RepeatedStep):
             repeats.step.chains, repeats.step.shares_run = repeats.chains, repeats.shares_run
+            repeats.step.repeats_update = repeats.repeats_update
             repeats.step.step_reason = repeats.step_refusal
         repeats.step.run()
 
@@ -141,6 +143,7 @@ class Repeats:
 
     def __init__(self, refusal: str | None, step_refusal: str | None, *, shares_run: bool = False) -> None:
         self.refusal, self.step_refusal, self.shares_run = refusal, step_refusal, shares_run
+        self.repeats_update = True  #: whether an optimizer may run for a few blocks alone
         self.chain_refusal: str | None = None  #: why a few blocks do not stand for all
         self.chains: list[Chain] = []  #: of the run that is under way, or was last
         self._found: list[Chain] | None = None
@@ -161,6 +164,8 @@ class Repeats:
         """The last run found why it tells nothing: fewer things are repeated in the next."""
         if not self.chains:
             self.refusal = refused.reason
+        elif isinstance(refused, UpdateDiffers):
+            self.repeats_update = False
         elif isinstance(refused, BlocksDiffer) and any(min(c.head, c.tail) < ENDS[-1] for c in self.chains):
             self._found = [chain._replace(head=ENDS[-1], tail=ENDS[-1]) for chain in self._found or ()]
         else:

@@ -13,6 +13,7 @@ from .match import BlocksDiffer, NotRepeated, comparable, comparable_signature, 
 from .name import Names, Numbers, RunNames, module_calls_of, nodes_of
 from .part import FAR, Part, laps_of
 from .short_run import KEPT, ORDERED
+from .update import UpdateDiffers
 
 _BEFORE, _BEHIND = -1, 1  # where a block of which something is read is, as seen from the one that reads
 
@@ -37,7 +38,12 @@ def compare_laps(names: RunNames) -> None:
                 raise BlocksDiffer("a phase begins, or a library takes a workspace, in one of its blocks")
         if reference.key[0] == "forward":
             comparison.compare_neighbours([laps[at + beside] for beside in range(-1, 3)], len(chain.blocks) - 1)
-        comparison.compare(reference, behind)
+        try:
+            comparison.compare(reference, behind)
+        except BlocksDiffer as differs:
+            if reference.key[0] == "update":
+                raise UpdateDiffers(differs.reason) from None
+            raise
         shorts = list(laps)
         reference.copy(chain.skipped, backwards=shorts[0] > shorts[-1])
     if len(seen) < len(names.chains):
@@ -165,7 +171,7 @@ def _check_reach(names: RunNames) -> None:
     """Nothing that is further away from a reference block may name what that makes, but for gradients."""
     for reference in names.references:
         parts = [part for part in names.parts if part.short == reference]
-        births = {number for part in parts for number in part.numbers(BORN)} - names.short_run.owners.keys()
+        births = {number for part in parts for number in part.numbers(BORN)} - names.cutter.owners.keys()
         for part in names.parts:
             if abs(part.short - reference) <= names.reach:
                 continue

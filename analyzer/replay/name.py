@@ -155,7 +155,7 @@ class RunNames:
 
     def _name_stand_ins(self) -> None:
         storages = self.storages
-        for number, (chain, place) in self.short_run.owners.items():
+        for number, (chain, place) in self.cutter.owners.items():
             i = self.where[number]
             if storages.short[i] != FAR:  # it may be born in the lap of a block beside its own
                 storages.block[i] = place + storages.short[i] - self._short(chain, place)
@@ -163,6 +163,8 @@ class RunNames:
             i, j = self.where[number], self.where[stand_in.like]
             storages.kind[i], storages.place[i] = storages.kind[j], storages.place[j]
             storages.repetition[i], storages.block[i] = stand_in.repetition, storages.block[j]
+            if stand_in.repetition:
+                storages.short[i] = storages.short[j]
             if stand_in.block is not None:
                 storages.block[i] = stand_in.block + storages.short[j] - self.references[stand_in.chain]
 

@@ -12,6 +12,7 @@ from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, H
 
 from .match import NotRepeated
 from .short_run import AGAIN, CUT, KEPT, LEFT, ORDERED, STEP, Cut, ShortRun
+from .update import Group, Owner, UpdateDiffers, find_update, group_update, list_owners
 
 APART = 1 << 30  #: more than any distance between blocks of a chain
 FAR = -APART     #: the short place of what is of no block
@@ -107,6 +108,7 @@ class Cutter:
         self._close(len(log.node_slots), len(log.module_calls))
         if self._gap is not None:
             raise NotRepeated("its last blocks are not called")
+        self.owners = list_owners(short_run, log)
         self._cut_releases(short_run)
 
     def _open(self, key: tuple[Any, ...], lap: Lap | None, nodes: int = 0, module_calls: int = 0) -> Part:
@@ -241,9 +243,10 @@ class Cutter:
         """
         others = short_run.stand_ins.keys() | short_run.owners.keys()
         others |= {stand_in.like for stand_in in short_run.stand_ins.values() if stand_in.repetition}
-        lap_of = {number: part.lap for part in self.parts if part.lap is not None for number in part.numbers(BORN)
-                  if number not in others}
-        in_laps = lap_of.keys() | {what for part in self.parts if part.lap is not None for what in part.numbers(DIED)}
+        owner_of: dict[int, Owner] = {
+            number: (part.lap.chain, part.lap.place) for part in self.parts if part.lap is not None
+            for number in part.numbers(BORN) if number not in others}
+        in_laps = owner_of.keys() | {what for part in self.parts if part.lap is not None for what in part.numbers(DIED)}
         twice = {number for number, stand_in in short_run.stand_ins.items() if stand_in.like in in_laps}
         for part in self.parts if twice else ():
             inside, behind = ([(kind, what) for kind, what in events if kind != DIED or what not in twice]
@@ -255,40 +258,48 @@ class Cutter:
             again += [len(parts)] * self.again.count(at)
             parts.append(part)
             if part.lap is None:
-                parts += self._split_releases(part, lap_of)
+                first = len(part.events) if short_run.states is None else find_update(part.events)
+                update = group_update(part.events[first:], self.owners, self.log)
+                groups: list[Group] = [(owner, list(events)) for owner, events in groupby(
+                    part.events[:first], lambda event: owner_of.get(event[1]) if event[0] == DIED else None)]
+                part.events = []
+                parts += self._split(part, "release", groups)
+                parts += self._split(parts[-1], "update", update)
         self.parts, self.again = parts, again
 
-    def _split_releases(self, part: Part, lap_of: dict[int, Lap]) -> list[Part]:
-        """The parts behind ``part`` into which its releases cut it."""
-        groups = [(lap, list(events)) for lap, events in groupby(
-            part.events, lambda event: lap_of.get(event[1]) if event[0] == DIED else None)]
+    def _split(self, part: Part, name: str, groups: list[Group]) -> list[Part]:
+        """The parts behind ``part`` into which groups of events cut it, where those of all blocks of a chain come one
+        after the other.
+        """
         found: list[Part] = []
-        part.events = []
         while groups:
-            count = self._count_released(groups)
+            count = self._count_laps(groups)
+            owner, events = groups[0]
             if not count:
-                (found[-1] if found else part).events += groups.pop(0)[1]
+                if name == "update" and owner is not None and owner[1] == self.chains[owner[0]].reference:
+                    raise UpdateDiffers("its optimizer takes blocks in another order than the model")
+                (found[-1] if found else part).events += events
+                del groups[0]
                 continue
             self._outside += 1
-            for lap, events in groups[:count]:
-                assert lap is not None
-                key = "release", lap.chain, self._outside
-                found.append(Part(self.kinds.setdefault(key, len(self.kinds)), key, lap, events=events))
+            for (chain, place), events in groups[:count]:  # type: ignore[misc]
+                key = name, chain, self._outside
+                found.append(Part(self.kinds.setdefault(key, len(self.kinds)), key, self._laps[chain][place],
+                                  events=events))
             del groups[:count]
             self._outside += 1
             key = "outside", self._outside, 0
             found.append(Part(self.kinds.setdefault(key, len(self.kinds)), key, None))
         return found
 
-    def _count_released(self, groups: list[tuple[Lap | None, list[tuple[int, Any]]]]) -> int:
-        """How many groups are releases of all blocks of a chain, one after the other; 0 where the first begins none."""
+    def _count_laps(self, groups: list[Group]) -> int:
+        """How many groups are of all blocks of a chain, one after the other; 0 where the first begins none."""
         first = groups[0][0]
         if first is None:
             return 0
-        run = len(self.chains[first.chain].run)
-        laps = [lap for lap, _ in groups[:run]]
-        places = [lap.place for lap in laps if lap is not None and lap.chain == first.chain]
-        return run if len(places) == run and places in (sorted(set(places)), sorted(set(places), reverse=True)) else 0
+        run = self.chains[first[0]].run
+        places = [owner[1] for owner, _ in groups[:len(run)] if owner is not None and owner[0] == first[0]]
+        return len(run) if places in (run, run[::-1]) else 0
 
     def split_update(self, part: Part) -> Part | None:
         """Cut off of a part what begins with an optimizer; None where there is none."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from analyzer.meta.spec import Signature
 from analyzer.record.call_table import Copies
 from analyzer.record.log import Log, LogModuleCall, LogNode, identifier
 from analyzer.record.storage_lifetime import (
@@ -38,6 +39,7 @@ from .name import UNKNOWN, Names, Numbers, RunNames, module_calls_of, nodes_of
 from .part import Part
 from .placing import Before, Events, place_events
 from .short_run import KEPT, ORDERED, STEP
+from .wide_call import Widening
 
 _KINDS = ("storage", "call", "node", "module call", "mark")
 _FIELDS = 7  # of a call in a `CallTable`: first operand, inputs, outputs, kind, module, node, forward call
@@ -66,7 +68,10 @@ class Repeat:
         self.nodes: list[LogNode] = []
         self.module_calls: list[LogModuleCall] = []
         self._operands = 0
+        self.widening, self.wide = Widening(names), dict[int, Signature]()
         self._write_parts()
+        for index, signature in self.wide.items():
+            self.calls.signatures[index] = signature
         self.facts = Facts(names, self.base, self.own[0], self.count["call"])
         self.facts.count_module_calls(self.module_calls)
 
@@ -226,7 +231,12 @@ class Repeat:
         old = table.fields_of(calls)
         lengths = old[:, 1] + old[:, 2]
         starts = np.concatenate(([0], np.cumsum(lengths)))
-        operands = table.operands_of(np.repeat(old[:, 0] - starts[:-1], lengths) + np.arange(starts[-1]))
+        rows = names.rows(
+            table.operands_of(np.repeat(old[:, 0] - starts[:-1], lengths) + np.arange(starts[-1])).tolist())
+        operands = self._numbers("storage", names.storages, rows, part, repetition)
+        if part.lap is None and names.short_run.states is not None:
+            operands = self._widen(calls, old, operands, rows, part, repetition)
+            starts = np.concatenate(([0], np.cumsum(old[:, 1] + old[:, 2])))
         new = np.empty((copies, len(calls), _FIELDS), np.int64)
         new[:, :, 0] = self._operands + starts[-1] * np.arange(copies)[:, None] + starts[:-1]
         new[:, :, 1:3] = old[:, 1:3]
@@ -236,10 +246,30 @@ class Repeat:
         new[:, :, 6] = self._optional("call", names.calls, old[:, 6], part, repetition)
         self._operands += int(starts[-1]) * copies
         self.columns["fields"].append(new.ravel())
-        self.columns["operands"].append(
-            self._numbers("storage", names.storages, names.rows(operands.tolist()), part, repetition).ravel())
+        self.columns["operands"].append(operands.ravel())
         self.columns["first"].append(np.tile(
             np.array(calls, np.int64) * self.repetitions + repetition, copies))
+
+    def _widen(self, calls: list[int], old: Numbers, operands: Numbers, rows: Numbers, part: Part,
+               repetition: int) -> Numbers:
+        """The operands of calls outside of blocks, also of those that an update gets of the blocks that were not run;
+        how many there are is written into the fields ``old``.
+        """
+        storages, found, at = self.names.storages, list[Numbers](), 0
+        for i, index in enumerate(calls):
+            wide, stop = self.widening.widen(self.source.call_slots[index]), at + int(old[i, 1] + old[i, 2])
+            if wide is not None:
+                self.wide[int(self.base["call"][repetition, part.kind, 0]) + i] = wide.signature
+                for first, inserts in ((at, wide.inputs), (at + int(old[i, 1]), wide.outputs)):
+                    for chain, end, number in inserts:
+                        found.append(operands[0, at:first + end])
+                        at = first + end
+                        found.append(self._numbers("storage", storages, rows[at - number:at],
+                                                   self.widening.copies[chain], repetition).ravel())
+                old[i, 1:3] = len(wide.signature.inputs), len(wide.signature.outputs)
+            found.append(operands[0, at:stop])
+            at = stop
+        return np.concatenate(found)[None]
 
     def _write_births(self, births: list[int], part: Part, repetition: int) -> None:
         table, copies = self.source.storages, len(part.copies)

@@ -23,6 +23,7 @@ from .placing import Before
 from .repeat import Repeat
 from .short_run import AGAIN, KEPT, ShortRun, Spec
 from .state_fingerprint import StateFingerprint
+from .update import is_update_alike
 
 
 class RepeatedStep(EagerStep):
@@ -31,6 +32,7 @@ class RepeatedStep(EagerStep):
     """
 
     chains: list[Chain]
+    repeats_update = True   #: whether the optimizer may step for the blocks alone that run
     shares_run = False  #: whether logs for other devices may be asked for
     step_reason: str | None = None  #: why steps after the first are run
     _repeat: Repeat | None = None
@@ -54,10 +56,16 @@ class RepeatedStep(EagerStep):
         if self.chains and self._state.unreadable is not None:  # which could not be put back
             raise NotRepeated(self._state.unreadable)
         self.short_run = ShortRun(recorder, self.chains, let_run=self._state.add_modules)
+        if self.repeats_update and self._can_repeat_update():
+            self.short_run.states = {} if self.optimizer is None else self.optimizer.state
         # where blocks are skipped, the log that is told is one that is placed anew
         places_later = recorder.memory.space.placing_later() if self._places_later else nullcontext()
         with self._undone_where_refused(), places_later, self.short_run.running():
             super().run()
+
+    def _can_repeat_update(self) -> bool:
+        return bool(self.chains) and self.mode == "train" and self.step is None and self.options.set_to_none and (
+            is_update_alike(self.optimizer, self.parameters, self.short_run.runs))
 
     @contextmanager
     def _undone_where_refused(self) -> Iterator[None]:

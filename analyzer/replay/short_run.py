@@ -101,6 +101,7 @@ class ShortRun(RunListener):
         self.stand_ins: dict[int, StandIn] = {}
         self.owners: dict[int, tuple[int, int]] = {}
         self.is_ordered = False  #: whether it uses streams, waits for the device or gives workspaces back
+        self.states: Any = None  #: of an optimizer, by parameter, where it steps for the blocks alone that run
         self.dropped: set[int] = set()  #: storages that slots of caches held, and that stand-ins replaced
         self._output: _Output | None = None
         self._list_chains()
@@ -230,7 +231,7 @@ class ShortRun(RunListener):
                     self.owners.update((self._describe(p.grad, False).number, (number, place))
                                        for p in run.parameters[place] if p.grad is not None)
                 specs = [None if p.grad is None else self._describe(p.grad, False) for p in reference]
-                for place in run.chain.skipped:
+                for place in run.chain.skipped if self.states is None else ():
                     storages: dict[int, torch.Tensor] = {}
                     for mine, theirs, spec in zip(run.parameters[place], reference, specs):
                         if mine.grad is not None:
