@@ -7,8 +7,8 @@ from torch import nn
 
 from analyzer import profile
 from analyzer.record.eager import EagerStep
-from analyzer.record.options import ProfileOptions
 from analyzer.record.optimizer_step import TORCHS_OWN
+from analyzer.record.options import ProfileOptions
 from analyzer.replay import update
 
 from .block_model import Block, Stack
