@@ -7,12 +7,13 @@ from .megatron_swift import MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF
 from .ms_swift import MS_SWIFT, MS_SWIFT_RLHF
 from .script import SCRIPT
 from .sglang import SGLANG
+from .torchtitan import TORCHTITAN
 from .torchtune import TORCHTUNE
 from .trl import TRL
 from .vllm import VLLM
 
 #: In this order files are recognised: what has more names of its own comes first.
-PROGRAMS: tuple[JobProgram, ...] = (TORCHTUNE, AXOLOTL, LLAMAFACTORY,
+PROGRAMS: tuple[JobProgram, ...] = (TORCHTUNE, TORCHTITAN, AXOLOTL, LLAMAFACTORY,
                                     LLAMAFACTORY_V1, MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF, MS_SWIFT, MS_SWIFT_RLHF,
                                     TRL, SCRIPT, VLLM, SGLANG)
 

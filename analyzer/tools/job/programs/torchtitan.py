@@ -1,0 +1,195 @@
+"""torchtitan: the TOML of the versions that read it, and commands that override it."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..document import Edit
+from ..options import Options
+from ..plan import Checkpoints, Sharding, TrainingPlan
+from ..program import JobLaunch, JobProgram
+from .trainer import accumulate_of
+
+# torchtitan 0.2.2, torchtitan/config/job_config.py; models/*/__init__.py
+
+#: What flavors are, by the model's name.
+_FLAVORS: dict[str, dict[str, str]] = {
+    "llama3": {**{size: f"meta-llama/Llama-3.1-{size}" for size in ("8B", "70B", "405B")},
+               "1B": "meta-llama/Llama-3.2-1B", "3B": "meta-llama/Llama-3.2-3B"},
+    "llama4": {"17bx16e": "meta-llama/Llama-4-Scout-17B-16E", "17bx128e": "meta-llama/Llama-4-Maverick-17B-128E"},
+    "deepseek_v3": {"16B": "deepseek-ai/DeepSeek-V2-Lite", "671B": "deepseek-ai/DeepSeek-V3"},
+    "qwen3": {size: f"Qwen/Qwen3-{size}"
+              for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")},
+    "gpt_oss": {"20b": "openai/gpt-oss-20b", "120b": "openai/gpt-oss-120b"}}
+_DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
+_PARTS = """job profiling metrics lr_scheduler checkpoint comm memory_estimation fault_tolerance experimental validation
+debug hf_transformers"""
+_QUANTIZED = "float8 mx quantize"
+
+
+def read(options: Options, launch: JobLaunch) -> TrainingPlan:
+    """The plan of a TOML. Raises JobError for what torchtitan refuses."""
+    model = _read_model(_part(options, "model"))
+    training = _part(options, "training")
+    old = training.get("batch_size") is not None
+    batch = training.count("batch_size" if old else "local_batch_size", 8, means="sequences of a pass of one device")
+    length = training.count("seq_len", 2048, means="tokens of a sequence; rows are filled up to it")
+    ranks, copies, sharding, autocast = _read_ranks(options, training, launch)
+    accumulate = None
+    if training.get("global_batch_size") not in (None, -1, "-1"):
+        accumulate = accumulate_of(training, "global_batch_size", batch, copies)
+    optimizer, in_backward = _read_optimizer(_part(options, "optimizer"))
+    compiles = _read_compile(options, training)
+    dtype = training.text("dtype", "float32", choices=_DTYPES, means="of the weights") or "float32"
+    clips = training.fraction("max_norm", 1.0) > 0
+    training.rest("steps dataset dataset_path gc_freq gc_debug seed deterministic debug_* warmup_steps data_parallel_* "
+                  "global_batch_size enable_* loss_* mixed_precision_*")
+    checkpoints = _read_checkpoints(options)
+    for name in _PARTS.split():
+        if (part := options.part(name)) is not None:
+            part.rest("*")
+    _leave_out(options)
+    options.rest("use_for_integration_test")
+    return TrainingPlan(
+        model=model, micro_batch=batch, accumulate=accumulate or 1, length=length, dtype=_DTYPES[dtype],
+        autocast=autocast, checkpoints=checkpoints, optimizer=optimizer, updates_in_backward=in_backward,
+        clips=clips and not in_backward, compiles=compiles, ranks=ranks, sharding=sharding)
+
+
+def _part(options: Options, name: str) -> Options:
+    """A table; an empty one where there is none."""
+    return options.part(name) or Options([(document, {}) for document, _ in options.layers], (*options.keys, name),
+                                         options.readings)
+
+
+def _read_model(part: Options) -> str:
+    name = part.text("name", "llama3", means="family of the model") or "llama3"
+    flavor = part.text("flavor", "debugmodel", means="size of the model") or "debugmodel"
+    family = _FLAVORS.get(name.removesuffix("_ft").removesuffix("_simple_fsdp").rsplit(".", 1)[-1], {})
+    sizes = {size.lower(): model for size, model in family.items()}
+    found = sizes.get(flavor.lower())
+    if found is None:
+        part.assume("flavor", f"{name} {flavor} has no published shape: give its config.json by --model FOLDER")
+    elif (name, flavor) == ("deepseek_v3", "16B"):
+        part.assume("flavor", f"the shape of {found}, which it follows")
+    else:
+        part.note("flavor", "understood", f"the shape of {found}")
+    part.leave_out("converters", "layers that it replaces, such as those of float8, are taken as they were")
+    part.rest("hf_assets_path tokenizer_path print_after_conversion norm_type")
+    return found or f"torchtitan/{name}-{flavor}"
+
+
+def _read_ranks(options: Options, training: Options, launch: JobLaunch) -> tuple[int, int, Sharding | None, str | None]:
+    """Ranks, copies of the batch among them, how they share the model, and the dtype of autocast: without sharding
+    passes run under it (job_config.py, `mixed_precision_param`).
+    """
+    part = _part(options, "parallelism")
+    shard = part.number("data_parallel_shard_degree", -1, least=-1) or 1
+    replicas = part.count("data_parallel_replicate_degree", 1)
+    others = 1
+    for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree"):
+        degree = part.count(name, 1)
+        others *= degree
+        if degree > 1:
+            part.note(name, "not modelled", "each rank is taken to hold whole layers, and whole sequences")
+    if (part.number("expert_parallel_degree", 1, least=1) or 1) > 1:
+        part.note("expert_parallel_degree", "not modelled", "each rank is taken to hold its share of all experts")
+    given = launch.ranks
+    ranks = given or max(1, shard) * replicas * others
+    if ranks % (others * replicas) or shard > 0 and shard * replicas * others != ranks:
+        raise part.fail("data_parallel_shard_degree", f"degrees of {max(1, shard)} x {replicas} x {others} are not the "
+                        f"{ranks} ranks of the job; torchtitan refuses it")
+    if shard < 0:
+        shard = ranks // (others * replicas)
+        part.note("data_parallel_shard_degree", "understood" if given else "assumed",
+                  f"all ranks: {ranks}" + ("" if given else "; give their number by --world"))
+    policy = part.text("fsdp_reshard_after_forward", "default", choices=("default", "always", "never"))
+    said = training.text("mixed_precision_param", "bfloat16", choices=_DTYPES, means="of passes") or "bfloat16"
+    param = _DTYPES[said]
+    training.text("mixed_precision_reduce", "float32", choices=("float32",))
+    offloads = training.flag("enable_cpu_offload")
+    part.rest("*")
+    autocast = None if param == "fp32" else param
+    copies = max(1, ranks // others)
+    if ranks == 1:
+        return 1, 1, None, autocast
+    if shard == 1 and replicas > 1:
+        return ranks, copies, Sharding(kind="ddp"), autocast
+    return ranks, copies, Sharding(kind="fsdp", reshards=policy != "never", offloads=offloads, replicas=replicas,
+                                   dtype=param, reduce_dtype="fp32"), None
+
+
+def _read_optimizer(part: Options) -> tuple[str, bool]:
+    name = part.text("name", "AdamW", means="optimizer") or "AdamW"
+    how = part.text("implementation", "fused", choices=("fused", "foreach", "for-loop"))
+    if name not in ("Adam", "AdamW"):
+        part.note("name", "not modelled", f"{name}: AdamW is taken")
+    in_backward = part.flag("early_step_in_backward")
+    part.rest("lr eps beta1 beta2 weight_decay mu *")
+    return ("adamw_fused" if how == "fused" else "adamw"), in_backward
+
+
+def _read_checkpoints(options: Options) -> Checkpoints:
+    """distributed/activation_checkpoint.py: "selective" keeps results of some operators, or checkpoints some blocks."""
+    part = _part(options, "activation_checkpoint")
+    mode = part.text("mode", "selective", choices=("none", "selective", "full", "memory_budget"),
+                     means="what is run again in backward")
+    option = part.text("selective_ac_option", "2")
+    part.rest("*")
+    if mode in ("none", "full"):
+        return "none" if mode == "none" else "blocks"
+    if mode == "selective" and str(option) == "1":
+        return "blocks"
+    part.note("mode", "not modelled", f"{mode}: all blocks are taken to be run again; what it keeps beside is left out")
+    return "blocks"
+
+
+def _read_compile(options: Options, training: Options) -> bool:
+    found = training.flag("compile")
+    if (part := options.part("compile")) is not None:
+        components = part.words("components", ("model", "loss"))
+        found = part.flag("enable") and "model" in components
+        part.rest("*")
+    return found
+
+
+def _leave_out(options: Options) -> None:
+    converters = (options.get("model") or {}).get("converters")
+    for name in _QUANTIZED.split():
+        if (part := options.part(name)) is not None:
+            part.rest("*")
+            if converters:
+                options.note(name, "not modelled", "products in 8 bits are taken as those of 16")
+
+
+def _change_batch(options: Options, plan: TrainingPlan, wanted: int) -> list[Edit] | None:
+    """Fewer sequences of a pass, with the batch of all ranks written out, so that passes are added."""
+    training = options.get("training") or {}
+    name = "batch_size" if "batch_size" in training else "local_batch_size"
+    if plan.micro_batch % wanted or plan.micro_batch == wanted:
+        return None
+    edits = [Edit(("training", name), training.get(name), wanted)]
+    whole = plan.micro_batch * plan.accumulate * plan.ranks
+    if name == "local_batch_size" and training.get("global_batch_size") in (None, -1):
+        edits.append(Edit(("training", "global_batch_size"), training.get("global_batch_size"), whole))
+    return edits
+
+
+def _set_inner(part: str, name: str, value: Any = None) -> Any:
+    def change(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edit] | None:
+        before = (options.get(part) or {}).get(name)
+        after = wanted if value is None else value
+        return None if before == after else [Edit((part, name), before, after)]
+    return change
+
+
+def _is_file(data: Mapping[str, Any]) -> bool:
+    model = data.get("model")
+    return isinstance(model, Mapping) and "flavor" in model and bool({"training", "parallelism", "job"} & set(data))
+
+
+TORCHTITAN = JobProgram(
+    name="torchtitan", version="0.2.2", source="pytorch/torchtitan torchtitan/config/job_config.py", read=read,
+    is_file=_is_file, commands=("torchtitan.train", "torchtitan/train.py"), config="job.config_file",
+    changes={"batch": _change_batch, "checkpoints": _set_inner("activation_checkpoint", "mode", "full"),
+             "length": _set_inner("training", "seq_len")})

@@ -1,0 +1,105 @@
+"""torchtitan's TOML: what of it becomes a plan, what is refused, and what changes in it."""
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analyzer.tools.job import Job, JobError, read_command, read_job
+from analyzer.tools.job.plan import Sharding, TrainingPlan
+
+TOML = """\
+[job]
+dump_folder = "./outputs"
+
+[model]
+name = "llama3"
+flavor = "8B"  # of 128,256 tokens
+
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+
+[training]
+local_batch_size = 2
+seq_len = 8192
+max_norm = 1.0
+
+[parallelism]
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 1
+
+[activation_checkpoint]
+mode = "full"
+
+[compile]
+enable = false
+"""
+
+
+def _read(tmp_path: Path, text: str, ranks: int | None = 8) -> Job:
+    (tmp_path / "a.toml").write_text(text)
+    return read_job(tmp_path / "a.toml", ranks=ranks)
+
+
+def test_a_file_on_eight_ranks(tmp_path: Path) -> None:
+    job = _read(tmp_path, TOML)
+    assert (job.program.name, job.missing) == ("torchtitan", [])
+    assert job.plan == TrainingPlan(
+        model="meta-llama/Llama-3.1-8B", micro_batch=2, length=8192, dtype="fp32", checkpoints="blocks",
+        optimizer="adamw_fused", ranks=8, sharding=Sharding(kind="fsdp", dtype="bf16", reduce_dtype="fp32"))
+
+
+@pytest.mark.parametrize(("before", "after", "fields", "missing"), [
+    ("8B", "0.6B", {"model": "torchtitan/llama3-0.6B"}, []),
+    ("local_batch_size = 2", "local_batch_size = 2\nglobal_batch_size = 64", {"accumulate": 4}, []),
+    ("local_batch_size", "batch_size", {"micro_batch": 2}, []),
+    ("replicate_degree = 1\ndata_parallel_shard_degree = -1", "replicate_degree = 8\ndata_parallel_shard_degree = 1",
+     {"sharding": Sharding(kind="ddp"), "autocast": "bf16"}, []),
+    ('"full"', '"selective"', {"checkpoints": "blocks"}, ["activation_checkpoint.mode"]),
+    ("tensor_parallel_degree = 1", "tensor_parallel_degree = 2", {"ranks": 8}, ["parallelism.tensor_parallel_degree"]),
+    ("enable = false", "enable = true", {"compiles": True}, [])])
+def test_options_and_what_becomes_of_them(tmp_path: Path, before: str, after: str, fields: dict[str, Any],
+                                          missing: list[str]) -> None:
+    assert before in TOML
+    job = _read(tmp_path, TOML.replace(before, after))
+    assert {name: getattr(job.plan, name) for name in fields} == fields
+    assert [reading.name for reading in job.missing] == missing
+
+
+@pytest.mark.parametrize(("before", "after", "problem"), [
+    ("seq_len = 8192", "seq_len = 'long'", "a.toml:14: training.seq_len: long: must be a whole number of at least 1"),
+    ("shard_degree = -1", "shard_degree = 4", "a.toml:19: parallelism.data_parallel_shard_degree: 4: degrees of 4 x 1 "
+     "x 1 are not the 8 ranks of the job"),
+    ("local_batch_size = 2", "local_batch_size = 2\nglobal_batch_size = 24", "a.toml:14: training.global_batch_size: "
+     "24: is no multiple of 2 sequences a pass on 8 ranks, 32 is"),
+    ('"full"', '"most"', "a.toml:23: activation_checkpoint.mode: most: must be one of none, selective, full"),
+    ("[model]", "[model", "a.toml:4: is no TOML: ")])
+def test_what_is_refused_is_told_with_its_line(tmp_path: Path, before: str, after: str, problem: str) -> None:
+    with pytest.raises(JobError) as error:
+        _read(tmp_path, TOML.replace(before, after))
+    assert str(error.value).removeprefix(f"{tmp_path}/").startswith(problem)
+
+
+def test_one_device_runs_under_autocast(tmp_path: Path) -> None:
+    plan = _read(tmp_path, TOML, None).plan
+    assert isinstance(plan, TrainingPlan)
+    assert (plan.ranks, plan.sharding, plan.autocast, plan.dtype) == (1, None, "bf16", "fp32")
+
+
+def test_a_command_overrides_its_file(tmp_path: Path) -> None:
+    _read(tmp_path, TOML)
+    command = (f"torchrun --nproc_per_node 4 -m torchtitan.train --job.config_file {tmp_path / 'a.toml'} "
+               "--training.seq_len 4096 --compile.enable")
+    plan = read_command(command.split()).plan
+    assert isinstance(plan, TrainingPlan)
+    assert (plan.ranks, plan.length, plan.compiles, plan.micro_batch) == (4, 4096, True, 2)
+
+
+def test_edits_keep_the_file_but_for_what_changes(tmp_path: Path) -> None:
+    job = _read(tmp_path, TOML)
+    edits = job.program.changes["batch"](job.options, job.plan, 1)  # type: ignore[arg-type]
+    assert edits is not None
+    changed = job.change(edits)
+    assert (changed.plan.micro_batch, changed.plan.accumulate) == (1, 2)  # type: ignore[union-attr]
+    assert "# of 128,256 tokens" in job.change_text(edits)
