@@ -1,4 +1,5 @@
 """ms-swift's commands: what of them becomes a plan, and what is refused as ms-swift refuses it."""
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,18 @@ def test_an_unknown_option_is_told_with_its_neighbour(tmp_path: Path) -> None:
     reading, = _read(tmp_path, LORA.replace("--lora_rank", "--lora_rnk")).missing
     assert (reading.name, reading.kind, reading.meaning) == (
         "lora_rnk", "unknown", "did you mean lora_rank or local_rank or lora_dropout?")
+
+
+def test_a_regression_of_one_class_has_labels_that_are_no_integers(tmp_path: Path) -> None:
+    """transformers' classifiers compare one number of each row with a number; integers have no such gradient."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny/config.json").write_text(json.dumps({
+        "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+        "max_position_embeddings": 512, "torch_dtype": "bfloat16"}))
+    job = _read(tmp_path, f"swift sft --model {tmp_path}/tiny --max_length 64 --task_type seq_cls --num_labels 1\n")
+    assert isinstance(job.plan, TrainingPlan) and (job.plan.task, job.plan.classes) == ("classify", 1)
+    assert job.profile("a100_80gb").verdict.fits
 
 
 MEGATRON = """\

@@ -80,7 +80,8 @@ def profile_training(plan: TrainingPlan, device: str | DeviceSpec = "h200", *, f
     if plan.task == "sft":
         inputs["labels"] = rows.clone()
     elif plan.task == "classify":
-        inputs["labels"] = torch.zeros(plan.sequences, dtype=torch.int64, device="meta")
+        dtype = torch.int64 if plan.classes > 1 else torch.float32  # of one class a number: transformers' "regression"
+        inputs["labels"] = torch.zeros(plan.sequences, dtype=dtype, device="meta")
     by_deepspeed = plan.sharding is not None and plan.sharding.kind == "deepspeed"
     settings: dict[str, Any] = {}
     if by_deepspeed:
