@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import platform
 import re
+import resource
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -135,6 +136,11 @@ def in_fork(work: Callable[[], Result]) -> Result:
         process.join()
 
 
+def processor_seconds(*who: int) -> float:
+    """Of this process (`resource.RUSAGE_SELF`), or of those that it waited for (`resource.RUSAGE_CHILDREN`)."""
+    return sum(sum(resource.getrusage(one)[:2]) for one in who)
+
+
 def describe_run(seconds: float) -> str:
     """When a prediction was made, by what, and in which time."""
     return (f"On {datetime.date.today()} with PyTorch {torch.__version__} on a machine without a GPU, "
@@ -200,6 +206,12 @@ def correlate_ranks(pairs: Sequence[tuple[float, float]]) -> float:
         return sorted(range(len(values)), key=order.__getitem__)
 
     return statistics.correlation(*(ranks([pair[place] for pair in pairs]) for place in (0, 1)))
+
+
+def known(value: Item | None) -> Item:
+    """A figure that must be known. Raises AssertionError where it is not."""
+    assert value is not None, "a figure is not known"
+    return value
 
 
 def keep(into: list[Any]) -> Callable[[Any], Any]:

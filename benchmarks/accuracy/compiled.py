@@ -27,7 +27,7 @@ from benchmarks.accuracy import compiled_models
 from benchmarks.accuracy import published as accuracy_published
 from benchmarks.accuracy.measured_step import MeasuredStep, build_neusight, neusight_steps
 from benchmarks.calibration import inductor
-from benchmarks.page import describe_run, map_apart, markdown, percent, publish, quantile
+from benchmarks.page import describe_run, known, map_apart, markdown, percent, publish, quantile
 from benchmarks.parallel import kernel_launch, titan
 from benchmarks.truth.table import read_truth
 
@@ -64,8 +64,7 @@ class Rung(NamedTuple):
                         autocast=self.autocast, optimizer=self.optimizer)
         finally:
             torch.set_float32_matmul_precision(before)
-        assert p.step_seconds is not None
-        return p.step_seconds
+        return known(p.step_seconds)
 
 
 LADDER = (Rung("float32", 1000, "highest", None, False, False), Rung("TF32", 333, "high", None, False, False),
@@ -81,8 +80,7 @@ def predict_fused(step: MeasuredStep) -> float:
     ids = torch.ones(step.row["batch"], step.row["seq"], dtype=torch.long)
     model: Any = torch.compile(build_neusight(config, training=False))
     p = profile(model, (), {"input_ids": ids}, mode="infer", device=step.device)
-    assert p.step_seconds is not None
-    return p.step_seconds
+    return known(p.step_seconds)
 
 
 class Timed(NamedTuple):

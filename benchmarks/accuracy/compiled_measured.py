@@ -31,7 +31,7 @@ from analyzer.zoo.torchvision_ops import define_torchvision_ops
 from benchmarks.accuracy import compiled_script
 from benchmarks.accuracy.compiled_script import build, make_optimizer, settings
 from benchmarks.accuracy.serving import KINDS, POWER_LEFT_OUT
-from benchmarks.page import describe_run, is_named, keep, map_apart, markdown, parse_parts, percent, publish
+from benchmarks.page import describe_run, is_named, keep, known, map_apart, markdown, parse_parts, percent, publish
 from benchmarks.truth.table import read_left_out, read_runs, read_truth
 
 DEVICE = "h200"
@@ -156,8 +156,7 @@ def compare_energy(row: Row, p: Profile) -> tuple[dict[str, tuple[float, float]]
     assert work is not None and p.step_seconds is not None and ends is not None
     found, joules = {}, []
     for said, numbers in constants.items():
-        watts = watts_of(work, spec, numbers)
-        assert watts is not None
+        watts = known(watts_of(work, spec, numbers))
         joules.append(watts * p.step_seconds)
         found["watts" + said] = watts, true
         found["joules a step" + said] = joules[-1], true * seconds

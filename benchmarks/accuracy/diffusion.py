@@ -19,7 +19,7 @@ from analyzer.tools.diffusion.pipeline import Pipeline, read_pipeline
 from analyzer.tools.diffusion.run import Runs, compose, run_components
 from analyzer.tools.diffusion.sharing import Degrees
 from benchmarks.accuracy.serving import KINDS, POWER_LEFT_OUT, describe
-from benchmarks.page import describe_run, markdown, publish
+from benchmarks.page import describe_run, known, markdown, publish
 from benchmarks.truth.table import read_left_out, read_rows
 
 
@@ -91,8 +91,7 @@ def judge(kind: str, row: Measured) -> Judged:
     times, power = (read_left_out(name, kind, case.model, case.device) for name in (LEFT_OUT, POWER_LEFT_OUT))
     found: DiffusionProfile = compose(row.pipeline, row.runs, find_device(case.device), case.degrees,
                                       constants={**times, **power})
-    assert found.seconds is not None and found.watts is not None and found.joules is not None
-    return Judged(case, found.seconds / case.seconds - 1, found.watts / case.watts - 1, found.joules / case.joules - 1)
+    return Judged(case, *(known(getattr(found, name)) / getattr(case, name) - 1 for name in Judged._fields[1:]))
 
 
 def _list_parts(case: Case) -> tuple[str, ...]:

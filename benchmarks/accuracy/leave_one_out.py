@@ -28,7 +28,7 @@ from analyzer import profile
 from analyzer.cuda.workspaces import convolution
 from analyzer.hardware import find_device
 from benchmarks.accuracy.cases import Case, build, measured_cases
-from benchmarks.page import is_named, map_apart, markdown, parse_parts, percent, publish
+from benchmarks.page import is_named, known, map_apart, markdown, parse_parts, percent, publish
 
 NEVER, ALWAYS = 1e-6, 1e9  #: what stands for a bracket's end that no case gives
 
@@ -99,8 +99,7 @@ def predict(case: Case, values: Values) -> dict[tuple[int, str], int]:
     peaks: dict[tuple[int, str], int] = {}
     for step, phases in enumerate((found.first_step, found.phases)):
         for phase, info in phases.items():
-            assert info.peak_allocated_bytes is not None
-            peaks[step, phase] = info.peak_allocated_bytes
+            peaks[step, phase] = known(info.peak_allocated_bytes)
     return peaks
 
 

@@ -23,7 +23,7 @@ from analyzer import profile
 from analyzer.recipe import LoraSpec, Recipe
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 from benchmarks.accuracy import published_litgpt as litgpt
-from benchmarks.page import describe_run, end_cases, is_named, map_apart, markdown, parse_parts, percent, publish
+from benchmarks.page import describe_run, end_cases, is_named, known, map_apart, markdown, parse_parts, percent, publish
 from benchmarks.truth.table import read_truth
 
 TABLE = "published"
@@ -79,9 +79,7 @@ def predict_litgpt(row: Row) -> int:  # a step of litgpt's recipes
     ids = torch.empty(settings["micro_batch"], settings["tokens"], dtype=torch.int64, device="meta")
     p = profile(build, (ids, ), optimizer="adamw", step=partial(litgpt.run_step, settings["micro_batches"]),
                 device="a100_40gb")
-    peak = {"allocated": p.peak_allocated_bytes, "reserved": p.peak_reserved_bytes}[row.kind]
-    assert peak is not None
-    return peak
+    return known({"allocated": p.peak_allocated_bytes, "reserved": p.peak_reserved_bytes}[row.kind])
 
 
 class Classifier(torch.nn.Module):
@@ -113,8 +111,7 @@ def predict_timm(row: Row) -> int:
     images = torch.empty(settings["batch"], 3, 224, 224, dtype=dtype, device="meta")
     labels = torch.empty(settings["batch"], dtype=torch.int64, device="meta")
     p = profile(build, (images, labels), device="rtx_4090", **recipe.profile_options("train"))
-    assert p.peak_allocated_bytes is not None
-    return p.peak_allocated_bytes
+    return known(p.peak_allocated_bytes)
 
 
 def run_causal_lm(model: torch.nn.Module, optimizer: Any, ids: torch.Tensor) -> None:
@@ -141,8 +138,7 @@ def predict_causal_lm(row: Row) -> int:
     ids = torch.empty(settings["micro_batch"], settings["tokens"], dtype=torch.int64, device="meta")
     p = profile(lambda: recipe.apply(LlamaForCausalLM(LlamaConfig(**settings["config"]))), (ids, ), optimizer="adamw",
                 step=run_causal_lm, device="rtx_4090")
-    assert p.peak_reserved_bytes is not None
-    return p.peak_reserved_bytes
+    return known(p.peak_reserved_bytes)
 
 
 BUILDERS: dict[str, Callable[[Row], int]] = {

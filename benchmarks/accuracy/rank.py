@@ -18,7 +18,7 @@ import torch
 from analyzer import ProfileOptions, profile
 from analyzer.memory.allocator_options import AllocatorOptions
 from analyzer.parallel import world
-from benchmarks.page import describe_run, is_named, map_apart, markdown, parse_parts, percent, publish
+from benchmarks.page import describe_run, is_named, known, map_apart, markdown, parse_parts, percent, publish
 from benchmarks.parallel.rank import CASES, RANKS, STEPS, Job
 from benchmarks.truth.table import read_truth
 
@@ -44,9 +44,8 @@ def judge(row: dict[str, Any]) -> Result:
                              keep_events=False)
     with world(1 if case.wrapper == "none" else RANKS):
         p = profile(job.build, step=lambda model, optimizer: job.step(), device="h200", options=options)
-    assert p.peak_allocated_bytes is not None and p.peak_reserved_bytes is not None
     allocated, reserved = (max(peak[i] for peak in row["peaks"]) for i in (0, 1))
-    return Result(row["case"], (p.peak_allocated_bytes, p.peak_reserved_bytes), (allocated, reserved))
+    return Result(row["case"], (known(p.peak_allocated_bytes), known(p.peak_reserved_bytes)), (allocated, reserved))
 
 
 def section(results: list[Result], seconds: float) -> str:

@@ -33,7 +33,7 @@ from analyzer.zoo.input_spec import InputSpec
 from analyzer.zoo.llama import Llama, LlamaConfig
 from analyzer.zoo.target import Target
 from benchmarks.accuracy import throughput as accuracy_throughput
-from benchmarks.page import correlate_ranks, describe_run, markdown, percent, publish
+from benchmarks.page import correlate_ranks, describe_run, markdown, percent, processor_seconds, publish
 from benchmarks.truth.table import read_runs
 
 #: A model of 2.8 billion parameters, on 16 GPUs
@@ -44,6 +44,7 @@ CHOICES: dict[str, Any] = dict(
     tensor=1, pipeline=[2, 4, 8], micro_batch=[1, 2, 4, 8], sharding="fsdp_kept", virtual=[*range(1, 33)],
     schedule=["1F1B", "GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"])
 BEST = 10
+WHO = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
 
 
 def small() -> Llama:
@@ -120,10 +121,10 @@ def llama(folder: Path) -> str:
     """Llama 3 405B as it was trained, and what the search finds."""
     texts = []
     for name, compiles in (("As written", False), ("Each block compiled", True)):
-        began, used = time.perf_counter(), processor_seconds()
+        began, used = time.perf_counter(), processor_seconds(*WHO)
         found = search(LLAMA, LLAMA_CLUSTER, global_batch=LLAMA_BATCH, sequence=LLAMA_TOKENS, count=3, advice=False,
                        workers=2, compile=compiles)
-        seconds, used = time.perf_counter() - began, processor_seconds() - used
+        seconds, used = time.perf_counter() - began, processor_seconds(*WHO) - used
         rows = [[str(step.layout), f"{step.step_seconds:.2f}", percent(step.mfu), f"{step.needed_bytes / 2**30:.1f}",
                  "found" if step in found.steps else "fits" if found.capacity_bytes is None
                  or step.needed_bytes <= found.capacity_bytes else "does not fit"]
@@ -134,12 +135,6 @@ def llama(folder: Path) -> str:
                      f"load of {os.getloadavg()[0]:.0f}.\n\n"
                      + markdown(["layout", "step s", "MFU", "GiB", "of the search"], rows, cases=cases))
     return f"On {datetime.date.today()} with PyTorch {torch.__version__}:\n\n" + "\n\n".join(texts)
-
-
-def processor_seconds() -> float:
-    """Of this process and of those that it waited for."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def published_steps(compiles: bool) -> list[JobStep]:

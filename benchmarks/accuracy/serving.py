@@ -36,7 +36,16 @@ from analyzer.tools.serving.simulation import Timeline, Traffic, simulate
 from analyzer.tools.serving.watts import find_work
 from analyzer.zoo.published_shape import find_shape
 from analyzer.zoo.target import load_target
-from benchmarks.page import correlate_ranks, describe_run, markdown, percent, publish, quantile
+from benchmarks.page import (
+    correlate_ranks,
+    describe_run,
+    known,
+    markdown,
+    percent,
+    processor_seconds,
+    publish,
+    quantile,
+)
 from benchmarks.truth.table import read_left_out, read_rows, read_truth
 
 LEFT_OUT = "serving/left_out"  # written by the calibration
@@ -222,8 +231,7 @@ def judge_power(itl: Itl, kind: str) -> Power:
     device = itl.deployment.device
     timer = PassTimer(itl.deployment, left_out(kind, itl.model, device.name))
     power = read_left_out(POWER_LEFT_OUT, kind, family(itl.model), device.name)
-    watts = watts_of(find_work(timer, itl.batch), device, power)
-    assert watts is not None
+    watts = known(watts_of(find_work(timer, itl.batch), device, power))
     seconds = timer.time(itl.batch).seconds
     mixed = replace(itl.batch, chunks=(Chunk(itl.prompt, itl.prompt),))
     prompts = itl.batch.sequences / itl.new  # of a pass, in the mean
@@ -253,8 +261,8 @@ def tell_errors(judgements: Sequence[Judgement]) -> str:
                      *(percent(statistics.median(judged.token_error for judged in part), signed=True) for part in of)])
     devices = list(dict.fromkeys(power.device for power in judgements[0].power))
     for field, what in (("watts_error", "watts"), ("joules_error", "joules a token")):
-        for name, known in ((what, devices), *((f"{what}, {device}", [device]) for device in devices)):
-            errors = [[getattr(power, field) for power in judgement.power if power.device in known]
+        for name, some in ((what, devices), *((f"{what}, {device}", [device]) for device in devices)):
+            errors = [[getattr(power, field) for power in judgement.power if power.device in some]
                       for judgement in judgements]
             rows.append([f"{name} ({len(errors[0])}): median error, nine in ten", *map(describe, errors)])
     return markdown(["", *(f"{kind} left out" for kind in KINDS)], rows)
@@ -285,10 +293,10 @@ def tell_fleets() -> str:
     """Seconds of a processor that the whole command takes, imports and reading of the model included."""
     rows = []
     for model, device, *more in FLEETS:
-        before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+        before = processor_seconds(resource.RUSAGE_CHILDREN)
         said = subprocess.run([sys.executable, "-m", "analyzer", "generate", f"hf:{model}", "--device", device, *more,
                                *ASKED.split()], capture_output=True, text=True, check=True).stdout
-        seconds = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before
+        seconds = processor_seconds(resource.RUSAGE_CHILDREN) - before
         first = next(line for line in said.splitlines() if line.startswith("1. "))
         rows.append([model, device, first.removeprefix("1. "), f"{seconds:.1f} s"])
     return (f"The smallest fleet of `analyzer generate hf:MODEL --device DEVICE` and\n`{ASKED}`:\n\n"

@@ -23,7 +23,7 @@ from analyzer import ProfileOptions, profile
 from analyzer.hardware import ClusterSpec, find_cluster
 from analyzer.parallel import world
 from benchmarks.accuracy.latency import Judged, summarize_steps, table_of_parts
-from benchmarks.page import is_named, map_apart, markdown, parse_parts, percent, publish
+from benchmarks.page import is_named, known, map_apart, markdown, parse_parts, percent, publish
 from benchmarks.parallel.mpt import Mpt, run_step, shard
 from benchmarks.truth.table import read_runs
 
@@ -87,10 +87,8 @@ def run_part(run: Run, layers: int) -> Part:  # rank 0 of a run with fewer layer
         p = profile(build, (ids, ), device=DEVICES[run.gpu], step=partial(run_step, micro_batches=1),
                     optimizer=partial(torch.optim.AdamW, foreach=False),
                     options=ProfileOptions(unknown_value="placeholder"))
-    forward, backward = (p.phases[name].seconds for name in ("forward", "backward"))
-    assert forward is not None and backward is not None and p.step_seconds is not None
-    assert p.step_seconds_range is not None
-    return Part(forward + backward, p.step_seconds - forward - backward, *p.step_seconds_range)
+    forward, backward = (known(p.phases[name].seconds) for name in ("forward", "backward"))
+    return Part(forward + backward, known(p.step_seconds) - forward - backward, *known(p.step_seconds_range))
 
 
 def judge(run: Run) -> Judged:

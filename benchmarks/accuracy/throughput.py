@@ -25,11 +25,11 @@ import torch.distributed as dist
 from analyzer import ProfileOptions, profile
 from analyzer.hardware import ClusterSpec, find_cluster
 from analyzer.hardware.kernel_time.collective import collective_time
-from analyzer.hardware.kernel_time.estimate import SLOWEST_OF_HOSTS, KernelTime, join
+from analyzer.hardware.kernel_time.estimate import SLOWEST_OF_HOSTS, join
 from analyzer.parallel import PipelineTimeline, StageCost, join_timeline, list_actions, world
 from analyzer.parallel.profile_ranks import find_compute_spreads
 from benchmarks.accuracy.latency import Judged, summarize_steps, table_of_parts
-from benchmarks.page import is_named, map_apart, markdown, parse_parts, percent, publish
+from benchmarks.page import is_named, known, map_apart, markdown, parse_parts, percent, publish
 from benchmarks.parallel.megatron_gpt import MixedPrecisionAdam, Stage, StageShape
 from benchmarks.truth.table import read_runs, read_truth
 
@@ -75,9 +75,8 @@ class StageTime(NamedTuple):  # what a profile says of one micro-batch of a stag
 def cluster() -> ClusterSpec:
     """The usual hosts of the A100 with the network that the table tells: 800 Gb/s a host of eight."""
     dgx = find_cluster("dgx_a100")
-    assert dgx.fabric is not None
     source = read_truth(TABLE)["common"]["hardware"]["interconnect"]
-    fabric = dataclasses.replace(dgx.fabric, bandwidth=800e9 / 8 / 8, sources={"bandwidth": source})
+    fabric = dataclasses.replace(known(dgx.fabric), bandwidth=800e9 / 8 / 8, sources={"bandwidth": source})
     return dataclasses.replace(dgx, name="vtrain", aliases=(), fabric=fabric)
 
 
@@ -90,23 +89,14 @@ def time_stage(shape: StageShape) -> StageTime:
     args = (ids if shape.has_embedding else hidden, *([ids] if shape.has_head else []))
 
     def build() -> torch.nn.Module:
-        assert dist.group.WORLD is not None
-        return Stage(shape, dist.group.WORLD.group_name if shape.tensor_parallel > 1 else None).half()
+        return Stage(shape, known(dist.group.WORLD).group_name if shape.tensor_parallel > 1 else None).half()
 
     with world(shape.tensor_parallel, cluster=cluster()):
         p = profile(build, args, device=DEVICE, optimizer=MixedPrecisionAdam,
                     options=ProfileOptions(unknown_value="placeholder", steps=2))
-    assert p.params is not None
-    forward, backward, optimizer = (p.phases[name].seconds for name in ("forward", "backward", "optimizer"))
-    above, below = find_compute_spreads(p)
-    assert forward is not None and backward is not None and optimizer is not None
-    assert above is not None and below is not None
-    return StageTime(forward, backward, optimizer, above, below, p.params)
-
-
-def known(time: KernelTime | None) -> KernelTime:
-    assert time is not None
-    return time
+    forward, backward, optimizer = (known(p.phases[name].seconds) for name in ("forward", "backward", "optimizer"))
+    above, below = map(known, find_compute_spreads(p))
+    return StageTime(forward, backward, optimizer, above, below, known(p.params))
 
 
 def predict(run: Run, times: Mapping[StageShape, StageTime]) -> PipelineTimeline:
@@ -145,8 +135,7 @@ def judge(runs: Sequence[Run], times: Mapping[StageShape, StageTime]) -> list[tu
     found = []
     for run in runs:
         timeline = predict(run, times)
-        assert timeline.step_seconds_range is not None
-        low, high = timeline.step_seconds_range
+        low, high = known(timeline.step_seconds_range)
         found.append((run, Judged("step", DEVICE, "", run.step_ms / 1e3, timeline.step_seconds, low, high, None)))
     return found
 

@@ -22,7 +22,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -39,7 +39,8 @@ from analyzer.hardware.kernel_time.attention import (
     predict,
 )
 from analyzer.hardware.listing import roofline_seconds
-from benchmarks.truth.table import read_rows, read_truth, write_constants
+from benchmarks.page import known
+from benchmarks.truth.table import read_rows, read_truth, spread_of, write_constants
 
 _MEASURED = re.compile(r"aten::_(cudnn|efficient)_attention_(forward|backward)")
 
@@ -131,8 +132,7 @@ START: Mapping[str, Start] = {"prefill": {**_TILES, **_COMMON}, "encoder": {**_T
 
 def error_of(sample: Sample, constants: Mapping[str, float]) -> float:  # the logarithm of predicted over measured
     time = predict(sample.size, sample.kernel, sample.phase, sample.device, constants)
-    assert time is not None
-    return math.log(time.seconds / sample.seconds)
+    return math.log(known(time).seconds / sample.seconds)
 
 
 def moves_of(steps: Mapping[str, float], with_pairs: bool) -> Iterator[dict[str, float]]:
@@ -173,12 +173,6 @@ def fit(samples: Sequence[Sample], start: Start, guess: Mapping[str, float] | No
         if max(steps.values(), default=0.0) < 0.01:
             break
     return found
-
-
-def spread_of(errors: Iterable[float]) -> float:
-    """What nine in ten stay within: 0.2 means between 1 / 1.2 and 1.2 times the measured."""
-    ordered = sorted(map(abs, errors))
-    return math.exp(ordered[int(0.9 * len(ordered))]) - 1
 
 
 def fold_of(sample: Sample) -> int:  # the fold of a shape: the same for all devices and libraries
@@ -361,8 +355,7 @@ def roofline(sample: Sample) -> float:
     nbytes = 2 * size.batch * size.head_dim * size.item_bytes * (size.q_len * size.heads + keys * size.kv_heads)
     seconds = roofline_seconds(round(4 * size.batch * size.heads * size.head_dim * pairs), nbytes,
                                "bfloat16" if size.item_bytes == 2 else "float32", sample.device, True)
-    assert seconds is not None
-    return seconds
+    return known(seconds)
 
 
 @cache

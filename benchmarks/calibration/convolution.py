@@ -28,6 +28,7 @@ from analyzer.hardware import DeviceSpec, PeakRates, find_device, roofline_secon
 from analyzer.hardware.kernel_time.convolution import convolution_time
 from analyzer.hardware.kernel_time.convolution_tile import ConvolutionShape, make_shape
 from analyzer.hardware.kernel_time.estimate import KernelTime
+from benchmarks.page import known
 from benchmarks.truth.table import Constants, read_rows, read_truth, write_constants
 
 DEVICES = {"NVIDIA A100 80GB PCIe": "a100_80gb_pcie", "Tesla V100-PCIE-32GB": "v100_pcie_32gb", "Tesla T4": "t4",
@@ -60,8 +61,7 @@ class Call(NamedTuple):  # one way of a convolution
         time = convolution_time(*self.shape[:8], self.dtype, device, stride=self.stride,
                                 dilation=(1,) * len(self.stride), allow_tf32=self.allow_tf32,
                                 channels_last=self.channels_last, transposed=self.transposed)
-        assert time is not None
-        return time
+        return known(time)
 
     def roofline(self, device: DeviceSpec) -> float:  # seconds of a data sheet's roofline
         shape, (images, results, weights) = self.shape, self.shape.sizes

@@ -36,6 +36,7 @@ from benchmarks.accuracy.diffusion import LEFT_OUT, Measured, measure_all
 from benchmarks.accuracy.serving import KINDS, POWER_LEFT_OUT, family, read_itls
 from benchmarks.accuracy.serving import left_out as left_out_of_servers
 from benchmarks.calibration.serving import find_spread, minimize
+from benchmarks.page import known
 from benchmarks.truth.table import read_left_out, read_runs, read_truth, rounded, write_constants, write_left_out
 
 START = {"host_share": 0.7, "ring_seconds": 1.5e-4, "exchange_share": 0.5}
@@ -71,9 +72,7 @@ class Power(NamedTuple):
     watts: float
 
     def predict(self, constants: Mapping[str, float]) -> float:
-        watts = watts_of(self.work, self.device, constants)
-        assert watts is not None
-        return watts
+        return known(watts_of(self.work, self.device, constants))
 
 
 def list_steps() -> list[Power]:
@@ -82,8 +81,7 @@ def list_steps() -> list[Power]:
     device, found = find_device(DEVICE), []
     for row in read_runs("compiled", Row):
         if row.id in measured:
-            work = find_step_work(predict_step(row, []), device)
-            assert work is not None
+            work = known(find_step_work(predict_step(row, []), device))
             found.append(Power("steps", (row.case, device.name), device, work, measured[row.id]))
     return found
 
@@ -98,8 +96,7 @@ def list_power(rows: Sequence[Measured], steps: Sequence[Power], kind: str) -> l
     for row in rows:
         parts, ranks = (row.case.model, row.case.device), row.case.degrees.ranks
         profile = predict(row, read_left_out(LEFT_OUT, kind, *parts))
-        work = find_mean_work(profile.parts, len(row.pipeline.text) + 1, ranks)
-        assert work is not None
+        work = known(find_mean_work(profile.parts, len(row.pipeline.text) + 1, ranks))
         found.append(Power("pipelines", parts, find_device(row.case.device), work, row.case.watts / ranks))
     return found
 

@@ -37,7 +37,7 @@ from analyzer.profilers.kernel_time import kernel_time
 from analyzer.profilers.schedule import PICOSECONDS, FreeAt, Task
 from analyzer.record.log import Log
 from benchmarks.accuracy.measured_step import MeasuredStep, h200_steps
-from benchmarks.page import keep
+from benchmarks.page import keep, known
 from benchmarks.truth.table import rounded, write_constants
 
 from .matmul_cases import all_cases
@@ -93,8 +93,7 @@ def trace(step: MeasuredStep) -> StepTrace:  # profile a measured step and keep 
     log, device, phases = logs[-1], find_device(step.device), dict[str, list[TracedCall]]()
     for call in log.calls:
         if call.step == log.steps - 1:
-            kernel = kernel_time(call, device)
-            assert kernel is not None
+            kernel = known(kernel_time(call, device))
             phases.setdefault(call.phase, []).append(TracedCall(
                 "recompute" if call.recomputed else call.phase, kernel.kernels, count_convolutions(call.signature),
                 count_listed(call.signature), kernel.seconds, waits_for_device(call.signature),

@@ -43,6 +43,7 @@ from analyzer.profilers.call_sequence import CallTimer
 from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.record.log import Log
 from benchmarks.accuracy.compiled_measured import Row, predict
+from benchmarks.page import known
 from benchmarks.truth.table import read_rows, read_runs, rounded, write_constants
 
 from .memory_bound_fit import Bounds, Constants, descend
@@ -176,8 +177,7 @@ class Generated(NamedTuple):  # a kernel that was measured
         instructions = sum(constants[f"{name}_instructions"] * n for name, n in self.functions.items())
         time = generated_time(self.kind, self.elements, self.reduced, self.nbytes, self.again,
                               instructions * self.elements * self.reduced, device, self.scattered)
-        assert time is not None
-        return time.seconds
+        return known(time).seconds
 
 
 @cache
@@ -250,8 +250,7 @@ def find_spread() -> float:
 
 def cross_validate() -> Iterator[tuple[str, str, str, float, float, float, float | None]]:
     """Kernels with their model left out: family, device, scheme, measured, predicted, spread and roofline."""
-    spread, bandwidth = find_spread(), find_device(DEVICE).memory_bandwidth
-    assert bandwidth is not None
+    spread, bandwidth = find_spread(), known(find_device(DEVICE).memory_bandwidth)
     for kernel, predicted in leave_models_out():
         yield "generated", DEVICE, "fold", kernel.seconds, predicted, spread, kernel.nbytes / bandwidth
 

@@ -19,13 +19,14 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
 from analyzer.hardware import find_device
 from analyzer.hardware.listing import roofline_seconds
-from benchmarks.truth.table import rounded, write_constants
+from benchmarks.page import known
+from benchmarks.truth.table import rounded, spread_of, write_constants
 
 from .memory_bound_data import Operator, Row, read_operators, read_rows, read_sums
 from .memory_bound_fit import (
@@ -93,15 +94,9 @@ def judge_operators() -> tuple[tuple[Operator, float, bool], ...]:
     return tuple(found)
 
 
-def width_of(errors: Iterable[float]) -> float:
-    """What nine in ten stay within: 0.2 means between 1 / 1.2 and 1.2 times the measured."""
-    ordered = sorted(map(abs, errors))
-    return math.expm1(ordered[int(0.9 * len(ordered))])
-
-
 def rows_width(scheme: str, chooses: Callable[[str], bool]) -> float:
     """The width of the float32 operators of some devices, in a scheme."""
-    return width_of(math.log(j.predicted / j.row.seconds) for j in judge_rows()
+    return spread_of(math.log(j.predicted / j.row.seconds) for j in judge_rows()
                     if j.scheme == scheme and chooses(j.row.device.name))
 
 
@@ -110,8 +105,7 @@ def cross_validate() -> list[tuple[str, str, str, float, float, float, float]]:
     found = []
     for j in judge_rows():
         row = j.row
-        roofline = roofline_seconds(row.rows * row.columns, row.nbytes, "float32", row.device, False)
-        assert roofline is not None
+        roofline = known(roofline_seconds(row.rows * row.columns, row.nbytes, "float32", row.device, False))
         found.append(("fp32 operator", row.device.name, j.scheme, row.seconds, j.predicted,
                       rows_width(j.scheme, row.device.name.__ne__), roofline))
     return found
@@ -122,16 +116,16 @@ def constants_without(model: str) -> dict[str, float]:
     know, as ``DeviceSpec.calibration["memory_bound"]`` takes them.
     """
     errors = [(error, waits) for operator, error, waits in judge_operators() if operator.model != model]
-    return rounded({**steps_constants(model), "spread": width_of(error for error, waits in errors if not waits),
-                    "latency_spread": width_of(error for error, waits in errors if waits)})
+    return rounded({**steps_constants(model), "spread": spread_of(error for error, waits in errors if not waits),
+                    "latency_spread": spread_of(error for error, waits in errors if waits)})
 
 
 def write_product() -> None:
     generic = dict(rows_constants())
     errors = judge_operators()
-    width = width_of(error for _, error, waits in errors if not waits)
+    width = spread_of(error for _, error, waits in errors if not waits)
     generic["spread"] = max(width, rows_width("device", bool))
-    generic["latency_spread"] = max(width_of(error for _, error, waits in errors if waits), generic["spread"])
+    generic["latency_spread"] = max(spread_of(error for _, error, waits in errors if waits), generic["spread"])
     steps = {**steps_constants(), "spread": width}
     devices = {name: rounded(device_constants(name), [fraction_name(find_device(name))]) for name in names_of_devices()}
     for name in devices:

@@ -16,6 +16,7 @@ from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.hardware.kernel_time.norm import layer_norm_time
 from analyzer.hardware.kernel_time.pointwise import FAMILY, HBM_CAPABILITIES, pointwise_time, read_machine
 from analyzer.hardware.kernel_time.reduction import softmax_time
+from benchmarks.page import known
 
 from .memory_bound_data import ITEM_BYTES, Operator, Row, read_operators, read_rows
 
@@ -67,8 +68,7 @@ def start() -> Constants:  # all constants before any fit
 
 
 def row_time(row: Row, device: DeviceSpec) -> KernelTime:
-    machine = read_machine(device)
-    assert machine is not None
+    machine = known(read_machine(device))
     if row.op == "softmax":
         time = softmax_time(row.rows, row.columns, ITEM_BYTES, device)
     elif row.op == "layer_norm":
@@ -77,8 +77,7 @@ def row_time(row: Row, device: DeviceSpec) -> KernelTime:
         name = {"gelu": "gelu_instructions", "pow": "pow_instructions", "pow_scalar": "pow_instructions"}.get(row.op)
         time = pointwise_time(row.rows * row.columns, row.nbytes, device, operands=row.tensors,
                               instructions=machine.constants[name] if name else 0.0)
-    assert time is not None
-    return time
+    return known(time)
 
 
 class Harness(NamedTuple):
@@ -109,8 +108,7 @@ def fit_harness(rows: Sequence[Row]) -> Harness:
 
 
 def memory_rate(device: DeviceSpec) -> float:
-    assert device.memory_bandwidth is not None
-    return device.memory_bandwidth
+    return known(device.memory_bandwidth)
 
 
 def fraction_name(device: DeviceSpec) -> str:

@@ -13,7 +13,7 @@ from analyzer import Profile, profile
 from analyzer.api import model_run
 from analyzer.api.device_run import profile_each
 from analyzer.hardware import DeviceSpec, register_device
-from benchmarks.page import ROOT, markdown
+from benchmarks.page import ROOT, markdown, processor_seconds
 from benchmarks.speed.case import CASES, Prepared
 from benchmarks.speed.runs import take_seconds
 from benchmarks.speed.timing import Report, apart, format_ratio
@@ -72,10 +72,9 @@ def compare_devices(name: str) -> Shared:
 
 def time_command(words: str) -> float:
     """Processor seconds of a command, imports included."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = processor_seconds(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "analyzer", *words.split()], cwd=ROOT, check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return processor_seconds(resource.RUSAGE_CHILDREN) - before
 
 
 def report_devices(report: Report) -> None:

@@ -3,12 +3,15 @@ is profiled, and the same forward and backward pass is run on bare meta tensors,
 """
 from __future__ import annotations
 
+import json
 import statistics
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -41,54 +44,18 @@ class RunTiming(NamedTuple):
     why_not: str        #: the reason that is told most often where something is run
 
 
-def _model(kind: str, head: str = "AutoModelForCausalLM", **config: Any) -> nn.Module:
+#: Sizes as they are published: Qwen2.5-7B, Llama-3.1-8B, Llama-3.2-1B and others.
+_MODELS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
+
+
+def build(name: str) -> nn.Module:
     import transformers
 
+    told = _MODELS[name]
     with torch.device("meta"):
-        found: nn.Module = getattr(transformers, head).from_config(
-            transformers.AutoConfig.for_model(kind, **config), dtype=torch.bfloat16)
+        found: nn.Module = getattr(transformers, told.get("head", "AutoModelForCausalLM")).from_config(
+            transformers.AutoConfig.for_model(told["kind"], **told["config"]), dtype=torch.bfloat16)
     return found.train()
-
-
-# sizes as they are published: Qwen2.5-7B, Llama-3.1-8B, Llama-3.2-1B
-def qwen_7b() -> nn.Module:
-    return _model("qwen2", hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
-                  num_key_value_heads=4, vocab_size=152064)
-
-
-def llama_8b() -> nn.Module:
-    return _model("llama", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-                  num_key_value_heads=8, vocab_size=128256)
-
-
-def llama_1b() -> nn.Module:
-    return _model("llama", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
-                  num_key_value_heads=8, vocab_size=128256)
-
-
-def qwen3_moe() -> nn.Module:
-    return _model("qwen3_moe", hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768,
-                  num_hidden_layers=24, num_attention_heads=32, num_key_value_heads=4, num_experts=64,
-                  num_experts_per_tok=8, vocab_size=151936)
-
-
-def gemma() -> nn.Module:
-    return _model("gemma2", hidden_size=2304, intermediate_size=9216, num_hidden_layers=26, num_attention_heads=8,
-                  num_key_value_heads=4, head_dim=256, vocab_size=256000)
-
-
-def t5_large() -> nn.Module:
-    return _model("t5", "AutoModelForSeq2SeqLM", d_model=1024, d_ff=2816, num_layers=24, num_decoder_layers=24,
-                  num_heads=16, d_kv=64, vocab_size=32128, feed_forward_proj="gated-gelu", decoder_start_token_id=0)
-
-
-def whisper_small() -> nn.Module:
-    return _model("whisper", "AutoModelForSpeechSeq2Seq", d_model=768, encoder_layers=12, decoder_layers=12,
-                  encoder_attention_heads=12, decoder_attention_heads=12, encoder_ffn_dim=3072, decoder_ffn_dim=3072)
-
-
-def mamba_370m() -> nn.Module:
-    return _model("mamba", hidden_size=1024, num_hidden_layers=24, vocab_size=50280)
 
 
 def _adapted(model: nn.Module, **settings: Any) -> nn.Module:
@@ -137,27 +104,28 @@ def accumulate(model: Any, optimizer: Any, **inputs: Any) -> None:
 
 _ADAMW = {"optimizer": "adamw"}
 RUNS = (
-    RealRun("Llama 1B, AdamW", llama_1b, tokens, _ADAMW),
-    RealRun("Llama 8B, no optimizer, a cache", llama_8b, tokens),
-    RealRun("Llama 8B, checkpointed, AdamW", lambda: _checkpointed(llama_8b()), _masked, {**_ADAMW, "device": "b200"}),
-    RealRun("Qwen 7B, AdamW, near the card's capacity", qwen_7b, tokens, _ADAMW),
-    RealRun("Qwen 7B, LoRA by peft", lambda: _adapted(qwen_7b()), tokens, _ADAMW),
-    RealRun("Qwen 7B, DoRA by peft", lambda: _adapted(qwen_7b(), use_dora=True), tokens, _ADAMW),
+    RealRun("Llama 1B, AdamW", partial(build, "llama_1b"), tokens, _ADAMW),
+    RealRun("Llama 8B, no optimizer, a cache", partial(build, "llama_8b"), tokens),
+    RealRun("Llama 8B, checkpointed, AdamW", lambda: _checkpointed(build("llama_8b")), _masked,
+            {**_ADAMW, "device": "b200"}),
+    RealRun("Qwen 7B, AdamW, near the card's capacity", partial(build, "qwen_7b"), tokens, _ADAMW),
+    RealRun("Qwen 7B, LoRA by peft", lambda: _adapted(build("qwen_7b")), tokens, _ADAMW),
+    RealRun("Qwen 7B, DoRA by peft", lambda: _adapted(build("qwen_7b"), use_dora=True), tokens, _ADAMW),
     RealRun("Llama 8B, `--quantize nf4 --lora 16`", lambda: Recipe(
-        quantize="nf4", lora=LoraSpec(16)).apply(llama_8b()).train(), tokens, _ADAMW),
-    RealRun("Llama 8B, LoRA by peft, reentrant checkpoints", lambda: _checkpointed(_adapted(llama_8b()), True), _masked,
-            _ADAMW),
-    RealRun("Qwen 7B, `--lora 16`", lambda: Recipe(lora=LoraSpec(16)).apply(qwen_7b()).train(), tokens, _ADAMW),
-    RealRun("Llama 8B, LoRA and checkpoints", lambda: _checkpointed(_adapted(llama_8b())), _masked, _ADAMW),
-    RealRun("Llama 1B, four micro-batches, clipping", llama_1b, tokens, {**_ADAMW, "step": accumulate}),
-    RealRun("Gemma 2 2B, AdamW", gemma, tokens, _ADAMW),
-    RealRun("Qwen3-MoE, 24 layers of 64 experts, SGD", qwen3_moe, tokens, {"optimizer": "sgd", "device": "b200"}),
-    RealRun("ViT-L/16, LoRA by peft", lambda: _adapted(_model(
-        "vit", "AutoModelForImageClassification", hidden_size=1024, intermediate_size=4096, num_hidden_layers=24,
-        num_attention_heads=16, num_labels=1000)), _images, _ADAMW),
-    RealRun("T5-large, AdamW", t5_large, lambda: tokens(4, 512), _ADAMW),
-    RealRun("Whisper small, AdamW", whisper_small, _speech, _ADAMW),
-    RealRun("Mamba 370M, AdamW", mamba_370m, lambda: tokens(1, 512), _ADAMW))
+        quantize="nf4", lora=LoraSpec(16)).apply(build("llama_8b")).train(), tokens, _ADAMW),
+    RealRun("Llama 8B, LoRA by peft, reentrant checkpoints", lambda: _checkpointed(_adapted(build("llama_8b")), True),
+            _masked, _ADAMW),
+    RealRun("Qwen 7B, `--lora 16`", lambda: Recipe(lora=LoraSpec(16)).apply(build("qwen_7b")).train(), tokens, _ADAMW),
+    RealRun("Llama 8B, LoRA and checkpoints", lambda: _checkpointed(_adapted(build("llama_8b"))), _masked, _ADAMW),
+    RealRun("Llama 1B, four micro-batches, clipping", partial(build, "llama_1b"), tokens,
+            {**_ADAMW, "step": accumulate}),
+    RealRun("Gemma 2 2B, AdamW", partial(build, "gemma"), tokens, _ADAMW),
+    RealRun("Qwen3-MoE, 24 layers of 64 experts, SGD", partial(build, "qwen3_moe"), tokens,
+            {"optimizer": "sgd", "device": "b200"}),
+    RealRun("ViT-L/16, LoRA by peft", lambda: _adapted(build("vit_large")), _images, _ADAMW),
+    RealRun("T5-large, AdamW", partial(build, "t5_large"), lambda: tokens(4, 512), _ADAMW),
+    RealRun("Whisper small, AdamW", partial(build, "whisper_small"), _speech, _ADAMW),
+    RealRun("Mamba 370M, AdamW", partial(build, "mamba_370m"), lambda: tokens(1, 512), _ADAMW))
 
 
 def measure_run(name: str, rounds: int) -> RunTiming:

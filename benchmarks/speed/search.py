@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.page import describe_machine, markdown, publish
+from benchmarks.page import describe_machine, markdown, processor_seconds, publish
 
 
 class Case(NamedTuple):
@@ -40,19 +40,14 @@ def run(name: str) -> dict[str, Any]:
     list_changes = vars(module)["list_changes"]
 
     def note(searcher: module.Searcher) -> Any:
-        known.append(_processor_seconds())
+        known.append(processor_seconds(resource.RUSAGE_SELF))
         return list_changes(searcher)
 
     module.list_changes = note  # type: ignore[attr-defined]
     began = time.perf_counter()
     found = search(case.target, case.cluster, **case.options)
     return {"layouts": found.rows(), "counts": dict(found.counts), "ranks": found.profiles, "best_seconds": known[0],
-            "seconds": _processor_seconds(), "wall_seconds": time.perf_counter() - began}
-
-
-def _processor_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+            "seconds": processor_seconds(resource.RUSAGE_SELF), "wall_seconds": time.perf_counter() - began}
 
 
 def compare(found: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> str:

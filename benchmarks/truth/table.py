@@ -4,6 +4,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import math
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,12 @@ def write_constants(family: str, provenance: Mapping[str, Any], generic: Mapping
 def rounded(constants: Mapping[str, float], names: Iterable[str] | None = None) -> Constants:
     """Some of the constants, or all, at four digits."""
     return {name: float(f"{constants[name]:.4g}") for name in names or constants}
+
+
+def spread_of(errors: Iterable[float]) -> float:
+    """What nine in ten logarithms of predicted over measured stay within: 0.2 is 1 / 1.2 to 1.2 times the measured."""
+    ordered = sorted(map(abs, errors))
+    return math.exp(ordered[int(0.9 * len(ordered))]) - 1
 
 
 TRUTH = Path(__file__).resolve().parent
