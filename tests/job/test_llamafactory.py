@@ -133,6 +133,9 @@ def test_a_command_overrides_its_file(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     plan = read_command(["llamafactory-cli", "train", "a.yaml", "cutoff_len=1024", "stage=dpo"]).plan
     assert isinstance(plan, TrainingPlan) and (plan.length, plan.task, plan.micro_batch) == (1024, "dpo", 2)
+    (tmp_path / "z2.json").write_text('{"zero_optimization": {"stage": 2}}')
+    plan = read_command(["llamafactory-cli", "train", "a.yaml", "deepspeed=z2.json"]).plan
+    assert isinstance(plan, TrainingPlan) and plan.sharding is not None and plan.sharding.kind == "deepspeed"
     words = ["FORCE_TORCHRUN=1", "NPROC_PER_NODE=4", "llamafactory-cli", "train", "a.yaml"]
     assert read_command(words).plan.ranks == 4  # type: ignore[union-attr]
     job = read_command(["torchrun", "--nproc_per_node", "2", "src/train.py", "a.yaml"])

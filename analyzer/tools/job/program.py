@@ -34,6 +34,11 @@ class JobLaunch:
         """The number of ranks; 1 where nothing said it."""
         return self.ranks or 1
 
+    @property
+    def ranks_per_host(self) -> int | None:
+        """None where there is one host, or nothing said how many there are."""
+        return self.size // self.hosts if self.hosts and self.hosts > 1 else None
+
 
 #: The values of a plan that people change, by the options of a program: each gives the edits that make it, or None
 #: where the program has no such option. The arguments: its options, the plan, the value that is wanted.

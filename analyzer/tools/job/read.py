@@ -140,10 +140,10 @@ def _read_options(program: JobProgram, words: Sequence[Word], text: str, name: s
     paths, more = ([given[0]], given[1:]) if isinstance(given, list) else ([] if given is None else [str(given)], [])
     for word in (*more, *found.others):
         head, equals, value = word.partition("=")
-        if Path(word).suffix.lower() in FORMS:
-            paths.append(word)
-        elif equals and head.replace(".", "_").isidentifier():
+        if equals and head.replace(".", "_").isidentifier():
             data[head] = value
+        elif Path(word).suffix.lower() in FORMS:
+            paths.append(word)
         elif program.argument and program.argument not in data:
             data[program.argument] = word
     for path in paths:

@@ -19,24 +19,29 @@ module m no_python config_file use_parallelism_config commands command_file"""
 
 def read_accelerate(options: Options, launch: JobLaunch) -> JobLaunch:
     """What a launch is by a file of accelerate, the options of its command over it."""
-    options.text("distributed_type", "NO")
+    kind = (options.text("distributed_type", "") or "").upper()
     ranks = options.number("num_processes", launch.ranks, least=1, means="ranks of all hosts")
     hosts = options.number("num_machines", launch.hosts, least=1)
     precision = options.text("mixed_precision", choices=("no", "fp16", "bf16", "fp8"))
     fsdp, deepspeed = options.part("fsdp_config"), options.part("deepspeed_config")
     sharding: Sharding | None = None
     recomputes = False
-    wants_fsdp = options.get("distributed_type") == "FSDP" or options.get("use_fsdp")
-    if fsdp is not None or wants_fsdp:
+    if kind == "FSDP" or options.get("use_fsdp") or (not kind and fsdp is not None and fsdp.names()):
         settings = fsdp if fsdp is not None else _take(options, "fsdp_")
         sharding, recomputes = read_fsdp_config(settings), checkpoints_of_fsdp(settings)
-    elif deepspeed is not None or options.get("use_deepspeed"):
+    elif kind == "DEEPSPEED" or options.get("use_deepspeed") or (
+            not kind and deepspeed is not None and deepspeed.names()):
         sharding = _read_deepspeed(deepspeed if deepspeed is not None else options, launch)
     elif ranks is not None and ranks > 1:
         sharding = Sharding(kind="ddp")
     options.leave_out("megatron_lm_config parallelism_config fp8_config",
                       "accelerate's setting of this name is not part of what is profiled")
-    if isinstance(dynamo := options.part("dynamo_config"), Options):
+    if precision == "fp8":
+        options.note("mixed_precision", "not modelled", "passes in eight bits are taken as in bfloat16")
+        precision = "bf16"
+    if (dynamo := options.part("dynamo_config")) is not None:
+        if str(dynamo.get("dynamo_backend") or "NO").upper() != "NO":
+            dynamo.note("dynamo_backend", "not modelled", "passes are taken as they run uncompiled")
         dynamo.rest("dynamo_*")
     options.rest(f"{_WITHOUT_EFFECT} use_cpu cpu fsdp_* deepspeed_* zero_* zero3_* offload_* gradient_* dynamo_* fp8_* "
                  "megatron_lm_* parallelism_config_*")

@@ -69,7 +69,8 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         classes=options.number("num_labels", 1) or 1, trained=tuple(options.words("unfrozen_parameters")),
         attention=_read_attention(options), checkpoints=checkpoints, loss_chunks=_read_loss(options),
         optimizer=read_optimizer(options, "optimizer"), clips=options.fraction("max_grad_norm", 1.0) > 0,
-        compiles=_reads_true(options, "torch_compile"), ranks=launch.size, sharding=sharding)
+        compiles=_reads_true(options, "torch_compile"), ranks=launch.size,
+        ranks_per_host=launch.ranks_per_host, sharding=sharding)
     options.leave_out("peft_layers_to_transform peft_layer_replication lora_target_parameters qat fp8 "
                       "quantize_moe_experts lora_target_module_types nvfp4_training llama4_linearized_experts "
                       "torchao gptq model_quantization_config lisa_n_layers diffusion freeze_mm_modules",

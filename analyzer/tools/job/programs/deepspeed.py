@@ -38,6 +38,10 @@ def read_deepspeed(document: Document, options: Options, launch: JobLaunch) -> S
         if (part := own.part(name)) is not None:
             part.rest("enabled type params auto_cast loss_scale loss_scale_window initial_scale_power hysteresis "
                       "min_loss_scale immediate_grad_update consecutive_hysteresis bf16_*")
+    if (part := own.part("compile")) is not None:
+        if part.get("disable") is not True:
+            part.note("disable", "not modelled", "passes are taken as they run uncompiled")
+        part.rest("backend kwargs deepcompile debug_log free_activation offload_*")
     own.leave_out("activation_checkpointing compression_training sparse_attention pipeline tensor_parallel "
                   "data_efficiency quantize_training autotuning torch_autocast fp8",
                   "DeepSpeed's own setting of this name is not part of what is profiled")

@@ -70,13 +70,14 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     plan = TrainingPlan(
         model=model, task=task, reference=_read_reference(options, task, kind), micro_batch=batch,
         accumulate=accumulate, length=_read_length(options), trained_dtype=_read_dtype(options, quantize, sharding),
-        autocast=read_precision(options), quantize=quantize, adapter=_read_adapter(options, kind),
+        autocast=read_precision(options, launch), quantize=quantize, adapter=_read_adapter(options, kind),
         trained=_read_extra(options, kind), trained_blocks=_read_blocks(options, kind),
         frozen=_read_frozen(options, kind),
         upcast=_NORMS if options.flag("upcast_layernorm") else (), attention=_read_attention(options),
         checkpoints=_read_checkpoints(options, launch), loss_chunks=_read_loss(options, task),
-        optimizer=_read_optimizer(options, kind), clips=options.fraction("max_grad_norm", 1.0) > 0,
-        compiles=options.flag("torch_compile"), ranks=launch.size, sharding=sharding, assumptions=tuple(assumptions))
+        optimizer=_read_optimizer(options, kind), updates_in_backward=_updates_in_backward(options),
+        clips=options.fraction("max_grad_norm", 1.0) > 0, compiles=options.flag("torch_compile"), ranks=launch.size,
+        ranks_per_host=launch.ranks_per_host, sharding=sharding, assumptions=tuple(assumptions))
     _leave_out(options)
     options.rest(_WITHOUT_EFFECT if not _uses_megatron(options) else f"{_WITHOUT_EFFECT} {_MEGATRON}")
     return plan
@@ -250,8 +251,7 @@ def _read_checkpoints(options: Options, launch: JobLaunch) -> Checkpoints:
     """On, unless it is disabled: model/model_utils/checkpointing.py, `prepare_model_for_training`."""
     disabled = options.flag("disable_gradient_checkpointing", False, means="blocks are not run again in backward")
     if options.flag("use_unsloth_gc") and not disabled:
-        options.note("use_unsloth_gc", "assumed", "blocks are run again in backward; what they need of it is taken to "
-                     "stay on the device, which moves it to the host")
+        return "offloaded"
     return "none" if disabled and not launch.recomputes else "blocks"
 
 
@@ -284,6 +284,17 @@ def _read_optimizer(options: Options, kind: str) -> str | None:
         options.note("use_muon", "not modelled", OPTIMIZERS["muon"].assumed)
         return OPTIMIZERS["muon"].name
     return found
+
+
+def _updates_in_backward(options: Options) -> bool:
+    """Of GaLore and APOLLO layer by layer: each parameter as its gradient comes, and with one pass a step."""
+    for name in ("galore_layerwise", "apollo_layerwise"):
+        uses = options.get(f"use_{name.partition('_')[0]}") in (True, "true")
+        if options.flag(name, means="parameters are updated as their gradients come" if uses else "") and uses:
+            if (options.number("gradient_accumulation_steps", 1) or 1) > 1:
+                raise options.fail(name, "LLaMA-Factory refuses it with gradient_accumulation_steps above 1")
+            return True
+    return False
 
 
 def _leave_out(options: Options) -> None:

@@ -40,6 +40,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         checkpoints="blocks" if options.flag("enable_activation_checkpointing", True,
                                              means="blocks are run again in backward") else "none",
         optimizer=_read_optimizer(options), clips=options.fraction("max_grad_norm", 1.0) > 0, ranks=launch.size,
+        ranks_per_host=launch.ranks_per_host,
         sharding=sharding, assumptions=(
             "LLaMA-Factory copies the logits once more before its loss (v1/core/base_trainer.py, compute_log_probs); "
             "that copy is left out",))

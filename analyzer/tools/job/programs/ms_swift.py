@@ -63,7 +63,7 @@ def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> Train
         quantize=quantize, adapter=trained.adapter, trained=trained.trained, frozen=trained.frozen,
         attention=attention, checkpoints=checkpoints, loss_chunks=_read_loss(options, task),
         optimizer=_read_optimizer(options), clips=options.fraction("max_grad_norm", 1.0) > 0,
-        compiles=options.flag("torch_compile"), ranks=launch.size, ranks_per_host=_ranks_per_host(launch),
+        compiles=options.flag("torch_compile"), ranks=launch.size, ranks_per_host=launch.ranks_per_host,
         sharding=sharding)
     if kind in ("dpo", "kto", "ppo", "grpo"):
         options.text("ref_model")
@@ -88,10 +88,6 @@ def read_environment(options: Options, launch: JobLaunch) -> JobLaunch:
     each, hosts = variables.get("NPROC_PER_NODE", ""), variables.get("NNODES", "1")
     ranks = int(each) * int(hosts) if launch.ranks is None and each.isdecimal() and hosts.isdecimal() else launch.ranks
     return replace(launch, variables=variables, ranks=ranks)
-
-
-def _ranks_per_host(launch: JobLaunch) -> int | None:
-    return launch.size // launch.hosts if launch.hosts and launch.hosts > 1 else None
 
 
 def _read_batch(options: Options, launch: JobLaunch, kind: str | None) -> tuple[int, int]:

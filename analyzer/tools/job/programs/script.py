@@ -63,11 +63,12 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     plan = TrainingPlan(
         model=model, task=task, reference="none" if task not in ("dpo", "kto") else "copy" if adapter is None else
         "adapter", classes=options.number("num_labels", 2) or 2, micro_batch=batch, accumulate=accumulate,
-        length=_read_length(options), dtype=dtype, autocast=read_precision(options) or _of_launcher(launch),
+        length=_read_length(options), dtype=dtype, autocast=read_precision(options, launch),
         quantize=quantize, adapter=adapter, attention=_read_attention(options),
         checkpoints="blocks" if launch.recomputes else read_checkpoints(options),
         loss_chunks=_read_loss(options), optimizer=read_optimizer(options),
         clips=options.fraction("max_grad_norm", 1.0) > 0, compiles=options.flag("torch_compile"), ranks=launch.size,
+        ranks_per_host=launch.ranks_per_host,
         sharding=read_sharding(options, launch), assumptions=(
             "the script trains a model of transformers with its Trainer, as its options suggest; what else it does is "
             "not read: `analyzer dryrun` runs a script itself", *said))
@@ -81,11 +82,6 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
 def _find(options: Options, names: Sequence[str]) -> str:
     """The first of several names of one option that is given, else the first of all."""
     return next((name for name in names if options.get(name) is not None), names[0])
-
-
-def _of_launcher(launch: JobLaunch) -> str | None:
-    """The precision of accelerate's own, which its scripts without a Trainer go by."""
-    return launch.mixed_precision if launch.mixed_precision in ("bf16", "fp16") else None
 
 
 def _read_task(options: Options, launch: JobLaunch) -> Task:

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
+from ..document import Document
 from ..options import Options
 from ..plan import Checkpoints, Sharding
 from ..program import JobLaunch, read_beside
@@ -107,12 +108,13 @@ def read_checkpoints(options: Options, default: bool = False, name: str = "gradi
     return "blocks"
 
 
-def read_precision(options: Options) -> str | None:
-    """The dtype of autocast, by ``bf16`` and ``fp16``. Raises JobError where both are given."""
+def read_precision(options: Options, launch: JobLaunch) -> str | None:
+    """The dtype of autocast: by bf16 and fp16, else by accelerate's own. Raises JobError where both are given."""
     bf16, fp16 = options.flag("bf16"), options.flag("fp16")
     if bf16 and fp16:
         raise options.fail("fp16", "bf16 is given too; the trainer refuses both")
-    return "bf16" if bf16 else "fp16" if fp16 else None
+    said = "bf16" if bf16 else "fp16" if fp16 else launch.mixed_precision
+    return said if said in ("bf16", "fp16") else None
 
 
 def read_batch(options: Options, batch: int = 8, accumulate: int = 1) -> tuple[int, int]:
@@ -125,6 +127,9 @@ def read_sharding(options: Options, launch: JobLaunch) -> Sharding | None:
     """How ranks share the model: by ``deepspeed``, by ``fsdp`` with ``fsdp_config``, by accelerate's file, or DDP."""
     document = read_beside(options, "deepspeed", launch) if not isinstance(options.get("deepspeed"), dict) else None
     if document is not None:
+        _check_match(document, options)
+        if launch.ranks is None:
+            options.assume("deepspeed", "one device: nothing says how many there are; --world does")
         return read_deepspeed(document, options, launch)
     words = {word for text in options.words("fsdp") for word in text.split()} - {"false", "False", ""}
     config = options.part("fsdp_config")
@@ -135,6 +140,27 @@ def read_sharding(options: Options, launch: JobLaunch) -> Sharding | None:
     if launch.sharding is not None:
         return launch.sharding
     return Sharding(kind="ddp") if launch.size > 1 else None
+
+
+#: Values of DeepSpeed's file that must be those of the trainer, or "auto" (transformers/integrations/deepspeed.py,
+#: `HfTrainerDeepSpeedConfig.trainer_config_process`).
+_MATCHED = {"train_micro_batch_size_per_gpu": "per_device_train_batch_size", "gradient_clipping": "max_grad_norm",
+            "gradient_accumulation_steps": "gradient_accumulation_steps"}
+
+
+def _check_match(document: Document, options: Options) -> None:
+    """Raises JobError where DeepSpeed's file says one value and the trainer's own option another."""
+    for name, own in _MATCHED.items():
+        said, given = document.data.get(name), options.get(own)
+        if said is None or given is None or said == "auto":
+            continue
+        try:
+            differs = float(said) != float(given)
+        except (TypeError, ValueError):
+            continue  # which the option's own reading refuses
+        if differs:
+            raise options.fail(own, f"{document.name} has {name}: {said}, and transformers refuses a difference; write "
+                               '"auto" there')
 
 
 #: Settings of FSDP that change neither memory nor time of a step, by their names without ``fsdp_``.
@@ -148,6 +174,8 @@ def read_fsdp_config(options: Options) -> Sharding:
     def named(name: str) -> str:
         return f"fsdp_{name}" if options.get(f"fsdp_{name}") is not None else name
 
+    if str(options.get(named("version"))) == "1":
+        options.note(named("version"), "assumed", "FSDP1: as FSDP2, which holds and gathers as much")
     strategy = options.get(named("sharding_strategy"))
     reshards, replicas = True, 1
     if strategy is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..document import Document
 from ..options import Options
-from ..plan import Adapter, Task, TrainingPlan
+from ..plan import Adapter, Checkpoints, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_batch, set_option
 from .accelerate import read_accelerate
 from .trainer import WITHOUT_EFFECT, quantization_of, read_batch, read_checkpoints, read_optimizer, read_sharding
@@ -64,13 +64,13 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         model=model, task=task, reference=_read_reference(options, said, adapter), micro_batch=batch,
         accumulate=accumulate, length=length, dtype=_read_dtype(options), autocast=_read_precision(options),
         quantize=quantize, adapter=adapter, attention=_read_attention(options),
-        checkpoints="blocks" if launched.recomputes else read_checkpoints(options, default=True),
+        checkpoints=_read_checkpoints(options, launched),
         loss_chunks=None if task == "reward" else min(64, -(-sequences * length // _TOKENS_OF_PART)),
         optimizer=read_optimizer(options), clips=options.fraction("max_grad_norm", 1.0) > 0,
-        compiles=options.flag("torch_compile"), ranks=launched.size, sharding=read_sharding(options, launched),
+        compiles=options.flag("torch_compile"), ranks=launched.size,
+        ranks_per_host=launched.ranks_per_host, sharding=read_sharding(options, launched),
         assumptions=() if task == "reward" else (
             "the loss is computed in parts with the head, as TRL's kernel does, each part run again in backward",))
-    options.leave_out("activation_offloading", "what is saved for backward is taken to stay on the device")
     options.leave_out("router_aux_loss_coef sync_ref_model model_init_kwargs neftune_noise_alpha "
                       "lora_target_parameters", "what it changes in the step is left out")
     if options.flag("use_liger_kernel"):
@@ -175,6 +175,16 @@ def _read_precision(options: Options) -> str | None:
     if fp16 and bf16:
         raise options.fail("fp16", "bf16 is given too; the trainer refuses both")
     return "bf16" if bf16 else "fp16" if fp16 else None
+
+
+def _read_checkpoints(options: Options, launch: JobLaunch) -> Checkpoints:
+    recomputes = launch.recomputes or read_checkpoints(options, default=True) == "blocks"
+    if options.flag("activation_offloading"):
+        if recomputes:
+            return "offloaded"
+        options.note("activation_offloading", "not modelled", "what is saved for backward is taken to stay on the "
+                     "device, for blocks are not run again")
+    return "blocks" if recomputes else "none"
 
 
 def _read_reference(options: Options, said: str, adapter: Adapter | None) -> Any:
