@@ -16,7 +16,8 @@ from analyzer.tools.dryrun.script import dry_run
 HERE = Path(__file__).parent
 NAME = "HuggingFaceTB/SmolLM2-135M"
 #: by name: the script and its arguments, of which "own" is a folder with a config alone
-JOBS = {"models": ("by_name.py", [f"{NAME}-Instruct", "own"]), "unknown": ("by_name.py", ["someone/new-model"])}
+JOBS = {"models": ("by_name.py", [f"{NAME}-Instruct", "own"]), "unknown": ("by_name.py", ["someone/new-model"]),
+        "data sets": ("data_sets_by_name.py", [])}
 OWN = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024,
        "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": [2, 3]}
@@ -28,6 +29,7 @@ OF_OWN = 2 * 1024 * 64 + 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 5 * 64
 def ran(tmp_path_factory):
     """The folder where the jobs ran, each with what it printed and, where it did not fail, its profile."""
     pytest.importorskip("transformers")
+    pytest.importorskip("datasets")
     folder = tmp_path_factory.mktemp("names")
     (folder / "own").mkdir()
     (folder / "own" / "config.json").write_text(json.dumps(OWN))
@@ -81,3 +83,23 @@ def test_the_hub_is_offline_unless_downloads_are_allowed(tmp_path, capsys):
         assert isinstance(run.error, ZeroDivisionError)
     assert capsys.readouterr().out.split() == ["True", str(before)]
     assert constants.HF_HUB_OFFLINE == before and __import__("huggingface_hub").hf_hub_download is found
+
+
+def test_data_sets_by_name(ran):
+    lines = said(ran, "data sets")
+    splits = {"train": 256, "test": 256, "unsupervised": 256}
+    assert lines[0] == f"{splits} ['neg', 'pos'] ['text', 'label']", lines
+    assert lines[1] == f"64 {256 + 10} [5, 256]" and lines[2] == "[512, 512]"
+    words = " ".join(["the"] * 32)
+    assert lines[3] == str({"sentence1": words, "sentence2": words, "label": 1, "idx": 0})
+    assert lines[4] == "assistant (500, 500) {'text': ['the'], 'answer_start': [0]}"
+    assert lines[5] == "[0, 1, 2]"
+    configs = "it has cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli"
+    assert lines[6] == f"InputError: load_dataset('glue') needs a config; {configs}"
+    assert lines[7] == f"InputError: load_dataset('glue') has no config 'mrcp' in its stand-in; {configs}"
+    ways = ("Save a few of its rows to a file, as in data.select(range(300)).to_json(FILE), and load that: "
+            'load_dataset("json", data_files=FILE), or run the dry run with --allow-download (allow_download=True), '
+            "which leaves the script its own way")
+    start = "not loaded, as a dry run downloads nothing, and none of the data sets that have a stand-in"
+    assert lines[8] == f"NotThereError: someone/new-data: {start}. {ways}"
+    assert lines[9] == f"NotThereError: someone/imbd: {start}. {ways}; did you mean imdb?"

@@ -16,7 +16,7 @@ from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
 from analyzer.zoo.target import find_alike, list_names
 
-from . import stand_in
+from . import data_set, stand_in
 from .checkpoint import replace_everywhere
 from .saved_file import SavedFiles
 
@@ -27,12 +27,19 @@ class NotThereError(InputError, OSError):
     """A name on the hub for which there is no stand-in. Libraries let an OSError of loading through."""
 
 
+def _refuse_data(name: str, close: str = "") -> NotThereError:
+    return NotThereError(
+        f"{name}: not loaded, as a dry run downloads nothing, and none of the data sets that have a stand-in. "
+        f"Save a few of its rows to a file, as in data.select(range(300)).to_json(FILE), and load that: "
+        f'load_dataset("json", data_files=FILE), or {ALLOW}{close}')
+
+
 def _refuse_model(name: str) -> NotThereError:
     close = find_close(name.rpartition("/")[2], list_names())
     return NotThereError(
         f"{name}: not loaded, as a dry run downloads nothing, and none of the shapes that ship with analyzer "
-        f"(`analyzer models`){close}. Copy its config.json to a folder and give that folder for the name (no weights "
-        f"and no tokenizer are needed), or {ALLOW}")
+        f"(`analyzer models`). Copy its config.json to a folder and give that folder for the name (no weights "
+        f"and no tokenizer are needed), or {ALLOW}{close}")
 
 
 class Repositories:
@@ -51,6 +58,8 @@ class Repositories:
             return self._complete(Path(name), asked)
         if os.path.isfile(name) or _is_cached(name, cache, kind):
             return None
+        if kind == "dataset":
+            raise _refuse_data(name)
         if kind not in (None, "model") or (shape := find_alike(name)) is None or shape.library != "transformers":
             raise _refuse_model(name)
         if (folder := self._folders.get(name)) is None:
@@ -118,6 +127,15 @@ class Repositories:
         folder = self.find(repo_id, asked, kwargs.get("cache_dir"), kwargs.get("repo_type"))
         return original(repo_id, *args, **kwargs) if folder is None else str(folder)
 
+    def load_dataset(self, original: Callable[..., Any], path: str, name: str | None = None, data_dir: Any = None,
+                     data_files: Any = None, split: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """In the place of ``datasets.load_dataset``."""
+        if data_set.is_own(path, data_files) or _is_cached(path, None, "dataset"):
+            return original(path, name, data_dir, data_files, split, *args, **kwargs)
+        if (found := data_set.find_columns(path, name)) is None:
+            raise _refuse_data(path, data_set.list_close(path))
+        return data_set.make_data_set(path, *found, split, bool(kwargs.get("streaming")))
+
 
 def _is_cached(name: str, cache: Any, kind: str | None) -> bool:
     """Whether some revision of a repository is in the hub's cache."""
@@ -131,6 +149,7 @@ def _is_cached(name: str, cache: Any, kind: str | None) -> bool:
 def stand_in_for_names(repositories: Repositories) -> dict[str, Callable[[], Iterator[Undo]]]:
     """What to replace in which modules, once they are imported, so that the hub's names are found without it."""
     def everywhere(module: str, name: str, instead: Callable[..., Any]) -> Iterator[Undo]:
+        """Also where it was imported from there."""
         original = getattr(sys.modules[module], name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -146,6 +165,9 @@ def stand_in_for_names(repositories: Repositories) -> dict[str, Callable[[], Ite
     return {
         f"{hub}.constants": partial(be_offline, f"{hub}.constants"),
         "datasets.config": partial(be_offline, "datasets.config"),
+        "datasets.load": partial(everywhere, "datasets.load", "load_dataset", repositories.load_dataset),
+        "evaluate.loading": partial(everywhere, "evaluate.loading", "load",
+                                    lambda _, *args, **kwargs: data_set.Metric(*args, **kwargs)),
         f"{hub}.file_download": partial(everywhere, f"{hub}.file_download", "hf_hub_download",
                                         repositories.hf_hub_download),
         f"{hub}._snapshot_download": partial(everywhere, f"{hub}._snapshot_download", "snapshot_download",
