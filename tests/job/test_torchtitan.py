@@ -56,7 +56,9 @@ def test_a_file_on_eight_ranks(tmp_path: Path) -> None:
     ("local_batch_size", "batch_size", {"micro_batch": 2}, []),
     ("replicate_degree = 1\ndata_parallel_shard_degree = -1", "replicate_degree = 8\ndata_parallel_shard_degree = 1",
      {"sharding": Sharding(kind="ddp"), "autocast": "bf16"}, []),
-    ('"full"', '"selective"', {"checkpoints": "blocks"}, ["activation_checkpoint.mode"]),
+    ('"full"', '"selective"', {"checkpoints": "blocks", "checkpoint_every": 2}, []),
+    ('"full"', '"selective"\nselective_ac_option = "op"', {"checkpoints": "operators", "checkpoint_every": 1}, []),
+    ('"full"', '"memory_budget"', {"checkpoints": "blocks"}, ["activation_checkpoint.mode"]),
     ("tensor_parallel_degree = 1", "tensor_parallel_degree = 2", {"ranks": 8}, ["parallelism.tensor_parallel_degree"]),
     ("enable = false", "enable = true", {"compiles": True}, [])])
 def test_options_and_what_becomes_of_them(tmp_path: Path, before: str, after: str, fields: dict[str, Any],

@@ -16,6 +16,7 @@ from analyzer.recipe import LoraSpec, Recipe
 from analyzer.recipe.recipe import list_blocks
 from analyzer.zoo.target import load_target
 
+from .checkpoint import checkpoint_some
 from .document import Files
 from .model_name import find_model
 from .plan import Adapter, Sharding, TrainedBlocks, TrainingPlan
@@ -55,9 +56,10 @@ def _build_classifier(target: str, classes: int) -> Callable[[], nn.Module]:
 
 def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
     """The model of one rank before ranks share it, in training mode."""
+    keeps_some = plan.checkpoints == "operators" or plan.checkpoint_every > 1
     recipe = Recipe(dtype=DTYPES[plan.dtype], attention=plan.attention, quantize=plan.quantize,  # type: ignore[arg-type]
                     loss_chunks=None if plan.task in ("classify", "reward") else plan.loss_chunks,
-                    checkpointing=plan.checkpoints != "none")
+                    checkpointing=plan.checkpoints != "none" and not keeps_some)
     model = build()
     reference = None
     if plan.reference == "copy":
@@ -65,6 +67,8 @@ def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
     if plan.adapter is not None:
         recipe = replace(recipe, lora=_lora_spec(model, plan.adapter))
     model = recipe.apply(model)
+    if keeps_some:
+        checkpoint_some(model, plan)
     if plan.adapter is not None:
         _train_whole(model, plan.adapter.saved)
     _freeze(model, plan)

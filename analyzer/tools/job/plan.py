@@ -14,8 +14,9 @@ from .document import Document
 #: - ``reward`` one number for each of both answers of a pair;
 #: - ``policy`` the update of GRPO and PPO on answers that are there: the rollout that makes them is not in it.
 Task = Literal["sft", "classify", "dpo", "orpo", "simpo", "kto", "reward", "policy"]
-#: How blocks are run again in backward: not at all, all of them, or with what they keep moved to the host.
-Checkpoints = Literal["none", "blocks", "offloaded"]
+#: How blocks are run again in backward: not at all, all of them, with what they keep moved to the host, or with the
+#: results of attention and of every second product kept.
+Checkpoints = Literal["none", "blocks", "offloaded", "operators"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,7 @@ class TrainingPlan:
     upcast: tuple[str, ...] = ()             #: patterns of parameters of one dimension that are held in float32
     attention: str | None = None             #: sdpa, eager; None: the model's own
     checkpoints: Checkpoints = "none"
+    checkpoint_every: int = 1                #: of so many blocks one is run again
     loss_chunks: int | None = None           #: the loss in so many parts of its tokens (fused kernels of the head)
     optimizer: str | None = "adamw"
     updates_in_backward: bool = False        #: each parameter as its gradient comes, which is then freed

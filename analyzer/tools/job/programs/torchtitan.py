@@ -44,7 +44,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     clips = training.fraction("max_norm", 1.0) > 0
     training.rest("steps dataset dataset_path gc_freq gc_debug seed deterministic debug_* warmup_steps data_parallel_* "
                   "global_batch_size enable_* loss_* mixed_precision_*")
-    checkpoints = _read_checkpoints(options)
+    checkpoints, every = _read_checkpoints(options)
     for name in _PARTS.split():
         if (part := options.part(name)) is not None:
             part.rest("*")
@@ -52,8 +52,9 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     options.rest("use_for_integration_test")
     return TrainingPlan(
         model=model, micro_batch=batch, accumulate=accumulate or 1, length=length, dtype=_DTYPES[dtype],
-        autocast=autocast, checkpoints=checkpoints, optimizer=optimizer, updates_in_backward=in_backward,
-        clips=clips and not in_backward, compiles=compiles, ranks=ranks, sharding=sharding)
+        autocast=autocast, checkpoints=checkpoints, checkpoint_every=every, optimizer=optimizer,
+        updates_in_backward=in_backward, clips=clips and not in_backward, compiles=compiles, ranks=ranks,
+        sharding=sharding)
 
 
 def _part(options: Options, name: str) -> Options:
@@ -129,19 +130,21 @@ def _read_optimizer(part: Options) -> tuple[str, bool]:
     return ("adamw_fused" if how == "fused" else "adamw"), in_backward
 
 
-def _read_checkpoints(options: Options) -> Checkpoints:
-    """distributed/activation_checkpoint.py: "selective" keeps results of some operators, or checkpoints some blocks."""
+def _read_checkpoints(options: Options) -> tuple[Checkpoints, int]:
+    """How blocks are run again, and of how many one is (distributed/activation_checkpoint.py)."""
     part = _part(options, "activation_checkpoint")
     mode = part.text("mode", "selective", choices=("none", "selective", "full", "memory_budget"),
                      means="what is run again in backward")
-    option = part.text("selective_ac_option", "2")
-    part.rest("*")
-    if mode in ("none", "full"):
-        return "none" if mode == "none" else "blocks"
-    if mode == "selective" and str(option) == "1":
-        return "blocks"
-    part.note("mode", "not modelled", f"{mode}: all blocks are taken to be run again; what it keeps beside is left out")
-    return "blocks"
+    part.rest("early_stop preserve_rng_state determinism_check debug per_op_* memory_budget visualize_*")
+    if mode == "selective":
+        if part.get("selective_ac_option") == "op":
+            part.note("selective_ac_option", "understood", "attention and every second product keep their results")
+            return "operators", 1
+        return "blocks", part.count("selective_ac_option", 2, means="of so many blocks one is run again")
+    part.text("selective_ac_option")
+    if mode == "memory_budget":
+        part.note("mode", "not modelled", "all blocks are taken to be run again")
+    return ("none" if mode == "none" else "blocks"), 1
 
 
 def _read_compile(options: Options, training: Options) -> bool:
