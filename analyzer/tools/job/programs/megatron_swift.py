@@ -32,6 +32,9 @@ sequence_packing_scheduler exp_avg_dtype exp_avg_sq_dtype main_params_dtype torc
 
 _PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
              "expert_model_parallel_size", "expert_tensor_parallel_size")
+#: Megatron reduces gradients, and gathers weights, in the buffers that hold them (its
+#: core/distributed/param_and_grad_buffer.py): there are no buckets beside these.
+_BUFFERS = {"contiguous_gradients": False, "reduce_bucket_size": 1_000_000, "allgather_bucket_size": 1_000_000}
 _OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "momentum", "dist_muon": "momentum"}
 
 
@@ -151,7 +154,7 @@ def _read_sharding(options: Options) -> Sharding:
     divides = options.flag("use_distributed_optimizer", True, means="ranks share the states of the optimizer")
     grads = options.text("main_grads_dtype", "fp32", choices=("fp32", "bf16"), means="gradients") or "fp32"
     options.flag("accumulate_allreduce_grads_in_fp32")
-    zero: dict[str, Any] = {"stage": 1 if divides else 0}
+    zero: dict[str, Any] = {"stage": 1 if divides else 0, **_BUFFERS}
     if options.flag("optimizer_cpu_offload"):
         share = options.fraction("optimizer_offload_fraction", 1.0)
         zero["offload_optimizer"] = {"device": "cpu"}

@@ -165,7 +165,8 @@ def _read_classes(options: Options) -> int:
 
 def _read_loss(options: Options, task: str) -> int | None:
     """Liger's kernels compute the loss with the head; of pairs logits are asked for none the less."""
-    if not options.flag("use_liger_kernel", means="the loss in parts, with the head"):
+    means = swift_model.given(options, "use_liger_kernel", "the loss in parts, with the head")
+    if not options.flag("use_liger_kernel", means=means):
         return None
     if task == "policy":
         options.note("use_liger_kernel", "not modelled", "the loss of all tokens of a pass at once")

@@ -87,12 +87,17 @@ def read_model(options: Options, launch: JobLaunch) -> SwiftModel:
     return found
 
 
+def given(options: Options, name: str, means: str) -> str:
+    """What an option means, where it is given: its default changes nothing, and is not told."""
+    return "" if options.get(name) is None else means
+
+
 def read_length(options: Options, model: SwiftModel) -> int:
     """Tokens of a row: base_args.py, what the model can take where nothing is said; rows are packed up to it."""
     own = model.get("seq_length", "max_position_embeddings", "n_positions", "model_max_length")
     length = options.number("max_length", least=1, means="most tokens of a sequence")
-    packs = options.flag("packing", means="rows are packed up to packing_length, or max_length")
-    options.flag("padding_free", means="a pass is one row, without padding")
+    packs = options.flag("packing", means=given(options, "packing", "rows are packed up to their most tokens"))
+    options.flag("padding_free", means=given(options, "padding_free", "a pass is one row, without padding"))
     packed = options.number("packing_length", least=1)
     if packs and packed is not None:
         return packed
