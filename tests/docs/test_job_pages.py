@@ -38,5 +38,5 @@ def test_an_answer_is_on_the_first_screen(page: Path) -> None:
             assert len(lines) <= HEIGHT and max(map(len, lines)) <= WIDTH
 
 
-def test_there_are_eighteen_jobs() -> None:
-    assert len(PAGES) == 18
+def test_there_are_nineteen_jobs() -> None:
+    assert len(PAGES) == 19
