@@ -15,6 +15,7 @@ from .serving import ServerStart, profile_serving, start_server
 #: What may be changed, in the order in which changes are told and added up: what costs nothing but length first.
 AXES = ("length", "memory", "cache", "weights", "devices")
 _SHORTEST = 512      # tokens of a sequence, below which no length is proposed
+_EIGHT_BITS = (8, 0) # the first compute capability that has kernels for fp8: vLLM docs, "Supported Hardware"
 _MOST_DEVICES = 8    # that share a layer: those of one host
 _MOST_SHARE = 0.95   # of a device's memory, which leaves 1 to 7 GiB to its context and to libraries
 
@@ -74,6 +75,8 @@ class ServerChanges:
             return [most] if _SHORTEST <= most < start.longest else []
         if axis == "memory":
             return [_MOST_SHARE] if (plan.memory_share or 1.0) < _MOST_SHARE else []
+        if axis in ("cache", "weights") and (start.deployment.device.compute_capability or _EIGHT_BITS) < _EIGHT_BITS:
+            return []
         if axis == "cache":
             return ["fp8"] if start.deployment.cache in ("bf16", "fp16") else []
         if axis == "weights":
