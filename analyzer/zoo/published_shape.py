@@ -105,5 +105,15 @@ def find_alike(name: str) -> PublishedShape | None:
     return shape
 
 
+@cache
+def list_pipelines() -> dict[str, dict[str, Any]]:
+    """Configs of the components of well-known pipelines of diffusers, by their names on the hub."""
+    text = (_FOLDER / "pipelines" / "diffusion.json").read_text(encoding="utf-8")
+    found: dict[str, dict[str, Any]] = json.loads(text)
+    shared = found.pop("shared")
+    return {name: {key: shared[value] if isinstance(value, str) and value in shared else value
+                   for key, value in fields.items()} for name, fields in found.items()}
+
+
 def list_names() -> Iterable[str]:
     return [name for shape in list_shapes() for name in shape.names]

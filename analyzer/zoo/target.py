@@ -23,6 +23,7 @@ from .input_spec import LabelRule, Target, parse_input
 from .published_shape import find_alike as find_alike
 from .published_shape import find_shape
 from .published_shape import list_names as list_names
+from .published_shape import list_pipelines as list_pipelines
 from .shipped import MODELS
 from .transformers_models import find_transformers_model
 from .vision_models import find_timm_model, find_torchvision_model

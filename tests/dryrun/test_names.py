@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 NAME = "HuggingFaceTB/SmolLM2-135M"
 #: by name: the script and its arguments, of which "own" is a folder with a config alone
 JOBS = {"models": ("by_name.py", [f"{NAME}-Instruct", "own"]), "unknown": ("by_name.py", ["someone/new-model"]),
-        "data sets": ("data_sets_by_name.py", [])}
+        "data sets": ("data_sets_by_name.py", []), "pipeline": ("pipeline_by_name.py", [])}
 OWN = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024,
        "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": [2, 3]}
@@ -103,3 +103,11 @@ def test_data_sets_by_name(ran):
     start = "not loaded, as a dry run downloads nothing, and none of the data sets that have a stand-in"
     assert lines[8] == f"NotThereError: someone/new-data: {start}. {ways}"
     assert lines[9] == f"NotThereError: someone/imbd: {start}. {ways}; did you mean imdb?"
+
+
+def test_components_of_a_pipeline_by_name(ran):
+    """As many parameters as the published components have."""
+    pytest.importorskip("diffusers")
+    lines = said(ran, "pipeline")
+    assert lines[:4] == ["49408 77 77", "CLIPTextModel 123060480", "AutoencoderKL 83653863",
+                         "UNet2DConditionModel 859520964"], lines

@@ -18,6 +18,7 @@ from analyzer.zoo.target import find_alike, list_names
 
 from . import data_set, stand_in
 from .checkpoint import replace_everywhere
+from .pipeline import find_pipeline, write_pipeline
 from .saved_file import SavedFiles
 
 ALLOW = "run the dry run with --allow-download (allow_download=True), which leaves the script its own way"
@@ -60,13 +61,22 @@ class Repositories:
             return None
         if kind == "dataset":
             raise _refuse_data(name)
-        if kind not in (None, "model") or (shape := find_alike(name)) is None or shape.library != "transformers":
-            raise _refuse_model(name)
         if (folder := self._folders.get(name)) is None:
-            folder = self._make_folder(name)
+            folder = self._stand_in(name, kind)
+        stand_in.provide(folder, name, asked)
+        return folder
+
+    def _stand_in(self, name: str, kind: str | None) -> Path:
+        pipeline = find_pipeline(name)
+        shape = find_alike(name)
+        if kind not in (None, "model") or pipeline is None and (shape is None or shape.library != "transformers"):
+            raise _refuse_model(name)
+        folder = self._make_folder(name)
+        if pipeline is not None:
+            write_pipeline(self._files, folder, name, pipeline)
+        elif shape is not None:
             stand_in.write_config(folder, name, shape.name, shape.config)
             stand_in.keep_weights(self._files, folder)
-        stand_in.provide(folder, name, asked)
         return folder
 
     def _complete(self, own: Path, asked: Iterable[str]) -> Path | None:

@@ -66,6 +66,8 @@ def provide(folder: Path, name: str, asked: Iterable[str]) -> None:
     """Make the files of a tokenizer or a processor in ``folder``, which has a config, where some of them are asked
     for.
     """
+    if not (folder / "config.json").exists():
+        return  # of a pipeline, whose components have what they need
     names = {os.path.basename(file) for file in asked}
     if names & TOKENIZER_FILES and not (folder / "tokenizer.json").exists():
         write_tokenizer(folder, name)

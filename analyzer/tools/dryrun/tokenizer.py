@@ -28,7 +28,10 @@ def write_tokenizer(folder: Path, name: str) -> None:
     """A byte-level BPE, padded to the vocabulary of the config with tokens that no text has."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder)
+    save_tokenizer(folder, name, AutoConfig.from_pretrained(folder))
+
+
+def save_tokenizer(folder: Path, name: str, config: Any) -> None:
     text = config.get_text_config()
     size = getattr(text, "vocab_size", None)
     if not isinstance(size, int):
@@ -50,17 +53,21 @@ def _choose_special_tokens(config: Any, text: Any, size: int, masks: bool) -> tu
     """The tokens by their kinds, and the numbers of those that the config numbers: one for kinds of the same number."""
     tokens: dict[int, str] = {}
     special: dict[str, str] = {}
+    is_clip = config.model_type.startswith("clip")  # whose tokenizer knows its tokens by these names
+    names = {"bos": "<|startoftext|>", "eos": "<|endoftext|>"} if is_clip else {}
     for kind in ("eos", "bos", "pad"):
         found = [getattr(part, f"{kind}_token_id", None) for part in (text, config)]
         number = next((number for number in found if number is not None), None)
         number = number[0] if isinstance(number, list) and number else number
         if isinstance(number, int) and 0 <= number < size:
-            special[f"{kind}_token"] = tokens.setdefault(number, f"<{kind}>")
-    special.setdefault("eos_token", "<eos>")
+            special[f"{kind}_token"] = tokens.setdefault(number, names.get(kind, f"<{kind}>"))
+    special.setdefault("eos_token", names.get("eos", "<eos>"))
     special.setdefault("pad_token", "<pad>")
     if masks:
         special |= {f"{kind}_token": f"<{kind}>" for kind in ("cls", "sep", "mask")}
-    if size < 2 * _BYTES:  # there may be no place for each byte
+    if is_clip:
+        special["unk_token"] = special["eos_token"]
+    elif size < 2 * _BYTES:  # there may be no place for each byte
         special["unk_token"] = "<unk>"
     return special, {token: number for number, token in tokens.items()}
 
