@@ -58,6 +58,8 @@ def test_a_file_on_eight_ranks(tmp_path: Path) -> None:
      {"sharding": Sharding(kind="ddp"), "autocast": "bf16"}, []),
     ('"full"', '"selective"', {"checkpoints": "blocks", "checkpoint_every": 2}, []),
     ('"full"', '"selective"\nselective_ac_option = "op"', {"checkpoints": "operators", "checkpoint_every": 1}, []),
+    ('"full"', '"selective"\nselective_ac_option = "3"', {"checkpoints": "blocks", "checkpoint_every": 3}, []),
+    ('"full"', '"full"\nselective_ac_option = "op"', {"checkpoints": "blocks", "checkpoint_every": 1}, []),
     ('"full"', '"memory_budget"', {"checkpoints": "blocks"}, ["activation_checkpoint.mode"]),
     ("tensor_parallel_degree = 1", "tensor_parallel_degree = 2", {"ranks": 8}, ["parallelism.tensor_parallel_degree"]),
     ("enable = false", "enable = true", {"compiles": True}, [])])

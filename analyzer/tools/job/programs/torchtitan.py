@@ -135,16 +135,17 @@ def _read_checkpoints(options: Options) -> tuple[Checkpoints, int]:
     part = _part(options, "activation_checkpoint")
     mode = part.text("mode", "selective", choices=("none", "selective", "full", "memory_budget"),
                      means="what is run again in backward")
-    part.rest("early_stop preserve_rng_state determinism_check debug per_op_* memory_budget visualize_*")
-    if mode == "selective":
-        if part.get("selective_ac_option") == "op":
-            part.note("selective_ac_option", "understood", "attention and every second product keep their results")
-            return "operators", 1
-        return "blocks", part.count("selective_ac_option", 2, means="of so many blocks one is run again")
-    part.text("selective_ac_option")
-    if mode == "memory_budget":
+    found: tuple[Checkpoints, int] = ("none" if mode == "none" else "blocks"), 1
+    if mode == "selective" and part.get("selective_ac_option") == "op":
+        part.note("selective_ac_option", "understood", "attention and every second product keep their results")
+        found = "operators", 1
+    elif mode == "selective":
+        found = "blocks", part.count("selective_ac_option", 2, means="of so many blocks one is run again")
+    elif mode == "memory_budget":
         part.note("mode", "not modelled", "all blocks are taken to be run again")
-    return ("none" if mode == "none" else "blocks"), 1
+    part.rest("selective_ac_option early_stop preserve_rng_state determinism_check debug per_op_* memory_budget "
+              "visualize_*")
+    return found
 
 
 def _read_compile(options: Options, training: Options) -> bool:
