@@ -4,6 +4,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,6 +70,8 @@ def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
     model = recipe.apply(model)
     if keeps_some:
         checkpoint_some(model, plan)
+    if plan.checkpoints == "offloaded":
+        _offload_inputs(model)
     if plan.adapter is not None:
         _train_whole(model, plan.adapter.saved)
     _freeze(model, plan)
@@ -106,6 +109,20 @@ def _lora_spec(model: nn.Module, adapter: Adapter) -> LoraSpec:
                              f"first are {', '.join([path for path, _ in model.named_modules() if path][:4])}")
         targets += found
     return LoraSpec(adapter.r, tuple(targets), adapter.dropout, adapter.dtype)
+
+
+def _offload_inputs(model: nn.Module) -> None:
+    """Keep what checkpointed blocks are given on the host until backward (axolotl 0.18, monkeypatch/
+    gradient_checkpointing/offload_cpu.py; torch's own `save_on_cpu` does the same around each block).
+    """
+    def run(checkpoint: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.save_on_cpu():
+            return checkpoint(*args, **kwargs)
+
+    for module in model.modules():
+        checkpoint: Any = getattr(module, "_gradient_checkpointing_func", None)  # transformers/modeling_layers.py
+        if checkpoint is not None:
+            setattr(module, "_gradient_checkpointing_func", partial(run, checkpoint))  # noqa: B010
 
 
 def _train_whole(model: nn.Module, names: tuple[str, ...]) -> None:
@@ -192,7 +209,7 @@ class PairLoss(nn.Module):
         scores = self._score(self.policy, input_ids)
         if self.compares:
             with torch.no_grad():
-                compared = self._score(self.reference or self.policy, input_ids)
+                compared = self._score(self.policy if self.reference is None else self.reference, input_ids)
             scores = scores - compared
         if self.task == "policy":
             return scores.mean().neg()
