@@ -10,7 +10,7 @@ from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.hardware.price import read_prices
 from analyzer.output import check_output, write_output
-from analyzer.report.choice import make_text, read_shown, save_profile
+from analyzer.report.choice import end_with_verdict, make_text, read_shown, save_profile
 from analyzer.report.page.document import check_page
 
 from .change import Changes, JobChange
@@ -79,8 +79,9 @@ def _train(job: Job, arguments: argparse.Namespace, shown: list[str], price: flo
     found = profile(job)
     save_profile(found.profile, arguments.json, arguments.html)
     print(f"{make_text(found.profile, shown)}\n\n{describe_training(found, price)}")
+    code = end_with_verdict(found.verdict, "screen" in shown)
     sys.stdout.flush()
-    if found.verdict or found.verdict is None:
+    if not code:
         return 0
     change = None
     if not arguments.no_advice:
