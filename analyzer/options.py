@@ -381,8 +381,8 @@ _OF_JOBS = (
     _number("--world", "devices of the job, where the file does not say how many", name="devices of a job file"),
     Option("--model", "a folder with the config.json of the model, or the name of another one", name="model of a job",
            metavar="MODEL"),
-    Option("--show", "reports of its step, as of `analyzer profile` (default brief)", name="show of a job",
-           default="brief", metavar="NAMES"),
+    Option("--show", "also print reports of its step, those of `analyzer profile`, e.g. screen or screen,modules",
+           name="show of a job", metavar="NAMES"),
     _file("--write", "write the file with the change that makes it fit, under a new name", name="changed copy"))
 
 _OF_THIS_MACHINE = (

@@ -26,7 +26,7 @@ def run_job(arguments: argparse.Namespace) -> int:
     if (arguments.file is None) == (not arguments.words):
         raise InputError("analyzer job: give a FILE, or a command after --, as in analyzer job -- vllm serve "
                          "Qwen/Qwen3-8B")
-    shown = read_shown(arguments.show)
+    shown = [] if arguments.show is None else read_shown(arguments.show)
     check_output(arguments.json)
     check_page(arguments.html)
     if arguments.write is not None:
@@ -78,7 +78,9 @@ def _train(job: Job, arguments: argparse.Namespace, shown: list[str], price: flo
     profile = partial(_profile, arguments.device, arguments.cluster)
     found = profile(job)
     save_profile(found.profile, arguments.json, arguments.html)
-    print(f"{make_text(found.profile, shown)}\n\n{describe_training(found, price)}")
+    if shown:
+        print(f"{make_text(found.profile, shown)}\n")
+    print(describe_training(found, price))
     code = end_with_verdict(found.verdict, "screen" in shown)
     sys.stdout.flush()
     if not code:

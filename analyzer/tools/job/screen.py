@@ -89,8 +89,11 @@ def _line(reading: OptionReading) -> str:
 
 def describe_training(result: TrainedJob, price: float | None = None) -> str:
     """Time and speed of a whole step, and what was taken for granted."""
-    lines = []
-    plan = result.plan
+    plan, found = result.plan, result.profile
+    held = ", ".join(f"{name} {format_bytes(size)}" for name, size in sorted(
+        (found.peak_by_category or {}).items(), key=lambda item: -item[1])[:4])
+    lines = [f"peak memory: {format_bytes(found.peak_allocated_bytes)} allocated"
+             f", {format_bytes(found.peak_reserved_bytes)} reserved" + (f"; {held}" if held else "")]
     if result.step_seconds is not None:
         ends = "" if result.step_range is None else f" ({' to '.join(map(format_seconds, result.step_range))})"
         rate = format_count(result.tokens_per_second)
@@ -100,7 +103,7 @@ def describe_training(result: TrainedJob, price: float | None = None) -> str:
             dollars = price * plan.ranks / 3600 / result.tokens_per_second * 1e6
             lines.append(f"cost: {dollars:.3g} dollars a million tokens")
     lines += [f"assumed: {sentence}" for sentence in result.assumptions]
-    return "\n".join(lines)
+    return "\n".join(fill(line, 120, subsequent_indent="  ") for line in lines)
 
 
 def describe_change(job: Job, change: JobChange | None, tried: Sequence[JobChange]) -> str:
