@@ -14,7 +14,6 @@ from analyzer.replay.match import why_unsupported  # noqa: E402
 from analyzer.zoo.torchvision_ops import define_torchvision_ops  # noqa: E402
 
 torch.set_num_threads(1)  # the tests run in parallel processes
-gc.set_threshold(50_000, 20, 50)  # by Python's 700 objects collections take a fourteenth of all time
 define_torchvision_ops()
 collect_ignore = ["dryrun/scripts"]  # which run only under a dry run
 settings.register_profile("analyzer", deadline=None)  # a first call warms caches and would look slow

@@ -45,7 +45,7 @@ def test_a_qlora(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("change", "fields"), [
     ("load_in_4bit: true=", {"adapter": None, "quantize": None}),
-    ("gradient_checkpointing: true=gradient_checkpointing: offload", {"checkpoints": "offloaded"}),
+    ("gradient_checkpointing: true=gradient_checkpointing: offload", {"checkpoints": "inputs_offloaded"}),
     ("optimizer: adamw_bnb_8bit=", {"optimizer": "adamw_fused"}),
     ("gradient_accumulation_steps: 4=batch_size: 16", {"accumulate": 8}),
     ("bf16: auto=fp16: true\nbf16: false", {"dtype": "fp16", "autocast": "fp16"}),

@@ -101,7 +101,7 @@ def test_tasks_differ_in_their_passes(folder: Path) -> None:
 
 def test_checkpoints_whose_inputs_lie_on_the_host(folder: Path) -> None:
     kept, offloaded = (profile_training(_plan(folder, checkpoints=how, accumulate=1), "h100").profile
-                       for how in ("blocks", "offloaded"))
+                       for how in ("blocks", "inputs_offloaded"))
     inputs = 3 * 2 * 512 * 256 * 2  # of all blocks but the first, whose input is the embedding's output, in 16 bits
     saved = kept.peak_allocated_bytes - offloaded.peak_allocated_bytes
     assert inputs <= saved <= inputs + 2 * 512 * 256 * 2

@@ -70,7 +70,7 @@ def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
     model = recipe.apply(model)
     if keeps_some:
         checkpoint_some(model, plan)
-    if plan.checkpoints == "offloaded":
+    if plan.checkpoints == "inputs_offloaded":
         _offload_inputs(model)
     if plan.adapter is not None:
         _train_whole(model, plan.adapter.saved)

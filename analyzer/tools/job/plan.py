@@ -14,9 +14,9 @@ from .document import Document
 #: - ``reward`` one number for each of both answers of a pair;
 #: - ``policy`` the update of GRPO and PPO on answers that are there: the rollout that makes them is not in it.
 Task = Literal["sft", "classify", "dpo", "orpo", "simpo", "kto", "reward", "policy"]
-#: How blocks are run again in backward: not at all, all of them, with what they keep moved to the host, or with the
-#: results of attention and of every second product kept.
-Checkpoints = Literal["none", "blocks", "offloaded", "operators"]
+#: How blocks are run again in backward: not at all, all of them, with all that is saved moved to the host, with the
+#: inputs of blocks alone moved there, or with the results of attention and of every second product kept.
+Checkpoints = Literal["none", "blocks", "offloaded", "inputs_offloaded", "operators"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,8 +166,7 @@ def _take_step(passes: int, clips: bool, autocast: torch.dtype | None, offloads:
 
 def _to_host() -> Any:
     """What is saved for backward lies on the host until then, but for parameters and tensors of less than a KiB
-    (torchtune, training/_activation_offloading.py, `OffloadActivations`; axolotl's ``gradient_checkpointing: offload``
-    moves the inputs of blocks alone, which is what is saved outside of them).
+    (torchtune, training/_activation_offloading.py, `OffloadActivations`).
     """
     def pack(x: torch.Tensor) -> Any:
         moves = x.is_cuda and not isinstance(x, nn.Parameter) and x.nbytes >= 1024

@@ -157,7 +157,7 @@ def _read_dtype(options: Options) -> tuple[str, str | None]:
 def _read_ranks(options: Options, launch: JobLaunch) -> tuple[Sharding | None, Checkpoints]:
     if options.get("gradient_checkpointing") in ("offload", "offload_disk", "unsloth", "legacy"):
         options.text("gradient_checkpointing", means="blocks are run again in backward, their inputs on the host")
-        checkpoints: Checkpoints = "offloaded"
+        checkpoints: Checkpoints = "inputs_offloaded"
         options.part("gradient_checkpointing_kwargs")
     else:
         recomputes = options.flag("gradient_checkpointing", means="blocks run again in backward")

@@ -251,7 +251,7 @@ def _read_checkpoints(options: Options, launch: JobLaunch) -> Checkpoints:
     """On, unless it is disabled: model/model_utils/checkpointing.py, `prepare_model_for_training`."""
     disabled = options.flag("disable_gradient_checkpointing", False, means="blocks are not run again in backward")
     if options.flag("use_unsloth_gc") and not disabled:
-        return "offloaded"
+        return "inputs_offloaded"
     return "none" if disabled and not launch.recomputes else "blocks"
 
 
