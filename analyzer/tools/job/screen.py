@@ -121,8 +121,8 @@ def describe_change(job: Job, change: JobChange | None, tried: Sequence[JobChang
         lines += ["", diff_of(job, change), ""]
     rows = []
     for other in tried:
-        if other is change:
-            continue
+        if other is change or change is not None and other.fits and other.axes == change.axes:
+            continue  # of what fits, the least change is told
         verdict = None if other.result is None else other.result.verdict
         said = other.error if verdict is None else (
             f"{format_bytes(verdict.needed_bytes)} needed, {'fits' if verdict else 'does not fit'}")
