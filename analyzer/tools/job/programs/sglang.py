@@ -6,7 +6,7 @@ from ..plan import ServingPlan
 from ..program import JobLaunch, JobProgram
 from .server import fold_names, read_cache, read_weights, set_server_option
 
-# SGLang 0.5, python/sglang/srt/server_args.py
+# SGLang 0.5, python/sglang/srt/server_args.py; names and defaults are still to be compared with one version of it.
 
 _ALIASES = {"model": "model_path", "tp": "tp_size", "tensor_parallel_size": "tp_size", "pp": "pp_size",
             "pipeline_parallel_size": "pp_size", "dp": "dp_size", "data_parallel_size": "dp_size", "ep": "ep_size",
