@@ -12,9 +12,9 @@ from types import FunctionType
 from typing import Any
 
 from analyzer.on_use import load
+from analyzer.units import read_amount, read_seconds
 
 _PLACE = re.compile(r"\{(analyzer[\w.]+:\w+)\}")
-_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 @cache
@@ -73,33 +73,6 @@ def read_numbers(text: str) -> list[int]:
     if not all(word.isdecimal() for word in words):
         raise argparse.ArgumentTypeError(f"{text!r}: must be numbers between commas, as in 1,8,64")
     return [int(word) for word in words]
-
-
-def read_seconds(text: str) -> float:
-    """A time, as a type of argparse.
-
-    >>> read_seconds("300ms"), read_seconds("0.5s"), read_seconds("2")
-    (0.3, 0.5, 2.0)
-    """
-    units = (("ms", 1e-3), ("us", 1e-6), ("s", 1.0), ("", 1.0))
-    unit, scale = next((unit, scale) for unit, scale in units if text.endswith(unit))
-    try:
-        return round(float(text.removesuffix(unit)) * scale, 12)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a time, such as 300ms or 0.5s") from None
-
-
-def read_amount(text: str) -> float:
-    """A number of tokens or samples, as a type of argparse.
-
-    >>> read_amount("2e12"), read_amount("1.5T"), read_amount("300_000")
-    (2000000000000.0, 1500000000000.0, 300000.0)
-    """
-    scale = _SUFFIXES.get(text[-1:].upper(), 1.0)
-    try:
-        return round(float(text[:-1] if scale != 1.0 else text) * scale, 6)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number, such as 2e12, 300B or 2T") from None
 
 
 class Option:

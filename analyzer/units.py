@@ -1,6 +1,7 @@
 """Numbers to text and back. Quantities stay plain numbers everywhere else; only this module formats them."""
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
@@ -196,3 +197,33 @@ def parse_bytes(size: str | int) -> int:
     power = "kmgtp".index(prefix.lower()) + 1 if prefix else 0
     multiplier: int = (1024 if binary else 1000) ** power
     return round(Fraction(number) * multiplier)
+
+
+_SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+def read_seconds(text: str) -> float:
+    """A time, as a type of argparse.
+
+    >>> read_seconds("300ms"), read_seconds("0.5s"), read_seconds("2")
+    (0.3, 0.5, 2.0)
+    """
+    units = (("ms", 1e-3), ("us", 1e-6), ("s", 1.0), ("", 1.0))
+    unit, scale = next((unit, scale) for unit, scale in units if text.endswith(unit))
+    try:
+        return round(float(text.removesuffix(unit)) * scale, 12)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a time, such as 300ms or 0.5s") from None
+
+
+def read_amount(text: str) -> float:
+    """A number of tokens or samples, as a type of argparse.
+
+    >>> read_amount("2e12"), read_amount("1.5T"), read_amount("300_000")
+    (2000000000000.0, 1500000000000.0, 300000.0)
+    """
+    scale = _SUFFIXES.get(text[-1:].upper(), 1.0)
+    try:
+        return round(float(text[:-1] if scale != 1.0 else text) * scale, 6)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number, such as 2e12, 300B or 2T") from None
