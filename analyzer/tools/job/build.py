@@ -58,7 +58,8 @@ def _build_classifier(target: str, classes: int) -> Callable[[], nn.Module]:
 def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
     """The model of one rank before ranks share it, in training mode."""
     keeps_some = plan.checkpoints == "operators" or plan.checkpoint_every > 1
-    recipe = Recipe(dtype=DTYPES[plan.dtype], attention=plan.attention, quantize=plan.quantize,  # type: ignore[arg-type]
+    quantize: Any = plan.quantize
+    recipe = Recipe(dtype=DTYPES[plan.dtype], attention=plan.attention, quantize=quantize,
                     loss_chunks=None if plan.task in ("classify", "reward") else plan.loss_chunks,
                     checkpointing=plan.checkpoints != "none" and not keeps_some)
     model = build()

@@ -2,23 +2,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from analyzer.errors import find_close
-from analyzer.zoo.published_shape import find_shape, list_names
+from analyzer.zoo.published_shape import find_alike, find_shape, list_names
 
 from .document import Files, JobError
-
-#: Endings of names that say how weights were trained or stored, not how many there are: hub names of Qwen, Llama,
-#: Mistral, Gemma, unsloth and others. Each is tried to be left out, the last one first.
-_ENDINGS = re.compile(
-    r"[-_](?:instruct(?:-v?\d[\d.]*)?|chat(?:-hf)?|it|base|hf|pt|bnb-4bit|unsloth|bf16|fp8|fp8-dynamic|nf4|awq|gptq|"
-    r"gptq-int[48]|int[48]|4bit|8bit|thinking|dynamic|distill|sft|dpo|reward|rm|\d{4}|v\d[\d.]*|linearized|"
-    r"128e|fused|quantized(?:\.w\d+a\d+)?|mxfp4|nvfp4|text|mtp)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -34,12 +26,10 @@ def find_model(name: str, files: Files) -> FoundModel:
     for path in (Path(name), files.folder / name):
         if path.is_dir() and (path / "config.json").is_file():
             return FoundModel(f"hf:{path}")
-    if (shape := find_shape(name)) is not None:
-        return FoundModel(f"hf:{shape.name}")
+    if (shape := find_alike(name)) is not None:
+        is_named = find_shape(name) is not None
+        return FoundModel(f"hf:{shape.name}", "" if is_named else f"{name} is taken to have the shape of {shape.name}")
     short = name.rstrip("/").rsplit("/", 1)[-1]
-    for tried in _likely_names(short):
-        if (shape := find_shape(tried)) is not None:
-            return FoundModel(f"hf:{shape.name}", f"{name} is taken to have the shape of {shape.name}")
     raise JobError(f"model {name}: none of the shapes that ship with analyzer (`analyzer models`), and no folder"
                    f"{find_close(short, list_names())}; copy its config.json to a folder, and give that: "
                    f"--model FOLDER. No weights and no tokenizer are needed")
@@ -60,17 +50,3 @@ def find_config(name: str, files: Files) -> Mapping[str, Any]:
         return {}
     shape = find_shape(target)
     return {} if shape is None else shape.config
-
-
-def _likely_names(short: str) -> list[str]:
-    """A name, and what is left of it without its last endings.
-
-    >>> _likely_names("Qwen2.5-7B-Instruct-GPTQ-Int4")
-    ['Qwen2.5-7B-Instruct-GPTQ-Int4', 'Qwen2.5-7B-Instruct', 'Qwen2.5-7B']
-    """
-    found = [short]
-    while True:
-        less = _ENDINGS.sub("", found[-1])
-        if less == found[-1]:
-            return found
-        found.append(less)

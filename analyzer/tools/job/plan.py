@@ -93,7 +93,6 @@ class TrainingPlan:
     ranks: int = 1
     ranks_per_host: int | None = None
     sharding: Sharding | None = None         #: None where there is one rank
-    samples_per_row: int = 1                 #: of packed rows, where they are known
     assumptions: tuple[str, ...] = ()        #: sentences on what was taken for granted, and is of no one option
 
     @property

@@ -10,7 +10,7 @@ from analyzer.report.text_width import clean
 from analyzer.units import format_bytes, format_count, format_seconds
 
 from .change import JobChange
-from .document import write_value
+from .document import Edit, write_value
 from .options import OptionReading
 from .plan import Plan, ServingPlan, TrainingPlan
 from .read import Job
@@ -118,7 +118,7 @@ def describe_change(job: Job, change: JobChange | None, tried: Sequence[JobChang
         seconds = change.result.step_seconds
         kept = "" if change.keeps_result else "; it changes what is trained"
         lines.append(f"with this it fits: {format_bytes(need)} needed, a step in {format_seconds(seconds)}{kept}")
-        lines += ["", diff_of(job, change), ""]
+        lines += ["", diff_of(job, change.edits), ""]
     rows = []
     for other in tried:
         if other is change or change is not None and other.fits and other.axes == change.axes:
@@ -132,8 +132,8 @@ def describe_change(job: Job, change: JobChange | None, tried: Sequence[JobChang
     return "\n".join(line for at, line in enumerate(lines) if line or at)
 
 
-def diff_of(job: Job, change: JobChange) -> str:
+def diff_of(job: Job, edits: Sequence[Edit]) -> str:
     """What changes in the text of the file, as `diff -u` writes it, without lines around."""
-    before, after = job.files.text(job.name), job.change_text(change.edits)
-    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), job.name, job.name, n=0, lineterm=""))
+    before, after = job.files.text(job.name).splitlines(), job.change_text(edits).splitlines()
+    lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))
     return "\n".join(f"  {clean(line)}" for line in lines[2:] if not line.startswith("@@"))

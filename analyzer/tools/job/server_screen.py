@@ -1,15 +1,14 @@
 """A server as text: whether it starts, what it has room for, what to change."""
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from textwrap import fill
 
 from analyzer.report.text_table import print_rows
-from analyzer.report.text_width import clean
 from analyzer.units import format_bytes, format_count, format_seconds
 
-from .read import COMMAND, Job
+from .read import Job
+from .screen import diff_of
 from .server_change import ServerJobChange
 from .serving import ServerStart
 
@@ -44,7 +43,7 @@ def describe_server_changes(job: Job, changes: Sequence[ServerJobChange]) -> str
     """The difference of the command with the least change, and all that make it start."""
     if not changes:
         return "no change that was tried makes it start: give a device with more memory, or a smaller model"
-    lines = ["with this it starts:", "", *diff_of(job, changes[0]), ""]
+    lines = ["with this it starts:", "", diff_of(job, changes[0].edits), ""]
     rows = []
     for change in changes:
         assert change.start is not None and change.profile is not None
@@ -57,11 +56,3 @@ def describe_server_changes(job: Job, changes: Sequence[ServerJobChange]) -> str
     lines.append(print_rows(("Change", "Devices", "Longest", "At once", "First token", "Each token", "Tokens/s"), rows))
     lines.append(f"times of one request of {prompt:,} + {new:,} tokens; at once: sequences of the longest length")
     return "\n".join(lines)
-
-
-def diff_of(job: Job, change: ServerJobChange) -> list[str]:
-    """What changes in the text of the file, as `diff -u` writes it, without lines around."""
-    name = job.name if job.name != COMMAND else "command"
-    before, after = job.files.text(job.name), job.change_text(change.edits)
-    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), name, name, n=0, lineterm=""))
-    return [f"  {clean(line)}" for line in lines[2:] if not line.startswith("@@")]

@@ -128,7 +128,7 @@ def _make_engine(plan: TrainingPlan, build: Callable[[], nn.Module], passes: int
 
 def make_for_backward(make: Callable[..., torch.optim.Optimizer], params: Any) -> torch.optim.Optimizer:
     """An optimizer that updates each parameter as soon as its gradient is there, and frees that (torchtune,
-    training/memory.py, `OptimizerInBackwardWrapper`; LOMO). Nobody calls its ``step``.
+    training/memory.py, `OptimizerInBackwardWrapper`; LOMO). Its ``step`` is never called.
     """
     optimizer = make(list(params))
     for group in optimizer.param_groups:

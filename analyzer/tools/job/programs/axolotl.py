@@ -57,11 +57,9 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     dtype, autocast = _read_dtype(options)
     sharding, checkpoints = _read_ranks(options, launch)
     task = _read_task(options)
-    if options.flag("sample_packing", means="rows are packed up to sequence_len"):
-        pass
-    elif options.flag("pad_to_sequence_len"):
-        pass
-    else:
+    is_packed = options.flag("sample_packing", means="rows are packed up to sequence_len")
+    is_padded = options.flag("pad_to_sequence_len")
+    if not is_packed and not is_padded:
         options.note("sequence_len", "assumed", f"every row has {length:,} tokens: what the data set has is not known")
     plan = TrainingPlan(
         model=model, task=task, reference=_reference(task, adapter), micro_batch=batch, accumulate=accumulate,
