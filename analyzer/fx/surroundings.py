@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from analyzer.errors import InputError
-from analyzer.meta.address_space import MetaStorage, find_storage, next_number
+from analyzer.meta.address_space import MetaStorage, find_storage, next_number, spaces
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.state import current
@@ -91,7 +91,7 @@ def leaves_no_tensor(function: Callable[P, R]) -> Callable[P, R]:
             with nullcontext() if isinstance(model, nn.Module) or not callable(model) else keep_surroundings(
                     None, (*args, *kwargs.values())):
                 result = function(*args, **kwargs)
-            if threading.active_count() == 1:
+            if spaces and threading.active_count() == 1:
                 _warn_of_left(first, result)
         return result
 

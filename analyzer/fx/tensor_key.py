@@ -7,7 +7,7 @@ import gc
 import re
 from collections import ChainMap, UserDict
 from collections.abc import Callable, Iterable
-from functools import _lru_cache_wrapper
+from functools import _lru_cache_wrapper, partial
 from itertools import chain
 from types import TracebackType
 from typing import Any
@@ -173,18 +173,18 @@ class _Names:
         return make_tuple(value, new) if isinstance(value, tuple) else frozenset(new)
 
     def _translate_text(self, text: str, way: int) -> str:
-        def translate(found: re.Match[str]) -> str:
-            digits = found.group()
-            base = 10 if digits.isdecimal() else 16
-            number = self._find_numbers()[way].get(int(digits, base))
-            if number is None:  # a letter before it may be none of its digits
-                return digits if base == 10 else _DECIMAL.sub(translate, digits)
-            return str(number) if base == 10 else format(number, f"0{len(digits)}{'X' if digits.isupper() else 'x'}")
-
         if not _IN_TEXT.search(text):
             return text
-        new = _IN_TEXT.sub(translate, text)
+        new = _IN_TEXT.sub(partial(self._translate_digits, way), text)
         return text if new == text else new
+
+    def _translate_digits(self, way: int, found: re.Match[str]) -> str:
+        digits = found.group()
+        base = 10 if digits.isdecimal() else 16
+        number = self._find_numbers()[way].get(int(digits, base))
+        if number is None:  # a letter before it may be none of its digits
+            return digits if base == 10 else _DECIMAL.sub(partial(self._translate_digits, way), digits)
+        return str(number) if base == 10 else format(number, f"0{len(digits)}{'X' if digits.isupper() else 'x'}")
 
     def _find_numbers(self) -> tuple[dict[int, int], dict[int, int]]:
         if self._numbers is None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import get_ident
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -34,6 +35,7 @@ Region = Block | HostRegion | NoRegion
 
 _TORCH_VERSION = int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1])
 tell_settings: list[Callable[[Any], object]] = []  #: are told of settings that the environment has, in a sentence
+spaces: WeakSet[AddressSpace] = WeakSet()  #: that there are: each storage without data keeps its own
 
 
 def find_device_index(address: int) -> int:
@@ -46,6 +48,7 @@ class AddressSpace:
 
     def __init__(self, options: AllocatorOptions | None = None, capacity_bytes: int | None = None,
                  devices: int = 1) -> None:
+        spaces.add(self)
         self.options = options  #: None: those of the environment, which are read for the first allocator
         self.capacity_bytes = capacity_bytes
         self.devices = devices  #: that the process has to itself; a rank of a job has one of its host's

@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from analyzer import profile
+from analyzer import profile, symbolic_profile, symbolic_trace
+from analyzer.fx.surroundings import Surroundings
+from analyzer.meta.address_space import spaces
 from analyzer.on_use import rare_collections
 from analyzer.record.log import Log
 from analyzer.zoo import MODELS
@@ -55,6 +57,23 @@ def test_a_profile_that_is_dropped_is_gone(run, reads, no_collections):
     del found
     assert count_logs() == before
     assert gc.get_stats()[-1]["collections"] == collections  # a profile collects what it left in a cycle
+
+
+def test_a_graph_that_was_profiled_leads_to_no_more_than_before(no_collections):
+    x, names = torch.empty(4, 16), ("mappings", "sequences", "objects", "classes", "rows", "places")
+    graph = symbolic_trace(torch.nn.Linear(16, 16), meta_args={"input": x})
+
+    def count_reached() -> list[int]:
+        found = Surroundings([graph], (), ())
+        return [len(getattr(found, name)) for name in names]
+
+    before = len(spaces)
+    symbolic_profile(graph, x)
+    reached = count_reached()
+    assert symbolic_profile(graph, x).meta["profile"].fwd_flops and count_reached() == reached
+    del graph.meta["profile"]
+    assert count_reached() == reached  # what was found of the last run is none of the model's state
+    assert len(spaces) == before  # and nothing of the runs is in a cycle
 
 
 def test_the_collector_counts_on(no_collections):
