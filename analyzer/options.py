@@ -358,6 +358,10 @@ _OF_JOBS = (
            name="show of a job", metavar="NAMES"),
     _file("--write", "write the file with the change that makes it fit, under a new name", name="changed copy"))
 
+_OF_EXPLANATIONS = (
+    _file("file", "a memory snapshot (torch.cuda.memory._dump_snapshot), packed by gzip or not", name="explained file"),
+    _file("--json", "also save what is told", name="json of an explanation"))
+
 _OF_THIS_MACHINE = (
     Option("--device", "where to run: cpu (default), cuda, cuda:1, ...", name="place", default="cpu"),
     _number("--steps", "number of steps that are measured; times are their mean", 3, name="measured steps"),
@@ -379,4 +383,4 @@ _OF_THIS_MACHINE = (
 #: By their names.
 OPTIONS = {option.name: option for options in (
     _OF_A_STEP, _OF_RANKS, _OF_OUTPUT, _OF_REPORTS, _OF_SAVED_PROFILES, _OF_GENERATION, _OF_SEARCHES, _OF_SWEEPS,
-    _OF_LAYOUTS, _OF_JOBS, _OF_THIS_MACHINE) for option in options}
+    _OF_LAYOUTS, _OF_JOBS, _OF_EXPLANATIONS, _OF_THIS_MACHINE) for option in options}

@@ -18,7 +18,8 @@ ORDER = [{"units", "errors", "registry", "output", "on_use", "saved_format", "ha
          {"report", "zoo"}, {"api"},
          {"parallel", "search", "solver", "generation", "serving", "diffusion", "sweep", "dryrun", "runtime",
           "calibration"},
-         {"dropins", "advice", "job"}, {"show"}, {"options"}, {"commands"}, {"cli"}, {"__main__", "__init__"}]
+         {"dropins", "advice", "job", "explain"}, {"show"}, {"options"}, {"commands"}, {"cli"},
+         {"__main__", "__init__"}]
 RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
 FILES = {
     ".".join(p.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): p for p in ROOT.rglob("*.py")}
