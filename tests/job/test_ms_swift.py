@@ -232,7 +232,7 @@ def test_options_of_megatron(tmp_path: Path, change: str, fields: dict[str, Any]
     ("--global_batch_size 16=--global_batch_size 6", "train.sh:5: global_batch_size: 6: is no multiple of 2 "
      "sequences a pass on 2 ranks, 8 is"),
     ("--recompute_granularity full=--recompute_granularity selective", "train.sh:8: recompute_method: uniform: "
-     "Megatron-SWIFT refuses it with recompute_granularity selective"),
+     "Megatron refuses it with recompute_granularity selective"),
     ("--max_length=--tensor_model_parallel_size 4 --max_length", "train.sh:6: tensor_model_parallel_size: 4: times "
      "pipeline and context parallel sizes are 4, by which 2 ranks cannot be divided")])
 def test_what_megatron_refuses(tmp_path: Path, change: str, problem: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from analyzer.tools.job import Job, JobError, read_command, read_job
-from analyzer.tools.job.plan import Sharding, TrainingPlan
+from analyzer.tools.job.plan import ModelParallel, Sharding, TrainingPlan
 
 TOML = """\
 [job]
@@ -61,7 +61,10 @@ def test_a_file_on_eight_ranks(tmp_path: Path) -> None:
     ('"full"', '"selective"\nselective_ac_option = "3"', {"checkpoints": "blocks", "checkpoint_every": 3}, []),
     ('"full"', '"full"\nselective_ac_option = "op"', {"checkpoints": "blocks", "checkpoint_every": 1}, []),
     ('"full"', '"memory_budget"', {"checkpoints": "blocks"}, ["activation_checkpoint.mode"]),
-    ("tensor_parallel_degree = 1", "tensor_parallel_degree = 2", {"ranks": 8}, ["parallelism.tensor_parallel_degree"]),
+    ("tensor_parallel_degree = 1", "tensor_parallel_degree = 2", {"ranks": 8, "sharding": None, "parallel":
+     ModelParallel(tensor=2, sharding="fsdp")}, []),
+    ("tensor_parallel_degree = 1", "tensor_parallel_degree = 2\npipeline_parallel_degree = 2",
+     {"micro_batch": 1, "accumulate": 2, "parallel": ModelParallel(tensor=2, pipeline=2, sharding="fsdp_kept")}, []),
     ("enable = false", "enable = true", {"compiles": True}, [])])
 def test_options_and_what_becomes_of_them(tmp_path: Path, before: str, after: str, fields: dict[str, Any],
                                           missing: list[str]) -> None:

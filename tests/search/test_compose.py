@@ -112,7 +112,8 @@ def profile_directly(layout: Layout, subject: Subject = SUBJECT) -> RankTable:
 
     return profile_ranks(build, inputs, size=layout.devices, cluster=SUBJECT.cluster, device=SUBJECT.device,
                          step=lambda *given: jobs[-1].step(*given),
-                         optimizer=RankJob(find_template(subject), layout, [], [], 64).make_optimizer(),
+                         optimizer=(lambda parameters: jobs[-1].make_optimizer()(parameters)) if layout.is_distributed
+                         else RankJob(find_template(subject), layout, [], [], 64).make_optimizer(),
                          options=ProfileOptions(keep_events=False))
 
 
@@ -125,7 +126,10 @@ def name_case(value: Layout | Subject) -> str:
     (replace(PIPELINE, tensor=2, micro_batches=4), SUBJECT),
     (Layout(shard=4, micro_batches=3), SUBJECT),
     (Layout(replicate=2, micro_batches=3, sharding="zero1"), SUBJECT),
-    (replace(PIPELINE, expert=2), MIXTURES)], ids=name_case)
+    (replace(PIPELINE, expert=2), MIXTURES),
+    (Layout(shard=2, micro_batches=3, sharding="distributed"), SUBJECT),
+    (replace(PIPELINE, tensor=2, micro_batches=4, sharding="distributed"), SUBJECT),
+    (replace(PIPELINE, expert=2, sharding="distributed"), MIXTURES)], ids=name_case)
 def test_a_composed_step_is_the_direct_one(layout: Layout, subject: Subject) -> None:
     step, table = step_of(layout, subject), profile_directly(layout, subject)
     # one block of a divided stage is 23,040 bytes off

@@ -8,6 +8,7 @@ from analyzer.errors import AnalyzerError, ModelError
 from analyzer.record.progress import progress_part
 
 from .document import Edit
+from .layout import LaidOutJob
 from .plan import TrainingPlan
 from .read import Job
 from .training import TrainedJob
@@ -25,7 +26,7 @@ class JobChange:
     axes: tuple[str, ...]
     edits: tuple[Edit, ...]
     job: Job | None
-    result: TrainedJob | None
+    result: TrainedJob | LaidOutJob | None
     error: str = ""
 
     @property
@@ -41,7 +42,7 @@ class JobChange:
 class Changes:
     """The search for what makes a job fit. ``tried`` are all that were profiled, in order."""
 
-    def __init__(self, job: Job, profile: Callable[[Job], TrainedJob]) -> None:
+    def __init__(self, job: Job, profile: Callable[[Job], TrainedJob | LaidOutJob]) -> None:
         self.job, self._profile = job, profile
         self.tried: list[JobChange] = []
 

@@ -15,10 +15,11 @@ from analyzer.report.page.document import check_page
 
 from .change import Changes, JobChange
 from .document import JobError
-from .plan import ServingPlan, TrainingPlan
+from .layout import LaidOutJob
+from .plan import ServingPlan
 from .read import COMMAND, Job, read_command, read_job
 from .screen import describe_change, describe_job, describe_training
-from .training import TrainedJob, profile_training
+from .training import TrainedJob
 
 
 def run_job(arguments: argparse.Namespace) -> int:
@@ -77,9 +78,17 @@ def _serve(job: Job, arguments: argparse.Namespace, price: float | None) -> int:
 def _train(job: Job, arguments: argparse.Namespace, shown: list[str], price: float | None) -> int:
     profile = partial(_profile, arguments.device, arguments.cluster)
     found = profile(job)
-    save_profile(found.profile, arguments.json, arguments.html)
-    if shown:
-        print(f"{make_text(found.profile, shown)}\n")
+    if isinstance(found, LaidOutJob):
+        if shown:
+            raise InputError(f"--show {arguments.show}: is of a step of one whole rank; ranks divide the model here")
+        if arguments.json is not None:
+            found.result.to_json(arguments.json)
+        if arguments.html is not None:
+            found.result.to_html(arguments.html)
+    else:
+        save_profile(found.profile, arguments.json, arguments.html)
+        if shown:
+            print(f"{make_text(found.profile, shown)}\n")
     print(describe_training(found, price))
     code = end_with_verdict(found.verdict, "screen" in shown)
     sys.stdout.flush()
@@ -95,9 +104,9 @@ def _train(job: Job, arguments: argparse.Namespace, shown: list[str], price: flo
     return 3
 
 
-def _profile(device: str, cluster: str | None, job: Job) -> TrainedJob:
-    assert isinstance(job.plan, TrainingPlan)
-    return profile_training(job.plan, device, files=job.files, cluster=cluster)
+def _profile(device: str, cluster: str | None, job: Job) -> TrainedJob | LaidOutJob:
+    found: TrainedJob | LaidOutJob = job.profile(device, cluster=cluster)
+    return found
 
 
 def _check_copy(path: Path, source: str | None) -> None:

@@ -63,6 +63,30 @@ class Sharding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelParallel:
+    """How many ranks divide each tensor, the blocks, each sequence, and the experts; ``virtual`` stages of the blocks
+    are on each rank. ``sequence``: ranks that divide tensors divide the tokens between these too. ``sharding`` is a
+    choice of `analyzer search`: how the ranks that have samples of their own share the states.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    expert: int = 1
+    virtual: int = 1
+    schedule: str = "1F1B"
+    sequence: bool = True
+    sharding: str = "distributed"
+    replicas: int = 1                        #: groups of ranks that each hold all states
+    offloads: bool = False
+
+    @property
+    def size(self) -> int:
+        """Ranks that work on the same sequences."""
+        return self.tensor * self.pipeline * self.context
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
     """A training step of one rank, and how many ranks there are."""
 
@@ -93,6 +117,7 @@ class TrainingPlan:
     ranks: int = 1
     ranks_per_host: int | None = None
     sharding: Sharding | None = None         #: None where there is one rank
+    parallel: ModelParallel | None = None    #: None where each rank holds a whole model, as far as it is not sharded
     assumptions: tuple[str, ...] = ()        #: sentences on what was taken for granted, and is of no one option
 
     @property
@@ -103,7 +128,8 @@ class TrainingPlan:
     @property
     def tokens(self) -> int:
         """Of an optimizer step of all ranks."""
-        return self.sequences * self.accumulate * self.length * self.ranks
+        copies = self.ranks // (1 if self.parallel is None else self.parallel.size)
+        return self.sequences * self.accumulate * self.length * copies
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,10 +43,13 @@ class Job:
         return [reading for reading in self.readings if reading.kind in ("not modelled", "unknown")]
 
     def profile(self, device: str = "h200", **settings: Any) -> Any:
-        """What a step costs on a device: a `Profile`, or a `ServedProfile` of a server."""
+        """What a step costs on a device: a `TrainedJob`, a `LaidOutJob` where ranks divide the model, or a
+        `ServedProfile` of a server.
+        """
         if isinstance(self.plan, ServingPlan):
             return load("analyzer.tools.job.serving:profile_serving")(self.plan, device, files=self.files, **settings)
-        return load("analyzer.tools.job.training:profile_training")(self.plan, device, files=self.files, **settings)
+        way = "training:profile_training" if self.plan.parallel is None else "layout:profile_layout"
+        return load(f"analyzer.tools.job.{way}")(self.plan, device, files=self.files, **settings)
 
     def with_model(self, model: str) -> Job:
         """The same job of another model: a name, or the folder of its config.json."""

@@ -5,12 +5,14 @@ import difflib
 from collections.abc import Sequence
 from textwrap import fill
 
+from analyzer.api.result import Profile
 from analyzer.report.text_table import print_rows
 from analyzer.report.text_width import clean
 from analyzer.units import format_bytes, format_count, format_seconds
 
 from .change import JobChange
 from .document import Edit, write_value
+from .layout import LaidOutJob
 from .options import OptionReading
 from .plan import Plan, ServingPlan, TrainingPlan
 from .read import Job
@@ -54,8 +56,14 @@ def describe_plan(plan: Plan) -> str:
 
 
 def _describe_ranks(plan: TrainingPlan) -> str:
-    if plan.ranks == 1 or plan.sharding is None:
-        return "one device" if plan.ranks == 1 else f"{plan.ranks} devices"
+    if plan.ranks == 1:
+        return "one device"
+    if plan.parallel is not None:
+        degrees = {"TP": plan.parallel.tensor, "PP": plan.parallel.pipeline, "CP": plan.parallel.context,
+                   "EP": plan.parallel.expert, "DP": plan.ranks // plan.parallel.size}
+        return f"{plan.ranks} devices by " + ", ".join(f"{name} {size}" for name, size in degrees.items() if size > 1)
+    if plan.sharding is None:
+        return f"{plan.ranks} devices"
     how = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": "DeepSpeed"}[plan.sharding.kind]
     zero = plan.sharding.config.get("zero_optimization")
     if isinstance(zero, dict) and "stage" in zero:
@@ -87,13 +95,11 @@ def _line(reading: OptionReading) -> str:
     return reading.place.rpartition(":")[2] if ":" in reading.place else ""
 
 
-def describe_training(result: TrainedJob, price: float | None = None) -> str:
-    """Time and speed of a whole step, and what was taken for granted."""
-    plan, found = result.plan, result.profile
-    held = ", ".join(f"{name} {format_bytes(size)}" for name, size in sorted(
-        (found.peak_by_category or {}).items(), key=lambda item: -item[1])[:4])
-    lines = [f"peak memory: {format_bytes(found.peak_allocated_bytes)} allocated"
-             f", {format_bytes(found.peak_reserved_bytes)} reserved" + (f"; {held}" if held else "")]
+def describe_training(result: TrainedJob | LaidOutJob, price: float | None = None) -> str:
+    """Memory, time and speed of a whole step, and what was taken for granted."""
+    plan = result.plan
+    lines = [_describe_peak(result.profile) if isinstance(result, TrainedJob) else
+             f"peak memory: {format_bytes(result.result.best.peak_bytes)} allocated by the rank that needs most"]
     if result.step_seconds is not None:
         ends = "" if result.step_range is None else f" ({' to '.join(map(format_seconds, result.step_range))})"
         rate = format_count(result.tokens_per_second)
@@ -103,7 +109,20 @@ def describe_training(result: TrainedJob, price: float | None = None) -> str:
             dollars = price * plan.ranks / 3600 / result.tokens_per_second * 1e6
             lines.append(f"cost: {dollars:.3g} dollars a million tokens")
     lines += [f"assumed: {sentence}" for sentence in result.assumptions]
-    return "\n".join(fill(line, 120, subsequent_indent="  ") for line in lines)
+    told = [fill(line, 120, subsequent_indent="  ") for line in lines]
+    if isinstance(result, LaidOutJob):
+        best = result.result.best
+        told += ["", f"ranks of the pipeline, and those beside them that divide their tensors: {best.layout}",
+                 result.result.stage_table()]
+        told += [] if best.timeline is None else [best.timeline.render(120)]
+    return "\n".join(told)
+
+
+def _describe_peak(found: Profile) -> str:
+    held = ", ".join(f"{name} {format_bytes(size)}" for name, size in sorted(
+        (found.peak_by_category or {}).items(), key=lambda item: -item[1])[:4])
+    return (f"peak memory: {format_bytes(found.peak_allocated_bytes)} allocated, "
+            f"{format_bytes(found.peak_reserved_bytes)} reserved" + (f"; {held}" if held else ""))
 
 
 def describe_change(job: Job, change: JobChange | None, tried: Sequence[JobChange]) -> str:

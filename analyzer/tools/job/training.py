@@ -12,9 +12,8 @@ from torch import nn
 
 from analyzer.api.profile import profile
 from analyzer.api.result import Profile
-from analyzer.distributed.deepspeed import make_engine
 from analyzer.hardware import ClusterSpec, DeviceSpec
-from analyzer.parallel import world
+from analyzer.parallel import make_engine, world
 from analyzer.recipe.optimizer import find_optimizer
 from analyzer.results.verdict import Verdict
 from analyzer.zoo.command_option import model_errors

@@ -57,11 +57,14 @@ def list_bare(layout: Layout, sizes: ModelSizes) -> dict[str, Probe]:
 def least_state_bytes(layout: Layout, sizes: ModelSizes, part: Piece) -> tuple[float, float]:
     """Bytes of parameters and states that a rank holds of a part, and of its gradients, all on the device."""
     if layout.offload:
-        return 0.0, 0.0
+        return 0.0, 0.0  # of the distributed optimizer more
     held = sizes.held(part, layout.tensor)
+    if layout.is_distributed:  # weights, and in float32 gradients; the master weights are a state
+        states = 3 * _FLOAT if layout.optimizer in _ADAM else _FLOAT
+        return held * (HALF + states / (layout.shard * layout.context)), held * _FLOAT
     size = HALF if layout.precision == "bf16" else _FLOAT
     # of ZeRO-1 the sizes of parameters decide which rank has which states
-    states: float = 2 * size if layout.optimizer in _ADAM and layout.sharding != "zero1" else 0
+    states = 2 * size if layout.optimizer in _ADAM and layout.sharding != "zero1" else 0
     if layout.is_sharded:
         held /= layout.shard * layout.context
     return held * (size + states), held * size

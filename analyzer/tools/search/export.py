@@ -38,7 +38,7 @@ def write_torchtitan(found: SearchResult, step: JobStep) -> str:
     _refuse(lay, "torchtitan", (
         (lay.optimizer in _ADAMW, "is given AdamW alone, this layout has another optimizer"),
         (lay.checkpointing != "planned", "takes no plan of blocks: `plan_blocks` gives one to apply"),
-        (lay.sharding != "zero1", "divides no optimizer states alone"),
+        (lay.sharding not in ("zero1", "distributed"), "divides no optimizer states alone"),
         (lay.precision != "bf16", "reduces gradients in float32"),
         (lay.sequence_parallel or lay.tensor == 1, "divides the tokens too where it divides tensors")))
     tables: dict[str, dict[str, Any]] = {
@@ -128,7 +128,7 @@ def write_deepspeed(found: SearchResult, step: JobStep) -> str:
         (lay.checkpointing in ("none", "blocks"), "takes no plan of blocks, and no selective checkpoints"),
         (lay.precision == "mixed", "keeps float32 copies, and has no float8 of torchao"),
         (lay.sharding != "fsdp_kept" or lay.replicate == 1, "has copies of shards with stage 3 alone")))
-    stage = {"ddp": 0, "zero1": 1, "fsdp_kept": 2, "fsdp": 3}[lay.sharding]
+    stage = {"ddp": 0, "zero1": 1, "distributed": 1, "fsdp_kept": 2, "fsdp": 3}[lay.sharding]
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": True}
     if lay.offload:
         held = ("offload_optimizer", "offload_param") if stage == 3 else ("offload_optimizer", )

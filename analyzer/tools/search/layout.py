@@ -14,8 +14,9 @@ from analyzer.recipe.optimizer import find_optimizer
 #: `plan_blocks` chooses for the memory of the device, without a pipeline
 CHECKPOINTING = ("none", "selective", "blocks", "planned")
 #: ``"ddp"``: copies; ``"zero1"``: copies whose optimizer states are divided (`ZeroRedundancyOptimizer`); ``"fsdp"``:
-#: `fully_shard`, gathered for each pass; ``"fsdp_kept"``: gathered once for both passes
-SHARDING = ("ddp", "zero1", "fsdp", "fsdp_kept")
+#: `fully_shard`, gathered for each pass; ``"fsdp_kept"``: gathered once for both passes; ``"distributed"``: Megatron's
+#: distributed optimizer, with weights of 16 bits and gradients in float32 that are whole, and states that are divided
+SHARDING = ("ddp", "zero1", "fsdp", "fsdp_kept", "distributed")
 #: ``"mixed"``: parameters, gradients and states in float32, computing in bfloat16; ``"bf16"``: all in bfloat16;
 #: ``"float8"``: as mixed, with products of blocks in float8 by torchao, scaled by row
 PRECISIONS = ("mixed", "bf16", "float8")
@@ -33,7 +34,7 @@ class Layout:
     - ``virtual``: pipeline stages of a rank. ``micro_batches``: of one rank in a step, of ``micro_batch`` samples each.
     - ``expert``: as many of the ``shard`` ranks have different experts, to which they send each other their tokens.
     - ``sequence_parallel``: tensor parallel ranks divide the tokens of norms and residuals too.
-    - ``offload``: parameters, gradients and optimizer states are on the host.
+    - ``offload``: parameters, gradients and optimizer states are on the host; of ``"distributed"`` the states alone.
 
     >>> layout = Layout(shard=8, tensor=4, micro_batches=16)
     >>> layout.devices, layout.global_batch, str(layout)
@@ -81,6 +82,11 @@ class Layout:
     def is_sharded(self) -> bool:
         """Whether `fully_shard` divides its parameters."""
         return self.sharding.startswith("fsdp")
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether Megatron's distributed optimizer divides its states."""
+        return self.sharding == "distributed"
 
     @property
     def global_batch(self) -> int:
@@ -136,7 +142,7 @@ class Space:
     virtual: tuple[int, ...] = (1, 2, 4)
     schedule: tuple[str, ...] = ("1F1B", "Interleaved1F1B")
     micro_batch: tuple[int, ...] = (1, 2, 4)
-    sharding: tuple[str, ...] = SHARDING
+    sharding: tuple[str, ...] = SHARDING[:-1]  # what the last needs, a user asks for
     checkpointing: tuple[str, ...] = ("none", "selective", "blocks")
     sequence_parallel: tuple[bool, ...] = (True,)
     precision: tuple[str, ...] = ("mixed",)
@@ -249,11 +255,15 @@ def _list_settings(space: Space, base: Mapping[str, Any], model: ModelFacts) -> 
     for (schedule, virtual), expert, *values in itertools.product(
             schedules, experts, *(getattr(space, name) for name in names)):
         layout = Layout(**base, virtual=virtual, schedule=schedule, expert=expert, **dict(zip(names, values)))
-        if layout.is_sharded != (shards > 1) or not layout.is_sharded and layout.offload:
+        if (layout.is_sharded or layout.is_distributed and shards > 1) != (shards > 1):
+            continue
+        if layout.offload and not (layout.is_sharded or layout.is_distributed):
             continue
         if layout.checkpointing != "none" and not model.blocks or layout.checkpointing == "planned" and pipeline > 1:
             continue
-        if not layout.is_sharded and not is_plain and layout.replicate > 1:
+        if layout.is_distributed and layout.precision != "mixed":
+            continue
+        if not layout.is_sharded and not layout.is_distributed and not is_plain and layout.replicate > 1:
             continue  # torch's DDP takes no DTensors, and no stages
         if layout.sharding == "zero1" and (layout.replicate == 1 or layout.optimizer is None):
             continue

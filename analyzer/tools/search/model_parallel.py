@@ -1,10 +1,10 @@
 """A stage divided over ranks: by tensor parallelism, with or without sequence parallelism, or by experts.
 
 Tensors are divided by torch's own code (`torch.distributed.tensor.parallel`) and the plan of the model: blocks are as
-torchtitan divides them (torchtitan/models/llama3/infra/parallelize.py, `apply_tp`). Code around the blocks sees whole
-sequences, as it may make positions of their length: in the place of the embedding's part it is shown a view of that
-size, without memory. Experts are divided over ranks that share the data, and tokens go there and come back, as of
-torchtitan/distributed/expert_parallel.py, `ExpertParallel`.
+torchtitan divides them (torchtitan/models/llama3/infra/parallelize.py, `apply_tp`); what holds experts is whole. Code
+around the blocks sees whole sequences, as it may make positions of their length: in the place of the embedding's part
+it is shown a view of that size, without memory. Experts are divided over ranks that share the data, and tokens go there
+and come back, as of torchtitan/distributed/expert_parallel.py, `ExpertParallel`.
 """
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
-from .stage import StageNet, Template, find_way, list_experts
+from .stage import LINEAR_WAYS, StageNet, Template, find_way, list_experts
 
 _TOKENS = Shard(1)  # (batch, tokens, channels): the dimension that sequence parallelism divides
 
@@ -49,18 +55,40 @@ def divide_stage(template: Template, stage: StageNet, blocks: Sequence[nn.Module
 
 def _divide_block(template: Template, path: str, block: nn.Module, mesh: Any, residual: Any) -> None:
     divided: dict[str, Any] = {}
-    for inner, _ in block.named_modules():
+    whole = {name.partition(".")[0] for name, _ in list_experts(block)}  # each rank has its own tokens there
+    for inner, module in block.named_modules():
         way = find_way(template.plan, f"{path}.{inner}")
-        if way == "colwise":
-            divided[inner] = ColwiseParallel()
-        elif way == "rowwise":
-            divided[inner] = RowwiseParallel(output_layouts=residual)
+        if way not in LINEAR_WAYS or inner.partition(".")[0] in whole:
+            continue
+        if hasattr(module, "lora_A"):
+            divided.update(_divide_adapter(inner, way, residual))
+        else:
+            divided[inner] = ColwiseParallel() if way == "colwise" else RowwiseParallel(output_layouts=residual)
     for name, child in block.named_children():
+        if name in whole:
+            continue
         if any(inner == name or inner.startswith(f"{name}.") for inner in divided):
             child.register_forward_pre_hook(partial(_gather, mesh, residual), with_kwargs=True)
         elif residual == _TOKENS and next(child.parameters(), None) is not None:
             divided[name] = SequenceParallel(use_local_output=True)
     parallelize_module(block, mesh, divided)
+
+
+def _divide_adapter(inner: str, way: str, residual: Any) -> dict[str, Any]:
+    """A layer with an adapter (`analyzer.recipe`): the factor that is as wide as the layer is divided as it is, as of
+    Megatron-Bridge, peft/lora.py; the other one is whole.
+    """
+    if way == "colwise":
+        return {f"{inner}.base_layer": ColwiseParallel(), f"{inner}.lora_A": _Whole(), f"{inner}.lora_B":
+                ColwiseParallel()}
+    return {f"{inner}.{name}": RowwiseParallel(output_layouts=residual) for name in ("base_layer", "lora_A")}
+
+
+class _Whole(ParallelStyle):
+    """Parameters that each rank has, of a module whose input is a DTensor."""
+
+    def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
+        return distribute_module(module, device_mesh)
 
 
 def _put(change: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -103,7 +131,7 @@ class _ResidualEntry:
 # Experts.
 
 def divide_experts(blocks: Sequence[nn.Module], mesh: Any) -> list[nn.Module]:
-    """Leave each rank its part of the experts; the modules that hold them."""
+    """Leave each rank of a mesh its part of the experts; the modules that hold them."""
     divided = []
     for block in blocks:
         for _, module in list_experts(block):

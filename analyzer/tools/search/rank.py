@@ -15,9 +15,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from analyzer.recipe.optimizer import find_optimizer
 from analyzer.record.eager import default_loss
 
+from .distributed_optimizer import DistributedOptimizer, ParamBuffer
 from .layout import ONE_STAGE, Layout
 from .model_parallel import divide_experts, divide_stage
-from .stage import Piece, StageNet, Template
+from .stage import Piece, StageNet, Template, list_experts
 
 
 def causal_loss(logits: Any, labels: Tensor) -> Tensor:
@@ -37,7 +38,10 @@ def make_part(template: Template, part: Piece, layout: Layout, mesh: Any, is_hal
     blocks = list(model.get_submodule(template.path).children())[:part.blocks] if template.blocks else []
     if layout.precision == "float8":
         compute_in_float8(blocks or [stage])
-    experts = divide_experts(blocks, mesh["expert"]) if layout.expert > 1 else []
+    if layout.expert > 1:
+        stage.experts = divide_experts(blocks, _flatten(mesh, ("expert", "context", "tensor")))
+    elif layout.is_distributed and layout.tensor > 1:  # whose states more ranks share than those of what is divided
+        stage.experts = [module for block in blocks for _, module in list_experts(block)]
     if layout.tensor > 1:
         divide_stage(template, stage, blocks, mesh["tensor"], layout.sequence_parallel)
     checkpoint_blocks(blocks, layout.checkpointing)
@@ -45,8 +49,8 @@ def make_part(template: Template, part: Piece, layout: Layout, mesh: Any, is_hal
         for block in blocks or [stage]:
             block.compile()
     if layout.is_sharded:
-        shard_stage(stage, blocks, layout, mesh, experts)
-    stage.to_empty(device="cpu" if layout.offload else "cuda")
+        shard_stage(stage, blocks, layout, mesh, stage.experts if layout.expert > 1 else [])
+    stage.to_empty(device="cpu" if layout.offload and layout.is_sharded else "cuda")
     return stage
 
 
@@ -74,7 +78,7 @@ def shard_stage(stage: nn.Module, blocks: Sequence[nn.Module], layout: Layout, m
         options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     if layout.offload:
         options["offload_policy"] = CPUOffloadPolicy()
-    whole = _join(mesh, ("shard", "data", "context", "outer", "expert"))
+    whole = _join(mesh, ("shard", "data", "outer", "expert", "context"))
     gathers_twice = layout.sharding == "fsdp"
     for module in experts:
         fully_shard(module, mesh=_join(mesh, ("outer", )), reshard_after_forward=gathers_twice, **options)
@@ -93,8 +97,14 @@ def _join(mesh: Any, names: Sequence[str]) -> Any:
     copies = ("replicate", ) if "replicate" in mesh.mesh_dim_names else ()
     if len(held) < 2:
         return mesh[copies + held]
-    flat = mesh[held]._flatten("shard")
+    flat = _flatten(mesh, held)
     return DeviceMesh._concatenate([mesh["replicate"], flat]) if copies else flat
+
+
+def _flatten(mesh: Any, names: Sequence[str]) -> Any:
+    """Those dimensions of a mesh that there are, as one."""
+    held = tuple(name for name in names if name in mesh.mesh_dim_names)
+    return mesh[held]._flatten("shard" if "tensor" not in held else "experts") if len(held) > 1 else mesh[held]
 
 
 def checkpoint_blocks(blocks: Sequence[nn.Module], kind: str) -> None:
@@ -130,17 +140,19 @@ class RankJob:
     def __init__(self, template: Template, layout: Layout, parts: Sequence[Piece], stages: Sequence[int],
                  sequence: int, is_bare: bool = False) -> None:
         self.template, self.layout, self.sequence = template, layout, sequence
-        self.parts, self.stages = list(parts), list(stages)
-        self.is_half = is_bare or layout.precision == "bf16"
+        self.parts, self.stages, self.is_bare = list(parts), list(stages), is_bare
+        self.is_half = is_bare or layout.precision == "bf16" or layout.is_distributed
         self.schedule: Any = None
+        self.buffers: list[ParamBuffer] = []
 
     def make_mesh(self) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
 
         lay = self.layout
         shards = {"data": lay.shard, "context": lay.context} if lay.context > 1 else {"shard": lay.shard}
-        if lay.expert > 1:
-            shards = {"outer": lay.shard // lay.expert, "expert": lay.expert}
+        if lay.expert > 1:  # ranks of one sequence and of one tensor are among those that have different experts
+            inner = lay.expert // (lay.context * lay.tensor)
+            shards = {"outer": lay.shard // inner, "expert": inner, "context": lay.context}
         sizes = {"pipeline": lay.pipeline, "replicate": lay.replicate, **shards, "tensor": lay.tensor}
         kept = {name: n for name, n in sizes.items() if n > 1 or name == "outer"} or {"shard": 1}
         return init_device_mesh("cuda", tuple(kept.values()), mesh_dim_names=tuple(kept))
@@ -150,9 +162,11 @@ class RankJob:
         lay, self.mesh = self.layout, self.make_mesh()
         made = [make_part(self.template, part, lay, self.mesh, self.is_half) for part in self.parts]
         self.model: Any = made[0]
+        if lay.is_distributed and not self.is_bare:
+            self.buffers = self._make_buffers(made)
         if lay.pipeline > 1:
             self.schedule = self._make_schedule(made)
-        elif not lay.is_sharded and lay.replicate > 1:
+        elif lay.sharding in ("ddp", "zero1") and lay.replicate > 1:
             self.model = nn.parallel.DistributedDataParallel(made[0], gradient_as_bucket_view=True)
             return nn.ModuleList([self.model])
         return nn.ModuleList(made)  # which takes no arguments: `step` has them
@@ -185,11 +199,30 @@ class RankJob:
         return torch.empty(self.layout.micro_batch, length, width, dtype=torch.bfloat16, device="meta",
                            requires_grad=True)
 
+    def _make_buffers(self, made: Sequence[StageNet]) -> list[ParamBuffer]:
+        """Of experts, which fewer ranks share, and of the rest."""
+        experts = [module for stage in made for module in stage.experts]
+        inner = [module for root in experts for module in root.modules()]
+        outer = [module for root in made for module in root.modules() if module not in inner]
+        data = ("shard", "data", "outer", "expert", "context")
+        copies = self._find_group(("replicate",))
+        return [ParamBuffer(modules, self._find_group(names), copies) for modules, names in (
+            (inner, ("outer",) if self.layout.expert > 1 else (*data, "tensor")), (outer, data)) if modules]
+
+    def _find_group(self, names: Sequence[str]) -> Any:
+        """The ranks along those dimensions of the mesh that there are; None for one rank."""
+        if not any(name in self.mesh.mesh_dim_names for name in names):
+            return None
+        found = _flatten(self.mesh, names)
+        return found.get_group() if found.size() > 1 else None
+
     def make_optimizer(self) -> Any:
         """As `analyzer.profile` takes it: a name, or what makes it of parameters."""
-        if self.layout.sharding != "zero1":
+        if self.layout.sharding not in ("zero1", "distributed"):
             return self.layout.optimizer
         factory: Any = find_optimizer(self.layout.optimizer)
+        if self.layout.is_distributed:
+            return lambda _: DistributedOptimizer(self.buffers, factory, self.layout.offload)
         return lambda parameters: ZeroRedundancyOptimizer(parameters, factory)
 
     def inputs(self) -> tuple[Any, ...]:

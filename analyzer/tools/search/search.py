@@ -310,7 +310,7 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
             if not searcher.steps:
                 raise InputError(f"search: no layout of {searcher.template.name} can be run: "
                                  + "; ".join(dict.fromkeys(searcher.failed.values())))
-            found = _conclude(searcher, count, tokens, price)
+            found = conclude(searcher, count, tokens, price)
             if advice:  # which is of other layouts: what fails there is not told
                 searcher.span = 0.7, 0.8
                 changes, neighbors = list_changes(searcher), list_neighbors(searcher)
@@ -318,12 +318,12 @@ def search(target: str | Callable[[], nn.Module], cluster: str, *, tokens: float
         except KeyboardInterrupt:
             if found is None and searcher.best is not None:
                 searcher.counts["not looked at"] = searcher.count_left()
-                found = _conclude(searcher, count, tokens, price)
+                found = conclude(searcher, count, tokens, price)
             raise Interrupted(found, journal.made) from None
     return found
 
 
-def _conclude(searcher: Searcher, count: int, tokens: float | None, price: float | None) -> SearchResult:
+def conclude(searcher: Searcher, count: int, tokens: float | None, price: float | None) -> SearchResult:
     """The best steps that are known."""
     question, subject, steps = searcher.question, searcher.subject, tuple(searcher.steps.values())
     ranked = searcher.ranked[:count]

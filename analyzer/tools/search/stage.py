@@ -83,10 +83,10 @@ class Template:
             why = "its embedding and its head share their weight"
         experts = math.gcd(*[module.num_experts for _, module in list_experts(self.blocks[0])]) if self.blocks else 0
         # nothing here divides each expert over tensor parallel ranks
-        limit = 0 if experts else self._find_tensor_limit()
+        limit = 0 if experts else self.find_tensor_limit()
         return ModelFacts(len(self.blocks), limit, why, self.takes_tokens, experts)
 
-    def _find_tensor_limit(self) -> int:
+    def find_tensor_limit(self) -> int:
         """The largest degree that heads allow: the greatest common divisor of heads, or of what is divided."""
         if not self.plan or not self.blocks or not self.takes_tokens:
             return 0
@@ -94,8 +94,9 @@ class Template:
         heads = [getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")]
         sizes = [n for n in heads if isinstance(n, int)]
         for path, module in self.blocks[0].named_modules():
-            if (way := find_way(self.plan, f"{self.path}.0.{path}")) in LINEAR_WAYS and isinstance(module, nn.Linear):
-                sizes.append(module.out_features if way == "colwise" else module.in_features)
+            layer = getattr(module, "base_layer", module)  # of one with an adapter
+            if (way := find_way(self.plan, f"{self.path}.0.{path}")) in LINEAR_WAYS and isinstance(layer, nn.Linear):
+                sizes.append(layer.out_features if way == "colwise" else layer.in_features)
         return math.gcd(*sizes) if sizes else 0
 
     def cut(self, part: Piece) -> nn.Module:
@@ -148,6 +149,7 @@ class StageNet(nn.Module):
     def __init__(self, model: nn.Module, part: Piece, inner: str = "") -> None:
         super().__init__()
         self.model, self.part, self.inner = model, part, "" if part.last else inner
+        self.experts: list[nn.Module] = []  # those of which this rank has a part
         config: Any = getattr(model, "config", None)
         if getattr(config, "use_cache", False):
             config.use_cache = False

@@ -5,37 +5,29 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ..document import Document, Edit
+from ..document import Edit
 from ..options import Options
-from ..plan import Checkpoints, Sharding, TrainingPlan
+from ..plan import TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
-from . import swift_model
+from . import megatron, swift_model
 from .ms_swift import read_environment, set_four_bits
 from .trainer import WITHOUT_EFFECT, accumulate_of
 
 # ms-swift 4.6, swift/megatron/arguments/megatron_args.py
 
-_WITHOUT_EFFECT = f"""{WITHOUT_EFFECT} {swift_model.WITHOUT_EFFECT} mcore_* train_iters masked_softmax_fusion
+_WITHOUT_EFFECT = f"""{WITHOUT_EFFECT} {swift_model.WITHOUT_EFFECT} {megatron.WITHOUT_EFFECT} mcore_*
+train_iters masked_softmax_fusion
 bias_dropout_fusion bias_activation_fusion apply_rope_fusion gradient_accumulation_fusion cross_entropy_loss_fusion
 cross_entropy_fusion_impl calculate_per_token_loss optimizer_cuda_graph manual_gc* data_sharding te_rng_tracker
 data_parallel_random_init mlp_padding_free lr lr_* min_lr weight_decay_incr_style start_weight_decay end_weight_decay
 adam_eps sgd_momentum muon_* no_save_* no_load_* finetune perform_initialization use_cpu_initialization async_save
-use_persistent_ckpt_worker dist_ckpt_* distrib_optim_* decoder_* account_for_* overlap_p2p_comm batch_p2p_comm
-align_* sequence_parallel cp_* tp_comm_overlap overlap_* nccl_comm_warmup virtual_pipeline_model_parallel_size
-microbatch_group_size_per_vp_stage pipeline_model_parallel_layout tensorboard_* eval_iters fp8_recipe fp8_param_gather
+use_persistent_ckpt_worker dist_ckpt_* distrib_optim_* tensorboard_* eval_iters fp8_recipe fp8_param_gather
 fp8_amax_* fp4_recipe fp4_param_gather apply_query_key_layer_scaling attention_softmax_in_fp32 moe_router_* moe_*_type
 moe_enable_deepep moe_grouped_gemm moe_permute_fusion moe_aux_loss_coeff moe_z_loss_coeff moe_shared_expert_overlap
 moe_pad_* moe_token_drop_policy mtp_loss_scaling_factor mtp_decoder_input_detach mtp_shared_weights bridge_backend
 save_* dsa_* apply_dsa_kernel_fusion csa_dense_mode language_model_only apply_wd_to_qk_layernorm
 linear_decoupled_in_proj skip_megatron_init recompute_method vit_gradient_checkpointing router_aux_loss_coef
 sequence_packing_scheduler exp_avg_dtype exp_avg_sq_dtype main_params_dtype torch_dtype attn_impl eval_*"""
-
-_PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
-             "expert_model_parallel_size", "expert_tensor_parallel_size")
-#: Megatron reduces gradients, and gathers weights, in the buffers that hold them (its
-#: core/distributed/param_and_grad_buffer.py): there are no buckets beside these.
-_BUFFERS = {"contiguous_gradients": False, "reduce_bucket_size": 1_000_000, "allgather_bucket_size": 1_000_000}
-_OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "momentum", "dist_muon": "momentum"}
 
 
 def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> TrainingPlan:
@@ -48,15 +40,20 @@ def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> Train
     dtype = "fp16" if options.flag("fp16") else "bf16"
     options.flag("bf16", dtype == "bf16")
     adapter = trained.adapter
-    batch, accumulate, ranks = _read_batch(options, launch)
+    ranks, parallel = megatron.read_parallel(options, launch)
+    batch, accumulate = _read_batch(options, ranks // (1 if parallel is None else parallel.size))
     length = _read_length(options, model, kind)
     task = swift_model.read_task(options, kind)
+    sharding = megatron.read_sharding(options)
+    if parallel is not None:
+        parallel = megatron.share_states(parallel, sharding, ranks)
     plan = TrainingPlan(
         model=model.name, task=task, classes=options.number("num_labels", 2, least=1) or 2, micro_batch=batch,
         accumulate=accumulate, reference=swift_model.reference_of(task, kind, adapter, options.get("beta")),
         length=length, dtype=dtype, quantize=quantize, adapter=adapter, trained=trained.trained, frozen=trained.frozen,
-        attention=_read_attention(options), checkpoints=_read_checkpoints(options), optimizer=_read_optimizer(options),
-        clips=options.fraction("clip_grad", 1.0) > 0, ranks=ranks, sharding=_read_sharding(options))
+        attention=_read_attention(options), checkpoints=megatron.read_checkpoints(options, "selective"),
+        optimizer=megatron.read_optimizer(options),
+        clips=options.fraction("clip_grad", 1.0) > 0, ranks=ranks, sharding=sharding, parallel=parallel)
     options.text("ref_model")
     options.leave_out("teacher_model teacher_model_server", "the teacher is left out")
     options.leave_out("fp8_format fp4_format", "products of 16 bits are taken instead")
@@ -68,27 +65,15 @@ def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> Train
     return plan
 
 
-def _read_batch(options: Options, launch: JobLaunch) -> tuple[int, int, int]:
-    """Sequences of a pass, passes of a step, and ranks that have sequences of their own (`_init_distributed`)."""
+def _read_batch(options: Options, ranks: int) -> tuple[int, int]:
+    """Sequences of a pass, and passes of a step, of ranks that have sequences of their own (`_init_distributed`)."""
     batch = options.count("micro_batch_size", 1, means="sequences of a pass of one device")
-    parts = dict(swift_model.list_parallel(options, _PARALLEL))
-    for name, size in parts.items():
-        options.note(name, "not modelled", f"each rank is taken to hold whole layers and whole sequences, where {size} "
-                     "share them")
-    divided = 1
-    for name in _PARALLEL[:3]:
-        divided *= parts.get(name, 1)
-    size = launch.ranks or divided  # at least, where nothing says how many there are
-    if size % divided:
-        raise options.fail("tensor_model_parallel_size", f"times pipeline and context parallel sizes are {divided}, by "
-                           f"which {size} ranks cannot be divided")
-    ranks = size // divided
     if options.get("global_batch_size") is None:
         options.number("global_batch_size", 16, means="sequences of a step of all ranks")
         if 16 % (batch * ranks):
             raise options.fail("global_batch_size", f"is 16 where it is not given, no multiple of {batch * ranks}")
-        return batch, 16 // (batch * ranks), ranks
-    return batch, accumulate_of(options, "global_batch_size", batch, ranks) or 1, ranks
+        return batch, 16 // (batch * ranks)
+    return batch, accumulate_of(options, "global_batch_size", batch, ranks) or 1
 
 
 def _read_length(options: Options, model: Any, kind: str | None) -> int:
@@ -103,66 +88,6 @@ def _read_length(options: Options, model: Any, kind: str | None) -> int:
 def _read_attention(options: Options) -> str | None:
     said = options.text("attention_backend", "flash", means="attention") or "flash"
     return "eager" if said in ("unfused", "local") else "sdpa"
-
-
-def _read_checkpoints(options: Options) -> Checkpoints:
-    """Layers are run again in backward where all of them are; "selective" of attention alone is what fused attention
-    does by itself.
-    """
-    said = options.text("recompute_granularity", "selective", choices=("selective", "full", "none"),
-                        means="what is run again in backward")
-    layers = options.number("recompute_num_layers", least=1)
-    modules = options.words("recompute_modules", ["core_attn"])
-    options.leave_out("moe_layer_recompute", "saved tensors of experts are kept")
-    if said == "full":
-        if options.get("recompute_method") == "block":
-            options.note("recompute_num_layers", "assumed", "all layers are run again, not only the first ones")
-        elif layers is not None and layers > 1:
-            options.note("recompute_num_layers", "assumed", "the input of each layer is kept, not of each group")
-        return "blocks"
-    if said == "selective" and options.get("recompute_method") is not None:
-        raise options.fail("recompute_method", "Megatron-SWIFT refuses it with recompute_granularity selective")
-    if said == "selective" and modules != ["core_attn"]:
-        options.note("recompute_modules", "not modelled", "what is saved for backward is kept")
-    return "none"
-
-
-def _read_optimizer(options: Options) -> str:
-    said = options.text("optimizer", "adam", choices=_OPTIMIZERS, means="optimizer") or "adam"
-    if "muon" in said:
-        options.assume("optimizer", f"{said}: one state for each parameter, as momentum has; Adam's second one of "
-                       "embeddings is left out")
-    if options.flag("use_precision_aware_optimizer"):
-        few = [name for name in ("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype")
-               if options.get(name) not in (None, "fp32")]
-        if few:
-            options.note("use_precision_aware_optimizer", "not modelled", f"{', '.join(few)}: states have 32 bits")
-    return _OPTIMIZERS[said]
-
-
-def _read_sharding(options: Options) -> Sharding:
-    """Megatron's distributed optimizer: ranks share states and master weights in float32, each keeps its gradients
-    in the dtype of ``main_grads_dtype``. That is what DeepSpeed's stage 1 does.
-    """
-    if options.flag("use_megatron_fsdp"):
-        kept = options.text("data_parallel_sharding_strategy", "optim_grads_params",
-                            choices=("no_shard", "optim", "optim_grads", "optim_grads_params"))
-        if kept in ("optim_grads", "optim_grads_params"):
-            options.assume("use_megatron_fsdp", "as PyTorch's own FSDP")
-            return Sharding(kind="fsdp", reshards=kept == "optim_grads_params", dtype="bf16", reduce_dtype="fp32")
-    options.text("data_parallel_sharding_strategy")
-    divides = options.flag("use_distributed_optimizer", True, means="ranks share the states of the optimizer")
-    grads = options.text("main_grads_dtype", "fp32", choices=("fp32", "bf16"), means="gradients") or "fp32"
-    options.flag("accumulate_allreduce_grads_in_fp32")
-    zero: dict[str, Any] = {"stage": 1 if divides else 0, **_BUFFERS}
-    if options.flag("optimizer_cpu_offload"):
-        share = options.fraction("optimizer_offload_fraction", 1.0)
-        zero["offload_optimizer"] = {"device": "cpu"}
-        if 0 < share < 1:
-            options.note("optimizer_offload_fraction", "assumed", "all states are on the host")
-    config: Mapping[str, Any] = {"zero_optimization": zero, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"},
-                                 "data_types": {"grad_accum_dtype": grads}, "gradient_clipping": 1.0}
-    return Sharding(kind="deepspeed", config=config, document=Document("the distributed optimizer", "", config))
 
 
 def _set_batch(options: Options, plan: TrainingPlan, wanted: int) -> list[Edit] | None:

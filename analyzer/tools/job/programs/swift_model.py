@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -291,10 +291,3 @@ def reference_of(task: Task, kind: str | None, adapter: Adapter | None, beta: An
     if task not in ("dpo", "kto", "policy") or (kind == "grpo" and str(beta) in ("0", "0.0")):
         return "none"
     return "copy" if adapter is None else "adapter"
-
-
-def list_parallel(options: Options, names: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Degrees of parallelism above 1, by the names of their options."""
-    for name in names:
-        if (size := options.count(name, 1)) > 1:
-            yield name, size

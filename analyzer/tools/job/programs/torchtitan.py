@@ -2,12 +2,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..document import Edit
 from ..options import Options
-from ..plan import Checkpoints, Sharding, TrainingPlan
+from ..plan import Checkpoints, ModelParallel, Sharding, TrainingPlan
 from ..program import JobLaunch, JobProgram
+from .megatron import divide_each_expert
 from .trainer import accumulate_of
 
 # torchtitan 0.2.2, torchtitan/config/job_config.py; models/*/__init__.py
@@ -21,7 +23,9 @@ _FLAVORS: dict[str, dict[str, str]] = {
     "qwen3": {size: f"Qwen/Qwen3-{size}"
               for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")},
     "gpt_oss": {"20b": "openai/gpt-oss-20b", "120b": "openai/gpt-oss-120b"}}
+_WITH_EXPERTS = ("llama4", "deepseek_v3", "gpt_oss")  #: and flavors such as 30B-A3B
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
+SCHEDULES = ("1F1B", "Interleaved1F1B", "GPipe", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble")
 _PARTS = """job profiling metrics lr_scheduler checkpoint comm memory_estimation fault_tolerance experimental validation
 debug hf_transformers"""
 _QUANTIZED = "float8 mx quantize"
@@ -34,10 +38,16 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     old = training.get("batch_size") is not None
     batch = training.count("batch_size" if old else "local_batch_size", 8, means="sequences of a pass of one device")
     length = training.count("seq_len", 2048, means="tokens of a sequence; rows are filled up to it")
-    ranks, copies, sharding, autocast = _read_ranks(options, training, launch)
+    ranks, sharding, autocast, parallel = _read_ranks(options, training, launch)
     accumulate = None
     if training.get("global_batch_size") not in (None, -1, "-1"):
-        accumulate = accumulate_of(training, "global_batch_size", batch, copies)
+        accumulate = accumulate_of(training, "global_batch_size", batch, ranks // (parallel.size if parallel else 1))
+    if parallel is not None and parallel.pipeline > 1:  # which divides the sequences of a pass into micro-batches
+        part = options.get("parallelism") or {}
+        size = int(part.get("pipeline_parallel_microbatch_size") or 1)
+        if batch % size:
+            raise training.fail("local_batch_size", f"is no multiple of pipeline_parallel_microbatch_size {size}")
+        batch, accumulate = size, batch // size * (accumulate or 1)
     optimizer, in_backward = _read_optimizer(_part(options, "optimizer"))
     compiles = _read_compile(options, training)
     dtype = training.text("dtype", "float32", choices=_DTYPES, means="of the weights") or "float32"
@@ -54,7 +64,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         model=model, micro_batch=batch, accumulate=accumulate or 1, length=length, dtype=_DTYPES[dtype],
         autocast=autocast, checkpoints=checkpoints, checkpoint_every=every, optimizer=optimizer,
         updates_in_backward=in_backward, clips=clips and not in_backward, compiles=compiles, ranks=ranks,
-        sharding=sharding)
+        sharding=sharding, parallel=parallel)
 
 
 def _part(options: Options, name: str) -> Options:
@@ -80,23 +90,20 @@ def _read_model(part: Options) -> str:
     return found or f"torchtitan/{name}-{flavor}"
 
 
-def _read_ranks(options: Options, training: Options, launch: JobLaunch) -> tuple[int, int, Sharding | None, str | None]:
-    """Ranks, copies of the batch among them, how they share the model, and the dtype of autocast: without sharding
-    passes run under it (job_config.py, `mixed_precision_param`).
+def _read_ranks(options: Options, training: Options,
+                launch: JobLaunch) -> tuple[int, Sharding | None, str | None, ModelParallel | None]:
+    """Ranks, how they share the model, the dtype of autocast, and how they divide the model itself: without sharding
+    passes run under autocast (job_config.py, `mixed_precision_param`).
     """
     part = _part(options, "parallelism")
     shard = part.number("data_parallel_shard_degree", -1, least=-1) or 1
     replicas = part.count("data_parallel_replicate_degree", 1)
-    others = 1
-    for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_degree"):
-        degree = part.count(name, 1)
-        others *= degree
-        if degree > 1:
-            part.note(name, "not modelled", "each rank is taken to hold whole layers, and whole sequences")
-    if (part.number("expert_parallel_degree", 1, least=1) or 1) > 1:
-        part.note("expert_parallel_degree", "not modelled", "each rank is taken to hold its share of all experts")
+    sizes: dict[str, Any] = {name: part.count(f"{name}_parallel_degree", 1) for name in (
+        "tensor", "pipeline", "context", "expert")}
+    parallel = ModelParallel(**sizes, replicas=replicas)
+    others = parallel.size
     given = launch.ranks
-    ranks = given or max(1, shard) * replicas * others
+    ranks = given or max(max(1, shard) * replicas * others, parallel.expert)
     if ranks % (others * replicas) or shard > 0 and shard * replicas * others != ranks:
         raise part.fail("data_parallel_shard_degree", f"degrees of {max(1, shard)} x {replicas} x {others} are not the "
                         f"{ranks} ranks of the job; torchtitan refuses it")
@@ -109,15 +116,49 @@ def _read_ranks(options: Options, training: Options, launch: JobLaunch) -> tuple
     param = _DTYPES[said]
     training.text("mixed_precision_reduce", "float32", choices=("float32",))
     offloads = training.flag("enable_cpu_offload")
+    if others > 1 or parallel.expert > 1:
+        name = options.get("model") or {}
+        has_experts = str(name.get("name")).startswith(_WITH_EXPERTS) or "-a" in str(name.get("flavor")).lower()
+        parallel = _divide(part, replace(parallel, offloads=offloads), shard, policy, has_experts)
     part.rest("*")
+    if others > 1 or parallel.expert > 1:
+        return ranks, None, None, parallel
     autocast = None if param == "fp32" else param
-    copies = max(1, ranks // others)
     if ranks == 1:
-        return 1, 1, None, autocast
+        return 1, None, autocast, None
     if shard == 1 and replicas > 1:
-        return ranks, copies, Sharding(kind="ddp"), autocast
-    return ranks, copies, Sharding(kind="fsdp", reshards=policy != "never", offloads=offloads, replicas=replicas,
-                                   dtype=param, reduce_dtype="fp32"), None
+        return ranks, Sharding(kind="ddp"), autocast, None
+    return ranks, Sharding(kind="fsdp", reshards=policy != "never", offloads=offloads, replicas=replicas, dtype=param,
+                           reduce_dtype="fp32"), None, None
+
+
+def _divide(part: Options, parallel: ModelParallel, shard: int, policy: str | None,
+            has_experts: bool) -> ModelParallel:
+    """How ranks divide a model. Pipelines keep what they gathered: models/llama3/infra/parallelize.py, `apply_fsdp`"""
+    schedule, virtual = "1F1B", 1
+    if parallel.pipeline > 1:
+        schedule = part.text("pipeline_parallel_schedule", "1F1B", means="order of passes") or "1F1B"
+        known = {name.lower(): name for name in SCHEDULES}
+        if schedule.lower() not in known:
+            part.note("pipeline_parallel_schedule", "not modelled", f"{schedule}: 1F1B is taken")
+        schedule = known.get(schedule.lower(), "1F1B")
+        virtual = 1 if schedule in ("1F1B", "GPipe") else 2  # distributed/pipeline_parallel.py: two where nothing says
+        if any(part.get(name) is not None for name in (
+                "module_fqns_per_model_part", "pipeline_parallel_layers_per_stage",
+                "pipeline_parallel_first_stage_less_layers")):
+            part.assume("pipeline_parallel_schedule", f"{schedule}, whose stages hold equally many blocks")
+    if parallel.expert > 1:
+        parallel = divide_each_expert(part, "expert_tensor_parallel_degree", parallel)
+    elif parallel.tensor > 1 and has_experts:  # distributed/expert_parallel.py, `TensorParallel`
+        part.assume("expert_tensor_parallel_degree", f"experts are whole, on {parallel.tensor} ranks that divide "
+                    "tensors: as many bytes, and tokens are sent in the place of sums")
+        parallel = replace(parallel, expert=parallel.tensor)
+    keeps = policy == "never" or policy == "default" and parallel.pipeline > 1
+    if shard * parallel.context == 1:
+        part.assume("data_parallel_shard_degree", "one rank of each part: passes in bfloat16, where torchtitan takes "
+                    "float32 without ranks that shard (distributed/utils.py, `maybe_enable_amp`)")
+    return replace(parallel, schedule=schedule, virtual=virtual, sharding=(
+        "ddp" if shard * parallel.context == 1 else "fsdp_kept" if keeps else "fsdp"))
 
 
 def _read_optimizer(part: Options) -> tuple[str, bool]:

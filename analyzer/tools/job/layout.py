@@ -1,0 +1,104 @@
+"""`profile_layout`: what a step costs whose ranks divide the model itself, composed from profiles of some ranks."""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from analyzer.errors import InputError
+from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of, find_cluster, find_device
+from analyzer.results.verdict import Verdict
+from analyzer.tools.search import Layout, SearchResult, compose_layout
+from analyzer.zoo.command_option import model_errors
+from analyzer.zoo.target import Target
+
+from .build import load_model, make_model
+from .document import Files
+from .plan import ModelParallel, TrainingPlan
+
+_CHECKPOINTS = {"none": "none", "blocks": "blocks", "operators": "selective"}
+
+
+@dataclass(frozen=True)
+class LaidOutJob:
+    """The step of all ranks, of which one of each kind was profiled in part."""
+
+    plan: TrainingPlan
+    result: SearchResult
+    assumptions: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of the rank which needs most."""
+        needed, capacity = self.result.best.needed_bytes, self.result.capacity_bytes
+        return Verdict(device=self.result.device, fits=None if capacity is None else needed <= capacity,
+                       needed_bytes=needed, capacity_bytes=capacity, count=self.plan.ranks,
+                       free_bytes=self.result.free_bytes(self.result.best))
+
+    @property
+    def step_seconds(self) -> float:
+        return self.result.best.step_seconds
+
+    @property
+    def step_range(self) -> tuple[float, float] | None:
+        """The range of `step_seconds`."""
+        return self.result.best.step_seconds_range
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all ranks, padding counted."""
+        return self.plan.tokens / self.step_seconds
+
+
+def profile_layout(plan: TrainingPlan, device: str | DeviceSpec, *, files: Files | None = None,
+                   cluster: str | ClusterSpec | None = None) -> LaidOutJob:
+    """Predict a step of a plan with `ModelParallel`. Raises InputError where its model cannot be divided so."""
+    layout, said = make_layout(plan)
+    build, more = load_model(plan, files or Files())
+
+    bare = replace(plan, task="sft", reference="none", checkpoints="none", checkpoint_every=1, loss_chunks=None)
+
+    def make() -> nn.Module:
+        return _untie(make_model(bare, build), layout.pipeline)
+
+    spec = find_device(device) if isinstance(device, str) else device
+    known = find_cluster(cluster) if isinstance(cluster, str) else cluster or cluster_of(spec.name)
+    found = replace(known, device=spec)
+    with model_errors(plan.model):
+        result = compose_layout(Target(plan.model, make), found, layout, plan.length)
+    return LaidOutJob(plan, result, (*more, *plan.assumptions, *said, *result.assumptions))
+
+
+def make_layout(plan: TrainingPlan) -> tuple[Layout, list[str]]:
+    """The layout of a plan, and what is taken for granted. Raises InputError for what no layout has."""
+    parallel = plan.parallel or ModelParallel()
+    said = []
+    if plan.quantize is not None:
+        raise InputError(f"{plan.model}: {plan.quantize} weights are not divided by ranks here")
+    checkpoints = _CHECKPOINTS.get(plan.checkpoints, "blocks")
+    if plan.checkpoints not in _CHECKPOINTS or plan.checkpoint_every > 1:
+        said.append("every block is run again in backward, and its input is kept on the device")
+    if plan.task != "sft":
+        said.append(f"of {plan.task} the passes that train, with the loss of next tokens; references are left out")
+    if plan.loss_chunks is not None:
+        said.append("the loss of all tokens at once")
+    data = plan.ranks // parallel.size
+    optimizer = "adamw_fused" if plan.optimizer == "adamw" else plan.optimizer
+    return Layout(replicate=parallel.replicas, shard=data // parallel.replicas, context=parallel.context,
+                  expert=parallel.expert, tensor=parallel.tensor, pipeline=parallel.pipeline, virtual=parallel.virtual,
+                  schedule=parallel.schedule, micro_batch=plan.sequences, micro_batches=plan.accumulate,
+                  sharding=parallel.sharding, checkpointing=checkpoints, sequence_parallel=parallel.sequence,
+                  optimizer=optimizer, offload=parallel.offloads, compile=plan.compiles), said
+
+
+def _untie(model: nn.Module, stages: int) -> nn.Module:
+    """A model whose head has a weight of its own where another stage has the embedding, as Megatron keeps a copy
+    (core/models/common/language_module/language_module.py, `setup_embeddings_and_output_layer`).
+    """
+    get_input, get_output = (getattr(model, f"get_{which}_embeddings", None) for which in ("input", "output"))
+    if stages > 1 and callable(get_input) and callable(get_output):
+        embedding, head = get_input(), get_output()
+        if head is not None and head.weight is embedding.weight:
+            head.weight = nn.Parameter(torch.empty_like(head.weight), head.weight.requires_grad)
+    return model

@@ -1,0 +1,160 @@
+"""How much of a program's own examples `analyzer job` reads, and which options stand in the way of the others.
+
+    python -m benchmarks.coverage.job_examples --program axolotl FOLDER [--under examples] [--verdicts N]
+
+``FOLDER`` is a stored copy of the program's repository. Comments of each file are dropped before it is read, beside all
+others of the folder. An example counts if it is a configuration or a command of the program: a file that the program's
+reader refuses does, one of another program does not. ``--verdicts N`` profiles N of those that are clean, taken evenly
+from their list, each for at most ``--seconds``. Nothing is written.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from analyzer.errors import AnalyzerError, ModelError
+from analyzer.tools.job.programs import list_programs
+from analyzer.tools.job.read import Job, read_job
+from benchmarks.accuracy.job_configs import drop_comments
+from benchmarks.page import markdown
+from benchmarks.speed.case import import_libraries
+
+_TEXTS = (".yaml", ".yml", ".toml", ".sh")
+#: What errors say of files that no program has.
+_OTHERS = ("is no configuration of", "not the command of a program", "launches no program", "is read beside what")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A file, and what became of it: the job, or why its program's reader refuses it."""
+
+    path: str
+    job: Job | None
+    why: str = ""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing that matters was left out."""
+        return self.job is not None and not self.job.missing
+
+
+class TooLongError(Exception):
+    """An example took longer than there is time for."""
+
+
+def copy_without_comments(source: Path, target: Path) -> None:
+    """The texts of a folder, with their places in it, without comments."""
+    for path in sorted(source.rglob("*")):
+        if not path.is_file() or path.suffix not in (*_TEXTS, ".json") or path.stat().st_size > 1 << 20:
+            continue
+        copied = target / path.relative_to(source)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".json":
+            shutil.copy(path, copied)
+        else:
+            copied.write_text(drop_comments(path.read_text("utf-8", "replace")), "utf-8")
+
+
+def read_examples(folder: Path, under: str, program: str) -> Iterator[Example]:
+    """Each example of a program; a refused file is one if no other program is known by its error."""
+    for path in sorted((folder / under).rglob("*")):
+        if path.suffix not in _TEXTS:
+            continue
+        name = str(path.relative_to(folder))
+        try:
+            job = read_job(path)
+        except AnalyzerError as error:
+            said = str(error).replace(f"{folder}/", "")
+            if not any(words in said for words in _OTHERS):
+                yield Example(name, None, next(iter(said.splitlines()), ""))
+            continue
+        if job.program.name.startswith(program):
+            yield Example(name, job)
+
+
+@contextmanager
+def limit(seconds: int) -> Iterator[None]:
+    """Raises TooLongError in what takes longer."""
+    def stop(*_: Any) -> None:
+        raise TooLongError(f"took longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def find_verdict(job: Job, device: str, seconds: int) -> str:
+    """Whether it fits; where there is no verdict why."""
+    try:
+        with limit(seconds):
+            verdict = job.profile(device).verdict
+    except (AnalyzerError, ModelError, TooLongError) as error:
+        return f"no verdict: {next(iter(str(error).splitlines()), type(error).__name__)}"
+    return "no verdict" if verdict is None else "fits" if verdict else "does not fit"
+
+
+def count_reasons(examples: Sequence[Example]) -> list[tuple[str, int, int, str]]:
+    """Options that stand in the way: of how many examples, of how many alone, with what is said of the first."""
+    every: Counter[str] = Counter()
+    alone: Counter[str] = Counter()
+    said: dict[str, str] = {}
+    for example in examples:
+        missing = {} if example.job is None else {reading.name: reading for reading in example.job.missing}
+        every.update([*missing])
+        for name, reading in missing.items():
+            said.setdefault(name, f"{reading.kind}; {reading.value}; {reading.meaning}")
+        if len(missing) == 1:
+            alone.update([*missing])
+    return [(name, count, alone[name], said[name]) for name, count in every.most_common()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, help="a stored copy of the program's repository")
+    parser.add_argument("--program", required=True, help=f"how its name begins: {', '.join(list_programs())}")
+    parser.add_argument("--under", default="", help="the folder of examples in it")
+    parser.add_argument("--verdicts", type=int, default=0, metavar="N", help="profile so many of the clean ones")
+    parser.add_argument("--seconds", type=int, default=120, help="for each of these")
+    parser.add_argument("--device", default="h200")
+    parser.add_argument("--names", action="store_true", help="list all examples that are not clean")
+    arguments = parser.parse_args()
+    import_libraries()
+    with tempfile.TemporaryDirectory() as folder:
+        copy_without_comments(arguments.folder, Path(folder))
+        examples = list(read_examples(Path(folder), arguments.under, arguments.program))
+        read, clean = [e for e in examples if e.job is not None], [e for e in examples if e.is_clean]
+        step = max(1, len(clean) // max(1, arguments.verdicts))
+        tried = [(e, find_verdict(e.job, arguments.device, arguments.seconds))
+                 for e in clean[::step][:arguments.verdicts] if e.job is not None]
+    rows = [[name, str(count), str(alone), said[:100]] for name, count, alone, said in count_reasons(examples)]
+    print(markdown(["option", "examples", "alone", "the first one"], rows))
+    print(f"\n{len(examples)} examples: {len(read)} read, {len(clean)} of these clean"
+          f" ({len(clean) / max(1, len(read)):.0%})")
+    if tried:
+        print(f"{len(tried)} profiled, {sum(not said.startswith('no verdict') for _, said in tried)} to a verdict")
+    for example, said in tried:
+        print(f"- {example.path}: {said}")
+    for example in examples:
+        if example.job is None:
+            print(f"- {example.path}: not read: {example.why}")
+        elif arguments.names and not example.is_clean:
+            print(f"- {example.path}: {', '.join(reading.name for reading in example.job.missing)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Jobs whose ranks divide the model itself: what becomes of their degrees, and the step of all ranks."""
+import json
+from pathlib import Path
+
+import pytest
+
+from analyzer.errors import InputError
+from analyzer.tools.job import Job, read_job
+from analyzer.tools.job.layout import LaidOutJob, make_layout
+from analyzer.tools.job.plan import ModelParallel, TrainingPlan
+from analyzer.tools.job.screen import describe_job, describe_training
+
+COMMAND = """\
+NPROC_PER_NODE=8 megatron sft --model {folder}/tiny --max_length 64 --micro_batch_size 1 --global_batch_size 8 \\
+    --tensor_model_parallel_size 2 --pipeline_model_parallel_size 2 --sequence_parallel true \\
+    --recompute_granularity full --recompute_method uniform --recompute_num_layers 1
+"""
+
+
+def _read(folder: Path, change: str = "=") -> Job:
+    (folder / "tiny").mkdir()
+    (folder / "tiny/config.json").write_text(json.dumps({
+        "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+        "max_position_embeddings": 512, "torch_dtype": "bfloat16", "tie_word_embeddings": True}))
+    before, _, after = change.partition("=")
+    (folder / "train.sh").write_text(COMMAND.replace(before, after).format(folder=folder))
+    return read_job(folder / "train.sh")
+
+
+def test_degrees_become_a_layout(tmp_path: Path) -> None:
+    """Eight ranks, four of which work on one sequence: two have sequences of their own, eight in four passes."""
+    job = _read(tmp_path)
+    plan = job.plan
+    assert isinstance(plan, TrainingPlan) and job.missing == []
+    assert plan.parallel == ModelParallel(tensor=2, pipeline=2)
+    assert (plan.ranks, plan.accumulate, plan.tokens) == (8, 4, 8 * 64)
+    assert str(make_layout(plan)[0]) == "distributed 2, TP 2, PP 2, 4 x 1, checkpoint blocks"
+
+
+def test_the_step_of_all_ranks(tmp_path: Path) -> None:
+    """Each stage has two blocks, and the head a weight of its own: the first one's embedding is another stage's."""
+    job = _read(tmp_path)
+    found = job.profile("h100")
+    assert isinstance(found, LaidOutJob)
+    block = 64 * (64 + 32 + 32 + 64) + (64 + 32 + 32) + 3 * 64 * 128
+    # of the biases of q, k and v and of all matrices a half, of the norms all
+    sizes = [2 * (block // 2 + 2 * 64) + 256 * 64 // 2 + end for end in (0, 64)]
+    assert [stage.params for stage in found.result.best.stages] == sizes
+    assert found.verdict.fits and found.verdict.count == 8
+    assert found.tokens_per_second == pytest.approx(8 * 64 / found.step_seconds)
+    text = f"{describe_job(job)}\n{describe_training(found, 2.0)}"
+    for said in ("8 devices by TP 2, PP 2, DP 2", "allocated by the rank that needs most", "dollars a million tokens",
+                 "rank 1 ", "assumed: gradients are not clipped"):
+        assert said in " ".join(text.split())
+
+
+@pytest.mark.parametrize(("change", "fields"), [
+    ("--pipeline_model_parallel_size 2=--context_parallel_size 2", {"context": 2, "pipeline": 1}),
+    ("--sequence_parallel true=--virtual_pipeline_model_parallel_size 2",
+     {"virtual": 2, "schedule": "Interleaved1F1B", "sequence": False}),
+    ("--sequence_parallel true=--use_distributed_optimizer false", {"replicas": 2, "sharding": "distributed"}),
+    ("--sequence_parallel true=--expert_model_parallel_size 2 --expert_tensor_parallel_size 2", {"expert": 4}),
+    ("--sequence_parallel true=--use_megatron_fsdp true", {"sharding": "fsdp"}),
+    ("--sequence_parallel true=--optimizer_cpu_offload true", {"offloads": True})])
+def test_options_of_a_layout(tmp_path: Path, change: str, fields: dict[str, object]) -> None:
+    plan = _read(tmp_path, change).plan
+    assert isinstance(plan, TrainingPlan)
+    assert {name: getattr(plan.parallel, name) for name in fields} == fields
+
+
+def test_what_no_layout_has_is_told(tmp_path: Path) -> None:
+    job = _read(tmp_path, "--sequence_parallel true=--tuner_type lora --quant_method bnb --quant_bits 4")
+    with pytest.raises(InputError, match="tiny: nf4 weights are not divided by ranks here"):
+        job.profile("h100")
