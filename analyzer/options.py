@@ -359,7 +359,8 @@ _OF_JOBS = (
     _file("--write", "write the file with the change that makes it fit, under a new name", name="changed copy"))
 
 _OF_EXPLANATIONS = (
-    _file("file", "a memory snapshot (torch.cuda.memory._dump_snapshot), packed by gzip or not", name="explained file"),
+    _file("file", "a memory snapshot, or a log with an out-of-memory error; packed by gzip or not",
+          name="explained file"),
     _file("--json", "also save what is told", name="json of an explanation"))
 
 _OF_THIS_MACHINE = (

@@ -140,7 +140,8 @@ def _event_rows(events: list[Any], columns: _Columns, device: int) -> Iterator[t
         # of an "oom" the place of the address has what the device has free: memory_snapshot.cpp
         address = _number(event, "device_free" if "device_free" in event else "addr", what, 0)
         yield (code, address, _size(event, "size", what), _number(event, "stream", what, 0),
-               _number(event, "time_us", what, -1), columns.stack(event, what))
+               _number(event, "time_us", what, -1), columns.stack(event, what),
+               columns.texts.add(_text(event, "category", what)) if "category" in event else -1)
 
 
 def _make_columns(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -170,11 +171,11 @@ def _make_columns(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
             address += size
     made["segment"] = np.array(segments, np.int64).reshape(-1, 9)
     made["block"] = np.array(blocks, np.int64).reshape(-1, 6)
-    traces = found.get("device_traces", [])
+    traces = found.get("device_traces", [])  # a "category" is what other writers add, `Profile.export` among them
     if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):
         raise _Foreign("its 'device_traces' are no list of lists")
     rows = np.dtype([("action", np.int8), ("address", np.int64), ("bytes", np.int64), ("stream", np.int64),
-                     ("time_us", np.int64), ("stack", np.int32)])
+                     ("time_us", np.int64), ("stack", np.int32), ("category", np.int32)])
     for device, trace in enumerate(traces):
         made[f"event {device}"] = np.fromiter(_event_rows(trace, columns, device), rows, len(trace))
     made.update(columns.tables())

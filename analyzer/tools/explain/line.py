@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -64,7 +65,9 @@ class Lines:
         self._hint = [_place_of(frame, is_torch) for frame, is_torch in zip(frames, self._is_torch)]
         self._found: dict[int, tuple[Line, Place]] = {}
         # The thread of the backward pass runs no Python: where stacks were recorded, one without a frame is its.
-        self._nothing = (_BACKWARD_LINE, Place.BACKWARD) if len(stacks) else (NO_LINE, Place.UNKNOWN)
+        # Stacks of one frame at most are names that another writer of snapshots gave.
+        is_recorded = bool((np.diff(stacks.start) > 1).any())
+        self._nothing = (_BACKWARD_LINE, Place.BACKWARD) if is_recorded else (NO_LINE, Place.UNKNOWN)
 
     def of(self, stack: int, is_recorded: bool = True) -> Line:
         """The line that a stack leads to, of an event that was recorded or of a block from before."""
@@ -92,17 +95,31 @@ class Lines:
         python = [number for number in numbers if self._is_python[number]]
         place = next((place for place in (Place.OPTIMIZER, Place.BACKWARD, Place.LOADING, Place.FORWARD)
                       if place in hints), Place.OTHER)
-        if not python:
+        if not python and Place.BACKWARD in hints:
             node = next((found[1] for number in numbers if (found := _NODE.search(frames[number].name))), None)
             return _BACKWARD_LINE if node is None else Line("", 0, f"(backward pass: {node})"), Place.BACKWARD
+        if not python:  # C++ without a caller, or a name that another writer of snapshots gave
+            is_cpp = any(frames[number].file == "??" or "::" in frames[number].name for number in numbers)
+            return _LIBRARY_LINE if is_cpp else Line("", 0, frames[numbers[0]].name), place
         user = next((number for number in python if not self._is_library[number]), None)
         inner = next((number for number in python if not self._is_torch[number]), None)
         if user is None:
             user = inner
         if user is None:
             return _BACKWARD_LINE if place is Place.BACKWARD else _LIBRARY_LINE, place
-        within = "" if inner is None or inner == user else f"{_shorten(frames[inner].file)}:{frames[inner].line}"
-        return Line(frames[user].file, frames[user].line, frames[user].name, within), place
+        return _make_line(frames[user], None if inner is None else frames[inner]), place
+
+
+def describe_frames(frames: Sequence[StackFrame]) -> Line:
+    """The line that frames lead to, innermost first, as a traceback has them."""
+    inner = next((frame for frame in frames if not _is_torch(frame.file)), None)
+    user = next((frame for frame in frames if not _is_library(frame.file)), inner)
+    return NO_LINE if user is None else _make_line(user, inner)
+
+
+def _make_line(user: StackFrame, inner: StackFrame | None) -> Line:
+    within = "" if inner is None or inner == user else f"{_shorten(inner.file)}:{inner.line}"
+    return Line(user.file, user.line, user.name, within)
 
 
 def _is_library(file: str) -> bool:

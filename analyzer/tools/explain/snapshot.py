@@ -100,6 +100,7 @@ class SnapshotEvents:
     stream: Ints
     time_us: Ints  #: -1: not recorded (PyTorch 2.1)
     stack: NDArray[np.int32]
+    category: NDArray[np.int32]  #: a place in `Snapshot.texts`; -1: PyTorch tells none
 
     def __len__(self) -> int:
         return len(self.action)
@@ -138,6 +139,7 @@ class Snapshot:
     stacks: Stacks
     settings: dict[str, Any] | None
     annotations: list[tuple[str, str, int, int]]  #: stage (START, END), name, device, time in us
+    texts: list[str]
 
 
 def read_snapshot(path: FilePath) -> Snapshot:
@@ -211,4 +213,5 @@ def _make_snapshot(name: str, texts: dict[str, Any], found: dict[str, NDArray[An
                      [tuple(pool) for pool in rows[:, 5:7].tolist()], rows[:, 7] > 0, rows[:, 8]),
             SnapshotBlocks(place[own[:, 0]], own[:, 1], own[:, 2], own[:, 3], own[:, 4] != _INACTIVE, own[:, 5]),
             SnapshotEvents(*[np.ascontiguousarray(column[field]) for field in SnapshotEvents.__dataclass_fields__])))
-    return Snapshot(name, devices, stacks, texts["settings"], [tuple(note) for note in texts["annotations"]])
+    return Snapshot(name, devices, stacks, texts["settings"], [tuple(note) for note in texts["annotations"]],
+                    names)

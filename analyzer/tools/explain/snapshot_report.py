@@ -86,7 +86,10 @@ def describe_device(memory: DeviceMemory, snapshot: Snapshot, lines: Lines,
     """What one device's part of a snapshot says."""
     history = read_history(memory) if history is None else history
     events, peak = memory.events, history.peak
-    there, category = history.at(peak), categorize(history, lines)
+    there = history.at(peak)
+    told = events.category[np.maximum(history.born, 0)] if len(events) else np.full(len(history.born), -1)
+    category = [CATEGORIES[number] if history.born[block] < 0 or told[block] < 0 else snapshot.texts[told[block]]
+                for block, number in enumerate(categorize(history, lines).tolist())]
     times = events.time_us[events.time_us >= 0]
     seconds = peak_seconds = None
     if len(times):
@@ -98,7 +101,7 @@ def describe_device(memory: DeviceMemory, snapshot: Snapshot, lines: Lines,
     def row(block: int) -> BlockRow:
         born, died = int(history.born[block]), int(history.died[block])
         return BlockRow(int(history.requested[block]), str(lines.of_block(history, block)),
-                        CATEGORIES[category[block]], None if born < 0 else born, None if died == len(events) else died)
+                        category[block], None if born < 0 else born, None if died == len(events) else died)
 
     return DeviceReport(
         memory.device, len(events), seconds, history.start_bytes, history.start_reserved, history.peak_bytes,
@@ -106,7 +109,7 @@ def describe_device(memory: DeviceMemory, snapshot: Snapshot, lines: Lines,
         history.start_reserved if peak < 0 else int(reserved[peak]),
         max(history.start_reserved, int(reserved.max(initial=0))),
         int(history.requested[history.died == len(events)].sum()), memory.allocated_bytes, memory.reserved_bytes,
-        sum_by([CATEGORIES[number] for number in category[there]], history.requested[there].tolist()),
+        sum_by([category[block] for block in there.tolist()], history.requested[there].tolist()),
         sum_by([str(lines.of_block(history, block)) for block in there.tolist()], history.requested[there].tolist()),
         _join_alike([row(block) for block in by_size.tolist()])[:_LARGEST],
         [_describe_failure(history, lines, at, row) for at in np.flatnonzero(events.of("oom")).tolist()],

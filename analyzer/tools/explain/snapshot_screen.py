@@ -11,7 +11,7 @@ from analyzer.units import format_bytes, format_percent, format_seconds
 from .snapshot import Snapshot
 from .snapshot_report import BlockRow, DeviceReport, HeldRow, OutOfMemory
 
-_LINES = 10  # lines of code that are told; the rest is one row
+_LINES = 7  # lines of code that are told, so that all is on one screen; the rest is one row
 _LINE_WIDTH = 72  # columns: a row then fits into 120
 
 
