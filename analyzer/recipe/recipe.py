@@ -30,16 +30,18 @@ _HALF = (torch.bfloat16, torch.float16)
 class LoraSpec:
     """Which adapters a model gets: of rank ``r``, beside each linear layer whose path ends in one of ``targets``
     (empty: all but the output head), with ``dropout`` before them. ``dtype`` of half precision layers' adapters is
-    float32, as peft makes them, unless it says otherwise. Raises InputError for values that no adapter could have.
+    float32, as peft makes them, unless it says otherwise; ``casts``: whether adapters get the layer's input in their
+    own dtype, as peft's do, or as it is. Raises InputError for values that no adapter could have.
 
     >>> LoraSpec.parse("r=16,dropout=0.1,targets=q_proj+v_proj")
-    LoraSpec(r=16, targets=('q_proj', 'v_proj'), dropout=0.1, dtype=None)
+    LoraSpec(r=16, targets=('q_proj', 'v_proj'), dropout=0.1, dtype=None, casts=True)
     """
 
     r: int = 8
     targets: tuple[str, ...] = ()
     dropout: float = 0.0
     dtype: str | None = None
+    casts: bool = True
 
     def __post_init__(self) -> None:
         if not is_count(self.r, 1):
@@ -86,7 +88,7 @@ class LoraLinear(nn.Module):
         self.lora_A = nn.Linear(linear.in_features, spec.r, **settings)
         self.lora_B = nn.Linear(spec.r, linear.out_features, **settings)
         self.lora_dropout = nn.Dropout(spec.dropout) if spec.dropout else nn.Identity()
-        self.scaling = 1.0
+        self.scaling, self.casts = 1.0, spec.casts
         nn.init.zeros_(self.lora_B.weight)  # a new adapter changes nothing
 
     @property
@@ -110,7 +112,9 @@ class LoraLinear(nn.Module):
         """The layer's output in its own dtype; the adapter computes in that of its weights."""
         result: torch.Tensor = self.base_layer(x)
         dtype = result.dtype
-        result = result + self.lora_B(self.lora_A(self.lora_dropout(x.to(self.lora_A.weight.dtype)))) * self.scaling
+        if self.casts:
+            x = x.to(self.lora_A.weight.dtype)
+        result = result + self.lora_B(self.lora_A(self.lora_dropout(x))) * self.scaling
         return result.to(dtype)
 
 

@@ -115,5 +115,22 @@ def list_pipelines() -> dict[str, dict[str, Any]]:
                    for key, value in fields.items()} for name, fields in found.items()}
 
 
+def find_pipeline(name: str) -> dict[str, Any] | None:
+    """Configs of the components of a pipeline by its name on the hub, its organisation or none before it; None for one
+    whose shapes do not ship.
+
+    >>> find_pipeline("flux.1-dev")["_class_name"], find_pipeline("CompVis/stable-diffusion-v1-4")["_class_name"]
+    ('FluxPipeline', 'StableDiffusionPipeline')
+    """
+    pipelines, short = list_pipelines(), name.rpartition("/")[2]
+    found = {full.lower().rpartition("/")[2]: fields for full, fields in pipelines.items()}.get(short.lower())
+    if found is None and (unet := find_alike(f"{short}/unet")) is not None and unet.library == "diffusers":
+        # Stable Diffusion before XL has the encoder of texts and the autoencoder that XL has first.
+        others = pipelines["stabilityai/stable-diffusion-xl-base-1.0"]
+        found = {"_class_name": "StableDiffusionPipeline", "unet": unet.config, "text_encoder": others["text_encoder"],
+                 "vae": others["vae"]}
+    return found
+
+
 def list_names() -> Iterable[str]:
     return [name for shape in list_shapes() for name in shape.names]

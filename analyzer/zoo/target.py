@@ -21,7 +21,8 @@ from analyzer.record.failure import find_failure
 
 from .input_spec import LabelRule, Target, parse_input
 from .published_shape import find_alike as find_alike
-from .published_shape import find_shape
+from .published_shape import find_pipeline as find_pipeline
+from .published_shape import find_shape as find_shape
 from .published_shape import list_names as list_names
 from .published_shape import list_pipelines as list_pipelines
 from .shipped import MODELS

@@ -11,10 +11,11 @@ from analyzer.errors import InputError, MissingExtraError, TargetError
 from analyzer.hardware import find_device
 from analyzer.hardware.power import Work, add_work, joules_range, watts_of
 from analyzer.tools.diffusion import Component, Degrees, DiffusionPart, DiffusionProfile, Pipeline, profile_diffusion
-from analyzer.tools.diffusion.pipeline import bundled, read_pipeline
+from analyzer.tools.diffusion.pipeline import read_pipeline
 from analyzer.tools.diffusion.run import Runs, compose, find_mean_work
 from analyzer.tools.diffusion.sharing import Attended
 from analyzer.zoo import input_spec
+from analyzer.zoo.published_shape import list_pipelines
 
 CONSTANTS = {"host_share": 1.0, "ring_seconds": 1e-3, "exchange_share": 1.0, "idle_share": 0.2, "kernel_share": 0.4,
              "product_share": 1.0, "traffic_share": 0.5, "spread": 0.25}
@@ -174,7 +175,7 @@ def test_what_has_no_tokens_is_not_shared():
 
 def test_configs_are_whole():
     """One denoiser, a decoder and text encoders, each with its class."""
-    for fields in bundled().values():
+    for fields in list_pipelines().values():
         parts = {name: value["_class_name"] for name, value in fields.items() if isinstance(value, dict)}
         assert len({"unet", "transformer"} & set(parts)) == 1 and {"vae", "text_encoder"} <= set(parts)
 

@@ -15,7 +15,6 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +24,10 @@ from torch import Tensor, nn
 
 from analyzer.errors import AnalyzerError, InputError, TargetError, find_close
 from analyzer.zoo.input_spec import import_extra
+from analyzer.zoo.target import find_pipeline, list_pipelines
 
 PREFIX = "diffusers:"
 _DENOISERS = ("transformer", "unet")
-_BUNDLED = Path(__file__).parents[2] / "zoo" / "published" / "pipelines" / "diffusion.json"
 #: Fields of a denoiser's config that say how wide the hidden states of the text are.
 _WIDTHS = ("caption_channels", "joint_attention_dim", "text_embed_dim", "text_dim", "cap_feat_dim",
            "cross_attention_dim")
@@ -104,15 +103,6 @@ def telling(what: str) -> Iterator[None]:
         raise TargetError(f"{what}: {type(error).__name__}: {error}\n  {_WAY_OUT}") from error
 
 
-@cache
-def bundled() -> dict[str, dict[str, Any]]:
-    """Configs of well-known pipelines, by their names on the hub."""
-    found: dict[str, dict[str, Any]] = json.loads(_BUNDLED.read_text())
-    shared = found.pop("shared")
-    return {name: {key: shared[value] if isinstance(value, str) and value in shared else value
-                   for key, value in fields.items()} for name, fields in found.items()}
-
-
 def _read_config(text: str) -> Mapping[str, Any]:
     path = Path(text)
     try:
@@ -124,12 +114,11 @@ def _read_config(text: str) -> Mapping[str, Any]:
                 if isinstance(value, list) and (path / name / "config.json").is_file():
                     found[name] = {**json.loads((path / name / "config.json").read_text()), "_class_name": value[1]}
         else:
-            short = {name.rpartition("/")[2].lower(): name for name in bundled()}
-            name = short.get(text.rpartition("/")[2].lower())
-            if name is None:
+            found = find_pipeline(text)
+            if found is None:
+                known = list_pipelines()
                 raise TargetError(f"{PREFIX}{text}: no folder with model_index.json, no JSON file, and none of "
-                                  f"{', '.join(bundled())}{find_close(text, list(bundled()))}")
-            found = bundled()[name]
+                                  f"{', '.join(known)}{find_close(text, list(known))}")
     except (OSError, ValueError) as error:
         raise TargetError(f"{PREFIX}{text}: {error}") from error
     if not isinstance(found, dict) or "_class_name" not in found:

@@ -14,11 +14,11 @@ from typing import Any
 from analyzer.errors import InputError, find_close
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
-from analyzer.zoo.target import find_alike, list_names
+from analyzer.zoo.target import find_alike, find_pipeline, list_names
 
 from . import data_set, stand_in
 from .checkpoint import replace_everywhere
-from .pipeline import find_pipeline, write_pipeline
+from .pipeline import write_pipeline
 from .saved_file import SavedFiles
 
 ALLOW = "run the dry run with --allow-download (allow_download=True), which leaves the script its own way"

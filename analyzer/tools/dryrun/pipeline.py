@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.zoo.target import find_alike, list_pipelines
 
 from .checkpoint import make_header
 from .saved_file import SavedFiles, assume
@@ -20,18 +19,6 @@ from .tokenizer import save_tokenizer
 
 _PARTS_WEIGHTS = "diffusion_pytorch_model.safetensors"  # of what is of diffusers itself
 _TOKENIZERS = {"CLIP": "CLIPTokenizer", "T5": "T5TokenizerFast"}
-
-
-def find_pipeline(name: str) -> dict[str, Any] | None:
-    """Configs of the components of a pipeline by its name on the hub; None for one whose shapes do not ship."""
-    pipelines = list_pipelines()
-    found = {full.lower(): fields for full, fields in pipelines.items()}.get(name.lower())
-    if found is None and (unet := find_alike(f"{name}/unet")) is not None and unet.library == "diffusers":
-        # Stable Diffusion before XL has the encoder of texts and the autoencoder that XL has first.
-        others = pipelines["stabilityai/stable-diffusion-xl-base-1.0"]
-        found = {"_class_name": "StableDiffusionPipeline", "unet": unet.config, "text_encoder": others["text_encoder"],
-                 "vae": others["vae"]}
-    return found
 
 
 def write_pipeline(files: SavedFiles, folder: Path, name: str, fields: Mapping[str, Any]) -> None:

@@ -67,12 +67,12 @@ def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
     if plan.reference == "copy":
         reference = replace(recipe, checkpointing=False).apply(build()).requires_grad_(False)
     if plan.adapter is not None:
-        recipe = replace(recipe, lora=_lora_spec(model, plan.adapter))
+        recipe = replace(recipe, lora=lora_spec(model, plan.adapter))
     model = recipe.apply(model)
     if keeps_some:
         checkpoint_some(model, plan)
     if plan.checkpoints == "inputs_offloaded":
-        _offload_inputs(model)
+        offload_inputs(model)
     if plan.adapter is not None:
         _train_whole(model, plan.adapter.saved)
     _freeze(model, plan)
@@ -88,13 +88,13 @@ def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
     return model.train()
 
 
-def _lora_spec(model: nn.Module, adapter: Adapter) -> LoraSpec:
+def lora_spec(model: nn.Module, adapter: Adapter) -> LoraSpec:
     """Adapters as peft places them: a target is the end of a path, ``re:...`` a regular expression of whole paths."""
     if adapter.excluded:
         others = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)
                     and (not adapter.targets or f".{path}".endswith(tuple(f".{name}" for name in adapter.targets)))
                     and not any(part in path for part in adapter.excluded)]
-        return LoraSpec(adapter.r, tuple(others), adapter.dropout, adapter.dtype)
+        return LoraSpec(adapter.r, tuple(others), adapter.dropout, adapter.dtype, adapter.casts)
     targets: list[str] = []
     for target in adapter.targets:
         if not target.startswith("re:"):
@@ -109,10 +109,10 @@ def _lora_spec(model: nn.Module, adapter: Adapter) -> LoraSpec:
             raise InputError(f"target modules {target[3:]!r}: no layer of {type(model).__name__} has such a path; the "
                              f"first are {', '.join([path for path, _ in model.named_modules() if path][:4])}")
         targets += found
-    return LoraSpec(adapter.r, tuple(targets), adapter.dropout, adapter.dtype)
+    return LoraSpec(adapter.r, tuple(targets), adapter.dropout, adapter.dtype, adapter.casts)
 
 
-def _offload_inputs(model: nn.Module) -> None:
+def offload_inputs(model: nn.Module) -> None:
     """Keep what checkpointed blocks are given on the host until backward (axolotl 0.18, monkeypatch/
     gradient_checkpointing/offload_cpu.py; torch's own `save_on_cpu` does the same around each block).
     """

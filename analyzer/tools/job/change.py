@@ -14,9 +14,10 @@ from .read import Job
 from .training import TrainedJob
 
 #: What may be changed, in the order in which changes are tried and added up: what keeps the result first.
-AXES = ("batch", "checkpoints", "loss", "optimizer", "quantize", "length")
-_KEEPING = ("batch", "checkpoints", "loss")
+AXES = ("batch", "checkpoints", "loss", "cache", "swap", "precision", "optimizer", "quantize", "length")
+_KEEPING = ("batch", "checkpoints", "loss", "cache", "swap")
 _SHORTEST = 256  # tokens of a sequence, below which no length is proposed
+_SMALLEST = 512  # pixels of an image, each side
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,14 @@ def _list_values(axis: str, plan: TrainingPlan) -> Iterator[object]:
             yield size
         if size > 1:
             yield 1
+    elif axis == "length" and plan.picture is not None:
+        yield from range(plan.picture.height - _SMALLEST // 2, _SMALLEST - 1, -_SMALLEST // 2)
+    elif axis == "cache":
+        yield from [True] * (plan.picture is not None and (plan.picture.encodes_images or plan.picture.texts == "all"))
+    elif axis == "swap":
+        yield from (8, 16, 24, 34) if plan.picture is not None and not plan.picture.swapped else ()
+    elif axis == "precision":
+        yield from ["bf16"] * (plan.picture is not None and plan.autocast is None)
     elif axis == "length":
         length = plan.length // 2
         while length >= _SHORTEST:

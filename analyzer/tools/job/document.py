@@ -45,6 +45,7 @@ class Document:
     data: Mapping[str, Any]
     lines: Mapping[Keys, int] = field(default_factory=dict)
     form: str = "yaml"
+    switches: frozenset[str] = frozenset()  #: of a command: options that take no value
 
     def place(self, *keys: str | int) -> str:
         """The file, with the line where that is known: ``qlora.yml:12``."""
@@ -268,12 +269,14 @@ def _change_command(document: Document, edit: Edit) -> str:
     name = ".".join(map(str, edit.keys))
     pattern = re.compile(rf"((?<!\S)--?{re.sub('[-_]', '[-_]', name)}(?:=|\s+))(?:'[^']*'|\"[^\"]*\"|\S+)")
     value = shlex.quote(write_value(edit.after))
-    if edit.before is not None and (found := pattern.search(document.text)):
-        return document.text[:found.end(1)] + value + document.text[found.end():]
+    if edit.before is not None and (places := list(pattern.finditer(document.text))):
+        last = places[-1]  # of an option that is given twice the last value counts
+        return document.text[:last.end(1)] + value + document.text[last.end():]
     lines = document.text.rstrip("\n").splitlines()
     at = max(document.lines.values(), default=len(lines) - 1)  # of the command's last option
     more = lines[at].rstrip().endswith("\\")
-    lines[at] = f"{lines[at].rstrip()[:-1].rstrip()} --{name} {value} \\" if more else f"{lines[at]} --{name} {value}"
+    added = f"--{name}" if edit.after is True and name in document.switches else f"--{name} {value}"
+    lines[at] = f"{lines[at].rstrip()[:-1].rstrip()} {added} \\" if more else f"{lines[at]} {added}"
     return "\n".join(lines) + "\n" * document.text.endswith("\n")
 
 

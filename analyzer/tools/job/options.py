@@ -42,6 +42,7 @@ class Options:
     keys: Keys = ()
     readings: list[OptionReading] = field(default_factory=list)
     _taken: set[str] = field(default_factory=set)
+    _told: set[str] = field(default_factory=set)  # of those taken, what is among the readings
 
     @classmethod
     def of(cls, *documents: Document) -> Options:
@@ -148,10 +149,11 @@ class Options:
     def _take(self, name: str, default: Any, means: str) -> Any:
         value = self.get(name)
         self._taken.add(name)
-        if value is not None:
-            self.readings.append(OptionReading(self.full_name(name), value, "understood", means, self.place(name)))
-        elif means and default is not None:
-            self.readings.append(OptionReading(self.full_name(name), default, "default", means))
+        if name not in self._told and (value is not None or means and default is not None):
+            self._told.add(name)
+            self.readings.append(
+                OptionReading(self.full_name(name), default, "default", means) if value is None else
+                OptionReading(self.full_name(name), value, "understood", means, self.place(name)))
         return default if value is None else value
 
     # What is not a value of the step.
@@ -159,6 +161,7 @@ class Options:
     def note(self, name: str, kind: Kind, meaning: str) -> None:
         """Note what became of an option, in the place of what was noted of it before."""
         self._taken.add(name)
+        self._told.add(name)
         full = self.full_name(name)
         self.readings[:] = [reading for reading in self.readings if reading.name != full]
         self.readings.append(OptionReading(full, self.get(name), kind, meaning, self.place(name)))

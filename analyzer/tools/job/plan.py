@@ -13,7 +13,8 @@ from .document import Document
 #:   the same without a reference; ``kto`` one answer, a second one for its divergence, and both of the reference;
 #: - ``reward`` one number for each of both answers of a pair;
 #: - ``policy`` the update of GRPO and PPO on answers that are there: the rollout that makes them is not in it.
-Task = Literal["sft", "classify", "dpo", "orpo", "simpo", "kto", "reward", "policy"]
+#: - ``denoise`` the noise in images.
+Task = Literal["sft", "classify", "dpo", "orpo", "simpo", "kto", "reward", "policy", "denoise"]
 #: How blocks are run again in backward: not at all, all of them, with all that is saved moved to the host, with the
 #: inputs of blocks alone moved there, or with the results of attention and of every second product kept.
 Checkpoints = Literal["none", "blocks", "offloaded", "inputs_offloaded", "operators"]
@@ -28,6 +29,7 @@ class Adapter:
     dropout: float = 0.0
     dtype: str | None = None                 #: of the adapters; None: as peft makes them, float32 beside 16 bits
     saved: tuple[str, ...] = ()              #: names of modules that are trained whole (peft's modules_to_save)
+    casts: bool = True                       #: whether they get what their layer does in their own dtype, as peft's do
     excluded: tuple[str, ...] = ()           #: parts of paths: layers that have one of them get no adapter
 
 
@@ -87,6 +89,39 @@ class ModelParallel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """What is encoded once before the first step, so many ``images`` and ``texts`` at a time; ``beside`` names what
+    else is on the device meanwhile: denoiser, vae, texts.
+    """
+
+    images: int = 0
+    texts: int = 0
+    beside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PicturePlan:
+    """What a denoiser learns of images, and what is on the device beside it."""
+
+    height: int
+    width: int
+    priors: bool = False                     #: whether each image comes with one of the class (prior preservation)
+    encodes_images: bool = True              #: whether each pass encodes its images, by an autoencoder on the device
+    #: The text encoders that each pass runs: all, those before T5, none; ``idle``: all are on the device, none is run.
+    texts: Literal["all", "first", "none", "idle"] = "all"
+    trained_texts: int = 0                   #: of these, so many of the first train
+    text_adapter: Adapter | None = None      #: of those that train
+    casts_texts: bool = False                #: whether they run under autocast
+    text_tokens: int | None = None           #: of a T5; None: the pipeline's own
+    image_dtype: str = "fp32"
+    text_dtype: str = "fp32"
+    follows_inputs: bool = False             #: whether gradients are computed back to the latents
+    swapped: tuple[tuple[str, int], ...] = ()  #: lists of blocks, and how many of each are on the host meanwhile
+    averages: bool = False                   #: whether a copy of the weights in float32 follows them (EMA)
+    preparations: tuple[Preparation, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
     """A training step of one rank, and how many ranks there are."""
 
@@ -96,11 +131,12 @@ class TrainingPlan:
     reference: Literal["none", "adapter", "copy"] = "none"  #: of ``dpo`` and its like: what is compared with
     micro_batch: int                         #: sequences, or pairs of them, of a pass of one rank
     accumulate: int = 1                      #: passes of a step
-    length: int                              #: tokens of a sequence
+    length: int                              #: tokens of a sequence; 1 of images
+    picture: PicturePlan | None = None       #: of ``denoise``
     dtype: str = "bf16"                      #: of the weights as they are loaded
     trained_dtype: str | None = None         #: of those that train, where that is another
     autocast: str | None = None
-    quantize: str | None = None              #: how frozen linear layers are held: nf4, int8
+    quantize: str | None = None              #: how frozen linear layers are held: nf4, int8; of images fp8
     adapter: Adapter | None = None
     trained: tuple[str, ...] = ()            #: patterns of the only parameters that train; empty: all, or the adapter's
     trained_blocks: TrainedBlocks | None = None  #: the same by blocks; with ``trained``, those train too
@@ -122,12 +158,14 @@ class TrainingPlan:
 
     @property
     def sequences(self) -> int:
-        """Of a forward pass of one rank: a pair has two."""
+        """Of a forward pass of one rank: a pair has two, an image with its prior too."""
+        if self.picture is not None:
+            return self.micro_batch * (2 if self.picture.priors else 1)
         return self.micro_batch * (2 if self.task in ("dpo", "orpo", "simpo", "reward", "kto") else 1)
 
     @property
     def tokens(self) -> int:
-        """Of an optimizer step of all ranks."""
+        """Of an optimizer step of all ranks; of ``denoise`` images."""
         copies = self.ranks // (1 if self.parallel is None else self.parallel.size)
         return self.sequences * self.accumulate * self.length * copies
 

@@ -156,7 +156,7 @@ def _read_options(program: JobProgram, words: Sequence[Word], text: str, name: s
             raise JobError(f"{name}: {path}: no such file; {how}")
         layers.append(files.document(at))
     lines: dict[Keys, int] = {(key,): line - 1 for key, line in found.lines.items() if line}
-    layers.append(Document(name, text, nest(data), lines, "command"))
+    layers.append(Document(name, text, nest(data), lines, "command", program.switches))
     return Options.of(*layers)
 
 

@@ -20,7 +20,8 @@ from .training import TrainedJob
 
 _TASKS = {"sft": "trains", "classify": "trains to classify with", "dpo": "prefers answers (DPO) with",
           "orpo": "prefers answers (ORPO) with", "simpo": "prefers answers (SimPO) with",
-          "kto": "prefers answers (KTO) with", "reward": "trains a reward of", "policy": "updates the policy of"}
+          "kto": "prefers answers (KTO) with", "reward": "trains a reward of", "policy": "updates the policy of",
+          "denoise": "trains"}
 
 
 def describe_job(job: Job, width: int = 120) -> str:
@@ -49,8 +50,9 @@ def describe_plan(plan: Plan) -> str:
     elif plan.trained or plan.trained_blocks is not None:
         said.append("some of its parameters")
     rows = "pairs" if plan.sequences > plan.micro_batch else "sequences"
-    said.append(f"{plan.accumulate} x {plan.micro_batch} {rows} of {plan.length:,} tokens a step and rank"
-                if plan.accumulate > 1 else f"{plan.micro_batch} {rows} of {plan.length:,} tokens a step and rank")
+    what = f"{rows} of {plan.length:,} tokens" if plan.picture is None else (
+        f"{rows if plan.picture.priors else 'images'} of {plan.picture.width:,} x {plan.picture.height:,} pixels")
+    said.append(f"{f'{plan.accumulate} x ' if plan.accumulate > 1 else ''}{plan.micro_batch} {what} a step and rank")
     said.append(_describe_ranks(plan))
     return ", ".join(said)
 
@@ -102,12 +104,19 @@ def describe_training(result: TrainedJob | LaidOutJob, price: float | None = Non
              f"peak memory: {format_bytes(result.result.best.peak_bytes)} allocated by the rank that needs most"]
     if result.step_seconds is not None:
         ends = "" if result.step_range is None else f" ({' to '.join(map(format_seconds, result.step_range))})"
-        rate = format_count(result.tokens_per_second)
-        lines.append(f"a step of {plan.tokens:,} tokens: {format_seconds(result.step_seconds)}{ends}, {rate} tokens a "
-                     "second" + (f" on {plan.ranks} devices" if plan.ranks > 1 else "") + ", padding counted")
-        if price is not None and result.tokens_per_second:
-            dollars = price * plan.ranks / 3600 / result.tokens_per_second * 1e6
-            lines.append(f"cost: {dollars:.3g} dollars a million tokens")
+        rate, what = result.tokens_per_second, "tokens" if plan.picture is None else "images"
+        said = format_count(rate) if plan.picture is None else f"{rate:.3g}"
+        several = what if plan.tokens > 1 else what[:-1]
+        lines.append(f"a step of {plan.tokens:,} {several}: {format_seconds(result.step_seconds)}{ends}, {said} {what} "
+                     "a second" + (f" on {plan.ranks} devices" if plan.ranks > 1 else "") + (
+                         ", padding counted" if plan.picture is None else ""))
+        if price is not None and rate:
+            dollars = price * plan.ranks / 3600 / rate * 1e6
+            lines.append(f"cost: {dollars:.3g} dollars a million {what}")
+    if isinstance(result, TrainedJob) and result.fullest is not result.profile:
+        lines.append("memory is fullest before the first step, while images or texts are encoded: "
+                     f"{format_bytes(result.fullest.peak_allocated_bytes)} allocated, "
+                     f"{format_bytes(result.fullest.peak_reserved_bytes)} reserved")
     lines += [f"assumed: {sentence}" for sentence in result.assumptions]
     told = [fill(line, 120, subsequent_indent="  ") for line in lines]
     if isinstance(result, LaidOutJob):

@@ -20,6 +20,7 @@ from analyzer.zoo.command_option import model_errors
 
 from .build import DTYPES, load_model, make_model, share_model
 from .document import Files
+from .picture import load_pictures, load_preparations
 from .plan import TrainingPlan
 
 #: Passes of a step that are run: the second adds to gradients, as each further one does.
@@ -33,10 +34,16 @@ class TrainedJob:
     plan: TrainingPlan
     profile: Profile
     assumptions: tuple[str, ...]
+    preparations: tuple[Profile, ...] = ()   #: of what is encoded before the first step
+
+    @property
+    def fullest(self) -> Profile:
+        """Of the step and what comes before it, the one whose memory decides."""
+        return max((self.profile, *self.preparations), key=lambda found: found.peak_reserved_bytes or 0)
 
     @property
     def verdict(self) -> Verdict | None:
-        return self.profile.verdict
+        return self.fullest.verdict
 
     @property
     def step_seconds(self) -> float | None:
@@ -71,16 +78,10 @@ def profile_training(plan: TrainingPlan, device: str | DeviceSpec = "h200", *, f
     """Predict a step of the plan. Raises InputError where its model cannot be what it asks for, JobError for a model
     that is not found, and MissingExtraError where DeepSpeed's own code is run and is not installed.
     """
-    build, said = load_model(plan, files or Files())
+    files = files or Files()
+    build, inputs, said = load_pictures(plan, files) if plan.picture is not None else _load_texts(plan, files)
     said += plan.assumptions
     passes = min(plan.accumulate, MOST_PASSES)
-    rows = torch.zeros(plan.sequences, plan.length, dtype=torch.int64, device="meta")
-    inputs = {"input_ids": rows}
-    if plan.task == "sft":
-        inputs["labels"] = rows.clone()
-    elif plan.task == "classify":
-        dtype = torch.int64 if plan.classes > 1 else torch.float32  # of one class a number: transformers' "regression"
-        inputs["labels"] = torch.zeros(plan.sequences, dtype=dtype, device="meta")
     by_deepspeed = plan.sharding is not None and plan.sharding.kind == "deepspeed"
     settings: dict[str, Any] = {}
     if by_deepspeed:
@@ -90,7 +91,7 @@ def profile_training(plan: TrainingPlan, device: str | DeviceSpec = "h200", *, f
         make = find_optimizer(plan.optimizer)
         settings["optimizer"] = partial(make_for_backward, make) if make and plan.updates_in_backward else make
         settings["step"] = partial(_take_step, passes, plan.clips and plan.optimizer is not None,
-                                   None if plan.autocast is None else DTYPES[plan.autocast],
+                                   None if plan.autocast is None or plan.picture else DTYPES[plan.autocast],
                                    plan.checkpoints == "offloaded", plan.updates_in_backward)
     ranks = max(plan.ranks, 1)
     if ranks > 1 or by_deepspeed:
@@ -100,11 +101,25 @@ def profile_training(plan: TrainingPlan, device: str | DeviceSpec = "h200", *, f
     if plan.accumulate > MOST_PASSES:
         said.append(f"of the {plan.accumulate} passes of a step {MOST_PASSES} are run; memory is that of all, and the "
                     "others take as long")
-    return TrainedJob(plan, found, tuple(said))
+    return TrainedJob(plan, found, tuple(said), tuple(
+        profile(make, (), given, device=device, mode="infer") for make, given in load_preparations(plan, files)))
+
+
+def _load_texts(plan: TrainingPlan, files: Files) -> tuple[Callable[[], nn.Module], dict[str, Any], list[str]]:
+    """What builds the model, the rows of tokens that a pass gets, and sentences on what was taken for granted."""
+    build, said = load_model(plan, files)
+    rows = torch.zeros(plan.sequences, plan.length, dtype=torch.int64, device="meta")
+    inputs = {"input_ids": rows}
+    if plan.task == "sft":
+        inputs["labels"] = rows.clone()
+    elif plan.task == "classify":
+        dtype = torch.int64 if plan.classes > 1 else torch.float32  # of one class a number: transformers' "regression"
+        inputs["labels"] = torch.zeros(plan.sequences, dtype=dtype, device="meta")
+    return partial(make_model, plan, build), inputs, said
 
 
 def _make_rank(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
-    model = share_model(make_model(plan, build), plan)
+    model = share_model(build(), plan)
     if plan.compiles:
         model = torch.compile(model)  # type: ignore[assignment]
     return model
@@ -122,7 +137,7 @@ def _make_engine(plan: TrainingPlan, build: Callable[[], nn.Module], passes: int
     optimizer = None if "optimizer" in config else find_optimizer(plan.optimizer)
     if config.get("optimizer"):
         config["optimizer"] = {**config["optimizer"], "params": {}}
-    return make_engine(make_model(plan, build), config, optimizer)
+    return make_engine(build(), config, optimizer)
 
 
 def make_for_backward(make: Callable[..., torch.optim.Optimizer], params: Any) -> torch.optim.Optimizer:

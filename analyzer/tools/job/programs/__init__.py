@@ -1,11 +1,13 @@
 """Programs whose configurations are read, a file each; a new one is added to the list here."""
 from ..program import JobProgram
 from .axolotl import AXOLOTL
+from .diffusers import DIFFUSERS
 from .llamafactory import LLAMAFACTORY
 from .llamafactory_v1 import LLAMAFACTORY_V1
 from .megatron_swift import MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF
 from .ms_swift import MS_SWIFT, MS_SWIFT_RLHF
 from .script import SCRIPT
+from .sd_scripts import SD_SCRIPTS
 from .sglang import SGLANG
 from .torchtitan import TORCHTITAN
 from .torchtune import TORCHTUNE
@@ -15,7 +17,7 @@ from .vllm import VLLM
 #: In this order files are recognised: what has more names of its own comes first.
 PROGRAMS: tuple[JobProgram, ...] = (TORCHTUNE, TORCHTITAN, AXOLOTL, LLAMAFACTORY,
                                     LLAMAFACTORY_V1, MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF, MS_SWIFT, MS_SWIFT_RLHF,
-                                    TRL, SCRIPT, VLLM, SGLANG)
+                                    TRL, DIFFUSERS, SD_SCRIPTS, SCRIPT, VLLM, SGLANG)
 
 
 def list_programs() -> list[str]:

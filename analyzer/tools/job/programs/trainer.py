@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -90,10 +91,13 @@ OPTIMIZERS = {
                        "products of its iterations, are left out", True)}
 
 
-def read_optimizer(options: Options, name: str = "optim", default: str = "adamw_torch_fused") -> str | None:
-    """The optimizer here of one that transformers names. Raises JobError for a name that it does not know."""
-    said = options.text(name, default, choices=OPTIMIZERS, means="optimizer") or default
-    found = OPTIMIZERS[said.removesuffix("_layerwise")] if said not in OPTIMIZERS else OPTIMIZERS[said]
+def read_optimizer(options: Options, name: str = "optim", default: str = "adamw_torch_fused",
+                   known: Mapping[str, _Optimizer] = OPTIMIZERS) -> str | None:
+    """The optimizer here of one that transformers, or another program, names. Raises JobError for a name that it does
+    not know.
+    """
+    said = options.text(name, default, choices=known, means="optimizer") or default
+    found = known[said.removesuffix("_layerwise")] if said not in known else known[said]
     if found.assumed:
         options.note(name, "not modelled" if found.is_left_out else "assumed", f"{said}: {found.assumed}")
     return found.name
