@@ -32,7 +32,7 @@ from benchmarks.speed.case import import_libraries
 
 _TEXTS = (".yaml", ".yml", ".toml", ".sh")
 #: What errors say of files that no program has.
-_OTHERS = ("is no configuration of", "not the command of a program", "launches no program", "is read beside what")
+_OTHERS = ("is no configuration of", "not the command of a program", "launches no program", "is read beside", "holds ")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from analyzer.errors import InputError
 from analyzer.recipe import LoraSpec, Recipe
 from analyzer.recipe.recipe import list_blocks
+from analyzer.zoo.input_spec import import_extra
 from analyzer.zoo.target import load_target
 
 from .checkpoint import checkpoint_some
@@ -27,12 +28,23 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 def load_model(plan: TrainingPlan, files: Files) -> tuple[Callable[[], nn.Module], list[str]]:
     """What builds the model with the head of the plan's task, and sentences on what was taken for granted."""
+    if plan.config is not None:
+        return partial(_build_sizes, plan.config), []
     found = find_model(plan.model, files)
     said = [found.assumed] if found.assumed else []
     target = load_target(found.target)
     if plan.task in ("classify", "reward"):
         return _build_classifier(found.target, 1 if plan.task == "reward" else plan.classes), said
     return target.build, said
+
+
+def _build_sizes(config: Mapping[str, Any]) -> nn.Module:
+    """The model of transformers that has these sizes. Raises MissingExtraError without the library."""
+    transformers = import_extra("transformers", "hf:")
+    sizes = dict(config)
+    made = transformers.AutoConfig.for_model(sizes.pop("model_type"), **sizes)
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(made)
+    return model
 
 
 def _build_classifier(target: str, classes: int) -> Callable[[], nn.Module]:

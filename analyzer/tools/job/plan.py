@@ -126,6 +126,7 @@ class TrainingPlan:
     """A training step of one rank, and how many ranks there are."""
 
     model: str                               #: as the configuration names it
+    config: Mapping[str, Any] | None = None  #: of transformers' model, where no name but its sizes are given
     task: Task = "sft"
     classes: int = 1                         #: of ``classify``
     reference: Literal["none", "adapter", "copy"] = "none"  #: of ``dpo`` and its like: what is compared with

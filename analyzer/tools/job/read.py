@@ -53,7 +53,10 @@ class Job:
 
     def with_model(self, model: str) -> Job:
         """The same job of another model: a name, or the folder of its config.json."""
-        return replace(self, plan=replace(self.plan, model=model))
+        plan = self.plan
+        if isinstance(plan, TrainingPlan) and model != plan.model:
+            plan = replace(plan, config=None)
+        return replace(self, plan=replace(plan, model=model))
 
     def change(self, edits: Sequence[Edit]) -> Job:
         """The job of the changed file, read anew. Raises JobError where its program would refuse it."""

@@ -8,7 +8,7 @@ from textwrap import fill
 from analyzer.api.result import Profile
 from analyzer.report.text_table import print_rows
 from analyzer.report.text_width import clean
-from analyzer.units import format_bytes, format_count, format_seconds
+from analyzer.units import format_bytes, format_count, format_percent, format_seconds
 
 from .change import JobChange
 from .document import Edit, write_value
@@ -121,9 +121,8 @@ def describe_training(result: TrainedJob | LaidOutJob, price: float | None = Non
     told = [fill(line, 120, subsequent_indent="  ") for line in lines]
     if isinstance(result, LaidOutJob):
         best = result.result.best
-        told += ["", f"ranks of the pipeline, and those beside them that divide their tensors: {best.layout}",
-                 result.result.stage_table()]
-        told += [] if best.timeline is None else [best.timeline.render(120)]
+        bubble = "" if best.timeline is None else f"; ranks wait {format_percent(best.timeline.bubble_share)} of a step"
+        told += ["", f"layout: {best.layout}{bubble}", result.result.stage_table()]
     return "\n".join(told)
 
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from .document import JobError
 
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?:(:?-)([^{}]*))?\}|(\w+))")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?:(:?-)([^{}]*))?\}|(\w+))")
+_ARRAY = re.compile(r"\s*(\w+)(\+?)=\((.*)", re.DOTALL)
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _SUM = re.compile(r"\$\((?:\s*expr\s+([^()]*)|\(([^()]*)\))\)")
 _MOST_WORDS = 2_000
@@ -73,7 +74,7 @@ def _join_lines(text: str) -> Iterator[tuple[int, str]]:
         if line.endswith("\\"):
             whole = whole[:-1] + " \n"
             continue
-        if _is_open(whole):
+        if _is_open(whole) or _ARRAY.match(whole) and not whole.rstrip().endswith(")"):
             whole += "\n"
             continue
         if document := re.search(r"<<-?\s*['\"]?(\w+)", whole):
@@ -109,6 +110,12 @@ def _read_line(words: Sequence[Word], known: dict[str, str]) -> Iterator[ShellCo
             part.append(word)
             continue
         own: dict[str, str] = {}
+        if part and (array := _ARRAY.fullmatch(part[0].text)):  # words in brackets: NAME=(--a 1 --b), NAME+=(--c)
+            words_ = [Word(array[3], part[0].line), *part[1:]]
+            words_[-1] = Word(words_[-1].text.removesuffix(")"), words_[-1].line)
+            values = [word.text for each in words_ for word in _fill_word(each, known) if word.text]
+            known[array[1]] = " ".join([*([known.get(array[1], "")] if array[2] else []), *values])
+            part = []
         while part and (match := _ASSIGNMENT.fullmatch(part[0].text)):
             own[match[1]] = _fill(match[2], {**known, **own})
             del part[0]
@@ -151,7 +158,7 @@ def _compute(text: str, usual: str) -> str:
     >>> _compute("32 / 4 * 2", "")
     '16'
     """
-    words = text.replace("\\", "").split()
+    words = re.findall(r"\d+|[-+*/]|[^\s\d*/+-]+", text.replace("\\", ""))
     for signs in ({"*", "/"}, {"+", "-"}):
         if words[1::2] and set(words[1::2]) <= signs and all(map(str.isdecimal, words[::2])) and len(words) % 2:
             value = int(words[0])

@@ -74,9 +74,10 @@ def list_assumptions(searcher: _Searcher, best: Sequence[JobStep]) -> tuple[str,
                      "that are nearer to each other, or to the device's memory, may be in another order")
     if any(step.layout.pipeline > 1 and step.layout.micro_batches == step.layout.pipeline for step in best):
         found.append("with as many micro-batches as stages, a rank's memory is at most one micro-batch too high")
-    if facts.no_pipeline:
+    chose = searcher.counts["layouts"] > 1
+    if facts.no_pipeline and chose:
         found.append(f"no pipelines: {facts.no_pipeline}")
-    if not facts.tensor_limit:
+    if not facts.tensor_limit and chose:
         found.append("no tensor parallelism: " + ("the model has experts, which ranks divide among them (EP)"
                                                   if facts.experts else "the model has no tp_plan; give tensor_plan"))
     if facts.experts:

@@ -4,6 +4,7 @@ from .axolotl import AXOLOTL
 from .diffusers import DIFFUSERS
 from .llamafactory import LLAMAFACTORY
 from .llamafactory_v1 import LLAMAFACTORY_V1
+from .megatron_lm import MEGATRON_LM
 from .megatron_swift import MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF
 from .ms_swift import MS_SWIFT, MS_SWIFT_RLHF
 from .script import SCRIPT
@@ -16,8 +17,8 @@ from .vllm import VLLM
 
 #: In this order files are recognised: what has more names of its own comes first.
 PROGRAMS: tuple[JobProgram, ...] = (TORCHTUNE, TORCHTITAN, AXOLOTL, LLAMAFACTORY,
-                                    LLAMAFACTORY_V1, MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF, MS_SWIFT, MS_SWIFT_RLHF,
-                                    TRL, DIFFUSERS, SD_SCRIPTS, SCRIPT, VLLM, SGLANG)
+                                    LLAMAFACTORY_V1, MEGATRON_LM, MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF, MS_SWIFT,
+                                    MS_SWIFT_RLHF, TRL, DIFFUSERS, SD_SCRIPTS, SCRIPT, VLLM, SGLANG)
 
 
 def list_programs() -> list[str]:

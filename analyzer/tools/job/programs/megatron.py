@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..document import Document
+from ..document import Document, Edit
 from ..options import Options
-from ..plan import Checkpoints, ModelParallel, Sharding
+from ..plan import Checkpoints, ModelParallel, Sharding, TrainingPlan
 from ..program import JobLaunch
 
 # Megatron-LM core 0.16, megatron/training/arguments.py and core/model_parallel_config.py
@@ -60,7 +60,11 @@ def _read_virtual(options: Options, stages: int) -> int:
     for name in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"):
         if options.number(name) is not None:
             options.assume(name, "stages hold equally many blocks, those at the ends one less where they do not")
-    virtual = options.count("virtual_pipeline_model_parallel_size", 1)
+    virtual = next((options.count(name, 1) for name in (
+        "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank") if options.get(name)), 1)
+    each, layers = options.number("num_layers_per_virtual_pipeline_stage", least=1), options.get("num_layers")
+    if each is not None and layers is not None:
+        virtual = max(1, int(layers) // stages // each)
     if layout is not None:
         options.assume("pipeline_model_parallel_layout", "stages hold equally many blocks")
         virtual = max(1, (layout.strip("|").count("|") + 1) // stages)
@@ -113,10 +117,11 @@ def read_sharding(options: Options, divides: bool = True) -> Sharding:
                             choices=("no_shard", "optim", "optim_grads", "optim_grads_params"))
         if kept in ("optim_grads", "optim_grads_params"):
             options.assume("use_megatron_fsdp", "as PyTorch's own FSDP")
+            options.flag("use_distributed_optimizer", True)
             return Sharding(kind="fsdp", reshards=kept == "optim_grads_params", dtype="bf16", reduce_dtype="fp32")
     options.text("data_parallel_sharding_strategy")
     divides = options.flag("use_distributed_optimizer", divides, means="ranks share the states of the optimizer")
-    grads = options.text("main_grads_dtype", "fp32", choices=("fp32", "bf16"), means="gradients") or "fp32"
+    grads = options.text("main_grads_dtype", "fp32", choices=("fp32", "bf16")) or "fp32"
     options.flag("accumulate_allreduce_grads_in_fp32")
     zero: dict[str, Any] = {"stage": 1 if divides else 0, **_BUFFERS}
     if options.flag("optimizer_cpu_offload"):
@@ -136,3 +141,15 @@ def share_states(parallel: ModelParallel, sharding: Sharding, ranks: int) -> Mod
     zero = sharding.config["zero_optimization"]
     return replace(parallel, replicas=1 if zero["stage"] else ranks // parallel.size, offloads="offload_optimizer" in
                    zero)
+
+
+def set_batch(options: Options, plan: TrainingPlan, wanted: int) -> list[Edit] | None:
+    """A smaller micro-batch; the global one, and so what a step trains on, stays."""
+    return None if plan.micro_batch % wanted else [Edit(("micro_batch_size",), options.get("micro_batch_size"), wanted)]
+
+
+def set_checkpoints(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edit] | None:
+    """All layers, each run again."""
+    return [Edit(("recompute_granularity",), options.get("recompute_granularity"), "full"),
+            Edit(("recompute_method",), options.get("recompute_method"), "uniform"),
+            Edit(("recompute_num_layers",), options.get("recompute_num_layers"), 1)]

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ..document import Edit
 from ..options import Options
 from ..plan import TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
@@ -90,23 +89,12 @@ def _read_attention(options: Options) -> str | None:
     return "eager" if said in ("unfused", "local") else "sdpa"
 
 
-def _set_batch(options: Options, plan: TrainingPlan, wanted: int) -> list[Edit] | None:
-    """A smaller micro-batch; the global one, and so what a step trains on, stays."""
-    return None if plan.micro_batch % wanted else [Edit(("micro_batch_size",), options.get("micro_batch_size"), wanted)]
-
-
-def _set_checkpoints(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edit] | None:
-    return [Edit(("recompute_granularity",), options.get("recompute_granularity"), "full"),
-            Edit(("recompute_method",), options.get("recompute_method"), "uniform"),
-            Edit(("recompute_num_layers",), options.get("recompute_num_layers"), 1)]
-
-
 def _is_file(data: Mapping[str, Any], *, is_rlhf: bool) -> bool:
     own = {"micro_batch_size", "global_batch_size", "recompute_granularity", "tensor_model_parallel_size"}
     return isinstance(data.get("model"), str) and len(own & set(data)) > 1 and ("rlhf_type" in data) is is_rlhf
 
 
-_CHANGES = {"batch": _set_batch, "checkpoints": _set_checkpoints, "quantize": set_four_bits,
+_CHANGES = {"batch": megatron.set_batch, "checkpoints": megatron.set_checkpoints, "quantize": set_four_bits,
             "length": set_option("max_length")}
 _VERSION, _SOURCE = "ms-swift 4.6", "modelscope/ms-swift swift/megatron/arguments"
 MEGATRON_SWIFT = JobProgram(
