@@ -114,9 +114,8 @@ def list_counting(blocks: Sequence[nn.Module], places: Iterable[tuple[str, str]]
 
 @contextmanager
 def noting_slots(module: nn.Module, candidates: list[tuple[str, str]],
-                 tell: Callable[[str, str], object] = lambda path, name: None
-                 ) -> Iterator[tuple[dict[tuple[str, str], Index], list[Filled]]]:
-    """Put an `Index` into each of the attributes meanwhile. The slots that caches fill by one are in the list."""
+                 tell: Callable[[str, str], object] = lambda path, name: None) -> Iterator[list[Filled]]:
+    """Put an `Index` into each of the attributes meanwhile; what it gives has the slots that caches fill by one."""
     library: Any = sys.modules.get("transformers.cache_utils")
     modules = dict(walk_modules(module)) if candidates else {}
     filled: list[Filled] = []
@@ -130,7 +129,7 @@ def noting_slots(module: nn.Module, candidates: list[tuple[str, str]],
         for (path, name), index in indices.items():
             stack.callback(modules[path].__dict__.__setitem__, name, index.value)
             modules[path].__dict__[name] = index
-        yield indices, filled
+        yield filled
 
 
 def _taking_index(original: Any) -> Any:

@@ -21,7 +21,7 @@ from analyzer.meta.structure import is_plain_object
 from analyzer.record.tensor_walk import walk_modules
 
 from .cache_slot import Filled, Index
-from .match import Mismatch
+from .match import Mismatch, NotRepeated
 from .state_fingerprint import StateRecord
 from .state_value import look_up, watch_attribute
 
@@ -333,7 +333,6 @@ class ChainRun:
         self.state = StateRecord()              #: of the reference block
         self.trained: list[bool] | None = None  #: what `requires_grad` says of its parameters
         self.noting = ExitStack()       #: while slots that the reference block fills are noted
-        self.has_indices = False        #: whether it then has an `Index` in the place of an integer
         self.filled: list[Filled] = []  #: slots of caches, by the reference block
         #: by the place of a block: storages of what its slots of caches held before, as it was filled
         self.held: dict[int, list[int]] = {}
@@ -357,6 +356,19 @@ class ChainRun:
             return f"its blocks change {what}"
         is_same = self.trained is None or self._list_trained() == self.trained
         return None if is_same else "its blocks change requires_grad of a parameter"
+
+
+def check_held(runs: Iterable[ChainRun]) -> None:
+    """Raise NotRepeated where a reference block changed what it holds."""
+    for reason in filter(None, [run.change() for run in runs]):
+        raise NotRepeated(reason)
+
+
+def excuse_changes(runs: Iterable[ChainRun]) -> None:
+    """What reference blocks hold was changed by code around the blocks, which does so once for all of them."""
+    for run in runs:
+        if run.change() is not None:
+            run.record_state()
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from analyzer.record.storage_lifetime import ENDED
 from analyzer.record.tensor_walk import local_part, tensors_in
 
 from .cache_slot import fill_as, list_counting, noting_slots, numbers_held
-from .chain import ENDS, Chain, ChainRun, watching_reads
+from .chain import ENDS, Chain, ChainRun, check_held, excuse_changes, watching_reads
 from .match import USES_STREAMS, BlocksDiffer, Mismatch, NotRepeated, list_done
 
 CUT, LEFT, STEP, AGAIN, KEPT, ORDERED = range(ENDED + 1, ENDED + 7)
@@ -135,15 +135,12 @@ class ShortRun(RunListener):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """A block in which the model runs. All blocks of a chain that read what they differ in, or change what they
-        hold, are run; where some were skipped already, NotRepeated is raised.
-        """
-        for run in self.runs:
-            run.record_state()
+        """As `watching_reads`, and blocks that change what they hold are met too: NotRepeated is raised."""
         with self.watching_reads():
+            for run in self.runs:
+                run.record_state()
             yield
-        for reason in filter(None, [run.change() for run in self.runs]):
-            raise NotRepeated(reason)
+            check_held(self.runs)
 
     @contextmanager
     def watching_reads(self) -> Iterator[None]:
@@ -155,9 +152,7 @@ class ShortRun(RunListener):
             for run, (chain, tell) in zip(self.runs, tell_of):
                 counting = list_counting(chain.blocks, chain.differing, len(chain.members[0]))
                 run.noting = stack.enter_context(ExitStack())
-                noting = noting_slots(chain.blocks[chain.reference], counting, tell)
-                indices, run.filled = run.noting.enter_context(noting)
-                run.has_indices = bool(indices)
+                run.filled = run.noting.enter_context(noting_slots(chain.blocks[chain.reference], counting, tell))
             stack.enter_context(watching_reads(tell_of))
             yield
 
@@ -209,6 +204,8 @@ class ShortRun(RunListener):
 
     def module_left(self, module: nn.Module, result: Any) -> None:
         found = self._place.get(id(module))
+        if module is self.recorder.modules.listed[0] and self.recorder.run.phase == "forward":
+            excuse_changes(self.runs)
         if found is None or self.recorder.run.phase != "forward":
             return
         chain, place, member = found
@@ -221,10 +218,12 @@ class ShortRun(RunListener):
         if (place, member) == (len(members) - 1, len(members[0]) - 1):
             log = self.recorder.log
             self.events.append((CUT, Cut(chain, None, 0, len(log.node_slots), len(log.module_calls))))
+            check_held(self.runs)
 
     def backward_ended(self) -> None:
         """Note whose the gradients are that there are; give blocks that were not run theirs."""
         with torch._C.DisableTorchFunction(), torch.no_grad(), self.unheard():
+            check_held(self.runs)
             for number, run in enumerate(self.runs):
                 reference = run.parameters[run.chain.reference]
                 for place in run.chain.run:
@@ -252,6 +251,8 @@ class ShortRun(RunListener):
             if place in run.chain.skipped:
                 raise NotRepeated("a block runs outside of the forward pass")
             return NotImplemented
+        if not place and not member:
+            excuse_changes(self.runs)
         given = self._find_given(args, kwargs) if place in run.chain.skipped else None
         is_skipped = self._decide(run, place, member, is_given=given is not None)
         if run not in self.runs:
@@ -260,8 +261,7 @@ class ShortRun(RunListener):
             run.begun[place:] = [len(self.events)]
         log, call = self.recorder.log, self.recorder.modules.running_call()
         calls = len(log.module_calls)
-        is_own = call is not None and call == calls - 1
-        self.events.append((CUT, Cut(number, place, member, len(log.node_slots), calls - is_own)))
+        self.events.append((CUT, Cut(number, place, member, len(log.node_slots), calls - (call == calls - 1))))
         if not member:
             self._pass_on(number, place, is_skipped)
         if not is_skipped:
@@ -298,7 +298,7 @@ class ShortRun(RunListener):
         """The first block that is to be skipped is called. All blocks run where those before it show that none can be
         skipped. This one runs, as the reference block, where the two blocks before it did not do the same.
         """
-        chain, change = run.chain, None if run.has_indices else run.change()
+        chain, change = run.chain, run.change()
         if change is not None or not is_given:
             self._give_up(run, change or _NOT_GIVEN)
         elif len(run.begun) == place < min(ENDS[-1], len(chain.blocks) - chain.tail):

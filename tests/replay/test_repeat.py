@@ -1,5 +1,6 @@
 """A few of alike blocks are run for all: every field is that of a run of all blocks, or the reason why not is told."""
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -431,3 +432,55 @@ def test_an_error_of_the_model_is_its_own():
 
     with pytest.raises(RuntimeError, match="must have same reduction dim"):
         profile(Failing(Block() for _ in range(COUNT)), X, step=accumulate, optimizer="sgd")
+
+
+class Count(torch.autograd.Function):
+    """Counts its backward passes in what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: SimpleNamespace) -> Tensor:
+        ctx.kept = kept
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.kept.count += 1
+        return gradient, None
+
+
+class Held(Block):
+    """Keeps what all blocks and the model have, and does with it what its name says."""
+
+    def __init__(self, kept: SimpleNamespace, index: int) -> None:
+        super().__init__(index)
+        self.kept = kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kept.by == "block":
+            self.kept.count += 1
+        x = Count.apply(x, self.kept) if self.kept.by == "backward" else x
+        return super().forward(x).relu() if self.kept.problem else super().forward(x)
+
+
+class Labelled(Stack):
+    """Notes in its first call which loss it takes, as classifiers of transformers do in their config."""
+
+    def __init__(self, by: str) -> None:
+        self.kept = SimpleNamespace(by=by, count=0, problem=None)
+        super().__init__(Held(self.kept, index) for index in range(COUNT))
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+            self.kept.count += self.kept.by == "between"
+        self.kept.problem = "regression"
+        return self.norm(x)
+
+
+@pytest.mark.parametrize("step", [None, accumulate])
+@pytest.mark.parametrize(("by", "skipped"), [("model", COUNT - 4), ("between", 0), ("block", 0), ("backward", 0)])
+def test_what_the_model_changes_behind_its_blocks_lets_them_be_repeated(by, skipped, step):
+    """A second pass finds it changed; blocks that change it run, also where they do so in their backward pass."""
+    found, run = profile_both(lambda: Labelled(by), step=step)
+    assert found == run and len(list_replayed(found)) == skipped, found.replay.explain()
