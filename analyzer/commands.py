@@ -270,17 +270,21 @@ analyzer job --device l40s -- vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2
 """, {0: "it fits", 1: _MODEL, 2: _INPUT, 3: "it does not fit as it is"}),
 
     Command("explain", "what took the memory of a real run: a memory snapshot, an out-of-memory error",
-            "analyzer.tools.explain.command:run_explain", "explained file, json of an explanation", """\
+            "analyzer.tools.explain.command:run_explain",
+            "explained file, parts of a snapshot, device of a snapshot, json of an explanation", """\
 Reads what a real run left behind and tells what took its memory. FILE is known by its content.
 
 A memory snapshot (torch.cuda.memory._dump_snapshot): the peak and what was held then, by what it is for and by line of
 code, the largest blocks, and what was there before recording began. It is read without executing anything of it, in a
-process with limits of memory and time.
+process with limits of memory and time. --show reserved tells which segments are kept by which line and what is lost
+to rounding, pieces, streams and private pools; settings runs the recorded requests again under other settings of the
+allocator; growth tells what each step holds more than the one before.
 
 A log with out-of-memory errors of PyTorch, of any program and of many ranks: who has the memory, this process, another
 one or the cache, and whether it is in pieces, another's or simply too little.
 """, {}, """\
 analyzer explain snapshot.pickle
+analyzer explain snapshot.pickle --show reserved,settings,growth
 analyzer explain train.log
 analyzer explain snapshot.pickle.gz --json explained.json
 """, {0: "the file was read", 2: "the command line or the file cannot be used"}),

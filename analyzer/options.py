@@ -361,6 +361,10 @@ _OF_JOBS = (
 _OF_EXPLANATIONS = (
     _file("file", "a memory snapshot, or a log with an out-of-memory error; packed by gzip or not",
           name="explained file"),
+    Option("--show", "what to tell of a snapshot, some of {analyzer.tools.explain.command:SHOWN} (default peak)",
+           name="parts of a snapshot", type=split_words, metavar="NAMES"),
+    Option("--device", "the device that it ran on, e.g. h100_sxm: so much may be reserved",
+           name="device of a snapshot"),
     _file("--json", "also save what is told", name="json of an explanation"))
 
 _OF_THIS_MACHINE = (

@@ -34,12 +34,14 @@ class Recording:
         self.frames: dict[int, list[dict[str, Any]]] = {}
         self._is_on = False
         self._stack: list[Frame] = []
+        self._stream = 0
+        self._streams: dict[int, int] = {}  # of what was taken from the device, by address
 
     def start(self) -> None:
         self._is_on = True
 
     def alloc(self, name: str, nbytes: int, stack: list[Frame], stream: int = 0) -> None:
-        self._stack = stack
+        self._stack, self._stream = stack, stream
         block = self.blocks[name] = self.allocator.allocate(nbytes, stream)
         self._add("alloc", block.address, nbytes, stream)
         if self._is_on:
@@ -61,8 +63,10 @@ class Recording:
         self._add("oom", free_bytes, nbytes, 0)
 
     def _observe(self, action: str, address: int, nbytes: int) -> None:
-        if action.startswith("segment"):
-            self._add(action, address, nbytes, 0)
+        if action in ("segment_alloc", "segment_map"):
+            self._streams[address] = self._stream
+        if action.startswith("segment"):  # what is given back begins where something was taken
+            self._add(action, address, nbytes, self._streams[max(at for at in self._streams if at <= address)])
 
     def _add(self, action: str, address: int, nbytes: int, stream: int) -> None:
         if self._is_on:

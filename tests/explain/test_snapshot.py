@@ -26,7 +26,7 @@ def _recorded() -> Recording:
 
 def _describe(path: Path) -> DeviceReport:
     snapshot = read_snapshot(path)
-    return describe_device(snapshot.devices[0], snapshot, Lines(snapshot.stacks))
+    return describe_device(read_history(snapshot.devices[0]), snapshot, Lines(snapshot.stacks))
 
 
 @pytest.mark.parametrize("name", ["a.pickle", "a.pickle.gz"])

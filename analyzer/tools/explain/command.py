@@ -5,20 +5,29 @@ import argparse
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from analyzer.errors import InputError
+from analyzer.hardware import find_device
 from analyzer.output import check_output, write_output
 
+from .growth import find_growth
+from .history import read_history
 from .line import Lines
 from .oom_screen import describe_errors, to_dict
 from .oom_text import find_errors
+from .reserve import list_keepers, split_reserved
+from .reserve_screen import describe_growth, describe_reserved, describe_settings
+from .settings import try_settings
 from .snapshot import read_snapshot
 from .snapshot_report import describe_device
 from .snapshot_screen import describe_snapshot
 
+#: What can be shown of a snapshot.
+SHOWN = ("peak", "reserved", "settings", "growth")
 _HEAD_BYTES = 4096       # of which the kind of a file is told
 _LONGEST_LINE = 1 << 16  # bytes of a text's line that are read at once
 
@@ -27,23 +36,50 @@ def run_explain(arguments: argparse.Namespace) -> int:
     """The exit code: 0 where the file was read."""
     path: Path = arguments.file
     check_output(arguments.json)
-    text, found = _explain_snapshot(path) if find_kind(path) == "snapshot" else _explain_text(path)
+    shown = ["peak"] if arguments.show is None else _read_shown(arguments.show)
+    capacity = None if arguments.device is None else find_device(arguments.device).memory_bytes
+    if find_kind(path) == "snapshot":
+        text, found = _explain_snapshot(path, shown, capacity)
+    else:
+        text, found = _explain_text(path)
     if arguments.json is not None:
         write_output(arguments.json, json.dumps(found, indent=1) + "\n")
     print(text)
     return 0
 
 
-def _explain_snapshot(path: Path) -> tuple[str, dict[str, Any]]:
+def _explain_snapshot(path: Path, shown: Sequence[str], capacity_bytes: int | None) -> tuple[str, dict[str, Any]]:
     snapshot = read_snapshot(path)
     lines = Lines(snapshot.stacks)
-    reports = [describe_device(memory, snapshot, lines) for memory in snapshot.devices]
-    if not reports:
+    histories = [read_history(memory) for memory in snapshot.devices]
+    if not histories:
         raise InputError(f"{path}: a memory snapshot without a segment or an event: this process allocated nothing on "
                          "a device")
-    return describe_snapshot(snapshot, reports), {
-        "kind": "memory snapshot", "file": snapshot.name, "settings": snapshot.settings,
-        "devices": [report.to_dict() for report in reports]}
+    reports = [describe_device(history, snapshot, lines) for history in histories]
+    told = max(range(len(reports)), key=lambda number: reports[number].peak_bytes)
+    history = histories[told]
+    texts = [describe_snapshot(snapshot, reports)] if "peak" in shown else []
+    found = {"kind": "memory snapshot", "file": snapshot.name, "settings": snapshot.settings,
+             "devices": [report.to_dict() for report in reports]}
+    if "reserved" in shown:
+        parts, keepers = split_reserved(history.memory), list_keepers(history.memory, lines)
+        texts.append(describe_reserved(parts, keepers))
+        found["reserved"] = {"parts": [asdict(part) for part in parts], "keepers": [asdict(row) for row in keepers]}
+    growth = find_growth(history, lines, snapshot) if {"growth", "settings"} & set(shown) else None
+    if "growth" in shown:
+        texts.append(describe_growth(growth))
+        found["growth"] = None if growth is None else asdict(growth)
+    if "settings" in shown:
+        settings = try_settings(history, snapshot, growth, capacity_bytes)
+        texts.append(describe_settings(settings))
+        found["allocator_settings"] = asdict(settings)
+    return "\n\n".join(texts), found
+
+
+def _read_shown(names: Sequence[str]) -> Sequence[str]:
+    if unknown := [name for name in names if name not in SHOWN]:
+        raise InputError(f"--show {','.join(names)}: no {unknown[0]!r}; of a snapshot is shown {', '.join(SHOWN)}")
+    return names
 
 
 def _explain_text(path: Path) -> tuple[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ Cause = Literal["no figures", "one tensor", "limit", "another process", "fragmen
 
 
 @dataclass(frozen=True)
-class Shortage:
+class OwnersOfMemory:
     """What an error's figures come to. Bytes; None: the text does not say.
 
     ``own_bytes`` are all that this process takes, ``outside_bytes`` those of them that are not PyTorch's (the context
@@ -35,7 +35,7 @@ class Shortage:
     is_guessed: bool = False  #: a process that the text names by its number is taken to be this one
 
 
-def find_shortage(error: OutOfMemoryText) -> Shortage:
+def find_shortage(error: OutOfMemoryText) -> OwnersOfMemory:
     """Who has the memory, and why the request failed."""
     own, others, is_guessed = error.process_bytes, dict(error.others), False
     reserved = error.reserved_bytes if error.reserved_bytes is not None else error.allocated_bytes
@@ -51,7 +51,7 @@ def find_shortage(error: OutOfMemoryText) -> Shortage:
     outside = None if own is None or reserved is None else max(0, own - reserved)
     beside = None if own is not None or used is None or reserved is None else max(0, used - reserved - (other or 0))
     lacking = _find_lacking(error)
-    return Shortage(_find_cause(error, other, lacking), own, outside, other, beside, lacking, is_guessed)
+    return OwnersOfMemory(_find_cause(error, other, lacking), own, outside, other, beside, lacking, is_guessed)
 
 
 def _find_lacking(error: OutOfMemoryText) -> int | None:
@@ -131,7 +131,7 @@ def describe_error(error: OutOfMemoryText) -> str:
                         fill(_say(error, shortage), 120)])
 
 
-def _list_owners(error: OutOfMemoryText, shortage: Shortage) -> list[tuple[str, int | None, str]]:
+def _list_owners(error: OutOfMemoryText, shortage: OwnersOfMemory) -> list[tuple[str, int | None, str]]:
     return [("allocated by PyTorch", error.allocated_bytes,
              "" if error.private_bytes is None else f"{format_bytes(error.private_bytes)} in private pools"),
             ("cached by PyTorch, not allocated", error.unallocated_bytes, ""),
@@ -144,7 +144,7 @@ def _list_owners(error: OutOfMemoryText, shortage: Shortage) -> list[tuple[str, 
             ("what this process may take", error.allowed_bytes, "")]
 
 
-def _say(error: OutOfMemoryText, shortage: Shortage) -> str:
+def _say(error: OutOfMemoryText, shortage: OwnersOfMemory) -> str:
     requested, cached = format_bytes(error.requested_bytes), format_bytes(error.unallocated_bytes)
     lacks = "" if not shortage.lacking_bytes else f" At least {format_bytes(shortage.lacking_bytes)} are missing."
     said = {

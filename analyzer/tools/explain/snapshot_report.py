@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .history import History, read_history
+from .history import History
 from .line import CATEGORIES, Lines, categorize
-from .snapshot import DeviceMemory, Snapshot
+from .snapshot import Snapshot
 
 K = TypeVar("K", bound=Hashable)
 
@@ -81,11 +81,10 @@ class DeviceReport:
         return asdict(self)
 
 
-def describe_device(memory: DeviceMemory, snapshot: Snapshot, lines: Lines,
-                    history: History | None = None) -> DeviceReport:
+def describe_device(history: History, snapshot: Snapshot, lines: Lines) -> DeviceReport:
     """What one device's part of a snapshot says."""
-    history = read_history(memory) if history is None else history
-    events, peak = memory.events, history.peak
+    memory, peak = history.memory, history.peak
+    events = memory.events
     there = history.at(peak)
     told = events.category[np.maximum(history.born, 0)] if len(events) else np.full(len(history.born), -1)
     category = [CATEGORIES[number] if history.born[block] < 0 or told[block] < 0 else snapshot.texts[told[block]]
