@@ -15,7 +15,8 @@ from analyzer.errors import InputError
 from analyzer.meta import argument as collective_hook
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.mode_stack import DirectDispatchMode, without_modes
-from analyzer.meta.intercept.replacement import SharedReplacements, Undo, answer, replaced_once_imported
+from analyzer.meta.intercept.replacement import Undo, answer, replaced_once_imported
+from analyzer.meta.intercept.shared_replacement import SharedReplacements
 from analyzer.meta.state import active_state
 from analyzer.meta.tensor import device_of
 

@@ -18,7 +18,8 @@ from analyzer.api.session import Session
 from analyzer.errors import DataDependentError
 from analyzer.fx.module_wrapper import count_devices, find_place, uncompiled
 from analyzer.meta.intercept.compiled_function import bind_apply
-from analyzer.meta.intercept.replacement import SharedReplacements, replace
+from analyzer.meta.intercept.replacement import replace
+from analyzer.meta.intercept.shared_replacement import SharedReplacements
 from analyzer.record.options import ProfileOptions
 from analyzer.tools.runtime.measure import unchanged
 from analyzer.tools.runtime.recorder import device_of, has_data

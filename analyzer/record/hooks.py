@@ -13,7 +13,8 @@ import torch.utils.checkpoint
 from torch.autograd import Variable
 
 from analyzer.meta.intercept.compiled_function import compiling_forward, module_behind, outside_of_graph
-from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
+from analyzer.meta.intercept.replacement import Undo, replace
+from analyzer.meta.intercept.shared_replacement import SharedReplacements
 from analyzer.meta.state import current
 from analyzer.output import hold_over_forks
 

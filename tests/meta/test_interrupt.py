@@ -14,7 +14,8 @@ from analyzer.errors import InputError
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept import replacement
-from analyzer.meta.intercept.replacement import InterruptsDeferred, InterruptsHeld, SharedReplacements, _watch, waiting
+from analyzer.meta.intercept.replacement import InterruptsDeferred, InterruptsHeld, _watch, waiting
+from analyzer.meta.intercept.shared_replacement import SharedReplacements
 
 
 class TimeUp(Exception):

@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_map_only
 from analyzer.cuda.kernels.attention import FlexAttention
 from analyzer.meta.function.answer import MoveDevice
 from analyzer.meta.function.mode import Opaque, call_opaque
-from analyzer.meta.intercept.replacement import SharedReplacements, Undo, replace
+from analyzer.meta.intercept.replacement import Undo, replace
+from analyzer.meta.intercept.shared_replacement import SharedReplacements
 from analyzer.meta.operator_info import register_shape_impl
 from analyzer.meta.tensor import MetaTensor
 

@@ -40,7 +40,8 @@ from .compiled_function import compiler_replacements, without_compiled_autograd
 from .legacy_type import legacy_replacements
 from .mode_stack import find_context_device
 from .program_mode import program_mode_replacements
-from .replacement import SharedReplacements, Undo, answer, import_unreplaced, replace
+from .replacement import Undo, answer, import_unreplaced, replace
+from .shared_replacement import SharedReplacements
 
 
 def _overrides(values: Any) -> bool:
