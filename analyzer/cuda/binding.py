@@ -19,7 +19,7 @@ import torch.cuda.memory
 from analyzer.errors import InputError
 from analyzer.meta.address_space import AddressSpace, MetaStorage, new_storage
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
+from analyzer.meta.intercept.replacement import Undo, answer, made_once, replace, supply
 from analyzer.meta.state import active_state
 
 from .sdp_choice import simulated_capability
@@ -294,6 +294,12 @@ def _supply_missing() -> Undo:
 
 def replacements() -> Iterator[Undo]:
     yield _supply_missing()
+    yield supply(torch.cuda, "_get_device_properties", _of("torch.cuda", "get_device_properties"))
+    yield from _answers()
+
+
+@made_once
+def _answers() -> Iterator[Undo]:
     for name, simulated in _BINDINGS.items():
         if name not in _MISSING:  # also of a build with CUDA: the simulated device is another
             yield answer(torch._C, name, simulated, where=simulated_cuda)
@@ -303,7 +309,6 @@ def replacements() -> Iterator[Undo]:
         yield answer(torch.cuda, name, found, where=simulated_cuda)
     yield answer(torch.cuda, "_get_pynvml_handler", _refuse("torch.cuda.utilization, temperature, power_draw", _SENSOR),
                  where=simulated_cuda)
-    yield supply(torch.cuda, "_get_device_properties", _of("torch.cuda", "get_device_properties"))
     yield replace(torch.cuda, "_cudart", lambda original: original or _Runtime())
     for owner, name, simulated in (
             (torch.cuda, "device_memory_used", _memory_used),

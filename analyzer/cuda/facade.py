@@ -26,7 +26,7 @@ from analyzer.errors import InputError
 from analyzer.hardware.catalogue import asked, simulated_kind, simulated_memory, simulated_spec
 from analyzer.hardware.kernel_time.collective import has_peer_access
 from analyzer.memory.allocator import CachingAllocator
-from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
+from analyzer.meta.intercept.replacement import Undo, answer, made_once, replace, supply
 from analyzer.meta.state import active, active_state, current, simulated_machine
 
 from . import binding, stream
@@ -284,7 +284,8 @@ def _times_cuda(device: Any = "cuda", *args: Any, **kwargs: Any) -> bool:
     return stream.is_simulated() and _makes_cuda("cuda" if device is None else device)
 
 
-def replacements() -> Iterator[Undo]:
+@made_once
+def _answers() -> Iterator[Undo]:
     # torch.backends.cudnn is a proxy of the module: what the module's own functions ask stays torch's
     tables: tuple[tuple[Any, dict[str, Callable[..., Any]], Callable[[], object | None]], ...] = (
         (torch.cuda, _MACHINE, simulated_machine), (torch.cuda, {**_DEVICE, **_MEMORY, **_RANDOM}, simulated_cuda),
@@ -314,10 +315,14 @@ def replacements() -> Iterator[Undo]:
         yield answer(torch.cuda.profiler, name, _nothing)
     # which libraries with kernels of their own ask for when they are imported
     yield answer(torch._C, "_get_accelerator", lambda: torch.device(simulated_kind()), where=simulated_machine)
+    yield answer(torch.accelerator, "device_index", lambda index: torch.cuda.device(index), where=simulated_cuda)
+
+
+def replacements() -> Iterator[Undo]:
+    yield from _answers()
     yield supply(torch._C, "_cuda_setMemoryFraction", _set_memory_fraction)
     yield supply(torch._C, "_cuda_getMemoryFraction", lambda device: _allocator(device).memory_fraction)
     yield supply(torch._C, "_cuda_getCurrentRawStream", lambda index: _current_stream(index).cuda_stream)
-    yield answer(torch.accelerator, "device_index", lambda index: torch.cuda.device(index), where=simulated_cuda)
     yield _forget
 
 

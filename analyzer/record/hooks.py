@@ -13,7 +13,7 @@ import torch.utils.checkpoint
 from torch.autograd import Variable
 
 from analyzer.meta.intercept.compiled_function import compiling_forward, module_behind, outside_of_graph
-from analyzer.meta.intercept.replacement import Undo, replace
+from analyzer.meta.intercept.replacement import Undo, made_once, replace
 from analyzer.meta.intercept.shared_replacement import SharedReplacements
 from analyzer.meta.state import current
 from analyzer.output import hold_over_forks
@@ -209,7 +209,7 @@ def _reporting_calls(hearing: Callable[[], Any]) -> Any:
     return module_call
 
 
-_simulated = SharedReplacements(partial(_replacements, lambda: getattr(current(), "recorder", None)))
+_simulated = SharedReplacements(made_once(partial(_replacements, lambda: getattr(current(), "recorder", None))))
 hold_over_forks(_simulated.lock)
 
 

@@ -207,3 +207,37 @@ def test_a_replacement_that_cannot_be_made_leaves_what_there_was(name):
     with pytest.raises(MemoryError):
         replacement.replace(Derived, name, make)
     assert dict(vars(Derived)) == contents and len(replacement._chains) == count
+
+
+def test_what_is_made_once_goes_around_what_is_there_then():
+    class Owner:
+        def told(self):
+            return "own"
+
+    made = []
+
+    def make(original):
+        made.append(original)
+        return lambda self: f"around {original(self)}"
+
+    shared = SharedReplacements(replacement.made_once(lambda: iter([replacement.replace(Owner, "told", make)])))
+    own = Owner.told
+    for _ in range(3):
+        with shared.installed():
+            assert Owner().told() == "around own"
+        assert vars(Owner)["told"] is own
+    assert len(made) == 1
+    Owner.told = lambda self: "another"  # as a module is when it is loaded again
+    with shared.installed():
+        assert Owner().told() == "around another"
+    assert Owner().told() == "another"
+    Owner.told = own
+    undo = replacement.replace(Owner, "told", lambda original: lambda self: f"before {original(self)}")
+    with shared.installed():
+        assert Owner().told() == "around before own"
+        undo()
+        assert Owner().told() == "around own"
+        undo = replacement.replace(Owner, "told", lambda original: lambda self: f"behind {original(self)}")
+    assert Owner().told() == "behind own"
+    undo()
+    assert vars(Owner)["told"] is own and not [key for key in replacement._chains if key[0] == id(Owner)]

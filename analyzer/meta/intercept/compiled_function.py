@@ -26,7 +26,7 @@ from analyzer.meta.source_line import is_called_by_user
 from analyzer.meta.state import MetaState, active_state, current
 from analyzer.output import hold_over_forks
 
-from .replacement import Undo, answer, replace, supply
+from .replacement import Undo, answer, made_once, replace, supply
 
 _DYNAMO = "torch._dynamo.eval_frame"
 #: attributes that Dynamo gives a compiled module and the function that it makes of one
@@ -43,6 +43,11 @@ def compiler_replacements() -> Iterator[Undo]:
     yield supply(torch._compile, "getattr", _get_without_dynamo)
     yield _run_compiled
     _run_eagerly()
+    yield from _callers()
+
+
+@made_once
+def _callers() -> Iterator[Undo]:
     for owner, name in _OUTSIDE:
         yield replace(owner, name, partial(_leaving, owner is logging.Logger))
     yield replace(torch.autograd.Function, "apply", _applying)

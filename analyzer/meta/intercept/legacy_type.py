@@ -11,7 +11,7 @@ from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.state import current, indexed_device, simulated_machine
 from analyzer.meta.tensor import MetaTensor, device_of
 
-from .replacement import Undo, answer, replace
+from .replacement import Undo, answer, made_once, replace
 
 _NAMES = ("FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "LongTensor", "IntTensor", "ShortTensor",
           "CharTensor", "ByteTensor", "BoolTensor")
@@ -69,6 +69,7 @@ def list_types() -> list[tuple[Any, str]]:
     return list(_stand_ins)
 
 
+@made_once
 def legacy_replacements() -> Iterator[Undo]:
     for (owner, name), stand_in in _stand_ins.items():
         yield replace(owner, name, partial(_take, stand_in))

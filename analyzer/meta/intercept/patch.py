@@ -40,7 +40,7 @@ from .compiled_function import compiler_replacements, without_compiled_autograd
 from .legacy_type import legacy_replacements
 from .mode_stack import find_context_device
 from .program_mode import program_mode_replacements
-from .replacement import Undo, answer, import_unreplaced, replace
+from .replacement import Undo, answer, import_unreplaced, made_once, replace
 from .shared_replacement import SharedReplacements
 
 
@@ -65,18 +65,30 @@ def _asked_function() -> MetaState | None:
 
 
 def _replacements() -> Iterator[Undo]:
-    for owner in (torch.nn.functional, torch.overrides):
-        yield replace(owner, "has_torch_function", partial(_asking, lambda values: values))
-        yield replace(owner, "has_torch_function_unary", partial(_asking, lambda value: (value,)))
-        yield replace(owner, "has_torch_function_variadic", partial(_asking, lambda *values: values))
-    yield replace(torch.jit._builtins, "_find_builtin",
-                  lambda f: lambda function: f(getattr(function, "in_place_of", function)))
     # Optimizers and clip_grad_norm_ take the foreach path for these types only; plain CUDA parameters do.
     for module in (sys.modules["torch.optim.optimizer"], torch.utils._foreach_utils):  # torch.optim deletes the name
         types = module._foreach_supported_types
         undo = partial(types.remove, MetaTensor)  # each undo is there before what it undoes
         types.append(MetaTensor)
         yield undo
+    yield from _functions()
+    yield import_unreplaced("torch._dynamo")  # whose tables know torch's functions by their identity
+    yield from _higher_order_operators()
+    yield from compiler_replacements()
+    yield from legacy_replacements()
+    yield from program_mode_replacements()
+    for device in devices:
+        yield from device.replacements()
+
+
+@made_once
+def _functions() -> Iterator[Undo]:
+    for owner in (torch.nn.functional, torch.overrides):
+        yield replace(owner, "has_torch_function", partial(_asking, lambda values: values))
+        yield replace(owner, "has_torch_function_unary", partial(_asking, lambda value: (value,)))
+        yield replace(owner, "has_torch_function_variadic", partial(_asking, lambda *values: values))
+    yield replace(torch.jit._builtins, "_find_builtin",
+                  lambda f: lambda function: f(getattr(function, "in_place_of", function)))
     yield answer(torch._C, "_group_tensors_by_device_and_dtype", _group_by_device)
     yield answer(torch.nn.init, "_no_grad_trunc_normal_", _fill_normal)
     for owner, name in itertools.product((torch, torch.random), ("manual_seed", "seed", "set_rng_state")):
@@ -86,7 +98,6 @@ def _replacements() -> Iterator[Undo]:
     yield replace(torch.Tensor, "_make_subclass", _making_subclass)
     yield replace(torch.Tensor, "__new__", _constructing)
     yield answer(torch, "get_default_device", _default_device, passes_original=True)
-    yield import_unreplaced("torch._dynamo")  # whose tables know torch's functions by their identity
     yield answer(torch._C._autograd, "_push_saved_tensors_default_hooks", _push_saved_tensors_hooks,
                  passes_original=True)
     yield answer(MetaTensor, "__repr__", torch.Tensor.__repr__, where=_asked_function)
@@ -96,10 +107,6 @@ def _replacements() -> Iterator[Undo]:
     yield answer(torch.Tensor, "__reduce_ex__", _reduce, passes_original=True)
     yield replace(MetaTensor, "__torch_function__", lambda f: torch._C._disabled_torch_function_impl)
     yield replace(sys, "unraisablehook", _note_failure)
-    yield from _higher_order_operators()
-    yield from compiler_replacements()
-    yield from legacy_replacements()
-    yield from program_mode_replacements()
     yield answer(proxy_tensor.ProxyTorchDispatchMode, "__enter__", _refuse_graph)
     yield replace(threading.Thread, "start", _starting)
     yield replace(ThreadPoolExecutor, "submit", _submitting)
@@ -108,8 +115,6 @@ def _replacements() -> Iterator[Undo]:
     for name, run in (("cond", _cond), ("while_loop", _while), ("scan", _scan), (
             "map_impl", lambda op, function, xs, others: _scan(op, function, (), xs, others))):
         yield answer(type(getattr(torch.ops.higher_order, name)), "__call__", run)
-    for device in devices:
-        yield from device.replacements()
 
 
 def _refuse_graph(mode: Any) -> None:

@@ -15,13 +15,18 @@ from analyzer.meta.source_line import first_frame, is_outside, is_user_code
 from analyzer.meta.state import current
 
 from .mode_stack import DirectDispatchMode, FakeTensorMode
-from .replacement import Undo, replace
+from .replacement import Undo, made_once, replace
 
 _entered: dict[int, list[Undo]] = {}  # by the id of a mode that is entered: what puts the handler of its class back
 
 
 def program_mode_replacements() -> Iterator[Undo]:
     yield _put_back
+    yield from _handlers()
+
+
+@made_once
+def _handlers() -> Iterator[Undo]:
     yield replace(TorchDispatchMode, "__enter__", _entering)
     yield replace(TorchDispatchMode, "__exit__", _leaving)
     yield replace(FakeTensorMode, "__enter__", _passing_by)

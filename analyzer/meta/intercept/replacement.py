@@ -163,6 +163,9 @@ class InterruptsHeld(InterruptsDeferred):
 Undo = Callable[[], None]
 
 
+_Link = list[Callable[[Any], Any]]  #: what makes a replacement: a list of one, so that equal functions are told apart
+
+
 class _ReplacedAttribute:
     """The replacements of one attribute, one around the other; they may end in any order, as threads do."""
 
@@ -170,7 +173,7 @@ class _ReplacedAttribute:
         self.owner, self.name = owner, name
         self.missing, self.own = name not in vars(owner), vars(owner).get(name)  # which may be a static method
         self.original = getattr(owner, name)
-        self.links: list[list[Callable[[Any], Any]]] = []  # lists of one, so that equal functions are told apart
+        self.links: list[_Link] = []
 
     def rebuild(self) -> None:
         value = self.original
@@ -184,6 +187,10 @@ class _ReplacedAttribute:
             setattr(self.owner, self.name, value)
         else:
             self.put_back()
+
+    def is_as_found(self) -> bool:
+        """Whether the owner's own attribute is what it was."""
+        return not self.missing and vars(self.owner).get(self.name, self) is self.own
 
     def put_back(self) -> None:
         """Set the attribute to what it was."""
@@ -202,15 +209,19 @@ def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Undo:
     """Set ``owner.name`` to ``make(original)``; the result undoes it, whatever else replaced it meanwhile."""
     key, link = (id(owner), name), [make]
     undo = partial(_take_out, key, link)  # before there is something to undo
+    _put_in(key, owner, link)
+    return undo
+
+
+def _put_in(key: tuple[int, str], owner: Any, link: _Link) -> None:
     with _chain_lock:
-        chain = _chains.get(key) or _chains.setdefault(key, _ReplacedAttribute(owner, name))
+        chain = _chains.get(key) or _chains.setdefault(key, _ReplacedAttribute(owner, key[1]))
         chain.links.append(link)
         try:
             chain.rebuild()
         except BaseException:
-            undo()
+            _take_out(key, link)
             raise
-    return undo
 
 
 def answer(owner: Any, name: str, simulated: Callable[..., Any], *, passes_original: bool = False,
@@ -233,13 +244,55 @@ def supply(owner: Any, name: str, value: Any) -> Undo:
     return undo
 
 
-def _take_out(key: tuple[int, str], link: list[Callable[[Any], Any]]) -> None:
+def _take_out(key: tuple[int, str], link: _Link) -> None:
     with _chain_lock:
         chain = _chains[key]
         chain.links[:] = [other for other in chain.links if other is not link]
         chain.rebuild()
         if not chain.links:
             del _chains[key]
+
+
+class made_once:
+    """Replacements that are the same in each block: what takes the place of each attribute is made in the first one.
+    They are what a function yields: results of `replace` and `answer`, of one for each attribute.
+    """
+
+    def __init__(self, make: Callable[[], Iterable[Undo]]) -> None:
+        self._make = make
+        #: of each attribute: its key, what it was, the link around that, and what is set in its place
+        self._rows: list[tuple[tuple[int, str], _ReplacedAttribute, _Link, Any]] = []
+
+    def __call__(self) -> Iterator[Undo]:
+        if self._rows:
+            yield self._take_out  # before there is something to undo
+            self._put_in()
+            return
+        made: list[Any] = []
+        for undo in self._make():
+            made.append(undo)
+            yield undo
+        with _chain_lock:
+            rows = [(key, chain := _chains[key], link, vars(chain.owner)[chain.name])
+                    for key, link in [undo.args for undo in made]]
+            if all(chain.links == [link] for _, chain, link, _ in rows):  # or another replaces one of them now
+                self._rows = rows
+
+    def _put_in(self) -> None:
+        with _chain_lock:
+            for key, chain, link, value in self._rows:
+                if key in _chains or not chain.is_as_found():
+                    _put_in(key, chain.owner, link)
+                else:
+                    _chains[key] = chain
+                    chain.links.append(link)
+                    setattr(chain.owner, chain.name, value)
+
+    def _take_out(self) -> None:
+        with _chain_lock:
+            for key, _, link, _ in reversed(self._rows):
+                if key in _chains:
+                    _take_out(key, link)
 
 
 @contextmanager
