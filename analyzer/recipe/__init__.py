@@ -4,12 +4,14 @@ from typing import TYPE_CHECKING
 from analyzer.on_use import find_later
 
 if TYPE_CHECKING:
+    from .quantize import quantize_experts
     from .recipe import LoraSpec, Recipe
 
-__all__ = ["LoraSpec", "Recipe"]
+__all__ = ["LoraSpec", "Recipe", "quantize_experts"]
 
 # `import analyzer` needs the optimizers here alone
-__getattr__ = find_later(__name__, {"analyzer.recipe.recipe": "LoraSpec Recipe"})
+__getattr__ = find_later(__name__, {"analyzer.recipe.recipe": "LoraSpec Recipe", "analyzer.recipe.quantize":
+                                      "quantize_experts"})
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,7 @@
 """Layers quantized before a step, as bitsandbytes and torchao make them."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from typing import Any, Literal, NamedTuple
 
@@ -295,6 +296,35 @@ def quantize(model: nn.Module, quantization: str) -> None:
         state.assume(
             f"{quantization} weights: {format_bytes(nbytes)} of {len(left)} parameters that are in no nn.Linear or "
             f"Conv1D ({max(left, key=lambda path: left[path].numel())}, ...) are not quantized")
+
+
+def quantize_experts(model: nn.Module) -> int:
+    """Hold the weights of experts that are one parameter for all of them in `nf4`; how many there are. They are whole
+    while their module runs, and its backward pass needs them so (bitsandbytes 0.50, nn/parametrize.py,
+    `replace_parameter_4bit`).
+    """
+    count = 0
+    for module in [module for module in model.modules() if isinstance(getattr(module, "num_experts", None), int)]:
+        held = {name: parameter for name, parameter in module.named_parameters(recurse=False)
+                if parameter.ndim == 3 and parameter.shape[0] == module.num_experts}
+        for name, parameter in held.items():
+            linear = nn.Linear(parameter.shape[2], parameter.shape[0] * parameter.shape[1], False, device="meta")
+            linear.weight = nn.Parameter(parameter.detach().flatten(0, 1), requires_grad=False)
+            delattr(module, name)
+            module.add_module(f"{name}_nf4", Nf4Linear(linear))
+            module.register_forward_pre_hook(functools.partial(_make_whole, name, tuple(parameter.shape)))
+            module.register_forward_hook(functools.partial(_drop_whole, name), always_call=True)
+        count += len(held)
+    return count
+
+
+def _make_whole(name: str, shape: tuple[int, ...], module: nn.Module, _args: Any) -> None:
+    layer: Any = getattr(module, f"{name}_nf4")
+    vars(module)[name] = layer.dequantize(layer.dtype).view(shape)
+
+
+def _drop_whole(name: str, module: nn.Module, _args: Any, _output: Any) -> None:
+    vars(module).pop(name, None)
 
 
 _HOLDERS = (nn.MultiheadAttention, nn.ParameterList, nn.ParameterDict)  # of torch.nn: of matrices, no layers

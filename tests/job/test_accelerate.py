@@ -16,6 +16,13 @@ def _launch(tmp_path: Path, text: str, *more: str) -> Job:
     return read_command(["accelerate", "launch", "--config_file", str(tmp_path / "a.yaml"), *more, *TRAIN])
 
 
+def test_no_distributed_type_is_one_process(tmp_path: Path) -> None:
+    """As of the single_gpu.yaml that TRL ships, which asks for eight and gets one."""
+    job = _launch(tmp_path, "distributed_type: 'NO'\nnum_machines: 1\nnum_processes: 8\n")
+    assert isinstance(job.plan, TrainingPlan)
+    assert (job.plan.ranks, job.plan.sharding) == (1, None)
+
+
 @pytest.mark.parametrize(("text", "fields"), [
     ("distributed_type: MULTI_GPU\nfsdp_config: {}\ndeepspeed_config: {}\nnum_processes: 4\n",
      {"kind": "ddp", "ranks": 4}),

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from analyzer.tools.job import Job, JobError, read_job
-from analyzer.tools.job.plan import Adapter, TrainingPlan
+from analyzer.tools.job.plan import Adapter, FakeQuantization, ModelParallel, TrainingPlan
+from analyzer.tools.job.programs.trainer import TOWERS
 
 QLORA = """\
 base_model: NousResearch/Llama-3.2-1B
@@ -52,6 +53,13 @@ def test_a_qlora(tmp_path: Path) -> None:
     ("sample_packing: true=rl: dpo", {"task": "dpo", "reference": "adapter"}),
     ("sample_packing: true=plugins:\n  - axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin",
      {"loss_chunks": 8}),
+    ("gradient_checkpointing: true=gradient_checkpointing: true\nactivation_offloading: true",
+     {"checkpoints": "saved_offloaded"}),
+    ("sample_packing: true=quantize_moe_experts: true", {"quantizes_experts": True}),
+    ("sample_packing: true=qat:\n  activation_dtype: int8\n  weight_dtype: int4\n  group_size: 32",
+     {"fake_quantization": FakeQuantization(group=32)}),
+    ("sample_packing: true=tensor_parallel_size: 2", {"parallel": ModelParallel(tensor=2, sharding="ddp"), "ranks": 2}),
+    ("sample_packing: true=freeze_mm_modules: true", {"frozen": tuple(rf"(?:^|\.){tower}\." for tower in TOWERS)}),
     ("lora_target_linear: true=lora_target_modules: [q_proj, v_proj]",
      {"adapter": Adapter(r=32, dropout=0.05, targets=("q_proj", "v_proj"))})])
 def test_options_and_what_becomes_of_them(tmp_path: Path, change: str, fields: dict[str, Any]) -> None:
@@ -73,6 +81,8 @@ def test_options_and_what_becomes_of_them(tmp_path: Path, change: str, fields: d
     ("lora_target_linear: true=", "a.yml: lora_target_modules: is not there; axolotl needs it, or lora_target_linear: "
      "true"),
     ("sequence_len: 2048=sequence_len: [1, 2]", "a.yml:10: sequence_len: [1, 2]: must be a whole number of at least 1"),
+    ("gradient_checkpointing: true=activation_offloading: true",
+     "a.yml:17: activation_offloading: true: axolotl refuses it without gradient_checkpointing"),
     ("gradient_checkpointing: true=gradient_checkpointing: maybe",
      "a.yml:17: gradient_checkpointing: maybe: must be true or false")])
 def test_what_axolotl_refuses_is_told_with_its_line(tmp_path: Path, change: str, problem: str) -> None:

@@ -1,11 +1,13 @@
 """Models that plans ask for: what trains in them, and their losses."""
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from analyzer.errors import InputError
 from analyzer.tools.job.build import make_model
-from analyzer.tools.job.plan import Adapter, TrainedBlocks, TrainingPlan
+from analyzer.tools.job.plan import Adapter, FakeQuantization, TrainedBlocks, TrainingPlan
 
 
 def _tiny_model() -> Any:
@@ -59,3 +61,38 @@ def test_scores_in_parts_are_those_of_all_logits_at_once() -> None:
         assert head[0] is not None
         losses.append((loss.detach(), head[0]))
     torch.testing.assert_close(losses[0], losses[1])
+
+
+def test_weights_are_quantized_and_back_but_for_adapters() -> None:
+    """Inputs of 32 channels are divided by groups of 16, and those of `down_proj`, 64; factors of rank 16 are left."""
+    pytest.importorskip("torchao")
+    plan = TrainingPlan(model="", micro_batch=1, length=8, adapter=Adapter(r=16), fake_quantization=FakeQuantization(
+        group=16))
+    model = make_model(plan, _tiny_model)
+    changed = {path.rpartition(".")[2] for path, module in model.named_modules()
+               if type(module).__name__ == "FakeQuantizedLinear"}
+    assert changed == {"base_layer", "lm_head"}
+
+
+def test_experts_in_four_bits_are_whole_while_they_run() -> None:
+    import transformers
+
+    def build() -> Any:
+        torch.manual_seed(0)
+        return transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+            vocab_size=64, hidden_size=64, moe_intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=2, num_experts=4, num_experts_per_tok=2))
+
+    ids = torch.ones(1, 8, dtype=torch.int64)
+    plan = TrainingPlan(model="", micro_batch=1, length=8, dtype="fp32", adapter=Adapter(r=2, targets=("q_proj",)))
+    whole, held = (make_model(replace(plan, quantizes_experts=quantizes), build) for quantizes in (False, True))
+    assert not any(parameter.ndim == 3 for parameter in held.parameters())
+    # codes of half a byte, and a byte for each 64: 4 experts of 64 x (2 x 64 + 64)
+    layer = held.get_submodule("model.layers.0.mlp.experts.gate_up_proj_nf4")
+    assert (layer.weight.nbytes, layer.absmax.nbytes) == (4 * 64 * 128 // 2, 4 * 128)
+    expected, found = (model(input_ids=ids).logits for model in (whole, held))
+    torch.testing.assert_close(found, expected, rtol=0.2, atol=0.05)
+    assert "gate_up_proj" not in vars(held.get_submodule("model.layers.0.mlp.experts"))
+    found.sum().backward()
+    with pytest.raises(InputError, match="quantized experts: LlamaForCausalLM has none that are one parameter"):
+        make_model(replace(plan, quantizes_experts=True), _tiny_model)

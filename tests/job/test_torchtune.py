@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from analyzer.tools.job import Job, JobError, read_command, read_job
-from analyzer.tools.job.plan import Adapter, Sharding, TrainingPlan
+from analyzer.tools.job.plan import Adapter, FakeQuantization, ModelParallel, Sharding, TrainingPlan
 from analyzer.tools.job.training import make_for_backward
 
 LORA = """\
@@ -68,6 +68,9 @@ def test_a_lora(tmp_path: Path) -> None:
     ("torchtune.modules.loss.LinearCrossEntropyLoss=torch.nn.CrossEntropyLoss", {"loss_chunks": None}),
     ("torchtune.modules.loss.LinearCrossEntropyLoss=torchtune.rlhf.loss.DPOLoss",
      {"task": "dpo", "reference": "adapter", "loss_chunks": None}),
+    ("clip_grad_norm: null=quantizer:\n  _component_: torchtune.training.quantization.Int8DynActInt4WeightQATQuantizer"
+     "\n  groupsize: 128", {"fake_quantization": FakeQuantization(group=128)}),
+    ("clip_grad_norm: null=tensor_parallel_dim: 2", {"parallel": ModelParallel(tensor=2, sharding="ddp")}),
     ("max_seq_len: 2048=max_seq_len: null\n  # none", {"length": 4096})])
 def test_options_and_what_becomes_of_them(tmp_path: Path, change: str, fields: dict[str, Any]) -> None:
     before, _, after = change.partition("=")

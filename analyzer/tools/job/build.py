@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from analyzer.errors import InputError
-from analyzer.recipe import LoraSpec, Recipe
+from analyzer.recipe import LoraSpec, Recipe, quantize_experts
 from analyzer.recipe.recipe import list_blocks
 from analyzer.zoo.input_spec import import_extra
 from analyzer.zoo.target import load_target
@@ -21,7 +21,7 @@ from analyzer.zoo.target import load_target
 from .checkpoint import checkpoint_some
 from .document import Files
 from .model_name import find_model
-from .plan import Adapter, Sharding, TrainedBlocks, TrainingPlan
+from .plan import Adapter, FakeQuantization, Sharding, TrainedBlocks, TrainingPlan
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -73,7 +73,7 @@ def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
     quantize: Any = plan.quantize
     recipe = Recipe(dtype=DTYPES[plan.dtype], attention=plan.attention, quantize=quantize,
                     loss_chunks=None if plan.task in ("classify", "reward") else plan.loss_chunks,
-                    checkpointing=plan.checkpoints != "none" and not keeps_some)
+                    checkpointing=plan.checkpoints not in ("none", "saved_offloaded") and not keeps_some)
     model = build()
     reference = None
     if plan.reference == "copy":
@@ -81,6 +81,10 @@ def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
     if plan.adapter is not None:
         recipe = replace(recipe, lora=lora_spec(model, plan.adapter))
     model = recipe.apply(model)
+    if plan.quantizes_experts and not quantize_experts(model):
+        raise InputError(f"{plan.model}: quantized experts: {type(model).__name__} has none that are one parameter")
+    if plan.fake_quantization is not None:
+        quantize_and_back(model, plan.fake_quantization)
     if keeps_some:
         checkpoint_some(model, plan)
     if plan.checkpoints == "inputs_offloaded":
@@ -136,6 +140,22 @@ def offload_inputs(model: nn.Module) -> None:
         checkpoint: Any = getattr(module, "_gradient_checkpointing_func", None)  # transformers/modeling_layers.py
         if checkpoint is not None:
             setattr(module, "_gradient_checkpointing_func", partial(run, checkpoint))  # noqa: B010
+
+
+def quantize_and_back(model: nn.Module, how: FakeQuantization) -> None:
+    """Let torchao's own layers take the place of linear ones whose inputs its groups divide, but for the factors of
+    adapters. Raises MissingExtraError without it.
+    """
+    import_extra("torchao", "quantization-aware training")
+    from torchao.quantization import quantize_  # type: ignore[import-untyped, unused-ignore]
+    from torchao.quantization.qat import IntxFakeQuantizeConfig, QATConfig  # type: ignore[import-untyped, unused-ignore]
+
+    def takes(module: nn.Module, path: str) -> bool:
+        return isinstance(module, nn.Linear) and not module.in_features % how.group and "lora_" not in path
+
+    inputs = IntxFakeQuantizeConfig(torch.int8, "per_token", is_symmetric=False) if how.activations else None
+    weights = IntxFakeQuantizeConfig(torch.int4, group_size=how.group)  # type: ignore[attr-defined]
+    quantize_(model, QATConfig(activation_config=inputs, weight_config=weights, step="prepare"), filter_fn=takes)
 
 
 def _train_whole(model: nn.Module, names: tuple[str, ...]) -> None:

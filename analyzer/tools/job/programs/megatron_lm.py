@@ -113,7 +113,7 @@ def _read_experts(options: Options, experts: int, inner: int) -> dict[str, Any]:
     shared = options.number("moe_shared_expert_intermediate_size", least=1)
     if str(options.get("moe_layer_freq") or 1) != "1":
         options.note("moe_layer_freq", "not modelled", "every block is taken to have experts")
-    options.leave_out("moe_expert_capacity_factor", "experts get equally many tokens")
+    megatron.read_capacity(options)
     chosen = {"num_experts_per_tok": options.count("moe_router_topk", 2, means="experts of a token")}
     if shared is not None:
         return {**chosen, "model_type": "qwen2_moe", "num_experts": experts, "moe_intermediate_size": each,

@@ -58,7 +58,8 @@ def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> Train
     options.leave_out("fp8_format fp4_format", "products of 16 bits are taken instead")
     options.leave_out("mtp_num_layers", "layers that predict further tokens are left out")
     options.leave_out("use_ray device_groups", "all devices are taken to train, as one job without Ray")
-    options.leave_out("moe_expert_capacity_factor use_fused_mhc mhc_recompute_layer_num megatron_extra_kwargs",
+    megatron.read_capacity(options)
+    options.leave_out("use_fused_mhc mhc_recompute_layer_num megatron_extra_kwargs",
                       "what it changes is left out")
     options.rest(_WITHOUT_EFFECT)
     return plan

@@ -9,8 +9,9 @@ from typing import Any
 
 from ..document import Document, Edit
 from ..options import Options
-from ..plan import Adapter, Checkpoints, Sharding, Task, TrainingPlan
+from ..plan import Adapter, Checkpoints, FakeQuantization, Sharding, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_batch, set_option
+from .trainer import divide_model
 
 # torchtune 0.7.0, recipes/*.py, torchtune/models/*/_model_builders.py and torchtune/modules/
 
@@ -96,6 +97,8 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     length, checkpoints = _read_length(options), _read_checkpoints(options)
     compiles = _read_compile(options)
     sharding = _read_sharding(options, launch)
+    fakes, parallel = _read_fake_quantization(options), divide_model(options, launch, sharding, {
+        name: f"{name}_parallel_dim" for name in ("tensor", "context", "expert")})
     _leave_out(options, quantize, launch)
     options.rest(_WITHOUT_EFFECT)
     return TrainingPlan(
@@ -103,7 +106,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         micro_batch=batch, accumulate=accumulate, length=length, dtype=dtype, quantize=quantize,
         adapter=None if adapter is None else replace(adapter, dtype=dtype), checkpoints=checkpoints,
         loss_chunks=chunks, optimizer=optimizer, updates_in_backward=in_backward, clips=clips, compiles=compiles,
-        ranks=launch.size, sharding=sharding)
+        fake_quantization=fakes, ranks=launch.size, sharding=sharding, parallel=parallel)
 
 
 def _fill(document: Document, values: Mapping[str, Any], options: Options) -> Mapping[str, Any]:
@@ -288,11 +291,23 @@ def _read_sharding(options: Options, launch: JobLaunch) -> Sharding | None:
                     shares_ends="output" in layers or "tok_embeddings" in layers)
 
 
+def _read_fake_quantization(options: Options) -> FakeQuantization | None:
+    """training/quantization.py; recipes/qat_distributed.py prepares all linear layers."""
+    part = options.part("quantizer")
+    if part is None:
+        return None
+    name = part.text("_component_", means="weights are rounded to 4 bits and back in each pass") or ""
+    group = part.count("groupsize", 256)
+    part.rest("padding_allowed precision scales_precision inner_k_tiles")
+    options.number("fake_quant_after_n_steps")
+    if "Int4Weight" not in name:
+        part.note("_component_", "not modelled", "weights and inputs are taken as they are")
+        return None
+    return FakeQuantization(group=group, activations="Int8DynAct" in name)
+
+
 def _leave_out(options: Options, quantize: str | None, launch: JobLaunch) -> None:
-    for name in ("tensor_parallel_dim", "context_parallel_dim", "expert_parallel_dim"):
-        if (options.number(name, 1, least=1) or 1) > 1:
-            options.note(name, "not modelled", "each rank is taken to hold whole layers, and whole sequences")
-    options.leave_out("quantizer fake_quant_after_n_steps memory_efficient_fsdp_wrap", "fake quantization is left out")
+    options.leave_out("memory_efficient_fsdp_wrap", "its way to wrap is left out")
     options.leave_out("teacher_model", "the teacher's weights and passes are left out")
     options.leave_out("reward_and_value_model forward_batch_size ppo_batch_size max_generated_tokens",
                       "models of rewards and values, and the rollout, are left out")

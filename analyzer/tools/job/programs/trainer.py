@@ -4,11 +4,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..document import Document
 from ..options import Options
-from ..plan import Checkpoints, Sharding
+from ..plan import Checkpoints, ModelParallel, Sharding
 from ..program import JobLaunch, read_beside
 from .deepspeed import read_deepspeed
 
@@ -225,3 +225,26 @@ def accumulate_of(options: Options, global_name: str, batch: int, ranks: int) ->
         raise options.fail(global_name, f"is no multiple of {batch} sequences a pass on {ranks} "
                            f"rank{'s' if ranks > 1 else ''}, {math.ceil(whole / (batch * ranks)) * batch * ranks} is")
     return whole // (batch * ranks)
+
+
+def divide_model(options: Options, launch: JobLaunch, sharding: Sharding | None,
+                 names: Mapping[str, str]) -> ModelParallel | None:
+    """How ranks divide the model itself, where PyTorch's FSDP shares what is left: ``names`` are options by the fields
+    of `ModelParallel`. None where each rank has a whole one. Raises JobError for ranks that cannot be divided so.
+    """
+    sizes: dict[str, Any] = {field: options.count(name, 1) for field, name in names.items()}
+    given = {field: size for field, size in sizes.items() if size > 1}
+    if not given:
+        return None
+    found = ModelParallel(**sizes)
+    name = names[next(iter(given))]
+    if launch.ranks is None:
+        launch.ranks = max(found.size, found.expert)
+        options.assume(name, f"{launch.ranks} devices, the least that there can be: --world says how many there are")
+    if launch.size % found.size:
+        raise options.fail(name, f"all degrees make {found.size}, by which {launch.size} ranks cannot be divided")
+    shards = launch.size // found.tensor > 1
+    keeps = sharding is not None and not sharding.reshards
+    return replace(found, sharding="ddp" if not shards else "fsdp_kept" if keeps else "fsdp",
+                   replicas=1 if sharding is None else max(1, sharding.replicas),
+                   offloads=sharding is not None and sharding.offloads)
