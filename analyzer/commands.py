@@ -271,7 +271,7 @@ analyzer job --device l40s -- vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2
 
     Command("explain", "what took the memory of a real run: a memory snapshot, an out-of-memory error",
             "analyzer.tools.explain.command:run_explain",
-            "explained file, parts of a snapshot, device of a snapshot, json of an explanation", """\
+            "explained file, against of a run, parts of a snapshot, device of a snapshot, json of an explanation", """\
 Reads what a real run left behind and tells what took its memory. FILE is known by its content.
 
 A memory snapshot (torch.cuda.memory._dump_snapshot): the peak and what was held then, by what it is for and by line of
@@ -282,10 +282,14 @@ allocator; growth tells what each step holds more than the one before.
 
 A log with out-of-memory errors of PyTorch, of any program and of many ranks: who has the memory, this process, another
 one or the cache, and whether it is in pieces, another's or simply too little.
-""", {}, """\
+
+--against: of a snapshot, which blocks the run and the prediction both hold at their peaks, and which one of them alone;
+of an error, at which module the predicted step fails with as much memory, by how much, and the least change that would
+do.
+""", {"the step of --against": "input, mode of profile, autocast", **_RECIPE}, """\
 analyzer explain snapshot.pickle
 analyzer explain snapshot.pickle --show reserved,settings,growth
-analyzer explain train.log
+analyzer explain train.log --against hf:llama-3.1-8b --lora r=16 --input input_ids=int64:4x4096 --optimizer adamw
 analyzer explain snapshot.pickle.gz --json explained.json
 """, {0: "the file was read", 2: "the command line or the file cannot be used"}),
 

@@ -361,6 +361,8 @@ _OF_JOBS = (
 _OF_EXPLANATIONS = (
     _file("file", "a memory snapshot, or a log with an out-of-memory error; packed by gzip or not",
           name="explained file"),
+    Option("--against", "a prediction to hold it against: a TARGET with options of `analyzer profile`, a script (.py) "
+           "that is run dry, or a profile saved with --json", name="against of a run", metavar="WHAT"),
     Option("--show", "what to tell of a snapshot, some of {analyzer.tools.explain.command:SHOWN} (default peak)",
            name="parts of a snapshot", type=split_words, metavar="NAMES"),
     Option("--device", "the device that it ran on, e.g. h100_sxm: so much may be reserved",

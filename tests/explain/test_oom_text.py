@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from analyzer.tools.explain.oom_screen import describe_errors, find_shortage
+from analyzer.tools.explain.oom_screen import describe_errors, find_owners
 from analyzer.tools.explain.oom_text import OutOfMemoryText, find_errors
 
 SIZES = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -237,7 +237,7 @@ def test_every_figure_of_a_text(name: str) -> None:
                             if key.startswith("p") and key[1:].isdecimal()}
     assert (error.device, error.rank) == (_of(named, "device"), _of(named, "rank"))
     assert error.backend == named.get("backend", "CUDA")
-    assert find_shortage(error).cause == cause
+    assert find_owners(error).cause == cause
     assert max(map(len, describe_errors("a.log", [error]).splitlines())) <= 120
 
 
@@ -247,15 +247,15 @@ def _of(named: dict[str, str], key: str) -> int | None:
 
 def test_who_has_the_memory() -> None:
     error, = find_errors([TEXTS["five processes"][0]])
-    shortage = find_shortage(error)
-    assert shortage.other_bytes == _size("5.59M") + _size("29.04G") + _size("14.74G")
-    assert shortage.outside_bytes == _size("3.14G") - _size("2.92G") - _size("34.62M")
-    assert not shortage.is_guessed
+    owners = find_owners(error)
+    assert owners.other_bytes == _size("5.59M") + _size("29.04G") + _size("14.74G")
+    assert owners.outside_bytes == _size("3.14G") - _size("2.92G") - _size("34.62M")
+    assert not owners.is_guessed
     hidden, = find_errors([TEXTS["2.1, in a container"][0]])
-    shortage = find_shortage(hidden)
-    assert (shortage.own_bytes, shortage.other_bytes, shortage.is_guessed) == (_size("14.52G"), 0, True)
+    owners = find_owners(hidden)
+    assert (owners.own_bytes, owners.other_bytes, owners.is_guessed) == (_size("14.52G"), 0, True)
     # 496 asked for; 235.06 free and 130.42 cached
-    assert shortage.lacking_bytes == _size("496M") - _size("235.06M") - _size("130.42M")
+    assert owners.lacking_bytes == _size("496M") - _size("235.06M") - _size("130.42M")
 
 
 def test_ranks_and_their_tracebacks_are_kept_apart() -> None:
@@ -287,5 +287,5 @@ def test_the_command_reads_a_log(tmp_path: Path, run) -> None:  # type: ignore[n
 
 
 def test_a_text_that_says_little() -> None:
-    assert find_shortage(OutOfMemoryText("CUDA", 1, None, None, None, None, {}, None, None, None, None)) == (
-        find_shortage(find_errors(["CUDA error: out of memory"])[0]))
+    assert find_owners(OutOfMemoryText("CUDA", 1, None, None, None, None, {}, None, None, None, None)) == (
+        find_owners(find_errors(["CUDA error: out of memory"])[0]))

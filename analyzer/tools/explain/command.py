@@ -14,16 +14,19 @@ from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.output import check_output, write_output
 
+from .against_screen import describe_comparison, describe_failure, find_limit
+from .comparison import compare_peaks
 from .growth import find_growth
 from .history import read_history
 from .line import Lines
-from .oom_screen import describe_errors, to_dict
+from .oom_screen import describe_errors, find_owners, to_dict
 from .oom_text import find_errors
+from .prediction import advise, find_failure, list_at_peak, read_prediction
 from .reserve import list_keepers, split_reserved
 from .reserve_screen import describe_growth, describe_reserved, describe_settings
 from .settings import try_settings
 from .snapshot import read_snapshot
-from .snapshot_report import describe_device
+from .snapshot_report import describe_device, name_categories
 from .snapshot_screen import describe_snapshot
 
 #: What can be shown of a snapshot.
@@ -39,16 +42,17 @@ def run_explain(arguments: argparse.Namespace) -> int:
     shown = ["peak"] if arguments.show is None else _read_shown(arguments.show)
     capacity = None if arguments.device is None else find_device(arguments.device).memory_bytes
     if find_kind(path) == "snapshot":
-        text, found = _explain_snapshot(path, shown, capacity)
+        text, found = _explain_snapshot(path, shown, capacity, arguments)
     else:
-        text, found = _explain_text(path)
+        text, found = _explain_text(path, arguments)
     if arguments.json is not None:
         write_output(arguments.json, json.dumps(found, indent=1) + "\n")
     print(text)
     return 0
 
 
-def _explain_snapshot(path: Path, shown: Sequence[str], capacity_bytes: int | None) -> tuple[str, dict[str, Any]]:
+def _explain_snapshot(path: Path, shown: Sequence[str], capacity_bytes: int | None,
+                      arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     snapshot = read_snapshot(path)
     lines = Lines(snapshot.stacks)
     histories = [read_history(memory) for memory in snapshot.devices]
@@ -73,6 +77,12 @@ def _explain_snapshot(path: Path, shown: Sequence[str], capacity_bytes: int | No
         settings = try_settings(history, snapshot, growth, capacity_bytes)
         texts.append(describe_settings(settings))
         found["allocator_settings"] = asdict(settings)
+    if arguments.against is not None:
+        prediction = read_prediction(arguments)
+        comparison = compare_peaks(history, lines, name_categories(history, snapshot, lines),
+                                   list_at_peak(prediction.profile))
+        texts.append(describe_comparison(comparison, prediction))
+        found["against"] = asdict(comparison)
     return "\n\n".join(texts), found
 
 
@@ -82,7 +92,7 @@ def _read_shown(names: Sequence[str]) -> Sequence[str]:
     return names
 
 
-def _explain_text(path: Path) -> tuple[str, dict[str, Any]]:
+def _explain_text(path: Path, arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     with open(path, "rb") as file:
         is_packed = file.read(2) == b"\x1f\x8b"
     with open(path, "rb") as file:
@@ -90,15 +100,27 @@ def _explain_text(path: Path) -> tuple[str, dict[str, Any]]:
     if not errors:
         raise InputError(f"{path}: a text without an out-of-memory error of PyTorch; what is read are memory snapshots "
                          "(torch.cuda.memory._dump_snapshot) and logs that have such an error")
-    return describe_errors(path.name, errors), {"kind": "out-of-memory errors", "file": path.name,
-                                                "errors": [to_dict(error) for error in errors]}
+    text = describe_errors(path.name, errors)
+    found: dict[str, Any] = {"kind": "out-of-memory errors", "file": path.name,
+                             "errors": [to_dict(error) for error in errors]}
+    if arguments.against is not None:
+        error = errors[0]
+        limit = find_limit(error, find_owners(error))
+        if limit is None:
+            raise InputError(f"{path}: --against {arguments.against}: the error tells neither the device's memory nor "
+                             "a limit, so where the step fails cannot be told")
+        prediction = read_prediction(arguments, error.capacity_bytes)
+        failure = find_failure(prediction.profile, limit)
+        advice = None if failure is None else advise(arguments, prediction, limit)
+        text += f"\n\n{describe_failure(error, prediction, limit, failure, advice)}"
+        found["against"] = None if failure is None else asdict(failure)
+    return text, found
 
 
 def _read_lines(file: BinaryIO | gzip.GzipFile) -> Iterator[str]:
-    """Lines of a text, of a very long one its parts; progress bars end theirs with a carriage return."""
+    """Lines of a text, of a very long one its parts; of progress bars, which write over a line, what stays of it."""
     while line := file.readline(_LONGEST_LINE):
-        yield from line.decode("utf-8", "replace").replace("\r", "\n").split("\n")[:-1] or [line.decode(
-            "utf-8", "replace")]
+        yield line.decode("utf-8", "replace").rstrip("\r\n").rpartition("\r")[2]
 
 
 def find_kind(path: Path) -> str:

@@ -35,7 +35,7 @@ class OwnersOfMemory:
     is_guessed: bool = False  #: a process that the text names by its number is taken to be this one
 
 
-def find_shortage(error: OutOfMemoryText) -> OwnersOfMemory:
+def find_owners(error: OutOfMemoryText) -> OwnersOfMemory:
     """Who has the memory, and why the request failed."""
     own, others, is_guessed = error.process_bytes, dict(error.others), False
     reserved = error.reserved_bytes if error.reserved_bytes is not None else error.allocated_bytes
@@ -101,7 +101,7 @@ def describe_errors(name: str, errors: Sequence[OutOfMemoryText]) -> str:
     if len(errors) > 1:
         rows = [("-" if error.rank is None else str(error.rank), f"{error.line:,}", format_bytes(error.requested_bytes),
                  format_bytes(error.free_bytes), format_bytes(error.allocated_bytes),
-                 format_bytes(error.unallocated_bytes), find_shortage(error).cause) for error in errors]
+                 format_bytes(error.unallocated_bytes), find_owners(error).cause) for error in errors]
         parts.append(print_rows(("Rank", "Line", "Asked for", "Free", "Allocated", "Cached", "What it is"), rows,
                                 left=(6,)))
     return "\n\n".join(parts)
@@ -117,10 +117,10 @@ def _name_ranks(errors: Sequence[OutOfMemoryText]) -> str:
 
 def describe_error(error: OutOfMemoryText) -> str:
     """Who has the memory, and what is the matter."""
-    shortage = find_shortage(error)
+    owners = find_owners(error)
     rows = [(what, format_bytes(size), format_percent(None if size is None or not error.capacity_bytes else
                                                       size / error.capacity_bytes), said)
-            for what, size, said in _list_owners(error, shortage) if size is not None]
+            for what, size, said in _list_owners(error, owners) if size is not None]
     where = f"line {error.line:,}" + ("" if error.rank is None else f", rank {error.rank}") + (
         "" if error.device is None else f", device {error.device}")
     asked = "an allocation" if error.requested_bytes is None else format_bytes(error.requested_bytes)
@@ -128,39 +128,39 @@ def describe_error(error: OutOfMemoryText) -> str:
                                                    f", at {clean(str(describe_frames(error.frames)))}")
     return "\n\n".join([fill(head, 120, subsequent_indent="  "),
                         *[print_rows(("Who has the memory", "Bytes", "Share", ""), rows, left=(0, 3))] * bool(rows),
-                        fill(_say(error, shortage), 120)])
+                        fill(_say(error, owners), 120)])
 
 
-def _list_owners(error: OutOfMemoryText, shortage: OwnersOfMemory) -> list[tuple[str, int | None, str]]:
+def _list_owners(error: OutOfMemoryText, owners: OwnersOfMemory) -> list[tuple[str, int | None, str]]:
     return [("allocated by PyTorch", error.allocated_bytes,
              "" if error.private_bytes is None else f"{format_bytes(error.private_bytes)} in private pools"),
             ("cached by PyTorch, not allocated", error.unallocated_bytes, ""),
-            ("this process beside PyTorch", shortage.outside_bytes, "the device's context, libraries"),
-            ("other processes", shortage.other_bytes,
+            ("this process beside PyTorch", owners.outside_bytes, "the device's context, libraries"),
+            ("other processes", owners.other_bytes,
              ", ".join(f"{pid}: {format_bytes(size)}" for pid, size in list(error.others.items())[:4]
-                       if not (shortage.is_guessed and size == shortage.own_bytes))),
-            ("beside PyTorch", shortage.beside_bytes, "the device's context, libraries, other processes"),
+                       if not (owners.is_guessed and size == owners.own_bytes))),
+            ("beside PyTorch", owners.beside_bytes, "the device's context, libraries, other processes"),
             ("free", error.free_bytes, ""), ("the device", error.capacity_bytes, ""),
             ("what this process may take", error.allowed_bytes, "")]
 
 
-def _say(error: OutOfMemoryText, shortage: OwnersOfMemory) -> str:
+def _say(error: OutOfMemoryText, owners: OwnersOfMemory) -> str:
     requested, cached = format_bytes(error.requested_bytes), format_bytes(error.unallocated_bytes)
-    lacks = "" if not shortage.lacking_bytes else f" At least {format_bytes(shortage.lacking_bytes)} are missing."
+    lacks = "" if not owners.lacking_bytes else f" At least {format_bytes(owners.lacking_bytes)} are missing."
     said = {
         "no figures": "The text has too few figures to say who has the memory; where the process can be run again, "
                       "torch.cuda.memory._dump_snapshot(FILE) after the error writes what can be explained whole.",
         "one tensor": f"One tensor of {requested} is larger than the device: the operation must be done in parts, or "
                       "its batch or sequence be smaller.",
-        "fragmentation": f"Fragmentation: {cached} are cached and not used, more than the {requested} that were asked "
-                         "for" + (", together with what is free" if (error.unallocated_bytes or 0) <
-                                  (error.requested_bytes or 0) else "")
-                         + ", but not in one piece. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids most of "
-                           "it.",
+        "fragmentation": f"Fragmentation: {cached} are cached and not used, "
+                         + ("" if (error.unallocated_bytes or 0) >= (error.requested_bytes or 0) else
+                            f"with the {format_bytes(error.free_bytes)} that are free ")
+                         + f"more than the {requested} that were asked for, but not in one piece. "
+                         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids most of it.",
         "limit": f"The limit of this process: it may take {format_bytes(error.allowed_bytes)} "
                  "(set_per_process_memory_fraction, or the server's own share), and the device has "
                  f"{format_bytes(error.free_bytes)} free. Raise the limit, or take less." + lacks,
-        "another process": f"Another process: others hold {format_bytes(shortage.other_bytes)}; without them the "
+        "another process": f"Another process: others hold {format_bytes(owners.other_bytes)}; without them the "
                            f"{requested} would have been there. nvidia-smi lists them; a process that has died before "
                            "may still hold its memory.",
         "free but refused": f"The device says that {format_bytes(error.free_bytes)} are free, more than the "
@@ -168,13 +168,13 @@ def _say(error: OutOfMemoryText, shortage: OwnersOfMemory) -> str:
                             "host's limit (WSL, an integrated GPU), or a request by another stream at that moment.",
         "too much": "Simply too much: what PyTorch reserved is in use, and no other process is known to hold what is "
                     "missing. A smaller batch or sequence, checkpoints, a leaner optimizer or a larger device "
-                    "is needed." + lacks}[shortage.cause]
-    if shortage.is_guessed and shortage.own_bytes is not None:
-        said += (f" (The process of {format_bytes(shortage.own_bytes)} is taken to be this one, as a container hides "
+                    "is needed." + lacks}[owners.cause]
+    if owners.is_guessed and owners.own_bytes is not None:
+        said += (f" (The process of {format_bytes(owners.own_bytes)} is taken to be this one, as a container hides "
                  "its number.)")
     return said
 
 
 def to_dict(error: OutOfMemoryText) -> dict[str, Any]:
     """An error and what its figures come to, as plain values."""
-    return {**asdict(error), **asdict(find_shortage(error))}
+    return {**asdict(error), **asdict(find_owners(error))}

@@ -86,9 +86,7 @@ def describe_device(history: History, snapshot: Snapshot, lines: Lines) -> Devic
     memory, peak = history.memory, history.peak
     events = memory.events
     there = history.at(peak)
-    told = events.category[np.maximum(history.born, 0)] if len(events) else np.full(len(history.born), -1)
-    category = [CATEGORIES[number] if history.born[block] < 0 or told[block] < 0 else snapshot.texts[told[block]]
-                for block, number in enumerate(categorize(history, lines).tolist())]
+    category = name_categories(history, snapshot, lines)
     times = events.time_us[events.time_us >= 0]
     seconds = peak_seconds = None
     if len(times):
@@ -113,6 +111,14 @@ def describe_device(history: History, snapshot: Snapshot, lines: Lines) -> Devic
         _join_alike([row(block) for block in by_size.tolist()])[:_LARGEST],
         [_describe_failure(history, lines, at, row) for at in np.flatnonzero(events.of("oom")).tolist()],
         history.unmatched)
+
+
+def name_categories(history: History, snapshot: Snapshot, lines: Lines) -> list[str]:
+    """The category of each block, in the words of the writer where it told them."""
+    events = history.memory.events
+    told = events.category[np.maximum(history.born, 0)] if len(events) else np.full(len(history.born), -1)
+    return [CATEGORIES[number] if history.born[block] < 0 or told[block] < 0 else snapshot.texts[told[block]]
+            for block, number in enumerate(categorize(history, lines).tolist())]
 
 
 def sum_by(names: Iterable[str], sizes: Iterable[int]) -> list[HeldRow]:

@@ -1,0 +1,128 @@
+"""A run held against a prediction of it."""
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from analyzer import Profile, profile
+from analyzer.tools.explain import read_snapshot
+from analyzer.tools.explain.against_screen import describe_comparison, find_limit
+from analyzer.tools.explain.comparison import HeldAlone, PeakComparison, compare_peaks
+from analyzer.tools.explain.history import read_history
+from analyzer.tools.explain.line import Lines
+from analyzer.tools.explain.oom_screen import find_owners
+from analyzer.tools.explain.oom_text import find_errors
+from analyzer.tools.explain.prediction import Prediction, find_failure, list_at_peak
+from analyzer.tools.explain.snapshot_report import name_categories
+from tests.explain.recording import DATA, FORWARD, Recording
+
+MIB = 1 << 20
+
+NET = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(512, 2048), nn.Linear(2048, 512)
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+"""
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512))
+
+
+def _profile(batch: int, optimizer: str | None = "adamw") -> Profile:
+    return profile(_net, torch.empty(batch, 512, device="meta"), optimizer=optimizer, device="t4")
+
+
+def _compare(path: Path, predicted: Profile) -> PeakComparison:
+    snapshot = read_snapshot(path)
+    history, lines = read_history(snapshot.devices[0]), Lines(snapshot.stacks)
+    return compare_peaks(history, lines, name_categories(history, snapshot, lines), list_at_peak(predicted))
+
+
+def test_a_prediction_agrees_with_itself(tmp_path: Path) -> None:
+    found = _profile(64)
+    found.to_memory_snapshot(tmp_path / "a.pickle")
+    comparison = _compare(tmp_path / "a.pickle", found)
+    assert comparison.run_bytes == comparison.predicted_bytes == comparison.both_bytes > 0
+    assert (comparison.only_run, comparison.before, comparison.only_predicted, comparison.hints) == ([], [], [], [])
+
+
+@pytest.mark.parametrize(("batch", "factor"), [(8192, "4 times as large"), (512, "1/4 as large")])
+def test_another_batch_is_told(tmp_path: Path, batch: int, factor: str) -> None:
+    def deep(batch: int) -> Profile:
+        layers = [layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.Tanh())]
+        return profile(nn.Sequential(*layers), torch.empty(batch, 512, device="meta"), device="t4")
+
+    deep(batch).to_memory_snapshot(tmp_path / "a.pickle")
+    comparison = _compare(tmp_path / "a.pickle", deep(2048))
+    assert comparison.only_run and comparison.only_predicted
+    assert factor in comparison.hints[0] and "--input" in comparison.hints[0]
+
+
+def test_an_optimizer_that_the_run_has_not(tmp_path: Path) -> None:
+    _profile(64, None).to_memory_snapshot(tmp_path / "a.pickle")
+    comparison = _compare(tmp_path / "a.pickle", _profile(64))
+    assert any("--optimizer" in hint for hint in comparison.hints)
+    # AdamW's two states of both weights, each as large as a weight of 4 MiB, and what the step takes beside them
+    states = [row for row in comparison.only_predicted if row.category == "optimizer state" and row.bytes == 4 * MIB]
+    assert sum(row.count for row in states) == 4
+
+
+def test_what_only_the_run_holds_has_its_line_and_what_was_before_is_told_apart(tmp_path: Path) -> None:
+    recording = Recording()
+    recording.alloc("early", 7 * MIB, DATA)
+    recording.start()
+    for number in range(3):
+        recording.alloc(str(number), 64 * MIB, FORWARD)
+    comparison = _compare(recording.write(tmp_path / "a.pickle"), _profile(64))
+    assert comparison.only_run == [HeldAlone(3, 64 * MIB, "me/net.py:41 forward", "activations")]
+    assert comparison.before == [HeldAlone(1, 7 * MIB, "(no line recorded)", "before recording")]
+    assert comparison.both_bytes == 0
+    said = describe_comparison(comparison, Prediction("net.py:Net", _profile(64), "t4"))
+    assert "only in the run: 192.00 MiB: 3 x 64.00 MiB at me/net.py:41 forward" in said
+    assert "before recording began, and not predicted: 7.00 MiB" in said
+
+
+def test_where_a_step_fails_with_less_memory() -> None:
+    found = _profile(4096)
+    reserved, allocated = found.peak_reserved_bytes, found.peak_allocated_bytes
+    assert reserved is not None and allocated is not None
+    assert find_failure(found, reserved) is None
+    failure = find_failure(found, allocated - 1)  # segments in use are at least what is allocated
+    assert failure is not None and failure.short_bytes > 0 and failure.allocated_bytes < allocated
+    first = find_failure(found, 8 * MIB)  # less than what is there as the step begins
+    assert first is not None and first.phase == "forward"
+
+
+def test_the_command_tells_where_the_prediction_fails_and_what_would_do(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "a.log").write_text(
+        'Traceback (most recent call last):\n  File "/elsewhere/net.py", line 8, in forward\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 MiB. GPU 0 has a total capacity of 100.00 "
+        "MiB of which 10.00 MiB is free. Including non-PyTorch memory, this process has 80.00 MiB memory in use. Of "
+        "the allocated memory 60.00 MiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated.\n")
+    error, = find_errors((tmp_path / "a.log").read_text().splitlines())
+    assert find_limit(error, find_owners(error)) == 80 * MIB  # 20 MiB of the 100 are this process's beside PyTorch
+    code, out, complaint = run("explain", str(tmp_path / "a.log"), "--against", f"{tmp_path / 'net.py'}:Net",
+                               "--input", "4096x512", "--device", "t4")
+    assert code == 0, complaint
+    out = " ".join(out.split())
+    assert "PyTorch could reserve 80.00 MiB there" in out
+    assert "it fails in forward" in out or "it fails in backward" in out
+    assert "the traceback's net.py:8 is" in out and "least change that would do" in out, out
+
+
+def test_a_saved_profile_and_an_error_without_figures(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+    found = _profile(64)
+    found.to_json(tmp_path / "a.json")
+    found.to_memory_snapshot(tmp_path / "a.pickle")
+    code, out, _ = run("explain", str(tmp_path / "a.pickle"), "--against", str(tmp_path / "a.json"))
+    assert code == 0 and "only in the run: 0 B" in out
+    (tmp_path / "a.log").write_text("RuntimeError: CUDA error: out of memory\n")
+    code, _, complaint = run("explain", str(tmp_path / "a.log"), "--against", str(tmp_path / "a.json"))
+    assert code == 2 and "cannot be told" in " ".join(complaint.split())
