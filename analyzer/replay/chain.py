@@ -340,7 +340,8 @@ class ChainRun:
         self.has_skipped = False
 
     def record_state(self) -> None:
-        """Note what the reference block holds, before it runs."""
+        """Note what the reference block holds, before it runs, until the slots that it fills are noted no more."""
+        self.noting.callback(setattr, self, "state", StateRecord())  # or the run would hold itself: by its indices
         self.state = StateRecord()
         for module in self.chain.modules[self.chain.reference]:
             self.state.capture_module(module, own=True)
