@@ -27,8 +27,9 @@ import torch
 from analyzer.errors import UnknownDeviceError
 from analyzer.hardware import DeviceSpec, cluster_of, find_device
 from analyzer.hardware.power import watts_of
+from analyzer.tools.serving.batch import Batch, Chunk
 from analyzer.tools.serving.deployment import ENGINES, Deployment, Engine, Layout
-from analyzer.tools.serving.pass_time import Batch, Chunk, PassTimer
+from analyzer.tools.serving.pass_time import PassTimer
 from analyzer.tools.serving.read_model import read_served_model
 from analyzer.tools.serving.serve import make_deployment
 from analyzer.tools.serving.served_model import ServedModel

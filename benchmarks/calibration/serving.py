@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from datetime import date
 from typing import NamedTuple
 
-from analyzer.tools.serving.pass_time import Batch, PassTimer
+from analyzer.tools.serving.batch import Batch
+from analyzer.tools.serving.pass_time import PassTimer
 from benchmarks.accuracy.serving import (
     KINDS,
     LEFT_OUT,

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from analyzer.errors import InputError
 from analyzer.zoo.causal_lm import KeyValueCache
 from analyzer.zoo.transformers_models import spectrogram_shape
 
-from .stored_cache import CacheForm, StoredLayer, attend_cache, make_stored_cache, scale_bytes
+from .stored_cache import CacheForm, StoredLayer, StoredStateLayer, attend_cache, make_stored_cache
 
 # What tables of positions are called, not those of relative ones.
 _POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions?|position_embeddings?)$")
@@ -243,36 +243,56 @@ class StoredDecoder(TransformersDecoder):
         if model.config.is_encoder_decoder:
             raise InputError(f"{asked}: {type(model).__name__} has an encoder, and only models that are a decoder "
                              "alone are run so; give 'dynamic' or 'static' and no cache_dtype")
-        if not model._can_set_attn_implementation():
-            raise InputError(f"{asked}: the attention of {type(model).__name__} is its own code, not one of "
-                             "transformers' attention functions; give 'dynamic' or 'static' and no cache_dtype")
         self.cache_kind = form.kind
         self._make_cache = partial(make_stored_cache, model.config.get_text_config(decoder=True), form, tokens,
                                    sequences)
         self.cache = self.own = self._make_cache()
+        if not model._can_set_attn_implementation():
+            raise InputError(f"{asked}: the attention of {type(model).__name__} is its own code, not one of "
+                             "transformers' attention functions; give 'dynamic' or 'static' and no cache_dtype")
 
     def read(self, tokens: Tensor) -> Tensor:
+        if any(hasattr(module, "indexer") for module in self.model.modules()):  # which asks for a mask
+            batch, count = tokens.shape
+            self.options["attention_mask"] = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=tokens.device).expand(
+                batch, 1, count, self.context + count)
         with self._attending():
             return super().read(tokens)
 
     def skip(self, count: int) -> None:
         self.context += count
-        for layer in self.layers():
-            layer.skip(count)
+        config: Any = self.model.config
+        crossed = getattr(config.get_text_config(decoder=True), "cross_attention_layers", None) or ()
+        for index, layer in enumerate(self.cache.layers):
+            if isinstance(layer, StoredLayer) and index not in crossed:  # those read images, of which there are none
+                layer.skip(count)
 
     @property
     def has_states(self) -> bool:
-        """Whether some layers keep a state of one size instead of keys and values: linear attention, Mamba."""
-        return len(self.layers()) < len(self.cache.layers)
+        """Whether some layers keep a state of one size, of linear attention or Mamba."""
+        return any(type(layer) is not StoredLayer for layer in self.cache.layers)
 
-    def start_over(self) -> list[Any]:
-        """Go on as if nothing had been read, in the same room; returns the layers, some of which new ones replace."""
+    def start_over(self) -> Callable[[], None]:
+        """Go on as if nothing had been read, in the same room but for states, which begin anew; the result puts those
+        that were there back.
+        """
         self.context = 0
         kept, new = list(self.cache.layers), self._make_cache().layers
-        for layer in self.layers():
-            layer.tokens = 0
+        states = [getattr(layer, "states", None) for layer in kept]
+        for layer, fresh in zip(kept, new):
+            if isinstance(layer, StoredLayer):
+                layer.tokens = 0
+            if isinstance(layer, StoredStateLayer):
+                layer.states = fresh.states
         self.cache.layers[:] = [old if isinstance(old, StoredLayer) else fresh for old, fresh in zip(kept, new)]
-        return kept
+
+        def put_back() -> None:
+            self.cache.layers[:] = kept
+            for layer, held in zip(kept, states):
+                if isinstance(layer, StoredStateLayer):
+                    layer.states = held
+
+        return put_back
 
     def layers(self) -> list[StoredLayer]:
         return [layer for layer in self.cache.layers if isinstance(layer, StoredLayer)]
@@ -282,10 +302,14 @@ class StoredDecoder(TransformersDecoder):
 
     @contextmanager
     def _attending(self) -> Iterator[None]:
-        """The model with attention that reads the cache; it is as it was afterwards."""
+        """The model with attention that reads the cache, and latents in it that are not expanded; it is as it was
+        afterwards.
+        """
         from transformers import AttentionInterface
 
-        AttentionInterface.register(ATTENTION, attend_cache)
+        windows = {index: layer.sliding_window for index, layer in enumerate(self.cache.layers)
+                   if isinstance(layer, StoredLayer) and layer.sliding_window}
+        AttentionInterface.register(ATTENTION, partial(attend_cache, windows=windows))
         modules = list(self.model.modules())
         configs: dict[int, Any] = {id(c): c for m in modules if hasattr(c := getattr(m, "config", None),
                                                                         "_attn_implementation_internal")}
@@ -294,8 +318,8 @@ class StoredDecoder(TransformersDecoder):
         try:
             for config, _ in before:
                 config._attn_implementation_internal = ATTENTION
-            for module in expanding:
-                module.__dict__["expand_kv"] = partial(self._expand, module, module.expand_kv)
+            for module in expanding:  # some expand before they store, others after
+                module.__dict__["expand_kv"] = _keep_latents
             yield
         finally:
             for config, name in before:
@@ -303,12 +327,6 @@ class StoredDecoder(TransformersDecoder):
             for module in expanding:
                 module.__dict__.pop("expand_kv", None)
 
-    def _expand(self, module: Any, expand: Any, latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of latents: those of the first tokens, while those in the cache are read as they are."""
-        is_plain = type(module.kv_b_proj) is nn.Linear  # else its weight is packed, and cannot be absorbed as it is
-        if self.cache.layers[module.layer_idx].is_fresh or not is_plain:
-            dtype = module.kv_a_layernorm.weight.dtype
-            expanded: tuple[Tensor, Tensor] = expand(*(
-                x[..., :x.shape[3] - scale_bytes(x.dtype)].to(dtype) for x in (latents, rotated)))
-            return expanded
-        return latents, rotated
+
+def _keep_latents(latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
+    return latents, rotated

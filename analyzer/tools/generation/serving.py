@@ -226,14 +226,14 @@ class Server:
                     run_pass(session, recorder, decoder, tokens, len(passes))
                     passes.append(PassCost(tokens.shape[0], tokens.shape[1], decoder.context))
 
-                states = None
+                put_back = None
                 if decoder.has_states:  # which a pass of all sequences makes
                     decoder.skip(self.context_tokens - 1)
                     read(last)
-                    states = decoder.start_over()
+                    put_back = decoder.start_over()
                 read(prompt)
-                if states is not None:
-                    decoder.cache.layers[:] = states
+                if put_back is not None:
+                    put_back()
                 decoder.skip(self.context_tokens - 1 - chunk)
                 read(last)
             costs = fill_costs(run, passes)[decoder.has_states:]

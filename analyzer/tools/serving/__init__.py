@@ -1,7 +1,8 @@
 """Models behind a server: what requests see, how many are served at once, on how many devices, at what cost."""
+from .batch import Batch, Chunk
 from .deployment import ENGINES, WEIGHT_FORMATS, Deployment, Layout
 from .fleet import Fleet, FleetSearch, FleetTarget, find_fleets
-from .pass_time import Batch, Chunk, PassTime, PassTimer
+from .pass_time import PassTime, PassTimer
 from .read_model import read_served_model
 from .serve import make_deployment, profile_served
 from .served_model import ServedModel

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from analyzer.errors import InputError, is_count
 from analyzer.hardware import ClusterSpec, DeviceSpec
-from analyzer.tools.generation.stored_cache import BLOCK_SIZE, CacheForm
+from analyzer.tools.generation.stored_cache import BLOCK_SIZE, CacheForm, index_bytes
 
 from .served_model import AttentionKernel, Product, ServedModel
 
@@ -166,15 +166,18 @@ class Deployment:
     def cache_token_bytes(self) -> int:
         """Of one token on one rank, in all layers that keep every token: 2 x heads of keys x channels x bytes (vLLM's
         v1/kv_cache_interface.py, FullAttentionSpec); of latents one row, which every rank keeps (MLAAttentionSpec).
+        Layers that read the cache of another one keep nothing.
         """
-        return sum(self.layer_bytes(kernel) * self._local(count)
-                   for kernel, count in self.model.attentions if not kernel.window and not kernel.keys)
+        return sum(self.layer_bytes(kernel) * self._local(count) for kernel, count in self.model.attentions
+                   if not kernel.window and not kernel.keys and not kernel.is_shared)
 
     def cache_bytes(self, tokens: int) -> int:
         """Of one sequence on one rank: whole pages; of layers with a window a page more than it; states."""
         form, kept = CacheForm("paged", block_size=self.block_size), max(0, tokens - self.model.read_tokens)
         total = self.model.state_bytes // self.layout.tp
         for kernel, count in self.model.attentions:
+            if kernel.is_shared:
+                continue
             room = kernel.keys or form.room(kept, kernel.window or None)
             total += self.layer_bytes(kernel) * self._local(count) * room
         return total
@@ -183,7 +186,14 @@ class Deployment:
         return math.ceil(count / self.layout.pp)
 
     def layer_bytes(self, kernel: AttentionKernel) -> int:
-        """Of one token in the cache of one layer, on one rank; a latent is keys and values."""
+        """Of one token in the cache of one layer, on one rank; a latent is keys and values. Where an indexer chooses,
+        vLLM and SGLang hold latents of 8 bits with a float for each 128 channels, and rotated channels in 16 bits
+        (vLLM's kv_cache_interface.py, fp8_ds_mla: 656 bytes; SGLang's memory_pool.py, nsa_kv_cache_store_fp8).
+        """
+        if kernel.is_index:
+            return index_bytes(kernel.head_dim)
+        if kernel.selected and kernel.is_latent and self.cache == "fp8" and self.engine.name != "trtllm":
+            return index_bytes(kernel.value_dim) + 2 * (kernel.head_dim - kernel.value_dim)
         heads = max(1, kernel.kv_heads // self.layout.tp)
         channels = kernel.head_dim if kernel.is_latent else heads * (kernel.head_dim + kernel.value_dim)
         return channels * CACHE_BYTES[self.cache]

@@ -46,6 +46,8 @@ class PassReading:
         self.following: list[OpCall] = []
         self.top_k = self.table = 0
         self.table_weight = -1
+        self.indexed: set[int] = set()             # storages of an indexer's scores
+        self.cached_keys: set[int] = set()         # storages of keys that attention has read
         self.maker = {storage: call for call in calls if not is_view(call) for storage in call.outputs}
         self.routers = self._find_routers()
 
@@ -86,10 +88,11 @@ class PassReading:
         name = _short_name(call)
         specs = call.signature.inputs
         if name in ("cached_attention", "latent_attention"):
-            return self._read_cached(name, call)
+            return self._share(self._read_cached(name, call), call)
         if name.startswith("_scaled_dot_product") or name == "scaled_dot_product_attention":
             query, keys, values = specs[:3]
-            return self._attention(call, math.prod(query.shape[:-2]), keys.shape[-2], query.shape[-1], values.shape[-1])
+            return self._share(self._attention(
+                call, math.prod(query.shape[:-2]), keys.shape[-2], query.shape[-1], values.shape[-1]), call)
         if name not in _PRODUCTS:
             return None
         held = [i for i, storage in enumerate(call.inputs) if storage in self.weights and specs[i].numel > 1
@@ -115,9 +118,17 @@ class PassReading:
         query, keys, values = call.signature.inputs[:3]
         heads = query.shape[-2]
         if name == "latent_attention":
-            return AttentionKernel(heads, 1, query.shape[-1], keys.shape[-1], is_latent=True)
+            return AttentionKernel(heads, 1, query.shape[-1], keys.shape[-1], is_latent=True,
+                                   selected=int(call.signature.named_arguments().get("selected", 0)))
         window = int(call.signature.named_arguments()["window"])
         return AttentionKernel(heads, keys.shape[2], query.shape[-1], values.shape[-1], window)
+
+    def _share(self, kernel: AttentionKernel, call: OpCall) -> AttentionKernel:
+        """The kernel, which keeps nothing where an earlier one has read the same keys."""
+        keys = call.inputs[1]
+        is_shared = keys in self.cached_keys
+        self.cached_keys.add(keys)
+        return replace(kernel, is_shared=True) if is_shared else kernel
 
     def _attention(self, call: OpCall, batch_heads: int, keys: int, head_dim: int,
                    value_dim: int) -> AttentionKernel:
@@ -137,8 +148,16 @@ class PassReading:
         return AttentionKernel(heads, heads if heads % kv_heads else kv_heads, head_dim, value_dim, keys=fixed)
 
     def _read_scores(self, call: OpCall) -> AttentionKernel | Literal[False] | None:
-        """Attention in the model's own code: a product of scores, and one that takes them."""
-        first, out = call.signature.inputs[0], call.signature.outputs[0]
+        """Attention in the model's own code: a product of scores, and one that takes them; or scores of an indexer."""
+        # the first input of baddbmm is what is added
+        first, out = call.signature.inputs[_short_name(call) == "baddbmm"], call.signature.outputs[0]
+        keys = [storage for storage in call.inputs if self._is_of_index(storage)]
+        if keys:
+            self.indexed.update(call.outputs)
+            for storage in call.inputs:  # every rank chooses for itself (vLLM: ReplicatedLinear)
+                if storage not in keys and storage in self.origin:
+                    self._replicate(*self.origin[storage])
+            return AttentionKernel(out.shape[-2], 1, first.shape[-1], 0, is_index=True)
         if self.scores is not None:
             found, self.scores = self.scores, None
             return replace(found, value_dim=out.shape[-1])
@@ -148,12 +167,23 @@ class PassReading:
         self.scores = self._attention(call, math.prod(out.shape[:-2]), out.shape[-1], first.shape[-1], first.shape[-1])
         return False
 
+    def _is_of_index(self, storage: int) -> bool:
+        """Whether it holds the keys of an indexer, converted or not."""
+        while (maker := self.maker.get(storage)) is not None:
+            if _short_name(maker) == "read_index":
+                return True
+            if _short_name(maker) not in ("clone", "_to_copy") or not maker.inputs:
+                return False
+            storage = maker.inputs[0]
+        return False
+
     # --- what is made of what ---
 
     def _add(self, kernel: Kernel, call: OpCall) -> None:
         outputs = set(call.outputs)
         if isinstance(kernel, AttentionKernel):
-            self._keep_heads(kernel)
+            if not kernel.is_index:
+                self._keep_heads(kernel)
             if self.split.intersection(call.inputs):
                 self.split |= outputs
             self.items.append(kernel)
@@ -170,13 +200,20 @@ class PassReading:
             earlier: Any = self.items[before]
             self.items[before] = replace(earlier, parts=earlier.parts + kernel.parts)
             self.origin.update(dict.fromkeys(outputs, (before, len(earlier.parts))))
-            for place in [place for place in self.groups if place > before]:  # follows the merged product
-                self.group += self.groups.pop(place)
-                del self.items[place]
+            for place in sorted((place for place in self.groups if place > before), reverse=True):
+                self.group = self.groups.pop(place) + self.group  # follows the merged product
+                self._remove(place)
             return
         self.items.append(kernel)
         self.input_of[len(self.items) - 1] = rows
         self.origin.update(dict.fromkeys(outputs, (len(self.items) - 1, 0)))
+
+    def _remove(self, place: int) -> None:
+        """Take an item out; those behind it move up."""
+        del self.items[place]
+        self.groups = {at - (at > place): group for at, group in self.groups.items()}
+        self.input_of = {at - (at > place): storage for at, storage in self.input_of.items()}
+        self.origin = {storage: (at - (at > place), part) for storage, (at, part) in self.origin.items()}
 
     def _find_merge(self, kernel: Product, rows: int) -> int | None:
         """The place of an earlier product of the same rows and kind, with which a server merges this one."""
@@ -213,6 +250,8 @@ class PassReading:
                     self._replicate(*source)
         if self.split.intersection(call.inputs):
             self.split.update(call.outputs)
+        if self.indexed.intersection(call.inputs):
+            self.indexed.update(call.outputs)
         if sources:
             self.origin.update(dict.fromkeys(call.outputs, sources[-1]))
 
@@ -254,7 +293,8 @@ class PassReading:
         moved = sum(token for token, _ in reads.values()) + sum(writes.values())
         if moved < self.tokens:  # tables of positions, which servers make once
             return
-        name, kernels, sorts = self._name(names)
+        is_choice = "topk" in names and any(self.indexed.intersection(call.inputs) for _, call in group)
+        name, kernels, sorts = ("choice of keys", 1, 1) if is_choice else self._name(names)
         self.groups[len(self.items)] = group
         is_split = bool(self.split.intersection(writes)) or bool(writes) and bool(self.split.intersection(reads))
         self.items.append(PassKernel(name, moved // self.tokens, sum(weight for _, weight in reads.values()), is_split,

@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from analyzer.errors import UnknownSpeedError
 from analyzer.hardware import DeviceSpec, find_peak
@@ -16,47 +15,18 @@ from analyzer.hardware.kernel_time.estimate import ErrorSum, KernelTime, find_co
 from analyzer.hardware.kernel_time.matmul import MMA_SHARE, matmul_time
 from analyzer.hardware.kernel_time.pointwise import stream_time
 
-from .deployment import CACHE_BYTES, Deployment, WeightFormat
+from .batch import Batch, Chunk
+from .deployment import CACHE_BYTES, WEIGHT_FORMATS, Deployment, WeightFormat
 from .served_model import AttentionKernel, Kernel, PassKernel, Product, ServedModel
 
 #: Part of the tensor cores' 16-bit peak that latent attention reaches where arithmetic bounds it: 660 of 989 TFLOP/s on
 #: an H800 (github.com/deepseek-ai/FlashMLA, README, "compute-bound configuration").
 LATENT_SHARE = 660 / 989
+#: The same where each token has keys of its own: 640 of a prompt, 410 of decoding tokens (README, "News", 2025.09.29).
+SPARSE_SHARE, SPARSE_DECODE_SHARE = 640 / 989, 410 / 989
 #: Bytes up to which all-reduce is a server's own kernel: vLLM custom_all_reduce.py, max_size of 8 MiB, on NVLink and up
 #: to 8 ranks; and up to which it takes one shot: csrc/custom_all_reduce.cuh, 512 KiB of up to 4 ranks, 256 KiB of 8.
 CUSTOM_BYTES, ONE_SHOT_BYTES = 8 << 20, {2: 8 << 20, 4: 512 << 10, 8: 256 << 10}
-
-
-class Chunk(NamedTuple):
-    """Part of a prompt that a pass reads: new tokens, and all tokens of the sequence after it."""
-
-    tokens: int
-    context: int
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one pass reads on one rank: the next token of ``sequences`` of a mean ``context``, and chunks of prompts.
-    ``drafted``: tokens of each sequence that are read at once, more than 1 where drafts are verified.
-    """
-
-    sequences: int
-    context: int
-    chunks: tuple[Chunk, ...] = ()
-    drafted: int = 1
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(chunk.tokens for chunk in self.chunks)
-
-    @property
-    def tokens(self) -> int:
-        return self.sequences * self.drafted + self.prompt_tokens
-
-    @property
-    def sampled(self) -> int:
-        """Rows of the output head."""
-        return self.sequences * self.drafted + len(self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +125,8 @@ class PassTimer:
         if isinstance(kernel, Product):
             yield from self._list_product(kernel, batch)
         elif isinstance(kernel, AttentionKernel):
-            yield "attention", _known(self._time_attention(kernel, batch, sees_all)), 1
+            name = "scores of the indexer" if kernel.is_index else "attention"
+            yield name, _known(self._time_attention(kernel, batch, sees_all)), 1
         else:
             yield kernel.name, _known(self._time_fused(kernel, batch)), 1
 
@@ -194,12 +165,18 @@ class PassTimer:
 
     def _time_attention(self, kernel: AttentionKernel, batch: Batch, sees_all: bool = False) -> KernelTime | None:
         """Of sequences that decode, and of each chunk; ``sees_all``: as in an encoder, which has no cache."""
+        if kernel.is_index:
+            return self._time_index(kernel, batch)
         tp, times = self.deployment.layout.tp, []
         heads, kv_heads = -(-kernel.heads // tp), max(1, kernel.kv_heads // tp)
         item = CACHE_BYTES[self.deployment.cache]
         if batch.sequences:
             times.append(self._decode_attention(kernel, heads, kv_heads, batch, item))
         for chunk in batch.chunks:
+            if kernel.is_latent and kernel.selected:  # each token has keys of its own, so latents are not expanded
+                pairs = chunk.tokens * chunk.count_seen(kernel.selected)
+                times.append(self._latent_arithmetic(kernel, heads, pairs, SPARSE_SHARE))
+                continue
             query, value = kernel.expanded if kernel.is_latent else (kernel.head_dim, kernel.value_dim)
             keys = chunk.tokens if sees_all else kernel.keys or chunk.context
             if kernel.window:
@@ -213,6 +190,7 @@ class PassTimer:
     def _decode_attention(self, kernel: AttentionKernel, heads: int, kv_heads: int, batch: Batch,
                           item: int) -> KernelTime | None:
         keys = kernel.keys or max(1, batch.context - self.deployment.model.read_tokens)
+        keys = min(keys, kernel.selected or keys)
         library, count = self.deployment.engine.name, batch.sequences
         if not kernel.is_latent:
             grouped = heads * batch.drafted  # queries of drafts are more rows of the same tile
@@ -221,12 +199,31 @@ class PassTimer:
         width = kernel.head_dim // 2  # a latent is read once, as keys and values
         found = attention_time(library, count, min(heads, 64), 1, 1, keys, width, kernel.head_dim - width, "bfloat16",
                                self.device, causal=True, kv_item_bytes=item)
+        busy = self._latent_arithmetic(kernel, heads, count * batch.drafted * keys,
+                                       SPARSE_DECODE_SHARE if kernel.selected else LATENT_SHARE)
+        return found if found is None or busy is None or busy.seconds <= found.seconds else replace(
+            busy, spread=found.spread)
+
+    def _latent_arithmetic(self, kernel: AttentionKernel, heads: int, pairs: float,
+                           share: float) -> KernelTime | None:
+        """Of latent attention where arithmetic bounds it, by pairs of a token and a key that it sees."""
         peak = find_peak("bfloat16", self.device, True)
-        if found is None or peak is None:
+        flops = 2 * heads * pairs * (kernel.head_dim + kernel.value_dim)
+        return None if peak is None else KernelTime(flops / (share * peak), 0.0, "arithmetic", 2)
+
+    def _time_index(self, kernel: AttentionKernel, batch: Batch) -> KernelTime | None:
+        """The scores of an indexer: products in 8 bits with all keys, on every rank, and scores in float32 that are
+        written and read again to choose by (vLLM's fp8_mqa_logits and fp8_paged_mqa_logits, DeepGEMM's kernels).
+        """
+        read = batch.sequences * batch.context + sum(chunk.context for chunk in batch.chunks)
+        pairs = batch.sequences * batch.drafted * batch.context + sum(
+            chunk.tokens * chunk.count_seen() for chunk in batch.chunks)
+        found = stream_time(read * self.deployment.layer_bytes(kernel) + 2 * 4 * pairs, self.device, kernels=2)
+        rate = find_rate(WEIGHT_FORMATS["fp8"], self.device)
+        if found is None or rate is None:
             return None
-        flops = 2 * count * batch.drafted * heads * keys * (kernel.head_dim + kernel.value_dim)
-        arithmetic = flops / (LATENT_SHARE * peak)
-        return found if arithmetic <= found.seconds else KernelTime(arithmetic, found.spread, "arithmetic", 2)
+        busy = 2 * kernel.heads * kernel.head_dim * pairs / rate
+        return found if busy <= found.seconds else replace(found, seconds=busy, bound="arithmetic")
 
     def _time_fused(self, kernel: PassKernel, batch: Batch) -> KernelTime | None:
         parts = self.deployment.layout.tp if kernel.is_split else 1

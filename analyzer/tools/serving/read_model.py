@@ -17,7 +17,6 @@ from torch import nn
 from analyzer.api.argument import build_model, set_training
 from analyzer.api.run import open_run
 from analyzer.api.session import Session
-from analyzer.errors import InputError
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.record.call_table import OpCall
 from analyzer.record.log import Log
@@ -29,8 +28,9 @@ from analyzer.tools.generation.decoder import (
     is_of_transformers,
     kept_bytes,
     prompt_shape,
+    tensors_kept,
 )
-from analyzer.tools.generation.stored_cache import CacheForm
+from analyzer.tools.generation.stored_cache import CacheForm, make_stored_cache
 
 from .pass_kernels import TOKENS, PassReading
 from .served_model import ServedModel
@@ -52,7 +52,10 @@ def read_served_model(model: nn.Module | Callable[[], nn.Module], name: str = "m
             decoder = _make_decoder(run.root, theirs, encodes)
             if isinstance(decoder, StoredDecoder):
                 decoder.skip(7)  # tokens that are there
-            for step in range(3 if encodes else 1):  # an encoder's pass, the first token's, the next one's
+            grows = theirs and not encodes and not isinstance(decoder, StoredDecoder)
+            kept = []
+            # an encoder's pass, the first token's, the next one's; two where a model's own cache shows what it keeps
+            for step in range(3 if encodes else 2 if grows else 1):
                 recorder.start_step(step, placeholders=step == 0)
                 recorder.memory.begin("forward")
                 with torch.no_grad():
@@ -62,23 +65,39 @@ def read_served_model(model: nn.Module | Callable[[], nn.Module], name: str = "m
                     else:
                         decoder.read(tokens)
                 recorder.memory.end()
+                kept.append(sum(x.numel() for x in tensors_kept(decoder.cache)) // TOKENS if grows else 0)
         log = recorder.log
         steps = [[call for call in log.calls if call.step == step and call.phase == "forward"]
                  for step in range(log.steps)]
         found = PassReading(log, steps[-1], cached=theirs).run()
         if isinstance(decoder, EncoderDecoder):
             found = _add_encoder(found, log, steps, decoder.encoded[0].shape[1], len(prompt) > 1)
-        states = 0
+        states, notes = 0, ""
         if isinstance(decoder, StoredDecoder):
-            kept = sum(x.untyped_storage().nbytes() for layer in decoder.layers() for x in (layer.keys, layer.values)
-                       if x is not None)
-            states = (kept_bytes(decoder.cache) - kept) // TOKENS
+            of_tokens = sum(x.untyped_storage().nbytes() for layer in decoder.layers() for x in layer.tensors())
+            states = (kept_bytes(decoder.cache) - of_tokens) // TOKENS
+        elif grows:
+            states, notes = _compare_kept(found, kept, type(module).__name__)
         total = sum(parameter.numel() for parameter in module.parameters())
         products = sum(count * product.elements for product, count in found.products)
         shared = found.vocabulary * found.hidden if found.shares_table else 0
-        return replace(found, name=name, state_bytes=states,
+        return replace(found, name=name, state_bytes=states, notes=(notes,) if notes else (),
                        repository=str(getattr(getattr(module, "config", None), "_name_or_path", "")),
                        other_weights=max(0, total - products - found.table + shared))
+
+
+def _compare_kept(found: ServedModel, kept: list[int], model: str) -> tuple[int, str]:
+    """Bytes in 16 bits of what a cache of the model's own keeps whatever the length, by the elements that it had after
+    one token and after two; and what is to be said where it grew by others than those of attention's keys and values.
+    """
+    grown = kept[1] - kept[0]
+    read = sum(count * kernel.kv_heads * (kernel.head_dim + kernel.value_dim) for kernel, count in found.attentions
+               if not kernel.is_shared)
+    if grown == read:
+        return 2 * (kept[0] - grown), ""
+    return 2 * max(0, kept[0] - grown), (
+        f"the attention of {model} is its own code: its cache grows by {2 * grown:,} bytes a token in 16 bits, and "
+        f"keys and values that were found take {2 * read:,}, which the answer counts")
 
 
 _PROMPT = 37  # tokens that an encoder of any number reads, a prime too
@@ -101,8 +120,9 @@ def _make_decoder(module: Any, theirs: bool, encodes: bool) -> TokenDecoder:
     if encodes:
         return EncoderDecoder(module, "dynamic", 4)
     if theirs:
-        try:
+        if module._can_set_attn_implementation():
             return StoredDecoder(module, CacheForm("paged"), 8, TOKENS)
-        except InputError:  # its attention is its own code
-            return TransformersDecoder(module, "dynamic", 8)
+        # refuses an unknown one
+        make_stored_cache(module.config.get_text_config(decoder=True), CacheForm("paged"), 8)
+        return TransformersDecoder(module, "dynamic", 8)  # its attention is its own code
     return TokenDecoder(module)

@@ -16,9 +16,10 @@ from analyzer.zoo.command_option import model_errors, read_recipe
 from analyzer.zoo.published_shape import find_shape
 from analyzer.zoo.target import load_target
 
+from .batch import Batch, Chunk
 from .deployment import CACHE_BYTES, Layout
 from .fleet import FleetTarget, find_fleets, price_of
-from .pass_time import Batch, Chunk, PassTimer
+from .pass_time import PassTimer
 from .read_model import read_served_model
 from .serve import make_deployment, profile_served
 from .served_model import ServedModel

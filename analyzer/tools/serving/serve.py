@@ -12,8 +12,9 @@ from analyzer.hardware.kernel_time.estimate import find_constants
 from analyzer.hardware.power import JOULES_OF_KWH, joules_range
 from analyzer.tools.generation.stored_cache import BLOCK_SIZE
 
+from .batch import Batch, Chunk
 from .deployment import CACHE_BYTES, ENGINES, RULES, WEIGHT_FORMATS, Deployment, Layout
-from .pass_time import Batch, Chunk, PassTimer
+from .pass_time import PassTimer
 from .read_model import read_served_model
 from .served_model import ServedModel
 from .served_profile import PassPart, PassRow, Seconds, ServedProfile
@@ -127,6 +128,14 @@ def _list_assumptions(deployment: Deployment, traffic: Traffic) -> list[str]:
     if not model.attentions and not model.state_bytes:
         found.append(f"{model.name} keeps nothing of the tokens before: no attention was found among its operators, so "
                      "the cache is 0 and a token takes as long after a long prompt as after a short one")
+    found += model.notes
+    chosen = next((kernel.selected for kernel, _ in model.attentions if kernel.selected), 0)
+    if chosen:
+        found.append(f"an indexer chooses {chosen:,} tokens that attention reads, by scores of all: its keys are held "
+                     "in 8 bits with a scale, beside the cache, and every rank computes all scores")
+    if model.state_bytes:
+        found.append("states of linear attention are held in the types in which the model's own code keeps them "
+                     "(vLLM --mamba-ssm-cache-dtype and SGLang SGLANG_MAMBA_SSM_DTYPE may say others)")
     if model.has_experts:
         how = "evenly" if not deployment.skew else f"by Zipf's law of exponent {deployment.skew:g}"
         found.append(f"tokens choose their {model.top_k} experts {how} (--skew)")

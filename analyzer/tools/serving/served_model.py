@@ -39,7 +39,13 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
-    """Attention of new tokens to the cache. ``keys``: how many it reads where these do not grow (an encoder's)."""
+    """Attention of new tokens to the cache.
+
+    - ``keys``: how many it reads where these do not grow (an encoder's); ``selected``: how many an indexer chooses for
+      each token at most (0: it reads all).
+    - ``is_index``: the scores by which an indexer chooses, of keys that it keeps itself.
+    - ``is_shared``: it reads the cache of an earlier layer, and keeps nothing.
+    """
 
     heads: int
     kv_heads: int
@@ -49,6 +55,14 @@ class AttentionKernel:
     is_latent: bool = False
     expanded: tuple[int, int] = (0, 0)  #: of latent attention, channels of a query and of a value in a prompt
     keys: int = 0
+    selected: int = 0
+    is_index: bool = False
+    is_shared: bool = False
+
+    @property
+    def window_of_work(self) -> int:
+        """How many keys a token sees at most: those of a window, or those that were chosen; 0: all."""
+        return self.window or self.selected
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +96,7 @@ class ServedModel:
     state_bytes: int = 0                   #: of a sequence, whatever its length
     encoder: Mapping[Kernel, int] | None = None
     prompt_tokens: int | None = None       #: what the encoder reads, where that is not said by the caller
+    notes: tuple[str, ...] = ()            #: what is not sure of its cache
 
     def with_prompt(self, tokens: int) -> ServedModel:
         """The same for prompts of so many tokens, which an encoder reads and every new token looks at."""
@@ -107,7 +122,7 @@ class ServedModel:
     @property
     def layers(self) -> int:
         """Of attention; 1 at least."""
-        return max(1, sum(count for kernel, count in self.attentions if not kernel.keys))
+        return max(1, sum(count for kernel, count in self.attentions if not kernel.keys and not kernel.is_index))
 
     @property
     def has_experts(self) -> bool:

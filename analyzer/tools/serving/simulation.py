@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from analyzer.errors import InputError
 
+from .batch import Batch, Chunk
 from .deployment import Deployment
-from .pass_time import Batch, Chunk, PassTimer
+from .pass_time import PassTimer
 
 
 @dataclass(frozen=True, slots=True)

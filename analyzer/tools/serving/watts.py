@@ -4,8 +4,9 @@ from __future__ import annotations
 from analyzer.hardware.kernel_time.estimate import find_constants
 from analyzer.hardware.power import Work, add_work, watts_of
 
+from .batch import Batch, Chunk
 from .deployment import WEIGHT_FORMATS, Deployment
-from .pass_time import Batch, Chunk, PassTimer, choose_experts, find_format_peak, split_pass
+from .pass_time import PassTimer, choose_experts, find_format_peak, split_pass
 from .served_model import Kernel, PassKernel, Product
 from .simulation import Timeline
 
@@ -51,12 +52,13 @@ def _load(deployment: Deployment, kernel: Kernel, batch: Batch, sees_all: bool) 
         flops, moved = 2.0 * rows * weights, weights * form.bits / 8 + 2 * number * rows * (local.n + local.k)
     else:
         form, flops, moved = WEIGHT_FORMATS["bf16"], 0.0, 0.0
-        width = -(-kernel.heads // tp) * (kernel.head_dim + kernel.value_dim)
+        heads = kernel.heads if kernel.is_index else -(-kernel.heads // tp)  # every rank chooses keys for itself
+        width = heads * (kernel.head_dim + kernel.value_dim)
         decoding = [(batch.sequences, Chunk(batch.drafted, batch.context))] if batch.sequences else []
         for count, chunk in [*decoding, *((1, chunk) for chunk in batch.chunks)]:
             keys = kernel.keys or max(1, chunk.context - (0 if sees_all else deployment.model.read_tokens))
             seen = keys if sees_all or kernel.keys else keys - (chunk.tokens - 1) / 2
-            window = kernel.window or keys
+            window = kernel.window_of_work or keys
             flops += 2 * count * chunk.tokens * min(seen, window) * width
             moved += count * min(keys, window) * deployment.layer_bytes(kernel)
     peak = find_format_peak(form, device)
