@@ -2,6 +2,7 @@
 
     python -m benchmarks.accuracy.snapshots FOLDER      # peaks, segments and times against FOLDER/index.json
     python -m benchmarks.accuracy.snapshots --hostile N # N damaged or hostile files, from a seed: one clear error each
+    python -m benchmarks.accuracy.snapshots --events N  # how long a history of N events takes, and how much memory
 
 ``FOLDER`` holds files of ``torch.cuda.memory._dump_snapshot``, and an ``index.json`` with rows ``{"file", "events",
 "segments", "reserved", "allocated", "traced_peak_above_start"}``. Nothing is written.
@@ -122,11 +123,33 @@ def run_hostile(count: int, seed: int) -> tuple[Counter[str], list[str]]:
     return found, wrong
 
 
+def time_events(count: int) -> str:
+    """What it takes to read a history of so many events with stacks of 40 frames."""
+    stacks = [[{"name": f"f{at}", "filename": f"/home/me/{number}.py", "line": at} for at in range(40)]
+              for number in range(2000)]
+    events = [{"action": action, "addr": 1 << 40 | at % 1000 << 20, "size": 1000 + at % 77, "stream": 0,
+               "time_us": 10**15 + at, "frames": stacks[at % 2000], "compile_context": "N/A", "user_metadata": ""}
+              for at in range(count // 3) for action in ("alloc", "free_requested", "free_completed")]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.pickle")
+        path.write_bytes(pickle.dumps({"segments": [], "device_traces": [events]}))
+        size = path.stat().st_size / MIB
+        stacks.clear()
+        events.clear()
+        before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        read_snapshot(path)
+        seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return (f"{count:,} events, {size:.0f} MiB: {taken:.1f} s of a core, {seconds:.1f} s in all, within "
+            f"{8 * size:.0f} MiB")
+
+
 def main() -> None:
     """Print a row a file, and what differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--hostile", type=int, default=0, metavar="N")
+    parser.add_argument("--events", type=int, default=0, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     wrong: list[str] = []
@@ -138,6 +161,8 @@ def main() -> None:
         wrong += others
         print(f"{arguments.hostile} damaged or hostile files of seed {arguments.seed}: {dict(found)}, "
               f"{len(others)} otherwise")
+    if arguments.events:
+        print(time_events(arguments.events))
     for usage, who in ((resource.RUSAGE_CHILDREN, "a process that decodes"), (resource.RUSAGE_SELF, "this process")):
         print(f"most memory of {who}: {resource.getrusage(usage).ru_maxrss / 1024:.0f} MiB")
     print("\n".join(wrong) or "nothing differs")

@@ -9,6 +9,7 @@ from analyzer.tools.explain import read_snapshot
 from analyzer.tools.explain.history import read_history
 from analyzer.tools.explain.line import Lines
 from analyzer.tools.explain.snapshot_report import DeviceReport, describe_device
+from benchmarks.accuracy.snapshots import run_hostile
 from tests.explain.recording import BACKWARD, DATA, FORWARD, STEP, Recording, train
 
 MIB = 1 << 20
@@ -165,9 +166,9 @@ def _changed(**fields: object) -> bytes:
     (b"\x80\x04\x8e" + (1 << 40).to_bytes(8, "little") + b"x", "damaged or was cut off|asks for more than"),
     (b"\x80\x04]r\xff\xff\xff\x7f.", "asks for more than 64 MiB"),  # a place in the memo, for 16 GiB of it
     (b"\x80\x04" + b"(" * 100 + b"i" * 3, "damaged or was cut off|asks for"),
-    (_changed(action="explode"), "event 4 of device 0: its 'action' is 'explode'"),
-    (_changed(size=-3), "event 4 of device 0: its 'size', -3, is no size"),
-    (_changed(size="3"), "event 4 of device 0: its 'size' is no whole number"),
+    (_changed(action="explode"), "event 4: its 'action' is 'explode'"),
+    (_changed(size=-3), "event 4: its 'size', -3, is no size"),
+    (_changed(size="3"), "event 4: its 'size' is no whole number"),
     (_changed(addr=1 << 70), "more than 64 bits"),
     (_changed(frames="here"), "its 'frames' are no list"),
     (b"", "is empty"),
@@ -181,6 +182,29 @@ def test_what_is_no_snapshot_is_one_clear_error(tmp_path: Path, run, content: by
     assert (code, out) == (2, "")
     assert any(part in complaint.replace("\n  ", " ").replace("\n", " ") for part in said.split("|")), complaint
     assert not Path("/tmp/analyzer_was_here").exists()
+
+
+def test_events_of_a_large_file_are_taken_while_it_is_read(tmp_path: Path) -> None:
+    """Of a file of 60 bytes an event, whose dictionaries would take more than 8 times as much."""
+    frames = [{"name": "f", "filename": "/home/me/train.py", "line": 3}]
+    events = [{"action": ("alloc", "free_completed")[place % 2], "addr": 1 << 40 | place % 64 * 512, "size": 512,
+               "stream": 0, "time_us": 10**15 + place, "frames": frames, "compile_context": "N/A", "user_metadata": ""}
+              for place in range(240_000)]
+    for place in range(1, 240_000, 2):
+        events[place]["addr"] = events[place - 1]["addr"]
+    path = tmp_path / "a.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [events[:100_001], [], events[100_001:]]}))
+    assert path.stat().st_size > 9 << 20  # so that events are taken twice
+    first, third = read_snapshot(path).devices
+    assert (first.device, len(first.events), third.device, len(third.events)) == (0, 100_001, 2, 139_999)
+    assert first.events.time_us.tolist() == list(range(10**15, 10**15 + 100_001))
+    assert third.events.time_us[0] == 10**15 + 100_001 and set(first.events.stack.tolist()) == {0}
+
+
+def test_files_of_a_generator_are_read_or_refused(tmp_path: Path) -> None:
+    """The first of the 200 that `benchmarks/accuracy/snapshots.py --hostile 200` makes."""
+    found, wrong = run_hostile(12, seed=1)
+    assert wrong == [] and found["refused"] >= 10
 
 
 def test_a_gzip_bomb_is_not_unpacked(tmp_path: Path) -> None:

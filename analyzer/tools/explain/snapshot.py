@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 from analyzer.errors import InputError
 from analyzer.output import FilePath
 
-from .decode import ACTIONS, STATES
+from .columns import ACTIONS, STATES
+from .decode import MEMORY_RATIO
 
 Ints = NDArray[np.int64]
 ACTION = {name: code for code, name in enumerate(ACTIONS)}
 _INACTIVE = STATES.index("inactive")
 
-# Bounds. A dictionary of an event and its columns take 3 to 5 times their part of the pickle (eight published
-# snapshots, benchmarks/accuracy/snapshots.py); what is beyond 8 times is none of an honest file.
-_MEMORY_RATIO = 8
+# Bounds.
 _LEAST_MEMORY = 64 << 20
 _MOST_UNPACKED = 250  # times what is packed; the published snapshots unpack to 13 to 28 times
 _BYTES_OF_EVENT = 40  # of a pickle: an empty dictionary with five short keys by reference and five numbers
@@ -148,7 +147,7 @@ def read_snapshot(path: FilePath) -> Snapshot:
     """
     path = Path(path)
     size = _unpacked_size(path)
-    most = max(_LEAST_MEMORY, _MEMORY_RATIO * size)
+    most = max(_LEAST_MEMORY, MEMORY_RATIO * size)
     seconds = 10 + _SECONDS_OF_MILLION * size // (_BYTES_OF_EVENT * 10**6)
     command = [sys.executable, "-m", "analyzer.tools.explain.decode", str(path), str(most), str(seconds)]
     surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1",
