@@ -271,7 +271,8 @@ analyzer job --device l40s -- vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2
 
     Command("explain", "what took the memory of a real run: a memory snapshot, an out-of-memory error",
             "analyzer.tools.explain.command:run_explain",
-            "explained file, against of a run, parts of a snapshot, device of a snapshot, json of an explanation", """\
+            "explained file, against of a run, parts of a snapshot, device of a snapshot, html, "
+            "json of an explanation", """\
 Reads what a real run left behind and tells what took its memory. FILE is known by its content.
 
 A memory snapshot (torch.cuda.memory._dump_snapshot): the peak and what was held then, by what it is for and by line of

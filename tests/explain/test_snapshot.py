@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from analyzer.errors import InputError
+from analyzer.report.page.document import unpack
 from analyzer.tools.explain import read_snapshot
 from analyzer.tools.explain.history import read_history
 from analyzer.tools.explain.line import Lines
@@ -134,6 +135,21 @@ def test_the_command(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-de
     assert "peak: 37.00 MiB held at event 30, 290.00 us after the first; 42.00 MiB reserved then" in out, out
     assert max(map(len, out.splitlines())) <= 120
     assert '"peak_bytes": 38797412' in (tmp_path / "a.json").read_text()
+
+
+def test_the_page_has_what_is_held_at_each_moment(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+    path = _recorded().write(tmp_path / "run.pickle")
+    code, _, _ = run("explain", str(path), "--html", str(tmp_path / "a.html"))
+    data = next(part["data"] for part in unpack((tmp_path / "a.html").read_text()) if part["kind"] == "memory")
+    assert code == 0 and data["phases"][0] == "step 1"
+    history = read_history(read_snapshot(path).devices[0])
+    assert data["points"]["allocated"] == history.held.tolist()
+    for moment, held in enumerate(data["points"]["allocated"]):
+        alive = [nbytes for nbytes, born, freed in zip(*[data["blocks"][name] for name in ("bytes", "born", "freed")])
+                 if born <= moment < freed]
+        assert sum(alive) == held
+    (tmp_path / "a.log").write_text("RuntimeError: CUDA error: out of memory\n")
+    assert run("explain", str(tmp_path / "a.log"), "--html", str(tmp_path / "b.html"))[0] == 2
 
 
 class _Evil:

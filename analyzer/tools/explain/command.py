@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.output import check_output, write_output
+from analyzer.report.page.document import check_page
 
 from .against_screen import describe_comparison, describe_failure, find_limit
 from .comparison import compare_peaks
@@ -26,6 +27,7 @@ from .reserve import list_keepers, split_reserved
 from .reserve_screen import describe_growth, describe_reserved, describe_settings
 from .settings import try_settings
 from .snapshot import read_snapshot
+from .snapshot_page import write_snapshot_page
 from .snapshot_report import describe_device, name_categories
 from .snapshot_screen import describe_snapshot
 
@@ -39,6 +41,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
     """The exit code: 0 where the file was read."""
     path: Path = arguments.file
     check_output(arguments.json)
+    check_page(arguments.html)
     shown = ["peak"] if arguments.show is None else _read_shown(arguments.show)
     capacity = None if arguments.device is None else find_device(arguments.device).memory_bytes
     if find_kind(path) == "snapshot":
@@ -77,6 +80,11 @@ def _explain_snapshot(path: Path, shown: Sequence[str], capacity_bytes: int | No
         settings = try_settings(history, snapshot, growth, capacity_bytes)
         texts.append(describe_settings(settings))
         found["allocator_settings"] = asdict(settings)
+    if arguments.html is not None:
+        growth = find_growth(history, lines, snapshot) if growth is None else growth
+        write_snapshot_page(arguments.html, snapshot, reports[told], history, lines,
+                            name_categories(history, snapshot, lines), split_reserved(history.memory),
+                            list_keepers(history.memory, lines), growth, describe_snapshot(snapshot, reports))
     if arguments.against is not None:
         prediction = read_prediction(arguments)
         comparison = compare_peaks(history, lines, name_categories(history, snapshot, lines),
@@ -100,6 +108,8 @@ def _explain_text(path: Path, arguments: argparse.Namespace) -> tuple[str, dict[
     if not errors:
         raise InputError(f"{path}: a text without an out-of-memory error of PyTorch; what is read are memory snapshots "
                          "(torch.cuda.memory._dump_snapshot) and logs that have such an error")
+    if arguments.html is not None:
+        raise InputError(f"{path}: --html {arguments.html}: a page is made of a memory snapshot, and this is a log")
     text = describe_errors(path.name, errors)
     found: dict[str, Any] = {"kind": "out-of-memory errors", "file": path.name,
                              "errors": [to_dict(error) for error in errors]}

@@ -35,7 +35,7 @@ class _PlainUnpickler(pickle.Unpickler):
                            "texts and numbers only; nothing of it was executed")
 
 
-class _Reading:
+class _SnapshotFile:
     """The file as the unpickler reads it. A dictionary of an event takes ten times the bytes that it has in the file,
     so events that are complete are taken from time to time while the file is read: they become rows, and empty.
     """
@@ -116,7 +116,7 @@ def main(path: str, nbytes: str, seconds: str) -> None:
             is_packed = file.peek(2).startswith(_GZIP)
             unpacked: Any = gzip.GzipFile(fileobj=file) if is_packed else None
             whole = file if unpacked is None else io.BufferedReader(unpacked, _BUFFER)
-            found = _Reading(whole, int(nbytes) // MEMORY_RATIO, rows).unpickler.load()
+            found = _SnapshotFile(whole, int(nbytes) // MEMORY_RATIO, rows).unpickler.load()
         texts, made = make_columns(found, columns, rows)
         head = json.dumps({**texts, "columns": list(made)}).encode()
     except ForeignError as error:
