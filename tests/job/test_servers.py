@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from analyzer.cli import main
+from analyzer.hardware import find_device
 from analyzer.tools.job import JobError, read_command, read_job
 from analyzer.tools.job.plan import ServingPlan
 from analyzer.tools.job.serving import ServerStart, start_server, stored_format
@@ -36,6 +37,29 @@ def test_a_command_of_sglang() -> None:
 
 
 @pytest.mark.parametrize(("words", "fields"), [
+    ("--tp 8 --attn-dp-size 4", {"tp": 2, "dp": 4}), ("--tp 2 --data-parallel-size 3", {"tp": 2, "dp": 3}),
+    ("--speculative-algorithm EAGLE --enable-prefill-delayer --trust-remote-code", {"drafted": 3}),
+    ("--quantization w4afp8 --kv-cache-dtype mxfp8", {"weights": "fp8", "experts": "int4", "cache": "fp8"}),
+    ("--chunked-prefill-size -1", {"chunk": 16384})])
+def test_options_of_sglang(words: str, fields: dict[str, Any]) -> None:
+    plan = _plan(f"sglang serve {words} {TINY}" if words.endswith("code") else
+                 f"python -m sglang.launch_server --model {TINY} {words}")
+    assert {"model": plan.model, **{name: getattr(plan, name) for name in fields}} == {"model": TINY, **fields}
+
+
+@pytest.mark.parametrize(("device", "chunk", "decoding", "prompts"), [
+    # sizes of captured prompts: 8 to 32 by 4, 14 to 256, 8 to 512, 8 to 1,024, 12 to 4,096, then each 512
+    ("t4", 2048, 8, 8 + 14 + 8 + 8 + 4), ("l4", 4096, 48, 50), ("h100", 8192, 256, 50 + 8), ("b200", 16384, 512, 74)])
+def test_the_share_of_the_memory_that_sglang_takes(device: str, chunk: int, decoding: int, prompts: int) -> None:
+    engine = start_server(_plan(f"sglang serve {TINY}"), device).deployment.engine
+    memory = find_device(device).memory_bytes / 2**20  # type: ignore[operator]
+    reserved = 512 + 1.5 * chunk + 1024 / 8 + 2 * decoding + 8 * prompts
+    assert engine.chunk == chunk
+    assert engine.memory_share == round((memory - reserved) / memory, 3)
+
+
+@pytest.mark.parametrize(("words", "fields"), [
+    ("--spec-method ngram --spec-tokens 4", {"drafted": 4}), ("--device-memory-utilization 0.5", {"memory_share": 0.5}),
     ("--max-model-len 32k", {"length": 32000}),
     ("--max-model-len auto", {"length": None, "fits_length": True}),
     ("--quantization bitsandbytes", {"weights": "int4"}),

@@ -171,8 +171,10 @@ class Options:
         self.note(name, "assumed", meaning)
 
     def leave_out(self, names: str, meaning: str) -> None:
-        """Of options that change the cost and are not modelled: each that is given, and is not false, is noted."""
-        for name in names.split():
+        """Of options that change the cost and are not modelled: each that is given, and is not false, is noted. A name
+        that ends in ``*`` is the beginning of names.
+        """
+        for name in expand_names(names, self.names()):
             self._taken.add(name)
             if self.get(name) not in (None, False, 0, "false", "False", "none", "", [], {}):
                 self.note(name, "not modelled", meaning)
@@ -182,19 +184,31 @@ class Options:
         between them of which one that ends in ``*`` is the beginning of names, change no cost; others are unknown,
         with the names that resemble them, also of ``known``.
         """
-        words = without_effect.split()
-        exact = {word for word in words if not word.endswith("*")}
-        beginnings = tuple([word[:-1] for word in words if word.endswith("*")])
-        for name in self._others():
-            has_none = name in exact or (beginnings and name.startswith(beginnings))
-            if has_none:
+        words = set(without_effect.split())
+        for name in list(self._others()):
+            if has_name(words, name):
                 self.note(name, "no effect", "")
             elif self.get(name) is not None:
-                near = find_close(name, {*exact, *self._taken, *known} - {name})
+                near = find_close(name, {*(word for word in words if word[-1] != "*"), *self._taken, *known} - {name})
                 self.note(name, "unknown", near.removeprefix("; "))
 
     def _others(self) -> Iterator[str]:
         return (name for name in self.names() if name not in self._taken)
+
+
+def has_name(words: Iterable[str], name: str) -> bool:
+    """Whether a name is among words of which one that ends in ``*`` is the beginning of names.
+
+    >>> has_name({"seed", "log_*"}, "log_level"), has_name({"seed", "log_*"}, "seeds")
+    (True, False)
+    """
+    return name in words or any(word.endswith("*") and name.startswith(word[:-1]) for word in words)
+
+
+def expand_names(names: str, given: Iterable[str]) -> list[str]:
+    """Names with spaces between them; of one that ends in ``*`` those of ``given`` that begin so."""
+    found = [word for word in names.split() if not word.endswith("*")]
+    return found + [name for name in given if name not in found and has_name(set(names.split()) - set(found), name)]
 
 
 def _read_number(text: str) -> Any:

@@ -126,7 +126,7 @@ def start_server(plan: ServingPlan, device: str | DeviceSpec = "h200", *, files:
         known[plan.model], engine=plan.engine, device=device, layout=Layout(plan.tp, plan.pp, plan.dp, plan.ep),
         weights=weights, experts=experts, block_size=plan.block_size,
         cache=plan.cache or ("fp16" if weights == "fp16" else "bf16"))
-    engine = _at_device(deployment.engine, deployment.device)
+    engine = _at_device(deployment.engine, deployment.device, plan)
     engine = engine._replace(memory_share=plan.memory_share or engine.memory_share,
                              sequences=plan.sequences or engine.sequences, chunk=plan.chunk or engine.chunk)
     most = _count_positions(config)
@@ -175,9 +175,9 @@ def stored_format(quantization: Any) -> tuple[str, str | None]:
     return "bf16", None
 
 
-def _at_device(engine: Engine, device: DeviceSpec) -> Engine:
-    """An engine's own limits on a device: vLLM 0.33, engine/arg_utils.py, `get_batch_defaults`; SGLang 0.5,
-    srt/server_args.py, `_handle_gpu_memory_settings`.
+def _at_device(engine: Engine, device: DeviceSpec, plan: ServingPlan) -> Engine:
+    """An engine's own limits on a device: vLLM 0.33, engine/arg_utils.py, `get_batch_defaults`; SGLang 0.5.23,
+    srt/arg_groups/memory_hook.py, `handle_gpu_memory_settings`.
     """
     memory = device.memory_bytes
     if memory is None:
@@ -185,9 +185,26 @@ def _at_device(engine: Engine, device: DeviceSpec) -> Engine:
     size = memory / 2**30
     if engine.name == "vllm" and (size < 70 or "a100" in device.name):
         return engine._replace(chunk=2048, sequences=256)
+    if engine.name == "vllm" and size >= 160:
+        return engine._replace(chunk=16384)
     if engine.name == "sglang":
-        return engine._replace(chunk=2048 if size < 35 else 4096 if size < 60 else 8192 if size < 160 else 16384)
+        chunk = 2048 if size < 20 else 4096 if size < 60 else 8192 if size < 160 else 16384
+        return engine._replace(chunk=chunk, memory_share=_share_of_sglang(memory / 2**20, plan.chunk or chunk, plan))
     return engine
+
+
+def _share_of_sglang(memory: float, chunk: int, plan: ServingPlan) -> float:
+    """The share of a device's MiB for weights and cache where no mem_fraction_static is given: what is left beside a
+    pass, other ranks and the graphs of decoding and of prompts (`reserve_for_graph_mb`, of models without MLA).
+    """
+    size, few = memory / 1024, plan.tp < 4
+    decoding = 8 if size < 20 else (48 if few else 160) if size < 35 else (32 if few else 160) if size < 60 else (
+        256 if few and size < 160 else 512)
+    steps = (range(4, 33, 4), range(48, 257, 16), range(288, 513, 32), range(576, 1025, 64), range(1280, 4097, 256),
+             range(4608, chunk + 1, 512))  # cuda_graph_hook.py, `generate_prefill_cuda_graph_batch_sizes`
+    graphs = 2 * min(decoding, plan.sequences or decoding) + 8 * sum(each <= chunk for sizes in steps for each in sizes)
+    reserved = 512 + 1.5 * max(chunk, 2048) + 1024 * plan.tp * plan.pp / 8 + graphs
+    return round((memory - (max(reserved, 10240) if size > 60 else reserved)) / memory, 3)
 
 
 def profile_serving(plan: ServingPlan, device: str | DeviceSpec = "h200", *, files: Files | None = None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .document import JobError
+from .options import has_name
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?:(:?-)([^{}]*))?\}|(\w+))")
 _ARRAY = re.compile(r"\s*(\w+)(\+?)=\((.*)", re.DOTALL)
@@ -183,7 +184,7 @@ class OptionWords:
 def read_options(words: Sequence[Word], switches: frozenset[str] = frozenset()) -> OptionWords:
     """``--name value``, ``--name=value``, ``--name`` alone, and ``--name a b``; hyphens in names are underscores.
 
-    ``switches`` take no value, so that a word after one belongs to none.
+    ``switches`` take no value, so that a word after one belongs to none; ``enable_*`` stands for all that begin so.
 
     >>> read_options([Word(w) for w in "train.py --lr=1e-4 --target-modules q k --packing".split()]).options
     {'lr': '1e-4', 'target_modules': ['q', 'k'], 'packing': True}
@@ -197,7 +198,7 @@ def read_options(words: Sequence[Word], switches: frozenset[str] = frozenset()) 
             given, equals, value = text.lstrip("-").partition("=")
             name = given.replace("-", "_")
             options[name], lines[name] = value if equals else True, line
-            name = "" if equals or name in switches else name
+            name = "" if equals or has_name(switches, name) else name
         elif not name:
             others.append(text)
         else:

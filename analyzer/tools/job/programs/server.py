@@ -19,10 +19,12 @@ class _Format(NamedTuple):
     said: str = ""
 
 
+_EXPERTS = "experts of 4 bits, a scale of 8 bits for 32 of them"
 _PACKED = _Format("int4", said="weights of 4 bits, a scale of 16 bits for 128 of them")
 _ONLINE = _Format("fp8", said="weights of 8 bits")
 _NVFP4 = _Format("nvfp4", said="weights of 4 bits, a scale of 8 bits for 16 of them")
-#: vLLM's model_executor/layers/quantization/__init__.py and SGLang's srt/server_args.py, QUANTIZATION_CHOICES.
+#: vLLM 0.33, model_executor/layers/quantization/__init__.py and config/quantization.py, SGLang 0.5.23,
+#: srt/arg_groups/choices.py, QUANTIZATION_CHOICES, and what both had before.
 METHODS = {
     "fp8": _ONLINE, "fbgemm_fp8": _ONLINE, "ptpc_fp8": _ONLINE, "modelopt": _ONLINE, "modelopt_fp8": _ONLINE,
     "w8a8_fp8": _ONLINE, "fp8_per_tensor": _ONLINE, "fp8_per_block": _Format("fp8-block", said="weights of 8 bits"),
@@ -31,8 +33,15 @@ METHODS = {
     "bitsandbytes": _PACKED, "bitblas": _PACKED, "gptq_bitblas": _PACKED,
     "w8a8_int8": _Format("int8", said="weights of 8 bits"),
     "experts_int8": _Format("bf16", "int8", "experts of 8 bits"),
-    "mxfp4": _Format("bf16", "mxfp4", "experts of 4 bits, a scale of 8 bits for 32 of them"),
-    "gpt_oss_mxfp4": _Format("bf16", "mxfp4", "experts of 4 bits, a scale of 8 bits for 32 of them"),
+    "int8_per_channel_weight_only": _Format("bf16", "int8", "experts of 8 bits"),
+    "nvfp4_per_token": _Format("bf16", "nvfp4", "experts of 4 bits, a scale of 8 bits for 16 of them"),
+    "w4afp8": _Format("fp8", "int4", "weights of 8 bits, experts of 4"),
+    "mxfp4": _Format("bf16", "mxfp4", _EXPERTS), "gpt_oss_mxfp4": _Format("bf16", "mxfp4", _EXPERTS),
+    "nvfp4_online": _NVFP4, "auto_awq": _PACKED, "auto_gptq": _PACKED, "marlin": _PACKED, "fp8_per_channel": _ONLINE,
+    "auto-round-int8": _Format("int8", said="weights of 8 bits"),
+    **{name: _Format("fp8", said="weights of 8 bits, their scales left out") for name in ("mxfp8", "modelopt_mxfp8")},
+    **{name: _Format() for name in ("online", "deepseek_v4_fp8", "unquant", "humming", "fp_quant", "modelslim",
+                                    "mxfp_w4a8", "quark_int4fp8_moe", "quark_mxfp4", "mlx_q4", "mlx_q8")},
     "modelopt_fp4": _NVFP4, "petit_nvfp4": _NVFP4, "modelopt_mixed": _NVFP4,
     "compressed-tensors": _Format(), "quark": _Format(), "torchao": _Format(), "gguf": _Format(), "none": _Format()}
 #: Parts of names on the hub that tell the format of weights, in the order in which they are looked for.
@@ -41,7 +50,10 @@ _NAMES = (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("gptq-int8", "int8"), ("w8a8-
           ("bnb-4bit", "int4"), ("4bit", "int4"), ("int8", "int8"))
 _CACHES = {"auto": None, "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp8": "fp8", "fp8_e4m3": "fp8",
            "fp8_e5m2": "fp8", "fp8_inc": "fp8", "fp8_ds_mla": "fp8", "fp8_per_token_head": "fp8",
-           "int8_per_token_head": "int8"}
+           "int8_per_token_head": "int8", "mxfp8": "fp8"}
+#: Caches of fewer bits: vLLM 0.33, config/cache.py, `CacheDType`; SGLang's kv_cache_dtype.
+_SMALLER = """nvfp4 nvfp4_4over6 nvfp4_ds_mla int4_per_token_head turboquant_k8v4 turboquant_4bit_nc turboquant_k3v4_nc
+turboquant_3bit_nc octave_k3v4 octave_k3v3 octave_k3v3_compact ultraquant_4bit fp4_mx_block16 fp4_e2m1""".split()
 _DTYPES = {"auto": "bf16", "bfloat16": "bf16", "half": "fp16", "float16": "fp16"}
 
 
@@ -73,9 +85,8 @@ def read_weights(options: Options, model: str, name: str = "model") -> tuple[str
             found, said = _Format("int8"), "weights of 8 bits, as the model's name says"
         options.note("quantization", "understood", said)
         return found.weights, found.experts
-    if method in ("gguf", "torchao", "quark"):
-        options.note("quantization", "assumed", "its formats differ from layer to layer: as the model's name says, "
-                     "else 16 bits")
+    if method is not None and method not in ("none", "unquant", "compressed-tensors"):
+        options.note("quantization", "assumed", "its formats are not known: as the model's name says, else 16 bits")
     if named is not None:
         options.readings.append(replace(_reading(options, name), name="weights", value=named, kind="assumed",
                                         meaning="by the model's name"))
@@ -89,7 +100,7 @@ def _reading(options: Options, name: str) -> Any:
 
 def read_cache(options: Options) -> str | None:
     """The format of the cache; None: as weights are computed with."""
-    said = options.text("kv_cache_dtype", "auto", means="how keys and values are held")
+    said = options.text("kv_cache_dtype", "auto", choices=(*_CACHES, *_SMALLER), means="how keys and values are held")
     if said in _CACHES:
         return _CACHES[said]
     options.note("kv_cache_dtype", "not modelled", f"{said}: a cache of 8 bits is taken")

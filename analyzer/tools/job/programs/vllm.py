@@ -12,51 +12,66 @@ from .server import fold_names, read_cache, read_human, read_json_option, read_w
 
 _ALIASES = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": "data_parallel_size",
             "ep": "enable_expert_parallel", "q": "quantization", "O": "optimization_level",
-            "cc": "compilation_config", "sc": "speculative_config", "dcp": "decode_context_parallel_size",
+            "cc": "compilation_config", "sc": "speculative_config", "dc": "diffusion_config", "ac": "attention_config",
+            "dpn": "data_parallel_rank", "dpr": "data_parallel_start_rank", "dpa": "data_parallel_address",
+            "dpp": "data_parallel_rpc_port", "dpb": "data_parallel_backend", "dph": "data_parallel_hybrid_lb",
+            "dpe": "data_parallel_external_lb", "dpm": "data_parallel_multi_port_external_lb",
+            "device_memory_utilization": "gpu_memory_utilization", "dcp": "decode_context_parallel_size",
             "pcp": "prefill_context_parallel_size", "dpl": "data_parallel_size_local", "n": "nnodes",
             "r": "node_rank", "model_tag": "model", "kv_cache_memory": "kv_cache_memory_bytes"}
-# Options without a value: of the engine, and of the server before it (vllm/entrypoints/openai/cli_args.py).
-_SWITCHES = frozenset("""trust_remote_code enforce_eager enable_prefix_caching no_enable_prefix_caching
-enable_chunked_prefill no_enable_chunked_prefill enable_expert_parallel no_enable_expert_parallel ep enable_lora
-no_enable_lora enable_eplb enable_dbo disable_log_stats disable_log_requests enable_log_requests
-no_enable_log_requests disable_custom_all_reduce enable_auto_tool_choice enable_sleep_mode headless
-skip_tokenizer_init disable_sliding_window disable_cascade_attn async_scheduling no_async_scheduling
-fully_sharded_loras enable_reasoning disable_uvicorn_access_log enable_server_load_tracking
-enable_force_include_usage enable_tokenizer_info_endpoint trust_request_chat_template return_tokens_as_token_ids
-enable_prompt_tokens_details enable_mm_embeds interleave_mm_strings skip_mm_profiling language_model_only
-disable_hybrid_kv_cache_manager data_parallel_hybrid_lb data_parallel_external_lb dphl dpe enable_prompt_embeds
-use_tqdm_on_load no_use_tqdm_on_load calculate_kv_scales disable_frontend_multiprocessing kv_sharing_fast_prefill
-allow_credentials enable_ssl_refresh disable_fastapi_docs enable_request_id_headers disable_mm_preprocessor_cache
-disable_chunked_mm_input enable_multimodal_encoder_data_parallel worker_use_ray use_v2_block_manager
-enable_return_routed_experts enable_log_outputs enable_log_deltas disable_nccl_for_dp_synchronization
-enable_layerwise_nvtx_tracing enable_mfu_metrics enable_cudagraph_metrics kv_cache_metrics grpc""".split())
-_WITHOUT_EFFECT = """tokenizer* trust_remote_code seed served_model_name host port uds uvicorn_* api_key chat_template*
-allow_credentials allowed_* lora_modules response_role ssl_* enable_ssl_refresh root_path middleware
-return_tokens_as_token_ids disable_frontend_multiprocessing enable_request_id_headers enable_auto_tool_choice
-tool_* log_config_file max_log_len disable_fastapi_docs enable_prompt_tokens_details enable_server_load_tracking
-enable_force_include_usage enable_tokenizer_info_endpoint enable_log_* h11_* headless api_server_count config revision
-code_revision hf_token hf_config_path config_format generation_config override_generation_config logits_processor*
-logprobs_mode max_logprobs skip_tokenizer_init load_format download_dir safetensors_load_strategy
-model_loader_extra_config ignore_patterns use_tqdm_on_load pt_load_map_location reasoning_parser* enable_reasoning
-guided_decoding_* structured_outputs_config distributed_executor_backend master_* nnodes node_rank data_parallel_*
-max_parallel_loading_workers ray_workers_use_nsight disable_custom_all_reduce worker_cls worker_extension_cls
-disable_log_stats disable_log_requests disable_uvicorn_access_log aggregate_engine_logging otlp_traces_endpoint
-collect_detailed_traces show_hidden_metrics_for_version kv_events_config kv_cache_metrics* profiler_config
-prefix_caching_hash_algo scheduling_policy scheduler_* async_scheduling no_async_scheduling stream_interval
-long_prefill_token_threshold max_num_partial_prefills max_long_partial_prefills task runner convert trust_request_*
-swap_space preemption_mode enable_sleep_mode mm_processor_* mm_shm_* media_io_kwargs interleave_mm_strings
-skip_mm_profiling language_model_only disable_mm_preprocessor_cache disable_chunked_mm_input mm_encoder_*
-video_pruning_rate O0 O1 O2 O3 io_processor_plugin enable_mm_embeds enable_prompt_embeds calculate_kv_scales
-additional_config optimization_level
-compilation_config cudagraph_*
-max_cudagraph_capture_size attention_backend attention_config kernel_config moe_backend
-all2all_backend linear_backend model_impl enable_eplb eplb_* expert_placement_strategy num_redundant_experts
-disable_cascade_attn disable_hybrid_kv_cache_manager use_v2_block_manager worker_use_ray max_seq_len_to_capture
-dbo_* ubatch_size disable_nccl_for_dp_synchronization enable_layerwise_nvtx_tracing enable_mfu_metrics
-enable_cudagraph_metrics weight_transfer_config fail_on_environ_validation shutdown_timeout default_mm_loras device
-override_neuron_config override_pooler_config pooler_config max_lora_rank max_loras max_cpu_loras lora_dtype
-lora_extra_vocab_size fully_sharded_loras long_lora_scaling_factors enable_lora_bias mamba_cache_mode
-renderer_num_workers watchdog_* grpc"""
+# Options without a value: of the engine, and of the server before it (vllm/entrypoints/common/cli_args.py).
+_SWITCHES = frozenset("""aggregate_engine_logging allow_credentials allow_deprecated_quantization async_scheduling
+calculate_kv_scales cohere_is_reasoning_model cudagraph_metrics data_parallel_external_lb data_parallel_hybrid_lb
+data_parallel_multi_port_external_lb dcp_q_replicate disable_cascade_attn disable_chunked_mm_input
+disable_custom_all_reduce disable_fastapi_docs disable_frontend_multiprocessing disable_hybrid_kv_cache_manager
+disable_log_requests disable_log_stats disable_mm_preprocessor_cache disable_nccl_for_dp_synchronization
+disable_sliding_window disable_uvicorn_access_log dpe dph dpm enable_* enforce_eager ep
+exclude_tools_when_tool_choice_none fail_on_environ_validation fully_sharded_loras grpc headless interleave_mm_strings
+jit_monitor_verbose kv_cache_metrics kv_sharing_fast_prefill language_model_only log_error_stack
+long_prefill_token_threshold_adaptive mm_device_do_normalize mm_encoder_only monokernel no_* numa_bind
+ray_workers_use_nsight return_sampling_mask return_tokens_as_token_ids scheduler_reserve_full_isl skip_mm_profiling
+skip_tokenizer_init sleep_mode_offload_cudagraph specialize_active_lora swa_bounded_replay tokens_only
+trust_remote_code trust_request_chat_template trust_request_mm_kwargs use_fp64_gumbel use_replayssm use_tqdm_on_load
+use_v2_block_manager worker_use_ray""".split())
+_WITHOUT_EFFECT = """O0 O1 O2 O3 additional_config aggregate_engine_logging all2all_backend allow_credentials
+allow_deprecated_quantization allowed_* anthropic_disabled_thinking_effort api_key api_server_count async_scheduling
+attention_backend attention_config aux_output_config calculate_kv_scales chat_template* code_revision cohere_format
+cohere_is_reasoning_model collect_detailed_traces compilation_config config config_format convert
+cp_kv_cache_interleave_size cpu_distributed_timeout_seconds cudagraph_* custom_histogram_buckets data_parallel_* dbo_*
+dcp_* default_chat_template_kwargs default_mm_loras device device_ids disable_access_log_for_endpoints
+disable_cascade_attn disable_chunked_mm_input disable_custom_all_reduce disable_fastapi_docs
+disable_frontend_multiprocessing disable_hybrid_kv_cache_manager disable_log_requests disable_log_stats
+disable_mm_preprocessor_cache disable_nccl_for_dp_synchronization disable_uvicorn_access_log
+distributed_executor_backend distributed_timeout_seconds download_dir dp_* elastic_ep_max_dp_size
+enable_auto_tool_choice enable_batch_sharded_sampling enable_cudagraph_metrics enable_cumem_allocator
+enable_ep_weight_filter enable_eplb enable_fault_tolerance enable_flash_late_interaction enable_flashinfer_autotune
+enable_force_include_usage enable_layerwise_nvtx_tracing enable_log_* enable_logging_iteration_details
+enable_lora_bias enable_mamba_cache_stochastic_rounding enable_mamba_shared_prefix_checkpoint enable_mfu_metrics
+enable_mixed_moe_lora_format enable_mm_embeds enable_mm_processor_stats enable_moe_shared_loras
+enable_nccl_comm_suspend enable_offline_docs enable_per_request_metrics enable_prompt_embeds
+enable_prompt_tokens_details enable_reasoning enable_request_id_headers enable_return_routed_experts enable_scale_out
+enable_server_load_tracking enable_shm_tensor_arena enable_sleep_mode enable_ssl_refresh
+enable_tokenizer_info_endpoint enable_tower_connector_lora enable_trace_replay eplb_*
+exclude_tools_when_tool_choice_none expert_placement_strategy fail_on_environ_validation fault_tolerance_config
+fingerprint_mode fingerprint_value fully_sharded_loras gdn_prefill_backend generation_config grpc grpc_port
+guided_decoding_* h11_* headless hf_config_path hf_token host ignore_patterns interleave_mm_strings
+io_processor_plugin ir_op_priority jit_monitor_mode jit_monitor_verbose kda_decode_backend kda_prefill_backend
+kernel_config kv_cache_metrics* kv_events_config language_model_only linear_backend load_format log_* logging_config
+logits_processor* logprobs_mode long_* lora_* mamba_backend mamba_cache_mode mamba_cache_philox_rounds mamba_config
+mamba_ssu_algorithm master_* max_cpu_loras max_cudagraph_capture_size max_log_len max_logprobs
+max_long_partial_prefills max_lora_cls_labels max_lora_rank max_loras max_num_active_seqs max_num_partial_prefills
+max_num_queued_reqs max_num_queued_tokens max_parallel_loading_workers max_seq_len_to_capture media_io_kwargs
+middleware mm_device_do_normalize mm_encoder_* mm_hasher_algorithm mm_processor_* mm_shm_* mm_tensor_ipc model_impl
+model_loader_extra_config model_weights moe_backend monokernel nnodes no_async_scheduling node_rank
+num_redundant_experts numa_* optimization_level otlp_traces_endpoint override_generation_config override_neuron_config
+override_pooler_config per_request_spec_decode_metrics pooler_config port preemption_mode prefill_schedule_interval
+prefix_* profiler_config pt_load_map_location ray_workers_use_nsight reasoning_* renderer_num_workers
+replayssm_buffer_len response_role return_sampling_mask return_tokens_as_token_ids revision root_path runner
+safetensors_* scheduler_* scheduling_policy seed served_model_name show_hidden_metrics_for_version shutdown_timeout
+skip_mm_profiling skip_tokenizer_init sleep_* sparse_indexer_topk_backend specialize_active_lora
+sse_keep_alive_interval ssl_* stream_interval structured_outputs_config swap_space task tokenizer* tokens_only tool_*
+trust_* ubatch_size uds use_fp64_gumbel use_tqdm_on_load use_v2_block_manager uvicorn_* video_pruning_method
+video_pruning_rate watchdog_* watermark watermark_config weight_transfer_config worker_*"""
 
 
 def read(options: Options, launch: JobLaunch) -> ServingPlan:
@@ -112,8 +127,11 @@ def _read_chunk(options: Options, sequences: int | None, length: int | None) -> 
 def _read_drafts(options: Options) -> int:
     """Tokens that are proposed for each, by ``speculative_config``; the model that proposes them is left out."""
     config = read_json_option(options, "speculative_config")
-    if config is None:
+    parts = {"method": options.text("spec_method"), "model": options.text("spec_model"),
+             "num_speculative_tokens": options.number("spec_tokens", least=1)}
+    if config is None and not any(parts.values()):
         return 0
+    config = {**(config or {}), **{name: value for name, value in parts.items() if value is not None}}
     count = config.get("num_speculative_tokens")
     if isinstance(count, str) and count.isdecimal():
         count = int(count)
@@ -141,16 +159,18 @@ def _leave_out(options: Options) -> None:
     if options.flag("enforce_eager"):
         options.note("enforce_eager", "not modelled", "each pass is taken to be one CUDA graph; without, the device "
                      "waits for the host")
-    options.leave_out("cpu_offload_gb cpu_offload_params offload_backend offload_group_size offload_num_in_group "
-                      "offload_prefetch_step", "all weights are taken to lie on the device")
+    options.leave_out("cpu_offload_gb cpu_offload_params offload_*", "all weights are taken to lie on the device")
     options.leave_out("kv_cache_memory_bytes num_gpu_blocks_override", "the cache is taken to have what "
                       "gpu_memory_utilization leaves")
-    options.leave_out("kv_offloading_size kv_offloading_backend kv_transfer_config ec_transfer_config",
+    options.leave_out("kv_offloading_* kv_transfer_config ec_transfer_config ec_manager_config",
                       "a cache outside of the device is left out")
-    options.leave_out("hf_overrides rope_scaling rope_theta", "the model is taken as its config is")
+    options.leave_out("hf_overrides rope_scaling rope_theta model_class_overrides", "the model is taken as its config "
+                      "is")
     options.leave_out("enable_dbo disable_sliding_window kv_sharing_fast_prefill kv_cache_dtype_skip_layers "
                       "mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size num_lookahead_slots "
-                      "override_attention_dtype", "it is left out")
+                      "override_attention_dtype quantization_config diffusion_config engram_config enable_hc_sp "
+                      "swa_bounded_replay mm_ipc_gpu_memory_gb max_num_scheduled_tokens performance_mode use_replayssm "
+                      "enable_elastic_ep mm_encoder_only", "it is left out")
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if (options.number(name, 1) or 1) > 1:
             options.note(name, "not modelled", "each device is taken to hold whole sequences")
