@@ -25,7 +25,8 @@ def _list_data_sets() -> dict[str, dict[str, Any]]:
     """What is known of each data set by its names: ``columns`` and ``splits``, or ``configs`` that have such.
 
     A column's type is one of `TOKENS`, ``int``, ``float``, ``bool``, ``label:a,b`` or ``label:100``, ``image:500x500``,
-    ``audio:16000``, a list of a type or an object of types. A message is of a role and a content.
+    ``audio:16000``, a list of a type or an object of types. A message is of a role and a content. ``checked`` says what
+    the columns were compared with; those of data sets without it were not compared with their cards.
     """
     listed = json.loads((Path(__file__).parent / "data_sets.json").read_text(encoding="utf-8"))
     return {name.lower(): one for one in listed for name in one["names"]}
