@@ -112,9 +112,8 @@ class LoraLinear(nn.Module):
         """The layer's output in its own dtype; the adapter computes in that of its weights."""
         result: torch.Tensor = self.base_layer(x)
         dtype = result.dtype
-        if self.casts:
-            x = x.to(self.lora_A.weight.dtype)
-        result = result + self.lora_B(self.lora_A(self.lora_dropout(x))) * self.scaling
+        own = self.lora_A.weight.dtype if self.casts else x.dtype  # the copy has no name: it is freed once it is read
+        result = result + self.lora_B(self.lora_A(self.lora_dropout(x.to(own)))) * self.scaling
         return result.to(dtype)
 
 

@@ -75,7 +75,7 @@ def test_options_and_what_becomes_of_them(tmp_path: Path, change: str, fields: d
     ("micro_batch_size: 2=micro_batch_size: two",
      "a.yml:12: micro_batch_size: two: must be a whole number of at least 1"),
     ("optimizer: adamw_bnb_8bit=optimizer: adamw_bnb_8bits",
-     "a.yml:14: optimizer: adamw_bnb_8bits: must be one of "),
+     "a.yml:14: optimizer: adamw_bnb_8bits: is none of the "),
     ("load_in_4bit: true=load_in_8bit: true",
      "a.yml:3: adapter: qlora: axolotl refuses load_in_8bit with qlora; give load_in_4bit: true"),
     ("lora_target_linear: true=", "a.yml: lora_target_modules: is not there; axolotl needs it, or lora_target_linear: "

@@ -75,7 +75,7 @@ def test_a_change_of_a_script_goes_to_the_line_of_the_last_option() -> None:
 
 @pytest.mark.parametrize(("text", "problem"), [
     ("a: [1, 2", "a.yml:1: is no YAML: "),
-    ("- a\n- b\n", "a.yml: holds list, and a configuration is a mapping of names to values"),
+    ("- a\n- b\n", "a.yml: holds a list, and a configuration is a mapping of names to values"),
     ("a: !!python/object/apply:os.system ['echo']", None),
     ("a: &a [x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, *b, *b, *b, *b, *b]\n"
      "d: &d [*c, *c, *c, *c, *c, *c, *c, *c, *c]\ne: &e [*d, *d, *d, *d, *d, *d, *d, *d, *d]\nf: [*e, *e, *e]\n",

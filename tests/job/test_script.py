@@ -71,7 +71,7 @@ def test_an_option_of_the_script_alone_is_told() -> None:
 @pytest.mark.parametrize(("command", "problem"), [
     ("python train.py --epochs 3", "the command: train.py --epochs: not the command of a program that is read"),
     (f"{CLM} --fp16", "the command: fp16: true: bf16 is given too; the trainer refuses both"),
-    (f"{CLM} --optim adamw_torchh", "the command: optim: adamw_torchh: must be one of ")])
+    (f"{CLM} --optim adamw_torchh", "the command: optim: adamw_torchh: is none of the ")])
 def test_what_is_refused(command: str, problem: str) -> None:
     with pytest.raises(JobError) as error:
         read_command(command.split())

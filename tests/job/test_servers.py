@@ -84,7 +84,7 @@ def test_weights_by_the_name_of_a_model(model: str, weights: str | None) -> None
 @pytest.mark.parametrize(("words", "problem"), [
     ("--max-model-len many", "the command: max_model_len: many: must be a whole number of at least 1"),
     ("--gpu-memory-utilization 1.2", "the command: gpu_memory_utilization: 1.2: must be above 0 and at most 1"),
-    ("--quantization fp9", "the command: quantization: fp9: must be one of "),
+    ("--quantization fp9", "the command: quantization: fp9: is none of the "),
     ("--max-num-seqs 512 --max-num-batched-tokens 256",
      "the command: max_num_batched_tokens: 256: vLLM refuses fewer than max_num_seqs 512"),
     ("--speculative-config {}", "the command: speculative_config: {}: num_speculative_tokens must be a whole number"),

@@ -4,10 +4,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from analyzer.errors import InputError, MissingExtraError, how_to_install
 
@@ -20,6 +20,14 @@ Keys = tuple[str | int, ...]  #: where a value stands: ("zero_optimization", "st
 
 class JobError(InputError):
     """A configuration that cannot be read, or that its own program would refuse. Names the file, line and key."""
+
+
+class Repeat(NamedTuple):
+    """A key that is given twice, with both lines, from 0."""
+
+    name: str
+    first: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Document:
     lines: Mapping[Keys, int] = field(default_factory=dict)
     form: str = "yaml"
     switches: frozenset[str] = frozenset()  #: of a command: options that take no value
+    repeats: tuple[Repeat, ...] = ()        #: keys of a YAML that are given twice, of which the last value counts
 
     def place(self, *keys: str | int) -> str:
         """The file, with the line where that is known: ``qlora.yml:12``."""
@@ -107,10 +116,11 @@ def _read_file(path: Path) -> str:
 
 def read_text(text: str, name: str, form: str = "yaml") -> Document:
     """A document of a text. Raises JobError where it is not of that form, or holds no mapping."""
-    data, lines = _READERS[form](text, name)
+    data, lines, repeats = _READERS[form](text, name)
     if not isinstance(data, Mapping):
-        raise JobError(f"{name}: holds {type(data).__name__}, and a configuration is a mapping of names to values")
-    return Document(name, text, data, lines, form)
+        what = "is empty" if data is None else "holds a list" if isinstance(data, list) else "holds no names"
+        raise JobError(f"{name}: {what}, and a configuration is a mapping of names to values")
+    return Document(name, text, data, lines, form, repeats=tuple(repeats))
 
 
 def write_value(value: Any) -> str:
@@ -120,15 +130,29 @@ def write_value(value: Any) -> str:
 
 # YAML, by ruamel.yaml, whose reader of comments makes no object of a tag: `!!python/object` stays a text.
 
-def _read_yaml(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
+_Read = tuple[Any, dict[Keys, int], Sequence[Repeat]]
+
+
+def _read_yaml(text: str, name: str) -> _Read:
     try:
         from ruamel.yaml import YAML
+        from ruamel.yaml.constructor import RoundTripConstructor
         from ruamel.yaml.error import YAMLError
     except ImportError as error:
         raise _missing(name, "ruamel.yaml") from error
+    repeats: list[Repeat] = []
+
+    class LastCounts(RoundTripConstructor):
+        """As PyYAML, by which most programs read: of a key that is given twice the last value counts."""
+
+        def check_mapping_key(self, node: Any, key_node: Any, mapping: Any, key: Any, value: Any) -> bool:
+            if key in mapping:
+                repeats.append(Repeat(str(key), mapping.lc.data[key][0], key_node.start_mark.line))
+            return True
+
     reader = YAML(typ="rt", pure=True)
     reader.preserve_quotes = True
-    reader.allow_duplicate_keys = True  # as PyYAML, by which these programs read: the last one counts
+    reader.Constructor = LastCounts
     try:
         tree = reader.load(text)
     except (YAMLError, ValueError, RecursionError) as error:
@@ -137,7 +161,7 @@ def _read_yaml(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
         problem = getattr(error, "problem", None) or next(iter(str(error).splitlines()), "nested too deep")
         raise JobError(f"{where}: is no YAML: {problem}") from error
     lines: dict[Keys, int] = {}
-    return _copy(tree, (), lines, [0], name), lines
+    return _copy(tree, (), lines, [0], name), lines, repeats
 
 
 def _missing(name: str, library: str) -> MissingExtraError:
@@ -206,7 +230,7 @@ def _write_yaml(value: Any) -> str:
 
 # TOML, by tomlkit, and JSON, as DeepSpeed has it.
 
-def _read_toml(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
+def _read_toml(text: str, name: str) -> _Read:
     try:
         import tomlkit
         from tomlkit.exceptions import TOMLKitError
@@ -216,8 +240,11 @@ def _read_toml(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
         data = tomlkit.parse(text).unwrap()
     except (TOMLKitError, RecursionError) as error:
         line = getattr(error, "line", None)
+        if line is None:
+            found = _list_toml_lines(text)
+            line = next((at + 1 for number, (keys, at) in enumerate(found) if keys in dict(found[:number])), None)
         raise JobError(f"{name if line is None else f'{name}:{line}'}: is no TOML: {error}") from error
-    return data, dict(_list_toml_lines(text))
+    return data, dict(_list_toml_lines(text)), ()
 
 
 def _list_toml_lines(text: str) -> list[tuple[Keys, int]]:
@@ -226,6 +253,8 @@ def _list_toml_lines(text: str) -> list[tuple[Keys, int]]:
     for at, line in enumerate(text.splitlines()):
         if match := re.match(r"\s*\[+\s*([\w.\"'-]+)\s*\]+", line):
             table = tuple(match[1].replace('"', "").split("."))
+            if not line.lstrip().startswith("[["):
+                found.append((table, at))
         elif match := re.match(r"\s*([\w\"'-]+)\s*=", line):
             found.append(((*table, match[1].strip("\"'")), at))
     return found
@@ -244,13 +273,38 @@ def _change_toml(document: Document, edit: Edit) -> str:
     return tomlkit.dumps(tree)
 
 
-def _read_json(text: str, name: str) -> tuple[Any, dict[Keys, int]]:
+def _read_json(text: str, name: str) -> _Read:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         where = f"{name}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else name
         raise JobError(f"{where}: is no JSON: {getattr(error, 'msg', error)}") from error
-    return data, {}
+    lines: dict[Keys, int] = {}
+    for keys, line in _list_json_lines(text):
+        if keys in lines:  # as DeepSpeed, runtime/config_utils.py, refuses it
+            raise JobError(f"{name}:{line + 1}: {'.'.join(map(str, keys))}: is given twice, on line {lines[keys] + 1} "
+                           "too")
+        lines[keys] = line
+    return data, lines, ()
+
+
+def _list_json_lines(text: str) -> Iterator[tuple[Keys, int]]:
+    """The keys of a text that is JSON, each with its line; an element of a list is a number."""
+    path: list[str | int] = []
+    pattern = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}\[\],]')
+    opened: list[str] = []
+    for match in pattern.finditer(text):
+        if match[2]:
+            path[-1] = json.loads(match[1])
+            yield tuple(path), text.count("\n", 0, match.start())
+        elif match[0] in "{[":
+            opened.append(match[0])
+            path.append(0 if match[0] == "[" else "")
+        elif match[0] in "}]":
+            opened.pop()
+            path.pop()
+        elif match[0] == "," and opened[-1] == "[":
+            path[-1] = int(path[-1]) + 1
 
 
 def _change_json(document: Document, edit: Edit) -> str:

@@ -9,6 +9,7 @@ from analyzer.errors import find_close
 
 from .document import Document, JobError, Keys, write_value
 
+_MANY = 16  # choices, of which an error names those that resemble what is there
 Kind = Literal["understood", "default", "no effect", "assumed", "not modelled", "unknown"]
 
 
@@ -64,7 +65,9 @@ class Options:
         """The error that an option cannot be used, to be raised."""
         value = self.get(name)
         said = "" if value is None else f" {write_value(value)}:"
-        return JobError(f"{self.place(name)}: {self.full_name(name)}:{said} {problem}")
+        others = self._others() if value is None else ()
+        near = next((f"; is it {other}, at {self.place(other)}?" for other in others if find_close(name, [other])), "")
+        return JobError(f"{self.place(name)}: {self.full_name(name)}:{said} {problem}{near}")
 
     def full_name(self, name: str) -> str:
         return ".".join(map(str, (*self.keys, name)))
@@ -116,11 +119,15 @@ class Options:
             return None
         if isinstance(value, (Mapping, list)):
             raise self.fail(name, "must be one word")
+        if value is True and self._stands_alone(name):
+            raise self.fail(name, "needs a value after it")
         said, known = str(value), list(choices)
         if known and said != default:
             found = next((choice for choice in known if choice.lower() == said.lower()), None)
             if found is None:
-                raise self.fail(name, f"must be one of {', '.join(known)}{find_close(said, known)}")
+                near = find_close(said, known)
+                raise self.fail(name, f"is none of the {len(known)} that are known{near}" if near and len(known) > _MANY
+                                else f"must be one of {', '.join(known)}{near}")
             return found
         return said
 
@@ -189,11 +196,36 @@ class Options:
             if has_name(words, name):
                 self.note(name, "no effect", "")
             elif self.get(name) is not None:
-                near = find_close(name, {*(word for word in words if word[-1] != "*"), *self._taken, *known} - {name})
+                names = {*(word for word in words if word[-1] != "*"), *self._taken, *known} - {name}
+                near = _find_neighbour(name, names) or find_close(name, names)
                 self.note(name, "unknown", near.removeprefix("; "))
+
+    def _stands_alone(self, name: str) -> bool:
+        """Whether an option stands on a command line without a value that it needs."""
+        document = next(document for document, values in reversed(self.layers) if values.get(name) is not None)
+        return document.form == "command" and not has_name(document.switches, name)
 
     def _others(self) -> Iterator[str]:
         return (name for name in self.names() if name not in self._taken)
+
+
+#: One thing by the names of several programs, of which people write one in the place of another.
+_NEIGHBOURS = ("cutoff_len sequence_len max_length max_seq_length max_seq_len seq_len block_size model_max_length "
+               "max_model_len context_length",
+               "micro_batch_size per_device_train_batch_size local_batch_size batch_size train_batch_size",
+               "lora_r lora_rank network_dim rank", "optim optimizer optimizer_type",
+               "base_model model_name_or_path model pretrained_model_name_or_path model_path",
+               "lora_target lora_target_modules target_modules lora_attn_modules",
+               "tensor_parallel_size tp_size tensor_parallel_degree tensor_model_parallel_size",
+               "attn_implementation attn_impl flash_attn", "gpu_memory_utilization mem_fraction_static",
+               "max_num_seqs max_running_requests", "gradient_checkpointing enable_activation_checkpointing")
+
+
+def _find_neighbour(name: str, known: Iterable[str]) -> str:
+    """What another program's name is called in this one, as `find_close` says it; empty where it is none."""
+    there = set(known)
+    found = [word for group in _NEIGHBOURS if name in group.split() for word in group.split() if word in there]
+    return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 def has_name(words: Iterable[str], name: str) -> bool:

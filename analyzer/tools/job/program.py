@@ -58,7 +58,8 @@ class JobProgram:
     - ``argument``: the option that a word without a name is;
     - ``config``: the option that names a file of further options;
     - ``config_names``: what files such a name may stand for; ``config_copy``: how to get one that is not there;
-    - ``switches``: options of a command that take no value;
+    - ``switches``: options of a command that take no value; ``refuses_repeats``: whether it refuses a YAML in which a
+      key is given twice, as OmegaConf does;
     - ``changes``: by names of `change.AXES`, what makes a change of its options; ``server_changes`` by those of
       `server_change.AXES`.
     """
@@ -75,6 +76,7 @@ class JobProgram:
     config_names: tuple[str, ...] = ("{}",)
     config_copy: str = ""
     switches: frozenset[str] = frozenset()
+    refuses_repeats: bool = False
     changes: Mapping[str, Change] = field(default_factory=dict)
     server_changes: Mapping[str, ServerChange] = field(default_factory=dict)
 

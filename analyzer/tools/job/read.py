@@ -131,10 +131,10 @@ def _read_commands(commands: Sequence[ShellCommand], text: str, name: str, files
             launch.command = tuple(inner.texts[:count])
             return _finish(name, program, options, launch, files)
         heads.append(" ".join([inner.texts[0].rsplit("/", 1)[-1], *inner.texts[1:2]]))
-    known = [beginning for program in PROGRAMS for beginning in program.commands]
+    known = list(dict.fromkeys(beginning for program in PROGRAMS for beginning in program.commands))
     near = find_close(heads[0], known) if heads else ""
     raise JobError(f"{name}: {heads[0] if heads else 'no command'}: not the command of a program that is read"
-                   f"{near}; these are: {', '.join(known)}")
+                   f"{near or '; these are: ' + ', '.join(known)}")
 
 
 def _read_options(program: JobProgram, words: Sequence[Word], text: str, name: str, files: Files) -> Options:
@@ -183,7 +183,14 @@ def nest(data: dict[str, Any]) -> dict[str, Any]:
 
 def _finish(name: str, program: JobProgram, options: Options, launch: JobLaunch, files: Files) -> Job:
     options.readings = launch.readings
+    repeats = [(document, repeat) for document, _ in options.layers for repeat in document.repeats]
+    for document, repeat in repeats if program.refuses_repeats else ():
+        raise JobError(f"{document.name}:{repeat.last + 1}: {repeat.name}: is given twice, on line {repeat.first + 1} "
+                       f"too, which {program.name} refuses")
     plan = program.read(options, launch)
+    launch.readings += [OptionReading(repeat.name, f"given twice, on line {repeat.first + 1} too", "assumed",
+                                      "the last value counts", f"{document.name}:{repeat.last + 1}")
+                        for document, repeat in repeats]
     if isinstance(plan, TrainingPlan) and launch.ranks is None:
         launch.ranks = plan.ranks
     return Job(name, program, plan, tuple(launch.readings), launch, options, files)

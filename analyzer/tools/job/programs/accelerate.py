@@ -17,9 +17,14 @@ use_configured_seed quiet tee log_dir role max_restarts monitor_interval gpu_ids
 module m no_python config_file use_parallelism_config commands command_file"""
 
 
+#: utils/dataclasses.py, `DistributedType`, by which commands/config writes a file.
+_KINDS = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA",
+          "MULTI_HPU", "MULTI_NEURON", "DEEPSPEED", "FSDP", "TP", "XLA", "MEGATRON_LM")
+
+
 def read_accelerate(options: Options, launch: JobLaunch) -> JobLaunch:
     """What a launch is by a file of accelerate, the options of its command over it."""
-    kind = (options.text("distributed_type", "") or "").upper()
+    kind = (options.text("distributed_type", "", choices=_KINDS) or "").upper()
     ranks = options.number("num_processes", launch.ranks, least=1, means="ranks of all hosts")
     if kind == "NO" and not any(options.get(name) for name in ("multi_gpu", "use_fsdp", "use_deepspeed")):
         options.note("num_processes", "no effect", "")

@@ -1,6 +1,10 @@
 """DeepSpeed's JSON file, beside the options of a trainer that fill in what it leaves "auto"."""
 from __future__ import annotations
 
+import torch
+
+from analyzer.errors import find_close
+
 from ..document import Document
 from ..options import Options
 from ..plan import Sharding
@@ -12,6 +16,11 @@ train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps grad
 prescale_gradients gradient_predivide_factor dump_state tensorboard wandb csv_monitor comet flops_profiler
 memory_breakdown data_types communication_data_type checkpoint dataloader_drop_last seq_parallel_communication_data_type
 graph_harvesting load_universal_checkpoint disable_allgather aio comms_config comms_logger monitor_config _comment"""
+
+
+#: runtime/config.py, DEEPSPEED_OPTIMIZERS
+_OPTIMIZERS = ("adagrad", "adam", "adamw", "lamb", "onebitadam", "onebitlamb", "zerooneadam", "muadam", "muadamw",
+               "musgd", "lion", "muon", "cpuadam", "cpu_adam")
 
 
 def read_deepspeed(document: Document, options: Options, launch: JobLaunch) -> Sharding:
@@ -34,8 +43,17 @@ def read_deepspeed(document: Document, options: Options, launch: JobLaunch) -> S
             legacy_stage1 max_live_parameters max_reuse_distance gather_16bit_weights_on_model_save
             load_from_fp32_weights mics_* model_persistence_threshold cpu_offload log_trace_cache_warnings
             override_module_apply param_persistence_threshold leaf_module""")
+    if all(isinstance(own.get(name), dict) and own.get(name).get("enabled") is True for name in ("fp16", "bf16")):
+        raise own.fail("fp16", "bf16 is enabled too; DeepSpeed refuses both")
+    for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        if own.get(name) != "auto":
+            own.number(name, least=1)
     for name in ("fp16", "bf16", "optimizer"):
         if (part := own.part(name)) is not None:
+            kind = part.get("type")
+            if name == "optimizer" and kind is not None and str(kind).lower() not in _OPTIMIZERS and not hasattr(
+                    torch.optim, str(kind)):
+                raise part.fail("type", f"neither DeepSpeed nor torch.optim has it{find_close(str(kind), _OPTIMIZERS)}")
             part.rest("enabled type params auto_cast loss_scale loss_scale_window initial_scale_power hysteresis "
                       "min_loss_scale immediate_grad_update consecutive_hysteresis bf16_*")
     if (part := own.part("compile")) is not None:

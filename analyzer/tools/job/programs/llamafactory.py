@@ -350,6 +350,7 @@ def _set_checkpoints(options: Options, plan: TrainingPlan, wanted: Any) -> list[
 
 
 LLAMAFACTORY = JobProgram(
+    refuses_repeats=True,
     name="LLaMA-Factory", version="0.9.6", source="hiyouga/LLaMA-Factory src/llamafactory/hparams", read=read,
     is_file=_is_file, is_command=_is_command,
     commands=("llamafactory-cli train", "lmf train", "llamafactory.cli train", "llamafactory.launcher"),

@@ -135,6 +135,8 @@ def _check_devices(options: Options, launch: JobLaunch) -> None:
 def _read_attention(options: Options, kind: str | None) -> str | None:
     """The attention, and whether rows without padding are refused (sft_args.py, `_check_padding_free`)."""
     said = options.text("attn_impl", means="attention")
+    if said is not None and said not in (*_FLASH, "sdpa", "eager", "flash_attn", "flex_attention"):
+        options.assume("attn_impl", f"{said}: as PyTorch's fused attention, whose memory it has")
     for name in ("packing", "padding_free"):
         if options.get(name) in (None, False, "false", "False"):
             continue

@@ -197,7 +197,8 @@ def _read_size(options: Options, value: Any, name: str) -> tuple[int, int]:
     """Width and height: 1024, "1024,1024", [1024, 768]; one number is both. The scripts cut both to multiples of 64."""
     parts = value if isinstance(value, list) else str(value).split(",")
     if not 1 <= len(parts) <= 2 or not all(str(part).strip().isdecimal() and int(part) >= 64 for part in parts):
-        raise options.fail(name, f"resolution {value}: must be one or two whole numbers of at least 64")
+        raise options.fail(name, f"{value}: one or two whole numbers of at least 64" if name != "resolution" else
+                           "must be one or two whole numbers of at least 64")
     width, height = (int(part) // 64 * 64 for part in (*parts, parts[-1])[:2])
     return width, height
 

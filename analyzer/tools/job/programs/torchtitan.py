@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from analyzer.errors import find_close
+
 from ..document import Edit
 from ..options import Options
 from ..plan import Checkpoints, ModelParallel, Sharding, TrainingPlan
@@ -80,7 +82,8 @@ def _read_model(part: Options) -> str:
     sizes = {size.lower(): model for size, model in family.items()}
     found = sizes.get(flavor.lower())
     if found is None:
-        part.assume("flavor", f"{name} {flavor} has no published shape: give its config.json by --model FOLDER")
+        part.assume("flavor", f"{name} {flavor} has no published shape: give its config.json by --model FOLDER"
+                    f"{find_close(name, _FLAVORS) or find_close(flavor, family)}")
     elif (name, flavor) == ("deepseek_v3", "16B"):
         part.assume("flavor", f"the shape of {found}, which it follows")
     else:
@@ -165,7 +168,7 @@ def _read_optimizer(part: Options) -> tuple[str, bool]:
     name = part.text("name", "AdamW", means="optimizer") or "AdamW"
     how = part.text("implementation", "fused", choices=("fused", "foreach", "for-loop"))
     if name not in ("Adam", "AdamW"):
-        part.note("name", "not modelled", f"{name}: AdamW is taken")
+        raise part.fail("name", f"torchtitan has Adam and AdamW alone{find_close(name, ['Adam', 'AdamW'])}")
     in_backward = part.flag("early_step_in_backward")
     part.rest("lr eps beta1 beta2 weight_decay mu *")
     return ("adamw_fused" if how == "fused" else "adamw"), in_backward

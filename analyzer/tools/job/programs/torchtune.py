@@ -165,8 +165,9 @@ def _read_model(options: Options, name: str) -> tuple[str, bool, str | None, Ada
     part.leave_out("use_dora", "DoRA's magnitudes and norms are left out")
     if "vision" in plain or "llama4" in plain:
         part.leave_out("encoder_trainable decoder_trainable fusion_trainable", "which parts train is left out")
-    part.rest("max_seq_len attn_dropout norm_eps vocab_size num_* embed_dim intermediate_dim rope_* lora_* image_size "
-              "decoder_trainable encoder_trainable fusion_trainable num_classes scale_factor head_dim attn_bias")
+    part.rest("max_seq_len attn_dropout norm_eps vocab_size num_* embed_dim intermediate_dim rope_* lora_alpha "
+              "image_size decoder_trainable encoder_trainable fusion_trainable num_classes scale_factor head_dim "
+              "attn_bias")
     return model, is_lora, quantize, adapter
 
 
@@ -344,6 +345,7 @@ def _is_file(data: Mapping[str, Any]) -> bool:
 
 
 TORCHTUNE = JobProgram(
+    refuses_repeats=True,
     name="torchtune", version="0.7.0", source="pytorch/torchtune recipes", read=read, is_file=_is_file,
     commands=("tune run", "tune_run"), argument="recipe",
     config_names=("{}", "{}.yaml", "recipes/configs/{}.yaml"),

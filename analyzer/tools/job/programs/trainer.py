@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..document import Document
+from analyzer.errors import find_close
+
+from ..document import Document, JobError
 from ..options import Options
 from ..plan import Checkpoints, ModelParallel, Sharding
 from ..program import JobLaunch, read_beside
@@ -131,11 +133,13 @@ def read_sharding(options: Options, launch: JobLaunch) -> Sharding | None:
     """How ranks share the model: by ``deepspeed``, by ``fsdp`` with ``fsdp_config``, by accelerate's file, or DDP."""
     document = read_beside(options, "deepspeed", launch) if not isinstance(options.get("deepspeed"), dict) else None
     if document is not None:
-        _check_match(document, options)
+        _check_match(document, options, launch)
         if launch.ranks is None:
             options.assume("deepspeed", "one device: nothing says how many there are; --world does")
         return read_deepspeed(document, options, launch)
     words = {word for text in options.words("fsdp") for word in text.split()} - {"false", "False", ""}
+    if unknown := sorted(words - {*_FSDP, "true", "True"}):
+        raise options.fail("fsdp", f"must be some of {', '.join(_FSDP)}{find_close(unknown[0], _FSDP)}")
     config = options.part("fsdp_config")
     if words:
         found = replace(read_fsdp_config(config), kind="fsdp") if config is not None else Sharding(kind="fsdp")
@@ -146,14 +150,24 @@ def read_sharding(options: Options, launch: JobLaunch) -> Sharding | None:
     return Sharding(kind="ddp") if launch.size > 1 else None
 
 
+#: transformers/trainer_utils.py, `FSDPOption`
+_FSDP = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "offload", "auto_wrap")
 #: Values of DeepSpeed's file that must be those of the trainer, or "auto" (transformers/integrations/deepspeed.py,
 #: `HfTrainerDeepSpeedConfig.trainer_config_process`).
 _MATCHED = {"train_micro_batch_size_per_gpu": "per_device_train_batch_size", "gradient_clipping": "max_grad_norm",
             "gradient_accumulation_steps": "gradient_accumulation_steps"}
 
 
-def _check_match(document: Document, options: Options) -> None:
+def _check_match(document: Document, options: Options, launch: JobLaunch) -> None:
     """Raises JobError where DeepSpeed's file says one value and the trainer's own option another."""
+    whole, batch = document.data.get("train_batch_size"), str(options.get("per_device_train_batch_size"))
+    passes = str(options.get("gradient_accumulation_steps") or 1)
+    if isinstance(whole, int) and batch.isdecimal() and passes.isdecimal() and launch.ranks is not None:
+        found = int(batch) * int(passes) * launch.ranks
+        if whole != found:
+            raise JobError(f"{document.place('train_batch_size')}: train_batch_size: {whole}: {batch} sequences a "
+                           f"pass, {passes} passes and {launch.ranks} ranks are {found}, and transformers refuses a "
+                           'difference; write "auto" there')
     for name, own in _MATCHED.items():
         said, given = document.data.get(name), options.get(own)
         if said is None or given is None or said == "auto":
@@ -204,7 +218,8 @@ def read_fsdp_config(options: Options) -> Sharding:
     options.flag(named("activation_checkpointing"), False)
     names = _FSDP_WITHOUT_EFFECT.split()
     options.text(named("mixed_precision_policy"))
-    options.rest(" ".join([*names, *(f"fsdp_{name}" for name in names)]))
+    options.rest(" ".join([*names, *(f"fsdp_{name}" for name in names)]), known=(
+        "fsdp_sharding_strategy", "fsdp_reshard_after_forward", "fsdp_offload_params", "fsdp_activation_checkpointing"))
     return Sharding(kind="fsdp", reshards=reshards, offloads=offloads, replicas=replicas)
 
 
