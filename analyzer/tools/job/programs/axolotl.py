@@ -231,8 +231,10 @@ def _read_experts(options: Options, quantize: str | None) -> bool:
     linear = options.flag("llama4_linearized_experts")
     if linear:
         options.assume("llama4_linearized_experts", "experts are one tensor each that is whole while a block runs")
-    if not options.flag("quantize_moe_experts", means="experts are held in four bits, whole while a block runs") and (
-            not linear):
+    held = options.flag("quantize_moe_experts")
+    if held:
+        options.note("quantize_moe_experts", "understood", "experts are held in four bits, whole while a block runs")
+    if not held and not linear:
         return False
     if quantize == "int8":
         options.note("quantize_moe_experts", "not modelled", "experts are taken to be held in 16 bits")
