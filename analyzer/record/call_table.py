@@ -160,7 +160,7 @@ class CallTable(Sequence[OpCall]):
         """
         alike: dict[tuple[Signature, int, Hashable], list[int]] = {}
         for place, count in zip(places, counts):
-            start, inputs, outputs, kind, *_ = self._row(place)
+            start, inputs, outputs, kind = self._fields[place * _FIELDS:place * _FIELDS + 4]
             used, shared = self._numbers[start:start + inputs + outputs], None
             if len(set(used)) < len(used):
                 first = {n: i for i, n in reversed(list(enumerate(used)))}
@@ -171,7 +171,7 @@ class CallTable(Sequence[OpCall]):
     def kinds_at(self, places: Iterable[int]) -> Iterator[CallKind]:
         """The kind of the call at each of ``places``, for which no call is made."""
         for place in places:
-            start, inputs, outputs, kind, *_ = self._row(place)
+            start, inputs, outputs, kind = self._fields[place * _FIELDS:place * _FIELDS + 4]
             middle = start + inputs
             stays = outputs > 0 and set(self._numbers[middle:middle + outputs]).issubset(self._numbers[start:middle])
             yield self.signatures[place], self._numbering.keys_at[kind], stays

@@ -25,17 +25,16 @@ def walk_modules(root: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module
       (0): ReLU()
     )), ('0', ReLU())]
     """
-    found: list[tuple[str, nn.Module]] = []
-    seen: set[int] = set()
+    found: dict[int, tuple[str, nn.Module]] = {}
     waiting: list[tuple[str, nn.Module]] = [(prefix, root)]
     while waiting:
         path, module = pair = waiting.pop()
-        if id(module) not in seen:
-            seen.add(id(module))
-            found.append(pair)
-            above = path + "." if path else ""
-            waiting += [(above + name, child) for name, child in reversed(module._modules.items()) if child is not None]
-    return found
+        if id(module) not in found:
+            found[id(module)] = pair
+            if held := module._modules:  # most hold none
+                above = path + "." if path else ""
+                waiting += [(above + name, child) for name, child in reversed(held.items()) if child is not None]
+    return list(found.values())
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
