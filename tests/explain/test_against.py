@@ -126,3 +126,19 @@ def test_a_saved_profile_and_an_error_without_figures(tmp_path: Path, run) -> No
     (tmp_path / "a.log").write_text("RuntimeError: CUDA error: out of memory\n")
     code, _, complaint = run("explain", str(tmp_path / "a.log"), "--against", str(tmp_path / "a.json"))
     assert code == 2 and "cannot be told" in " ".join(complaint.split())
+
+
+def test_the_option_is_found_with_which_least_is_held_alone(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "deep.py").write_text("""
+from torch import nn
+def make():
+    return nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.Tanh())])
+""")
+    target = ("--against", f"{tmp_path / 'deep.py'}:make", "--input", "8192x512", "--optimizer", "adamw")
+    code, _, complaint = run("profile", target[1], *target[2:], "--autocast", "bf16", "--export",
+                             f"memory_snapshot={tmp_path / 'a.pickle'}")
+    assert code == 0, complaint
+    code, out, _ = run("explain", str(tmp_path / "a.pickle"), *target)
+    assert code == 0 and "with --autocast bf16, 0 B are held by one side alone" in " ".join(out.split()), out
+    code, out, _ = run("explain", str(tmp_path / "a.pickle"), *target, "--autocast", "bf16")
+    assert code == 0 and "only in the run: 0 B" in out and "would explain" not in out

@@ -1,7 +1,7 @@
 """A run held against a prediction, as text."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 
 from analyzer.report.text_table import print_rows
@@ -17,6 +17,7 @@ from .prediction import PredictedFailure, Prediction
 
 _ROWS = 8
 _LINE_WIDTH = 66
+_EXPLAINS = 0.7  # of what one side holds alone: an option must leave less to be told
 
 
 def describe_comparison(found: PeakComparison, prediction: Prediction) -> str:
@@ -53,6 +54,17 @@ def _list_alone(title: str, rows: Sequence[HeldAlone]) -> str:
         rest = sum(row.total_bytes for row in rows[_ROWS:])
         table.append((f"({len(rows) - _ROWS:,} more)", "", format_bytes(rest), ""))
     return print_rows((title, "Blocks", "Bytes", "What"), table, left=(0, 3))
+
+
+def describe_variants(found: PeakComparison, alone: Mapping[str, int]) -> list[str]:
+    """The option with which least is held alone, ``alone`` by its flag, where that is much less than without."""
+    if not alone:
+        return []
+    flag, nbytes = min(alone.items(), key=lambda item: item[1])
+    if nbytes >= _EXPLAINS * found.alone_bytes:
+        return []
+    return [f"with {flag}, {format_bytes(nbytes)} are held by one side alone, in place of "
+            f"{format_bytes(found.alone_bytes)}"]
 
 
 def find_limit(error: OutOfMemoryText, owners: OwnersOfMemory) -> int | None:

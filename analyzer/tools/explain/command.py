@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,14 +16,14 @@ from analyzer.hardware import find_device
 from analyzer.output import check_output, write_output
 from analyzer.report.page.document import check_page
 
-from .against_screen import describe_comparison, describe_failure, find_limit
+from .against_screen import describe_comparison, describe_failure, describe_variants, find_limit
 from .comparison import compare_peaks
 from .growth import find_growth
 from .history import read_history
 from .line import Lines
 from .oom_screen import describe_errors, find_owners, to_dict
 from .oom_text import find_errors
-from .prediction import advise, find_failure, list_at_peak, read_prediction
+from .prediction import advise, find_failure, list_at_peak, list_variants, read_prediction
 from .reserve import list_keepers, split_reserved
 from .reserve_screen import describe_growth, describe_reserved, describe_settings
 from .settings import try_settings
@@ -33,6 +34,7 @@ from .snapshot_screen import describe_snapshot
 
 #: What can be shown of a snapshot.
 SHOWN = ("peak", "reserved", "settings", "growth")
+_MUCH = 0.05  # of what a run holds: above it options are tried that would explain what one side holds alone
 _HEAD_BYTES = 4096       # of which the kind of a file is told
 _LONGEST_LINE = 1 << 16  # bytes of a text's line that are read at once
 
@@ -87,8 +89,12 @@ def _explain_snapshot(path: Path, shown: Sequence[str], capacity_bytes: int | No
                             list_keepers(history.memory, lines), growth, describe_snapshot(snapshot, reports))
     if arguments.against is not None:
         prediction = read_prediction(arguments)
-        comparison = compare_peaks(history, lines, name_categories(history, snapshot, lines),
-                                   list_at_peak(prediction.profile))
+        compare = partial(compare_peaks, history, lines, name_categories(history, snapshot, lines))
+        comparison = compare(list_at_peak(prediction.profile))
+        if comparison.alone_bytes > _MUCH * comparison.run_bytes:
+            variants = {flag: compare(list_at_peak(profile)).alone_bytes
+                        for flag, profile in list_variants(arguments, prediction)}
+            comparison.hints.extend(describe_variants(comparison, variants))
         texts.append(describe_comparison(comparison, prediction))
         found["against"] = asdict(comparison)
     return "\n\n".join(texts), found

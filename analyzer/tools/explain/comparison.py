@@ -3,6 +3,7 @@ explain it.
 """
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ _FACTORS = (2, 0.5, 4, 0.25, 8, 0.125, 3, 1 / 3, 16, 1 / 16)
 # Categories of snapshots in the words of predictions.
 _CATEGORIES = {"before recording": "parameter", "parameters": "parameter", "gradients": "gradient",
                "activations": "activation", "optimizer states": "optimizer state"}
-_EXPLAINED = 0.5  # share of what is held alone that a factor must match to be told
+_EXPLAINED = 0.5  # share of what either side holds alone that a factor must match to be told
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ class PeakComparison:
     only_predicted: list[HeldAlone]
     hints: list[str]
 
+    @property
+    def alone_bytes(self) -> int:
+        """What one side holds alone, of both."""
+        return sum(row.total_bytes for row in (*self.only_run, *self.before, *self.only_predicted))
+
 
 @dataclass(frozen=True)
 class _RunBlock:
@@ -76,8 +82,7 @@ def compare_peaks(history: History, lines: Lines, categories: Sequence[str],
         mine, theirs = [mine[place] for place in left], [theirs[place] for place in other_left]
     only_run = _group((block.bytes, str(block.line), block.category) for block in mine if not block.is_before)
     before = _group((block.bytes, str(block.line), block.category) for block in mine if block.is_before)
-    only_predicted = _group((block.bytes, block.line + (f" ({block.source})" if block.source else ""), block.category)
-                            for block in theirs)
+    only_predicted = _group((block.bytes, _name(block), block.category) for block in theirs)
     return PeakComparison(sum(block.bytes for block in run), sum(block.bytes for block in predicted), sum(both),
                           both[0], only_run, before, only_predicted, _find_hints(only_run, before, only_predicted))
 
@@ -90,6 +95,12 @@ _KEYS: tuple[tuple[Callable[[_RunBlock], object], Callable[[PredictedBlock], obj
     (lambda block: (block.bytes, _CATEGORIES.get(block.category, block.category)),
      lambda block: (block.bytes, block.category)),
     (lambda block: block.bytes, lambda block: block.bytes))
+
+
+def _name(block: PredictedBlock) -> str:
+    """The module, of a list's alike modules all together, and the source line."""
+    file = "" if block.source is None else block.source.replace("\\", "/").rpartition("/")[2]
+    return re.sub(r"\.\d+(?=\.|$)", ".*", block.line) + (f" ({file})" if file else "")
 
 
 def _match(mine: Sequence[object], theirs: Sequence[object]) -> tuple[list[int], list[int], list[int]]:
@@ -122,7 +133,8 @@ def _find_hints(only_run: Sequence[HeldAlone], before: Sequence[HeldAlone],
         run[row.bytes] += row.count
     whole = sum(row.total_bytes for row in only_predicted)
     matched, factor = max((_match_scaled(run, only_predicted, factor), factor) for factor in _FACTORS)
-    if whole and matched >= _EXPLAINED * whole:
+    alone = sum(size * count for size, count in run.items())
+    if whole and matched >= _EXPLAINED * whole and matched * factor >= _EXPLAINED * alone:
         said = f"{factor:g} times as large" if factor >= 1 else f"1/{1 / factor:g} as large"
         cause = "another dtype (--dtype, --autocast), batch" if factor in (2, 0.5) else "another batch"
         hints.append(f"blocks of the run are {said} as predicted ones: {cause} or sequence (--input)")

@@ -4,18 +4,25 @@ from __future__ import annotations
 import argparse
 from bisect import bisect_right, insort
 from collections import Counter
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from analyzer.api.prediction import SAVED_OPTIONS, predict
 from analyzer.api.result import Profile
-from analyzer.errors import InputError
+from analyzer.errors import AnalyzerError, InputError, ModelError
 from analyzer.hardware import find_device, register_device
 from analyzer.record.options import ProfileOptions
 from analyzer.results.verdict import Advice
 from analyzer.tools.advice.search import find_advice
 
+# Options that a run may have had and the prediction has not, or the other way round.
+_VARIANTS: tuple[tuple[str, str, Any], ...] = (
+    ("--autocast bf16", "autocast", "bf16"), ("no --autocast", "autocast", None), ("--dtype bf16", "dtype", "bf16"),
+    ("--checkpointing", "checkpointing", True), ("no --checkpointing", "checkpointing", False),
+    ("--optimizer adamw", "optimizer", "adamw"), ("no --optimizer", "optimizer", None))
 _DEVICE = "h200"  # as every other command takes where none is given
 
 
@@ -85,6 +92,24 @@ def complete(arguments: argparse.Namespace, device: str) -> argparse.Namespace:
 def _find_nearest(capacity_bytes: int) -> str:
     return min([(abs(spec.memory_bytes - capacity_bytes), spec.name) for spec in register_device
                 if spec.memory_bytes is not None])[1]
+
+
+def list_variants(arguments: argparse.Namespace, prediction: Prediction) -> Iterator[tuple[str, Profile]]:
+    """The same step with each of `_VARIANTS` that it has not already; those that the model cannot take are left out,
+    and all of a script and of a saved profile, which are what they are.
+    """
+    if prediction.name.endswith((".py", ".json")):
+        return
+    for flag, name, value in _VARIANTS:
+        step = complete(arguments, prediction.device)
+        if getattr(step, name) == value:
+            continue
+        setattr(step, name, value)
+        try:
+            found = predict(step)
+        except (AnalyzerError, ModelError):
+            continue
+        yield flag, found[0]
 
 
 def list_at_peak(profile: Profile) -> list[PredictedBlock]:
