@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from analyzer.api.fits import fits
+    from analyzer.api.phase import phase
     from analyzer.api.profile import ProfileOptions, profile
     from analyzer.api.result import Profile
     from analyzer.api.symbolic_profile import reprofile, run_passes, symbolic_profile
@@ -40,14 +41,15 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "Advice", "FitTable", "Job", "JobError", "MetaTensor", "MetaTensorMode", "NodeInfo",
            "Profile", "ProfileChange", "ProfileOptions", "Roofline", "RunCost", "SavedTensorInfo", "TensorInfo",
            "Verdict", "advise", "auto_checkpoint", "compare", "dry_run", "estimate_memory", "fits", "max_batch_size",
-           "max_sequence_length", "profile", "profile_generate", "read_command", "read_job", "register_exporter",
-           "register_flop_impl", "register_leaf_module", "register_leaf_module_impl", "register_memory_impl",
-           "register_non_leaf_module", "register_report", "register_shape_impl", "register_solver",
-           "register_time_impl", "register_tracer_impl", "reprofile", "run_passes", "symbolic_profile",
-           "symbolic_trace", "undo_checkpoint"]
+           "max_sequence_length", "phase", "profile", "profile_generate", "read_command", "read_job",
+           "register_exporter", "register_flop_impl", "register_leaf_module", "register_leaf_module_impl",
+           "register_memory_impl", "register_non_leaf_module", "register_report", "register_shape_impl",
+           "register_solver", "register_time_impl", "register_tracer_impl", "reprofile", "run_passes",
+           "symbolic_profile", "symbolic_trace", "undo_checkpoint"]
 
 _PLACES = {
-    "analyzer.api.fits": "fits", "analyzer.api.profile": "ProfileOptions profile", "analyzer.api.result": "Profile",
+    "analyzer.api.fits": "fits", "analyzer.api.phase": "phase",
+    "analyzer.api.profile": "ProfileOptions profile", "analyzer.api.result": "Profile",
     "analyzer.api.symbolic_profile": "reprofile run_passes symbolic_profile",
     "analyzer.dropins.torch_checkpoint": "auto_checkpoint undo_checkpoint",
     "analyzer.dropins.torch_cuda": "estimate_memory", "analyzer.fx.trace.tracer": "symbolic_trace",

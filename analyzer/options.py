@@ -375,7 +375,8 @@ _OF_THIS_MACHINE = (
     _number("--warm-up", "number of steps that run before, and are not measured", 1),
     Option("script", "a Python script that trains or infers", metavar="SCRIPT", type=Path),
     Option("arguments", "the script's own arguments, after --", nargs="*", metavar="-- ARG"),
-    _number("--steps", "end the script after so many optimizer steps", 3),
+    _number("--steps", "end the script after so many optimizer steps (default 3, or where its second cycle of rollout "
+            "and updates has ended)"),
     _switch("--allow-download", "leave names on the hub to the script, which may download them (default: stand-ins)"),
     Option("file", "where to write it, e.g. lab_card.json", name="written file", metavar="FILE"),
     Option("--device", "what to measure: cuda, cuda:1, cpu (default: cuda where there is one, else cpu)",

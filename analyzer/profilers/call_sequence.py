@@ -67,7 +67,7 @@ class CallTimer:
 
     def time(self, call: OpCall) -> TimedCall:
         """What the host and the device do for a call. Raises UnknownTimeError."""
-        return self.timed[self._number(call)]
+        return self.timed[self.number(call)]
 
     def numbers(self, table: CallTable, places: Sequence[int]) -> list[int]:
         """Which of `timed` each of the calls at ``places`` is; one of each kind is made. Raises UnknownTimeError."""
@@ -84,7 +84,7 @@ class CallTimer:
         for kind, place in zip(table.kinds_at(places), places):
             number = calls.get(kind)
             if number is None:
-                number = calls[kind] = self._number(table[place])
+                number = calls[kind] = self.number(table[place])
             numbers.append(number)
         return numbers
 
@@ -124,7 +124,8 @@ class CallTimer:
 
         return [timed._replace(work=work_on(timed)) for timed in self.timed]
 
-    def _number(self, call: OpCall) -> int:
+    def number(self, call: OpCall) -> int:
+        """Which of `timed` a call is. Raises UnknownTimeError."""
         key = call.signature, call.phase, call.recomputed, bool(call.outputs) and set(call.outputs) <= set(call.inputs)
         if key in self._alike:
             return self._alike[key]

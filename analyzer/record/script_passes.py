@@ -1,7 +1,7 @@
 """The forward passes of a script: calls from outside of any module, which may lead to an update or be evaluation."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,11 +38,13 @@ class _Outer:
 
 class ScriptPasses(RunListener):
     """Takes what a script calls from outside of any module into the log: each call of a model begins a forward pass.
-    ``steps`` of optimizers are waited for, of which ``step_counts`` tells what there were.
+    ``steps`` of optimizers are waited for, of which ``step_counts`` tells what there were. ``begins`` is called before
+    each pass.
     """
 
     def __init__(self, state: MetaState, modules: ModuleRecorder, holdings: ScriptHoldings, steps: int,
-                 step_counts: StepCounts) -> None:
+                 step_counts: StepCounts, begins: Callable[[], None]) -> None:
+        self._begins = begins
         self.state, self.modules, self.holdings = state, modules, holdings
         self.memory, self.run, self.log = modules.memory, modules.run, modules.log
         self.steps, self.step_counts = steps, step_counts
@@ -57,6 +59,8 @@ class ScriptPasses(RunListener):
         """A module's call begins; one from outside of any module begins a forward pass."""
         if self.run.stack:
             return
+        if self._outer is None and next(module.parameters(), None) is not None:
+            self._begins()
         self.holdings.meet(module)
         shapes = self.holdings.mark_inputs(module, args, kwargs)
         phase, is_model = self.run.phase, next(module.parameters(), None) is not None

@@ -13,6 +13,7 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import find_storage
 from analyzer.meta.mode import MetaTensorMode
 
+from .cycle import Cycle, OptimizerStep, find_cycles
 from .device_log import EARLIER_PREPARATION, EVALUATION, PREPARATION
 from .evaluation import describe_batches, find_evaluation, leave_out
 from .joined_step import StepDescription, join_steps
@@ -21,6 +22,7 @@ from .module_recorder import ModuleRecorder
 from .optimizer_step import list_optimizers, observed_steps
 from .preparation import describe_preparation, find_preparation
 from .recorder import Recorder
+from .script_course import ScriptCourse
 from .script_holdings import Script, ScriptHoldings
 from .script_module import StepCounts
 from .script_passes import HELD, SETUP, ScriptPasses
@@ -35,22 +37,27 @@ class EnoughSteps(BaseException):
 
 class ScriptRecorder(Recorder):
     """Listens to a script until its optimizers stepped ``steps`` times; more than one in turn make a step together.
+    With None it is ended after a few steps, or where its second cycle has ended (`ScriptCourse`).
     What it holds itself, which is written down by ``describe``, is in `holdings`; its forward passes are in `passes`.
     """
 
     def __init__(self, mode: MetaTensorMode, device: torch.device, is_leaf: Callable[[torch.nn.Module], bool] | None,
-                 find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None], steps: int,
+                 find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None], steps: int | None,
                  describe: Callable[[Any, Callable[[Any], int]], Any] = lambda thing, key: None) -> None:
         self.script = Script()
         memory = MemoryRecorder(mode.space, device)
         super().__init__(mode, ModuleRecorder(memory, self.script, is_leaf, find_leaf_impl))
         self.modules.listed, self.modules.share_done = [], 0.0
         self.calls.is_cut_outside = True
-        self.steps, self.step_counts = steps, StepCounts()
+        self.course = ScriptCourse(steps, lambda: len(self.log.call_slots))
+        self.cycles: list[Cycle] = []  #: the whole ones, once the script has ended
+        self.steps, self.step_counts = self.course.least, StepCounts()
         self.holdings = ScriptHoldings(self.modules, self.script, describe)
-        self.passes = ScriptPasses(mode.state, self.modules, self.holdings, steps, self.step_counts)
+        self.passes = ScriptPasses(mode.state, self.modules, self.holdings, self.steps, self.step_counts,
+                                   self._begin_pass)
         self.run.listeners.append(self.passes)
         # after how many calls each step was taken
+        self._step_start = 0  # how many calls came before the step that is under way
         self._steps_at: list[tuple[int, Callable[[], torch.optim.Optimizer | None], str]] = []
         self._described = [StepDescription([], [])]  # of steps before the one that is under way, as far as needed
         self.run.phase, memory.after_backward = SETUP, "optimizer"  # clipping, until a model is called again
@@ -92,6 +99,7 @@ class ScriptRecorder(Recorder):
         the host, is no part of it. A step that was not finished counts only if it is the only one.
         """
         self.memory.end()
+        self._close_blocks()
         self.mode.state.recorder = self.memory.space.listener = None
         self.memory.let_go()
         self.log.steps = max(1, self.steps_taken)
@@ -101,6 +109,7 @@ class ScriptRecorder(Recorder):
     def end_short(self, error: DeviceOutOfMemoryError) -> None:
         """As in the base class; what came before may be evaluation."""
         super().end_short(error)
+        self._close_blocks()
         self._leave_out_evaluation()
         self.holdings.gather()
 
@@ -109,6 +118,8 @@ class ScriptRecorder(Recorder):
         runs = self.passes.outer_runs
         phases = dict.fromkeys(find_evaluation(self.log, runs), EVALUATION)
         evaluation = [run for run in runs if run.is_pass and run.calls.start in phases]
+        with self.log.reading():
+            self.cycles = find_cycles(self.log, runs, self.course.blocks, self.course.optimizer_steps, phases)
         prepared = find_preparation(self.log, runs, phases)
         for one in prepared:
             phases.update(dict.fromkeys(one.calls, PREPARATION if one is prepared[-1] else EARLIER_PREPARATION))
@@ -144,10 +155,36 @@ class ScriptRecorder(Recorder):
                                             [*self._described, StepDescription.of(self.log)])
         self.holdings.join_steps()
         self.step_counts.join()
+        self.course.join()
         self.run.step = self.modules.described_step = 0
+
+    def enter_block(self, name: str) -> None:
+        """The script is inside a block that it calls so; what is allocated is told apart from what was before."""
+        if not self.run.stack:
+            self.memory.end()
+        if self.course.enter(name, self.steps_taken):
+            self._end_script()
+
+    def leave_block(self) -> None:
+        if not self.run.stack:
+            self.memory.end()
+        self.course.leave(self.memory.allocator.allocated_bytes, self.log.events)
+
+    def _close_blocks(self) -> None:
+        while self.course.is_in_block:
+            self.leave_block()
+
+    def _begin_pass(self) -> None:
+        if not torch.is_grad_enabled() and self.course.begin_pass(self.steps_taken):
+            self._end_script()
+
+    def _end_script(self) -> None:
+        self.finish()
+        raise EnoughSteps
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.hears():
+            self._step_start = len(self.log.call_slots)
             if not self.step_counts.counts:
                 self.step_counts.expect([one for one in list_optimizers() if any(
                     getattr(find_storage(local_part(p)), "space", None) is self.memory.space
@@ -180,9 +217,11 @@ class ScriptRecorder(Recorder):
         joins = optimizer is not None and self.step_counts.meet(optimizer) and self.run.step > 0
         if joins:
             self._join_steps()
-        if self.steps_taken >= (max(self.steps, _PATIENCE) if self.step_counts.list_expected() else self.steps):
-            self.finish()
-            raise EnoughSteps
+        stop = len(self.log.call_slots)
+        self.course.add_step(OptimizerStep(name, min(self._step_start, stop), stop, self.steps_taken))
+        if self.steps_taken >= (max(self.steps, _PATIENCE) if self.step_counts.list_expected() else self.steps) and (
+                not self.course.waits(self.steps_taken, lambda: find_evaluation(self.log, self.passes.outer_runs))):
+            self._end_script()
         if joins or self.steps_taken > before:
             if not joins:  # else modules were described when the step began that is none
                 self.holdings.describe_all()

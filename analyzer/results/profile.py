@@ -10,6 +10,7 @@ from analyzer.on_use import load
 from analyzer.record.device_log import EVALUATION, PREPARATION
 from analyzer.units import add_quantities
 
+from .cycle import CycleInfo
 from .device import CopyInfo, DeviceInfo
 from .info import (
     CompiledInfo,
@@ -40,7 +41,7 @@ class ProfileData(DeviceRecord):
     3
     """
 
-    format_version: ClassVar[int] = 14  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 15  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"
@@ -97,6 +98,8 @@ class ProfileData(DeviceRecord):
     holders: tuple[HolderInfo, ...] = ()     #: at the peak, largest first
     first_step: dict[str, PhaseInfo] = field(default_factory=dict)
     phases: dict[str, PhaseInfo] = field(default_factory=dict)
+    #: of a script that is run dry and does more than update: its first cycle and the second, whose states are warm
+    cycles: tuple[CycleInfo, ...] = ()
     timeline: tuple[TimelinePoint, ...] = ()
     memory_events: tuple[MemoryEvent, ...] = ()
     #: of PyTorch's allocator, as PYTORCH_CUDA_ALLOC_CONF would say them: "" are the defaults, None of what was measured

@@ -17,6 +17,7 @@ from analyzer.api.result import Profile
 from analyzer.errors import InputError, OutputError, ProfileFormatError
 from analyzer.hardware.device_spec import is_device_file
 from analyzer.report.export.json_format import find_fault
+from analyzer.results.cycle import CycleInfo, CyclePhase
 from analyzer.results.device import CopyInfo, DeviceInfo
 from analyzer.results.info import (
     BreakInfo,
@@ -52,7 +53,7 @@ TENSOR = TensorInfo((2, 3), "float32", "cuda:0")
 #: Records that stand in a profile or in one another, whatever their fields; a module holds no others here.
 KINDS = (TensorInfo, OperatorInfo, UncountedInfo, HolderInfo, NodeInfo, PhaseInfo, CostInfo, OutOfMemoryInfo,
          ReplayReport, ReplayInfo, SavedTensorInfo, CompiledInfo, BreakInfo, CommInfo, GroupInfo, WorldInfo,
-         CommandInfo, DeviceInfo, CopyInfo)
+         CommandInfo, DeviceInfo, CopyInfo, CycleInfo, CyclePhase)
 SIMPLE = {
     "bool": st.booleans(), "str": texts, "Scalar": scalars, "int": integers, "int | None": counts,
     "tuple[int, int] | None": st.none() | st.tuples(integers, integers),
@@ -126,7 +127,7 @@ def test_files(mlp, tmp_path):
 
 def test_text_says_what_it_is(bare):
     data = json.loads(bare.to_json())
-    assert (data["format"], data["version"]) == ("analyzer.profile", 14) and "format_version" not in data
+    assert (data["format"], data["version"]) == ("analyzer.profile", 15) and "format_version" not in data
 
 
 @pytest.mark.parametrize(("damage", "words"), [

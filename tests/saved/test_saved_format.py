@@ -1,6 +1,6 @@
 """Saved records of the last format are read, with what they could not know unknown; others are refused in a sentence.
 
-`saved/` holds what the last formats wrote: profiles of versions 7, 9, 10, 11 and 12, a plan of version 2, a plan of
+`saved/` holds what the last formats wrote: profiles of versions 7 and 9 to 14, a plan of version 2, a plan of
 blocks of version 1.
 """
 import json
@@ -82,7 +82,7 @@ def with_operators(data: dict[str, Any]) -> dict[str, Any]:
 
 def with_requested(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "memory_events": [[*event, None] for event in data["memory_events"]], "grad_mode": None,
-            "allocator_settings": None}
+            "allocator_settings": None, "cycles": []}
 
 
 def test_a_profile_of_version_10() -> None:
@@ -115,7 +115,15 @@ def test_a_profile_of_version_13() -> None:
     """It did not tell the settings of the allocator, which were those of expandable segments."""
     profile = Profile.from_json(SAVED / "profile_13.json")
     assert profile.allocator_settings is None and {event.action for event in profile.memory_events} > {"segment_map"}
-    assert json.loads(profile.to_json()) == {**fields_of("profile_13.json"), "allocator_settings": None,
+    assert json.loads(profile.to_json()) == {**fields_of("profile_13.json"), "allocator_settings": None, "cycles": [],
+                                             "version": Profile.format_version}
+
+
+def test_a_profile_of_version_14() -> None:
+    """A script's phases were those of its steps."""
+    profile = Profile.from_json(SAVED / "profile_14.json")
+    assert profile.cycles == () and profile.allocator_settings is not None
+    assert json.loads(profile.to_json()) == {**fields_of("profile_14.json"), "cycles": [],
                                              "version": Profile.format_version}
 
 

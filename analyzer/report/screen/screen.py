@@ -23,6 +23,7 @@ from analyzer.results.profile import ProfileData
 from analyzer.results.view import register_report
 from analyzer.units import add_quantities, format_bytes, format_count, format_percent, format_seconds
 
+from .cycle import describe_cycle
 from .layout import NARROWEST, WIDEST, Paint, draw_bar, format_part, keep_largest, lay_out, set_beside, wrap
 
 _VERDICTS = {True: "green", False: "red", None: "yellow"}
@@ -322,6 +323,7 @@ def render_screen(profile: ProfileData, *, width: int = WIDEST, color: bool = Fa
         raise InputError(f"screen(width={width!r}): must be a number of columns, {NARROWEST} or more")
     paint = Paint(color)
     sections = [describe_run(profile, paint, width), describe_several(profile, paint, width),
-                describe_phases(profile, paint, width), describe_peak(profile, paint, width),
+                describe_cycle(profile, paint, width), describe_phases(profile, paint, width),
+                describe_peak(profile, paint, width),
                 describe_modules(profile, paint, width), describe_rest(profile, more, width)]
     return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in sections if lines)

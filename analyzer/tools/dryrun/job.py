@@ -48,7 +48,7 @@ class ScriptRank:
     arguments: tuple[str, ...]
     world: WorldSpec
     device: DeviceSpec
-    steps: int = 3
+    steps: int | None = None
     allow_download: bool = False
     mail: dict[int, Any] = field(default_factory=dict)  #: what pipeline stages before this rank's were sent
 
@@ -128,7 +128,8 @@ class JobDryRun:
 
 def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: int, ranks: Iterable[int] | None = None,
                   devices_per_host: int | None = None, cluster: str | ClusterSpec | None = None,
-                  device: str | DeviceSpec = "h200", steps: int = 3, allow_download: bool = False) -> JobDryRun:
+                  device: str | DeviceSpec = "h200", steps: int | None = None,
+                  allow_download: bool = False) -> JobDryRun:
     """`dry_run` of ``script`` as ``ranks`` of a job of ``size``, each in a process of its own, two or more at once.
 
     By default the ranks are chosen: the first, the last, one of each further pipeline stage (a rank that the first one

@@ -308,6 +308,30 @@ def _watch_the_host(original: Any, watcher: Any, *args: Any, **kwargs: Any) -> N
     original(*bound.args, **bound.kwargs)
 
 
+def _enter_block(original: Any, block: Any) -> Any:
+    """A block that the script gives a name, with PyTorch's profiler or without; torch names its own, too."""
+    recorder = _find_recorder()
+    frame: Any = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] in ("analyzer", "contextlib"):
+        frame = frame.f_back
+    if recorder is not None and frame.f_globals.get("__name__", "").partition(".")[0] != "torch":
+        block.__dict__["is_heard"] = True
+        recorder.enter_block(block.name)
+    return original(block)
+
+
+def _leave_block(original: Any, block: Any, *error: Any) -> Any:
+    recorder = _find_recorder()
+    if recorder is not None and block.__dict__.pop("is_heard", False):
+        recorder.leave_block()
+    return original(block, *error)
+
+
+def _find_recorder() -> Any:
+    recorder = getattr(current(), "recorder", None)
+    return recorder if recorder is not None and hasattr(recorder, "enter_block") else None
+
+
 def _tell(told: bool, original: Any, x: Any, **named: Any) -> Any:
     """Unknown data is taken as finite, as the scalars are that stand for it."""
     if named or not isinstance(x, torch.Tensor) or x.layout is not torch.strided or not small_enough(
@@ -329,6 +353,8 @@ _INSTEAD: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (sampler.WeightedRandomSampler, "__iter__", _draw_in_turn),
     (torch.utils.data.dataset, "randperm", _permute_indices), (torch, "randperm", _permute),
     (torch, "randint", _draw_integers), (torch.autograd.profiler.profile, "__init__", _watch_the_host),
+    (torch.profiler.record_function, "__enter__", _enter_block),
+    (torch.profiler.record_function, "__exit__", _leave_block),
     *((timer, name, partial(_time_the_host, f"{timer.__module__}.{timer.__name__}")) for timer, name in TIMERS),
     *((owner, name, partial(_tell, name == "isfinite")) for owner in (torch, torch.Tensor)
       for name in ("isnan", "isinf", "isposinf", "isneginf", "isfinite")))

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
+from analyzer.api.phase import phase
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.state import current
+from analyzer.record.cycle import SAVE
 
 
 def assume(text: str) -> None:
@@ -95,7 +97,8 @@ class SavedFiles:
         assume(f"torch.save to {os.fspath(path)!r} wrote nothing: there is no data")
         buffer = io.BytesIO()
         try:
-            original(value, buffer, *args, **kwargs)
+            with phase(SAVE):
+                original(value, buffer, *args, **kwargs)
         except Exception as error:  # of what only reading it again needs
             self.keep(path, error)
         else:

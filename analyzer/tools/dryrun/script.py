@@ -36,6 +36,7 @@ from analyzer.results.tree import ModuleShape, ParameterShape
 from analyzer.units import add_quantities
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
+from .cycle import describe_cycles
 from .hub import NotThereError
 from .patch import EMPTY_LOADER, scripted
 
@@ -121,15 +122,16 @@ class DryRun:
         return "".join([*traceback.format_exception(self.error), *([] if advice is None else [f"{advice}\n"])])
 
 
-def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | DeviceSpec = "h200", steps: int = 3,
-            options: ProfileOptions | None = None, world: World | None = None, devices: int = 1,
-            allow_download: bool = False) -> DryRun:
+def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | DeviceSpec = "h200",
+            steps: int | None = None, options: ProfileOptions | None = None, world: World | None = None,
+            devices: int = 1, allow_download: bool = False) -> DryRun:
     """Execute ``script`` as ``python script arguments`` would, on tensors without data that may be on ``device``.
 
-    It is ended when its optimizers have stepped ``steps`` times. The process has as many ``devices``, cuda:0, cuda:1
-    and so on. ``torch.cuda`` answers from the simulation. Scalars that only data could give (``loss.item()``) are
-    placeholders, `DataLoader` workers are not started, ``torch.save`` writes nothing; `Profile.assumptions` lists what
-    was taken so. Names on the hub (``from_pretrained("meta-llama/Llama-3.1-8B")``) stand for shapes that ship, and
+    It is ended when its optimizers have stepped ``steps`` times; by default after three, or where updates follow a
+    rollout or a phase that the script names, when the second of such cycles has ended. The process has as many
+    ``devices``, cuda:0, cuda:1 and so on. ``torch.cuda`` answers from the simulation. Scalars that only data could give
+    (``loss.item()``) are placeholders, `DataLoader` workers are not started, ``torch.save`` writes nothing;
+    `Profile.assumptions` lists what was taken so. Names on the hub (``from_pretrained("meta-llama/Llama-3.1-8B")``) stand for shapes that ship, and
     nothing is downloaded, unless ``allow_download`` leaves them to the script. What is under ``torch.compile`` is
     profiled as the compiler makes it. What the script does besides torch it does. By default memory is limited to the
     device's: `Profile.out_of_memory` tells where it would run out.
@@ -151,16 +153,16 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
                         allow_download)
 
 
-def check_script(script: str | Path, steps: int) -> Path:
+def check_script(script: str | Path, steps: int | None) -> Path:
     path = Path(script)
     if not path.is_file():
         raise InputError(f"{script}: no such file; give the path of a Python script")
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise InputError(f"steps={steps}: at least one optimizer step is needed")
     return path
 
 
-def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
+def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int | None,
              options: ProfileOptions, allows_download: bool) -> DryRun:
     session = Session(spec, options)
     define_torchvision_ops()  # so that a script can import torchvision beside a torch without CUDA
@@ -199,6 +201,7 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int,
             name_buffers(recorder.log, current_collectives().list_made())
             with torch._C.DisableTorchFunction():
                 whole["whole_params"] = count_whole(recorder.script)
+        whole["cycles"] = describe_cycles(recorder.log, recorder.cycles, recorder.course.optimizer_steps, spec)
         trains = any(record.phase == "backward" for record in recorder.log.phases)
         profile = build_profile(run, shape=_join_shapes(recorder), name=path.name, mode="train" if trains else "infer",
                             optimizer=", ".join(recorder.step_counts.of_step(recorder.log.steps - 1)) or None,

@@ -1,0 +1,131 @@
+"""What the cycles of a script cost: each phase with its own peak, time, FLOPs and tokens."""
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from analyzer.hardware import DeviceSpec
+from analyzer.hardware.kernel_time.estimate import ErrorSum
+from analyzer.profilers.call_sequence import Pace, TimedCall, UnknownTimeError
+from analyzer.profilers.flop_registry import count_call
+from analyzer.profilers.held_memory import alive_at, category_of, forward_ends
+from analyzer.profilers.latency import Latency, range_at_paces
+from analyzer.profilers.schedule import COMMUNICATION, PICOSECONDS, FreeAt
+from analyzer.record.call_table import OpCall
+from analyzer.record.cycle import ROLLOUT, Cycle, OptimizerStep, PhasePart
+from analyzer.record.device_log import NO_STEP
+from analyzer.record.log import Log, OuterCall
+from analyzer.results.cycle import CycleInfo, CyclePhase
+from analyzer.units import add_quantities
+
+SHOWN = 2  # cycles: the first, and the second, whose optimizer states and caches are there already
+
+
+def describe_cycles(log: Log, cycles: Sequence[Cycle], steps: Sequence[OptimizerStep],
+                    device: DeviceSpec) -> tuple[CycleInfo, ...]:
+    """The first cycles of a log; empty where it has none, and of several devices."""
+    if not cycles or log.others:
+        return ()
+    with log.reading():
+        timer = _PhaseTimer(log, device)
+        return tuple([_describe(log, number, cycle, steps, timer, log.outer_calls)
+                      for number, cycle in enumerate(cycles[:SHOWN], 1)])
+
+
+def _describe(log: Log, number: int, cycle: Cycle, steps: Sequence[OptimizerStep], timer: _PhaseTimer,
+              calls: Sequence[OuterCall]) -> CycleInfo:
+    parts: dict[str, list[PhasePart]] = {name: [] for name in cycle.names}
+    for part in cycle.parts:
+        parts[part.name].append(part)
+    phases = [_describe_phase(log, name, own, steps, timer, calls) for name, own in parts.items()]
+    rollouts = [_list_within(calls, part) for part in cycle.parts if part.name == ROLLOUT]
+    if rollouts:
+        samples = add_quantities([passes[0].samples for passes in rollouts if passes])
+        own = [call for passes in rollouts for call in passes if call.module == passes[0].module]
+        generated = None if any(call.tokens is None for call in own) else add_quantities([c.samples for c in own])
+    else:
+        generated = None
+        samples = min([phase.samples for phase in phases if phase.steps and phase.samples is not None], default=None)
+    seconds, low_high = timer.time([part.calls for part in cycle.parts])
+    return CycleInfo(number, cycle.steps, tuple(phases), samples, generated, seconds, low_high,
+                     _list_held(log, cycle.parts[-1].end_event))
+
+
+def _describe_phase(log: Log, name: str, parts: Sequence[PhasePart], steps: Sequence[OptimizerStep],
+                    timer: _PhaseTimer, calls: Sequence[OuterCall]) -> CyclePhase:
+    passes = [call for part in parts for call in _list_within(calls, part)]
+    by_module: defaultdict[int, list[OuterCall]] = defaultdict(list)
+    for call in passes:
+        by_module[call.module].append(call)
+    fewest = min(by_module.values(), key=lambda own: sum(call.samples or 0 for call in own), default=[])
+    seconds, low_high = timer.time([part.calls for part in parts])
+    # operators without a formula are listed in `Profile.uncounted`
+    counts = [count_call(log.call_slots.signatures[i]) for part in parts for i in part.calls]
+    return CyclePhase(
+        name, len(parts), len(passes),
+        sum(part.calls.start <= step.start and step.stop <= part.calls.stop for part in parts for step in steps),
+        add_quantities([call.samples for call in fewest]) if fewest else None,
+        add_quantities([call.tokens for call in fewest]) if fewest else None,
+        parts[-1].allocated_bytes, max(part.peak_bytes for part in parts),
+        sum(count.flops for count in counts if count is not None), timer.count_kernels([part.calls for part in parts]),
+        seconds, low_high)
+
+
+def _list_within(calls: Iterable[OuterCall], part: PhasePart) -> list[OuterCall]:
+    return [call for call in calls if part.calls.start <= call.position < part.calls.stop]
+
+
+def _list_held(log: Log, event: int) -> dict[str, int]:
+    ends = forward_ends(log)
+    held: Counter[str] = Counter()
+    for lifetime in alive_at(log, event):
+        held[category_of(lifetime, log, ends)] += lifetime.block_bytes
+    return {category: nbytes for category, nbytes in held.most_common() if nbytes}
+
+
+class _PhaseTimer:
+    """Times stretches of a log, each on a device that is idle when it begins, its kernels one after the other."""
+
+    def __init__(self, log: Log, device: DeviceSpec) -> None:
+        self.log = log
+        latency = Latency(log, device, tells=False)
+        self.timer = latency.timer
+        try:
+            latency.annotate()
+            self.is_known = True
+        except UnknownTimeError:
+            self.is_known = False
+
+    def time(self, parts: Sequence[range]) -> tuple[float | None, tuple[float, float] | None]:
+        """Seconds with their range; None where the time of a call is not known."""
+        numbers = None if not self.is_known else [self._list_numbers(part) for part in parts]
+        if numbers is None:
+            return None, None
+
+        def run(timed: Sequence[TimedCall]) -> float:
+            clocks = [FreeAt().after(*[timed[number].work for number in part]) for part in numbers]
+            return sum(max(clock) for clock in clocks) / PICOSECONDS
+
+        errors = {True: ErrorSum(), False: ErrorSum()}  # of what communicates, and of the rest
+        for number, count in Counter([number for part in numbers for number in part]).items():
+            timed = self.timer.timed[number]
+            if timed.kernel.kernels:
+                signature = timed.signature
+                key = signature.op, tuple(map(id, signature.inputs)), tuple(map(id, signature.outputs))
+                errors[timed.kind == COMMUNICATION].add(key, count, timed.kernel.seconds, timed.kernel.spread)
+        seconds = run(self.timer.timed)
+        at_pace: Callable[[Pace], float] = lambda pace: run(self.timer.at_pace(pace))  # noqa: E731
+        return seconds, range_at_paces(seconds, self.timer.host.host.spread, errors[False], errors[True], at_pace)
+
+    def count_kernels(self, parts: Sequence[range]) -> int | None:
+        if not self.is_known:
+            return None
+        return sum(self.timer.timed[number].kernel.kernels for part in parts for number in self._list_numbers(part))
+
+    def _list_numbers(self, part: range) -> list[int]:
+        return [self._number(self.log.calls[index]) for index in part]
+
+    def _number(self, call: OpCall) -> int:
+        # the host dispatches what is in no step as it does a forward pass
+        return self.timer.number(call if call.step != NO_STEP else replace(call, phase="forward"))
