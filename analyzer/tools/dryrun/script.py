@@ -131,10 +131,10 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
     rollout or a phase that the script names, when the second of such cycles has ended. The process has as many
     ``devices``, cuda:0, cuda:1 and so on. ``torch.cuda`` answers from the simulation. Scalars that only data could give
     (``loss.item()``) are placeholders, `DataLoader` workers are not started, ``torch.save`` writes nothing;
-    `Profile.assumptions` lists what was taken so. Names on the hub (``from_pretrained("meta-llama/Llama-3.1-8B")``) stand for shapes that ship, and
-    nothing is downloaded, unless ``allow_download`` leaves them to the script. What is under ``torch.compile`` is
-    profiled as the compiler makes it. What the script does besides torch it does. By default memory is limited to the
-    device's: `Profile.out_of_memory` tells where it would run out.
+    `Profile.assumptions` lists what was taken so. Names on the hub (``from_pretrained("meta-llama/Llama-3.1-8B")``)
+    stand for shapes that ship, and nothing is downloaded, unless ``allow_download`` leaves them to the script. What is
+    under ``torch.compile`` is profiled as the compiler makes it. What the script does besides torch it does. By default
+    memory is limited to the device's: `Profile.out_of_memory` tells where it would run out.
     An error of the script's own is in the result, not raised. Raises InputError for a script that is not there, steps
     below 1 and a script that runs nothing as its `DataLoader` gives no batch, UnknownDeviceError.
 
