@@ -70,5 +70,4 @@ def _find_end(log: Log, chain: Sequence[OuterRun]) -> int | None:
         stop += 1
     if 2 * (stop - end) >= len(gap):
         return stop
-    # the last pass is followed by something else: it reads the rollout, and is no part of it
-    return chain[-1].calls.start if len(chain) > 2 else None
+    return _find_end(log, chain[:-1])  # something else follows the last pass: it reads the rollout, and is no part of it

@@ -178,6 +178,19 @@ def test_the_figures_of_a_rollout_and_its_updates(run):
     assert "peaks above those of the first cycle: rollout 32." in found.profile.report("screen")
 
 
+def test_a_pass_of_the_same_model_over_what_it_wrote_scores(run):
+    text = POLICY.replace("sampler(ids)", "model(ids)").replace("""
+        old = model(ids).log_softmax(-1)
+        expected = reference(ids).log_softmax(-1)
+""", """
+        expected = reference(ids).log_softmax(-1)
+        old = model(ids).log_softmax(-1)
+""")
+    rollout, scoring, *_ = run(text).profile.cycles[1].phases
+    assert (rollout.passes, rollout.tokens) == (16, 8 * sum(range(1, 17)))
+    assert (scoring.name, scoring.passes, scoring.tokens) == ("scoring", 2, 8 * 17)
+
+
 @pytest.mark.parametrize("steps", [4, 5, 8])
 def test_as_many_steps_as_were_asked_for(run, steps):
     found = run(POLICY, steps=steps)
