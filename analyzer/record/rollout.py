@@ -70,4 +70,5 @@ def _find_end(log: Log, chain: Sequence[OuterRun]) -> int | None:
         stop += 1
     if 2 * (stop - end) >= len(gap):
         return stop
-    return _find_end(log, chain[:-1])  # something else follows the last pass: it reads the rollout, and is no part of it
+    # something else follows the last pass: it reads the rollout, and is no part of it
+    return _find_end(log, chain[:-1])

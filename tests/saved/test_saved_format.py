@@ -188,8 +188,8 @@ def test_a_device_s_file_says_its_format_and_one_by_hand_need_not(tmp_path: Path
 @pytest.mark.parametrize(("read", "text", "message"), [
     (Profile.from_json, '{"format": "analyzer.profile", "version": 6, "analyzer_version": "0.0.9"}',
      "from_json(text): format version 6, written by analyzer 0.0.9, and this analyzer reads version 7 and 8 and 9 and "
-     "10 and 11 and 12 and 13 and 14 and 15 of a saved profile: read it with the analyzer that wrote it, or profile the model "
-     "again"),
+     "10 and 11 and 12 and 13 and 14 and 15 of a saved profile: read it with the analyzer that wrote it, or profile "
+     "the model again"),
     (Profile.from_json, '{"format": "analyzer.profile"}', "format version None, and this analyzer reads version 7"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": 1}',
      "Plan.from_json(text): format version 1, and this analyzer reads version 2 and 3 and 4 and 5 and 6 of a saved "
