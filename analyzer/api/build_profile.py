@@ -14,6 +14,7 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.profilers.annotation import Annotation, Profiler
 from analyzer.results.build import ProfileBuilder, build_unplaced_profile
+from analyzer.results.build_cycle import describe_cycles
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.tree import ModulePaths, ModuleShape
 from analyzer.results.world import describe_world, find_parallel_sizes
@@ -60,7 +61,8 @@ def build_profile(run: Run, *, is_final: bool = False, wrappers: Collection[str]
             "name": type(uncompiled(run.root)).__name__, **find_parallel_sizes(run.root), "world": world,
             "allocator_settings": recorder.mode.space.describe_settings(session.device),
             **({"model_parallel_size": devices} if (devices := session.options.devices) > 1 else {}),
-            **session.facts, **facts})
+            **({"cycles": describe_cycles(recorder.log, recorder.cycles, session.spec or simulated_spec())}
+               if recorder.cycles else {}), **session.facts, **facts})
     found.keep_device(session.own_spec)
     return found
 

@@ -47,6 +47,7 @@ class PhasePart(NamedTuple):
     peak_bytes: int
     allocated_bytes: int   #: at its end
     end_event: int
+    steps: int = 0         #: of optimizers
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def find_cycles(log: Log, runs: Sequence[OuterRun], blocks: Sequence[Block], ste
         return []
     chosen = _choose_blocks(blocks, steps)
     names = _Names(log, runs, chosen, steps, evaluation).of_calls
-    parts = _list_parts(names, log.phases, {step.stop for step in steps})
+    parts = [part._replace(steps=sum(part.calls.start <= step.start and step.stop <= part.calls.stop for step in steps))
+             for part in _list_parts(names, log.phases, {step.stop for step in steps})]
     # what computes nothing, as a checkpoint that is written, is there too
     parts += [PhasePart(block.name, range(block.start, block.start), block.allocated_bytes, block.allocated_bytes,
                         block.event) for block in chosen

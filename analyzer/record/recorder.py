@@ -1,7 +1,7 @@
 """Fills a log while a model runs under the mode."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,6 +14,7 @@ from analyzer.meta.state import NO_EVENT, StreamAction, current
 from analyzer.meta.tensor import is_around_tensors
 
 from .call_recorder import CallRecorder
+from .cycle import Cycle
 from .hooks import listen
 from .module_recorder import ModuleRecorder
 from .process_group import read_world
@@ -40,6 +41,7 @@ class Recorder:
         self.log = modules.log
         self.outer_steps = 0  #: how many steps of a library, with an optimizer's inside, are under way
         self.has_own_steps = False  #: steps are the caller's own, with optimizers that the driver need not know
+        self.cycles: Sequence[Cycle] = ()  #: of a script, once it has ended
         self.history: str | None = None  #: what an optimizer will hold and does not yet
 
     @contextmanager

@@ -13,7 +13,7 @@ from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import find_storage
 from analyzer.meta.mode import MetaTensorMode
 
-from .cycle import Cycle, OptimizerStep, find_cycles
+from .cycle import OptimizerStep, find_cycles
 from .device_log import EARLIER_PREPARATION, EVALUATION, PREPARATION
 from .evaluation import describe_batches, find_evaluation, leave_out
 from .joined_step import StepDescription, join_steps
@@ -50,7 +50,6 @@ class ScriptRecorder(Recorder):
         self.modules.listed, self.modules.share_done = [], 0.0
         self.calls.is_cut_outside = True
         self.course = ScriptCourse(steps, lambda: len(self.log.call_slots))
-        self.cycles: list[Cycle] = []  #: the whole ones, once the script has ended
         self.steps, self.step_counts = self.course.least, StepCounts()
         self.holdings = ScriptHoldings(self.modules, self.script, describe)
         self.passes = ScriptPasses(mode.state, self.modules, self.holdings, self.steps, self.step_counts,

@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 
-from analyzer.api.phase import phase
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.state import current
-from analyzer.record.cycle import SAVE
 
 
 def assume(text: str) -> None:
@@ -97,7 +95,7 @@ class SavedFiles:
         assume(f"torch.save to {os.fspath(path)!r} wrote nothing: there is no data")
         buffer = io.BytesIO()
         try:
-            with phase(SAVE):
+            with torch.profiler.record_function("save"):  # the phase of a script's cycle
                 original(value, buffer, *args, **kwargs)
         except Exception as error:  # of what only reading it again needs
             self.keep(path, error)

@@ -36,7 +36,6 @@ from analyzer.results.tree import ModuleShape, ParameterShape
 from analyzer.units import add_quantities
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
-from .cycle import describe_cycles
 from .hub import NotThereError
 from .patch import EMPTY_LOADER, scripted
 
@@ -201,7 +200,6 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int 
             name_buffers(recorder.log, current_collectives().list_made())
             with torch._C.DisableTorchFunction():
                 whole["whole_params"] = count_whole(recorder.script)
-        whole["cycles"] = describe_cycles(recorder.log, recorder.cycles, recorder.course.optimizer_steps, spec)
         trains = any(record.phase == "backward" for record in recorder.log.phases)
         profile = build_profile(run, shape=_join_shapes(recorder), name=path.name, mode="train" if trains else "infer",
                             optimizer=", ".join(recorder.step_counts.of_step(recorder.log.steps - 1)) or None,

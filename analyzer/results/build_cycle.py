@@ -13,32 +13,32 @@ from analyzer.profilers.held_memory import alive_at, category_of, forward_ends
 from analyzer.profilers.latency import Latency, range_at_paces
 from analyzer.profilers.schedule import COMMUNICATION, PICOSECONDS, FreeAt
 from analyzer.record.call_table import OpCall
-from analyzer.record.cycle import ROLLOUT, Cycle, OptimizerStep, PhasePart
+from analyzer.record.cycle import ROLLOUT, Cycle, PhasePart
 from analyzer.record.device_log import NO_STEP
 from analyzer.record.log import Log, OuterCall
-from analyzer.results.cycle import CycleInfo, CyclePhase
 from analyzer.units import add_quantities
+
+from .cycle import CycleInfo, CyclePhase
 
 SHOWN = 2  # cycles: the first, and the second, whose optimizer states and caches are there already
 
 
-def describe_cycles(log: Log, cycles: Sequence[Cycle], steps: Sequence[OptimizerStep],
-                    device: DeviceSpec) -> tuple[CycleInfo, ...]:
+def describe_cycles(log: Log, cycles: Sequence[Cycle], device: DeviceSpec) -> tuple[CycleInfo, ...]:
     """The first cycles of a log; empty where it has none, and of several devices."""
     if not cycles or log.others:
         return ()
     with log.reading():
         timer = _PhaseTimer(log, device)
-        return tuple([_describe(log, number, cycle, steps, timer, log.outer_calls)
+        return tuple([_describe(log, number, cycle, timer, log.outer_calls)
                       for number, cycle in enumerate(cycles[:SHOWN], 1)])
 
 
-def _describe(log: Log, number: int, cycle: Cycle, steps: Sequence[OptimizerStep], timer: _PhaseTimer,
+def _describe(log: Log, number: int, cycle: Cycle, timer: _PhaseTimer,
               calls: Sequence[OuterCall]) -> CycleInfo:
     parts: dict[str, list[PhasePart]] = {name: [] for name in cycle.names}
     for part in cycle.parts:
         parts[part.name].append(part)
-    phases = [_describe_phase(log, name, own, steps, timer, calls) for name, own in parts.items()]
+    phases = [_describe_phase(log, name, own, timer, calls) for name, own in parts.items()]
     rollouts = [_list_within(calls, part) for part in cycle.parts if part.name == ROLLOUT]
     if rollouts:
         samples = add_quantities([passes[0].samples for passes in rollouts if passes])
@@ -52,8 +52,8 @@ def _describe(log: Log, number: int, cycle: Cycle, steps: Sequence[OptimizerStep
                      _list_held(log, cycle.parts[-1].end_event))
 
 
-def _describe_phase(log: Log, name: str, parts: Sequence[PhasePart], steps: Sequence[OptimizerStep],
-                    timer: _PhaseTimer, calls: Sequence[OuterCall]) -> CyclePhase:
+def _describe_phase(log: Log, name: str, parts: Sequence[PhasePart], timer: _PhaseTimer,
+                    calls: Sequence[OuterCall]) -> CyclePhase:
     passes = [call for part in parts for call in _list_within(calls, part)]
     by_module: defaultdict[int, list[OuterCall]] = defaultdict(list)
     for call in passes:
@@ -64,7 +64,7 @@ def _describe_phase(log: Log, name: str, parts: Sequence[PhasePart], steps: Sequ
     counts = [count_call(log.call_slots.signatures[i]) for part in parts for i in part.calls]
     return CyclePhase(
         name, len(parts), len(passes),
-        sum(part.calls.start <= step.start and step.stop <= part.calls.stop for part in parts for step in steps),
+        sum(part.steps for part in parts),
         add_quantities([call.samples for call in fewest]) if fewest else None,
         add_quantities([call.tokens for call in fewest]) if fewest else None,
         parts[-1].allocated_bytes, max(part.peak_bytes for part in parts),
