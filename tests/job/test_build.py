@@ -72,6 +72,10 @@ def test_weights_are_quantized_and_back_but_for_adapters() -> None:
     changed = {path.rpartition(".")[2] for path, module in model.named_modules()
                if type(module).__name__ == "FakeQuantizedLinear"}
     assert changed == {"base_layer", "lm_head"}
+    chunked = make_model(replace(plan, loss_chunks=2, adapter=None), _tiny_model)
+    head = chunked.get_output_embeddings().head  # type: ignore[operator]
+    assert type(head).__name__ == "Linear" and any(
+        type(module).__name__ == "FakeQuantizedLinear" for module in chunked.modules())
 
 
 def test_experts_in_four_bits_are_whole_while_they_run() -> None:

@@ -93,7 +93,6 @@ def test_zero_3_keeps_its_own_copy_in_float32(tmp_path: Path) -> None:
     ("finetuning_type: lora=finetuning_type: oft", "finetuning_type", "oft: taken as LoRA of rank 32"),
     ("finetuning_type: lora=finetuning_type: full\nuse_galore: true", "use_galore", "an upper bound"),
     ("stage: sft=stage: sft\nuse_kt: true", "use_kt", "experts that the host holds"),
-    ("stage: sft=stage: sft\nimage_max_pixels: 262144", "image_max_pixels", "the towers that make them are not run"),
     ("stage: sft=stage: sft\npipeline_model_parallel_size: 2\napply_rope_fusion: true", "pipeline_model_parallel_size",
      "each rank is taken to hold whole layers"),
     ("stage: sft=stage: ppo\nreward_model: saves/rm", "stage", "ppo: the rollout and the reward model are left out")])

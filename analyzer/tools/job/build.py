@@ -84,7 +84,7 @@ def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
     if plan.quantizes_experts and not quantize_experts(model):
         raise InputError(f"{plan.model}: quantized experts: {type(model).__name__} has none that are one parameter")
     if plan.fake_quantization is not None:
-        quantize_and_back(model, plan.fake_quantization)
+        quantize_and_back(model, plan.fake_quantization, plan.loss_chunks is not None)
     if keeps_some:
         checkpoint_some(model, plan)
     if plan.checkpoints == "inputs_offloaded":
@@ -142,16 +142,19 @@ def offload_inputs(model: nn.Module) -> None:
             setattr(module, "_gradient_checkpointing_func", partial(run, checkpoint))  # noqa: B010
 
 
-def quantize_and_back(model: nn.Module, how: FakeQuantization) -> None:
+def quantize_and_back(model: nn.Module, how: FakeQuantization, is_fused: bool) -> None:
     """Let torchao's own layers take the place of linear ones whose inputs its groups divide, but for the factors of
-    adapters. Raises MissingExtraError without it.
+    adapters and a head whose weight a fused loss reads itself. Raises MissingExtraError without it.
     """
+    get_head: Any = getattr(model, "get_output_embeddings", None)
+    left = set(get_head().modules()) if is_fused and callable(get_head) else set()
     import_extra("torchao", "quantization-aware training")
     from torchao.quantization import quantize_  # type: ignore[import-untyped, unused-ignore]
     from torchao.quantization.qat import IntxFakeQuantizeConfig, QATConfig  # type: ignore[import-untyped, unused-ignore]
 
     def takes(module: nn.Module, path: str) -> bool:
-        return isinstance(module, nn.Linear) and not module.in_features % how.group and "lora_" not in path
+        is_left = module in left or "lora_" in path
+        return isinstance(module, nn.Linear) and not module.in_features % how.group and not is_left
 
     inputs = IntxFakeQuantizeConfig(torch.int8, "per_token", is_symmetric=False) if how.activations else None
     weights = IntxFakeQuantizeConfig(torch.int4, group_size=how.group)  # type: ignore[attr-defined]
@@ -234,26 +237,26 @@ class PairLoss(nn.Module):
         """Of the model, which DeepSpeed's "auto" asks for its width."""
         return self.policy.config
 
-    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None, **seen: Any) -> torch.Tensor:
         if self.task == "reward":
-            rewards = self.policy(input_ids=input_ids).logits[:, 0].float()
+            rewards = self.policy(input_ids=input_ids, **seen).logits[:, 0].float()
             chosen, rejected = rewards.chunk(2)
             return functional.logsigmoid(chosen - rejected).mean().neg()
-        scores = self._score(self.policy, input_ids)
+        scores = self._score(self.policy, input_ids, seen)
         if self.compares:
             with torch.no_grad():
-                compared = self._score(self.policy if self.reference is None else self.reference, input_ids)
+                compared = self._score(self.policy if self.reference is None else self.reference, input_ids, seen)
             scores = scores - compared
         if self.task == "policy":
             return scores.mean().neg()
         chosen, rejected = scores.chunk(2)
         return functional.logsigmoid(0.1 * (chosen - rejected)).mean().neg()
 
-    def _score(self, model: Any, input_ids: torch.Tensor) -> torch.Tensor:
+    def _score(self, model: Any, input_ids: torch.Tensor, seen: Mapping[str, Any]) -> torch.Tensor:
         """The sum of the log probabilities of each row's tokens (trl/trainer/utils.py, `selective_log_softmax`: a row
         at a time in 16 bits, all rows at once in float32).
         """
-        logits = model(input_ids=input_ids).logits[:, :-1]
+        logits = model(input_ids=input_ids, **seen).logits[:, :-1]
         if self.parts is not None:
             return self._score_parts(model, logits, input_ids[:, 1:])
         index = input_ids[:, 1:].unsqueeze(-1)

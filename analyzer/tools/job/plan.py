@@ -144,6 +144,7 @@ class TrainingPlan:
     micro_batch: int                         #: sequences, or pairs of them, of a pass of one rank
     accumulate: int = 1                      #: passes of a step
     length: int                              #: tokens of a sequence; 1 of images
+    pixels: int | None = None                #: of the picture that each row has, at most; None: rows are text alone
     picture: PicturePlan | None = None       #: of ``denoise``
     dtype: str = "bf16"                      #: of the weights as they are loaded
     trained_dtype: str | None = None         #: of those that train, where that is another

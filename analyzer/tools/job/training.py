@@ -17,11 +17,14 @@ from analyzer.parallel import make_engine, world
 from analyzer.recipe.optimizer import find_optimizer
 from analyzer.results.verdict import Verdict
 from analyzer.zoo.command_option import model_errors
+from analyzer.zoo.target import load_target
 
 from .build import DTYPES, load_model, make_model, share_model
 from .document import Files
+from .model_name import find_model
 from .picture import load_pictures, load_preparations
 from .plan import TrainingPlan
+from .vision import show_pictures
 
 #: Passes of a step that are run: the second adds to gradients, as each further one does.
 MOST_PASSES = 2
@@ -109,7 +112,14 @@ def _load_texts(plan: TrainingPlan, files: Files) -> tuple[Callable[[], nn.Modul
     """What builds the model, the rows of tokens that a pass gets, and sentences on what was taken for granted."""
     build, said = load_model(plan, files)
     rows = torch.zeros(plan.sequences, plan.length, dtype=torch.int64, device="meta")
-    inputs = {"input_ids": rows}
+    inputs: dict[str, Any] = {"input_ids": rows}
+    if plan.pixels is not None and plan.task in ("classify", "reward"):
+        said.append("rows are text alone")
+    elif plan.pixels is not None:
+        inputs, seen = show_pictures(load_target(find_model(plan.model, files).target).build, plan.sequences,
+                                     plan.length, plan.pixels)
+        rows = inputs["input_ids"]
+        said.append(seen)
     if plan.task == "sft":
         inputs["labels"] = rows.clone()
     elif plan.task == "classify":

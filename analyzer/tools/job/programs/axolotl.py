@@ -76,7 +76,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     plan = TrainingPlan(
         model=model, task=task, reference=_reference(task, adapter), micro_batch=batch, accumulate=accumulate,
         length=length, dtype=dtype, autocast=autocast, quantize=quantize, adapter=adapter,
-        frozen=tuple(rf"(?:^|\.){tower}\." for tower in TOWERS if options.flag("freeze_mm_modules")),
+        frozen=_read_frozen(options),
         quantizes_experts=_read_experts(options, quantize), fake_quantization=_read_fake_quantization(options),
         classes=options.number("num_labels", 1) or 1, trained=tuple(options.words("unfrozen_parameters")),
         attention=_read_attention(options), checkpoints=checkpoints, loss_chunks=_read_loss(options),
@@ -239,6 +239,12 @@ def _read_experts(options: Options, quantize: str | None) -> bool:
     if quantize == "int8":
         options.note("quantize_moe_experts", "not modelled", "experts are taken to be held in 16 bits")
     return quantize == "nf4"
+
+
+def _read_frozen(options: Options) -> tuple[str, ...]:
+    """Parts of paths of parameters that do not train."""
+    freezes = options.flag("freeze_mm_modules")
+    return tuple([rf"(?:^|\.){tower}\." for tower in TOWERS if freezes])
 
 
 def _read_published_quantization(options: Options) -> None:

@@ -69,7 +69,9 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     assumptions = _assume_scores(options, task)
     plan = TrainingPlan(
         model=model, task=task, reference=_read_reference(options, task, kind), micro_batch=batch,
-        accumulate=accumulate, length=_read_length(options), trained_dtype=_read_dtype(options, quantize, sharding),
+        accumulate=accumulate, length=_read_length(options), pixels=options.number("image_max_pixels", least=1, means=(
+            "each row has one picture, of at most so many pixels" if options.get("image_max_pixels") else "")),
+        trained_dtype=_read_dtype(options, quantize, sharding),
         autocast=read_precision(options, launch), quantize=quantize, adapter=_read_adapter(options, kind),
         trained=_read_extra(options, kind), trained_blocks=_read_blocks(options, kind),
         frozen=_read_frozen(options, kind),
@@ -314,10 +316,6 @@ def _leave_out(options: Options) -> None:
     for name in _PARALLEL.split():
         if (options.number(name, 1) or 1) > 1:
             options.note(name, "not modelled", "each rank is taken to hold whole layers, and whole sequences")
-    if options.get("image_max_pixels") is not None or options.get("video_max_pixels") is not None:
-        name = "image_max_pixels" if options.get("image_max_pixels") is not None else "video_max_pixels"
-        options.note(name, "not modelled", "tokens of pictures count in cutoff_len; the towers that make them are "
-                     "not run")
 
 
 def _uses_megatron(options: Options) -> bool:

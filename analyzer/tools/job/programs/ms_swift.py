@@ -61,6 +61,7 @@ def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> Train
         reference=swift_model.reference_of(task, kind, trained.adapter, options.get("beta")),
         length=_read_length(options, model, kind), dtype=dtype, autocast=_read_autocast(options, dtype),
         quantize=quantize, adapter=trained.adapter, trained=trained.trained, frozen=trained.frozen,
+        pixels=swift_model.read_pixels(options, launch) if model.has_vision else None,
         attention=attention, checkpoints=checkpoints, loss_chunks=_read_loss(options, task),
         optimizer=_read_optimizer(options), clips=options.fraction("max_grad_norm", 1.0) > 0,
         compiles=options.flag("torch_compile"), ranks=launch.size, ranks_per_host=launch.ranks_per_host,

@@ -40,7 +40,7 @@ completion_length_limit_scope use_gym_env gym_env dynamic_sample max_resample_ti
 scale_rewards log_entropy top_entropy_quantile importance_sampling_level tau_pos tau_neg advantage_estimator
 advantage_reweight kl_in_reward rlsd_* sdar_* real_tau fipo_* rollout_importance_sampling_*
 log_rollout_offpolicy_metrics off_policy_sequence_mask_delta router_replay_mode temperature top_k top_p min_p
-num_beams stream stop_words logprobs top_logprobs max_new_tokens response_length max_pixels"""
+num_beams stream stop_words logprobs top_logprobs max_new_tokens response_length"""
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _UNKNOWN_LENGTH = 2_048  # tokens of a row where neither the configuration nor the model says how many
@@ -81,10 +81,17 @@ def read_model(options: Options, launch: JobLaunch) -> SwiftModel:
     if name is None:
         raise options.fail("model", "is not there, and ms-swift needs it")
     found = SwiftModel(name, find_config(name, launch.files))
-    if found.has_vision:
+    if found.has_vision and read_pixels(options, launch) is None:
         options.note("model", "assumed", "rows of text: passes of its vision and audio towers are left out, their "
-                     "weights are there")
+                     "weights are there; MAX_PIXELS says that there are pictures")
     return found
+
+
+def read_pixels(options: Options, launch: JobLaunch) -> int | None:
+    """Pixels of a picture, by the option or by the variable of qwen_vl_utils; None where neither is given."""
+    said = options.number("max_pixels", least=1)
+    variable = launch.variables.get("MAX_PIXELS", "")
+    return said if said is not None or not variable.isdecimal() else int(variable)
 
 
 def given(options: Options, name: str, means: str) -> str:
