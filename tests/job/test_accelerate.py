@@ -16,6 +16,15 @@ def _launch(tmp_path: Path, text: str, *more: str) -> Job:
     return read_command(["accelerate", "launch", "--config_file", str(tmp_path / "a.yaml"), *more, *TRAIN])
 
 
+@pytest.mark.parametrize("words", [
+    [r"C:\venv\Scripts\accelerate.exe", "launch", "--num_processes", "2", r"C:\sd\train_network.py"],
+    [r"C:\venv\Scripts\python.exe", "-m", "accelerate.commands.launch", "--num_processes", "2", "train_network.py"]])
+def test_paths_of_windows(words: list[str]) -> None:
+    job = read_command([*words, "--pretrained_model_name_or_path", r"D:\models\v1-5.safetensors", "--network_module",
+                        "networks.lora", "--resolution", "512"])
+    assert (job.program.name, job.launch.ranks) == ("sd-scripts", 2)
+
+
 def test_no_distributed_type_is_one_process(tmp_path: Path) -> None:
     """As of the single_gpu.yaml that TRL ships, which asks for eight and gets one."""
     job = _launch(tmp_path, "distributed_type: 'NO'\nnum_machines: 1\nnum_processes: 8\n")

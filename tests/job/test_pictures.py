@@ -119,6 +119,7 @@ def test_a_toml_of_sd_scripts_is_changed_in_its_table(tmp_path: Path) -> None:
     (f"train_dreambooth.py {MODEL} m {DREAMBOOTH} --train_text_encoder --pre_compute_text_embeddings",
      "pre_compute_text_embeddings: true: the script refuses it with train_text_encoder"),
     (f"train_text_to_image.py {MODEL} m", "train_data_dir: is not there"),
+    (f"lumina_train_network.py {MODEL} m {NETWORK}", "lumina_train_network.py is not read; these are: train_network, "),
     (f"train_network.py {MODEL} m --resolution 512", "network_module: is not there"),
     (f"train_network.py {MODEL} m {NETWORK}", "resolution: is not there"),
     (f"train_network.py {MODEL} m {NETWORK} --resolution big", "resolution: big: must be one or two whole"),

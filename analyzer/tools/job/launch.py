@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .document import Document, JobError, Keys
 from .options import Options
-from .program import JobLaunch
+from .program import JobLaunch, name_of
 from .programs.accelerate import read_accelerate
 from .shell import ShellCommand, Word, read_options
 
@@ -31,7 +31,7 @@ def peel(command: ShellCommand, name: str, launch: JobLaunch) -> tuple[ShellComm
     words = list(command.words)
     launch = _read_variables(command, name, launch)
     while words:
-        head = words[0].text.rsplit("/", 1)[-1]
+        head = name_of(words[0].text)
         if head in _STARTERS:
             del words[0]
         elif head in _RUNNERS and len(words) > 1 and words[1].text in _RUNNERS[head]:

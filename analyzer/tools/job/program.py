@@ -1,6 +1,7 @@
 """What a program's reader is: how its files and commands are known, and what makes a plan of its options."""
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,12 +82,22 @@ class JobProgram:
     server_changes: Mapping[str, ServerChange] = field(default_factory=dict)
 
 
+def name_of(path: str) -> str:
+    r"""The name of a program or a script at a path, also one of Windows.
+
+    >>> name_of("/usr/bin/torchrun"), name_of(r"C:\venv\Scripts\accelerate.exe")
+    ('torchrun', 'accelerate')
+    """
+    return re.split(r"[/\\]", path)[-1].removesuffix(".exe")
+
+
 def find_beginning(program: JobProgram, words: Sequence[str]) -> int | None:
     """How many words of a command name the program; None where it is no command of it."""
     for beginning in program.commands:
         known = beginning.split()
-        names = [word.rsplit("/", 1)[-1] if at == 0 else word for at, word in enumerate(words[:len(known)])]
-        if names == known or "/" in beginning and words and f"/{words[0]}".endswith(f"/{beginning}"):
+        names = [name_of(word) if at == 0 else word for at, word in enumerate(words[:len(known)])]
+        path = words[0].replace("\\", "/") if words else ""
+        if names == known or "/" in beginning and f"/{path}".endswith(f"/{beginning}"):
             return len(known)
     return 1 if words and program.is_command(words) else None
 

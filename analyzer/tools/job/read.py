@@ -14,7 +14,7 @@ from .document import FORMS, Document, Edit, Files, JobError, Keys
 from .launch import peel
 from .options import OptionReading, Options
 from .plan import Plan, ServingPlan, TrainingPlan
-from .program import JobLaunch, JobProgram, find_beginning
+from .program import JobLaunch, JobProgram, find_beginning, name_of
 from .programs import PROGRAMS
 from .shell import ShellCommand, Word, read_options, read_script, read_words
 
@@ -60,7 +60,8 @@ class Job:
 
     def change(self, edits: Sequence[Edit]) -> Job:
         """The job of the changed file, read anew. Raises JobError where its program would refuse it."""
-        changed = _read(self.name, self.files.replace(self.name, self.change_text(edits)), self.launch.ranks)
+        files = self.files.replace(self.name, self.change_text(edits))
+        changed = _read(self.name, files, self.launch.ranks, [self.program])
         return changed.with_model(self.plan.model)
 
     def change_text(self, edits: Sequence[Edit]) -> str:
@@ -70,45 +71,46 @@ class Job:
         return document.change(edits)
 
 
-def read_job(path: str | Path, *, ranks: int | None = None) -> Job:
+def read_job(path: str | Path, *, ranks: int | None = None, programs: Sequence[JobProgram] = PROGRAMS) -> Job:
     """Read a configuration of another program, or a shell script that starts it. Nothing of it is executed.
 
-    ``ranks``: how many devices, where the file does not say it. Raises JobError, which names the file, the line and
-    the key, for what cannot be read, and for what its own program would refuse.
+    ``ranks``: how many devices, where the file does not say it; ``programs``: of which it may be. Raises JobError,
+    which names the file, the line and the key, for what cannot be read, and for what its own program would refuse.
     """
-    return _read(str(path), Files(Path(path).parent), ranks)
+    return _read(str(path), Files(Path(path).parent), ranks, programs)
 
 
-def read_command(words: Sequence[str], *, ranks: int | None = None) -> Job:
+def read_command(words: Sequence[str], *, ranks: int | None = None, programs: Sequence[JobProgram] = PROGRAMS) -> Job:
     """Read a command line, such as ``["accelerate", "launch", "train.py", ...]``; it is not run. Raises JobError."""
     if not words:
         raise JobError("no command: write it after --, as in analyzer job -- vllm serve Qwen/Qwen3-8B")
-    return _read(COMMAND, Files(texts={COMMAND: shlex.join(words)}), ranks)
+    return _read(COMMAND, Files(texts={COMMAND: shlex.join(words)}), ranks, programs)
 
 
-def _read(name: str, files: Files, ranks: int | None) -> Job:
+def _read(name: str, files: Files, ranks: int | None, programs: Sequence[JobProgram]) -> Job:
     suffix = Path(name).suffix.lower()
     if name == COMMAND or suffix in _SCRIPTS:
         text = files.text(name)
         commands = read_script(text, name) if name != COMMAND else [read_words(shlex.split(text))]
-        return _read_commands(commands, text, name, files, ranks)
+        return _read_commands(commands, text, name, files, ranks, programs)
     if suffix == ".py":
         raise JobError(f"{name}: is a script: `analyzer dryrun {name}` runs it without a device")
     if suffix not in FORMS:
         known = ", ".join([*FORMS, *_SCRIPTS])
         raise JobError(f"{name}: not the name of a configuration: it must end in {known}, or be a command after --")
     document = files.document(name)
-    program = next((program for program in PROGRAMS if program.is_file(document.data)), None)
+    program = next((program for program in programs if program.is_file(document.data)), None)
     beside = next((tool for key, tool in _BESIDE.items() if key in document.data), None)
     if program is None and beside is not None:
         raise JobError(f"{name}: is read beside what it launches; give that command: {beside}")
     if program is None:
-        raise JobError(f"{name}: is no configuration of {', '.join(p.name for p in PROGRAMS)}: its first names are "
+        raise JobError(f"{name}: is no configuration of {', '.join(p.name for p in programs)}: its first names are "
                        f"{', '.join(list(document.data)[:5]) or 'none'}")
     return _finish(name, program, Options.of(document), JobLaunch(ranks, files=files), files)
 
 
-def _read_commands(commands: Sequence[ShellCommand], text: str, name: str, files: Files, ranks: int | None) -> Job:
+def _read_commands(commands: Sequence[ShellCommand], text: str, name: str, files: Files, ranks: int | None,
+                   programs: Sequence[JobProgram]) -> Job:
     """The job of the first command of a script that starts a known program; of several that share its name that one of
     which its options are.
     """
@@ -120,7 +122,7 @@ def _read_commands(commands: Sequence[ShellCommand], text: str, name: str, files
             if len(commands) == 1:
                 raise
             continue
-        found = [(program, count) for program in PROGRAMS
+        found = [(program, count) for program in programs
                  if (count := find_beginning(program, inner.texts)) is not None]
         if found:
             read = [(program, count, _read_options(program, inner.words[count:], text, name, files))
@@ -130,8 +132,8 @@ def _read_commands(commands: Sequence[ShellCommand], text: str, name: str, files
             launch.ranks = launch.ranks if ranks is None else ranks
             launch.command = tuple(inner.texts[:count])
             return _finish(name, program, options, launch, files)
-        heads.append(" ".join([inner.texts[0].rsplit("/", 1)[-1], *inner.texts[1:2]]))
-    known = list(dict.fromkeys(beginning for program in PROGRAMS for beginning in program.commands))
+        heads.append(" ".join([name_of(inner.texts[0]), *inner.texts[1:2]]))
+    known = list(dict.fromkeys(beginning for program in programs for beginning in program.commands))
     near = find_close(heads[0], known) if heads else ""
     raise JobError(f"{name}: {heads[0] if heads else 'no command'}: not the command of a program that is read"
                    f"{near or '; these are: ' + ', '.join(known)}")

@@ -94,7 +94,8 @@ def _show_value(reading: OptionReading) -> str:
 
 
 def _line(reading: OptionReading) -> str:
-    return reading.place.rpartition(":")[2] if ":" in reading.place else ""
+    line = reading.place.rpartition(":")[2]
+    return line if line.isdecimal() else ""  # of a path of Windows without a line, the part behind its drive
 
 
 def describe_training(result: TrainedJob | LaidOutJob, price: float | None = None) -> str:

@@ -8,7 +8,7 @@ from analyzer.zoo.target import find_pipeline
 
 from ..options import Options
 from ..plan import Adapter, PicturePlan, Preparation, TrainingPlan
-from ..program import JobLaunch, JobProgram, set_batch, set_option
+from ..program import JobLaunch, JobProgram, name_of, set_batch, set_option
 from .trainer import read_checkpoints
 
 # diffusers 0.40, examples/text_to_image and examples/dreambooth at commit 58eb52c: defaults of options, dtypes of
@@ -71,7 +71,7 @@ _SCRIPTS = {
 
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a command. Raises JobError for what the script refuses, and for a script that is not read."""
-    name = launch.command[0].rsplit("/", 1)[-1].removesuffix(".py")
+    name = name_of(launch.command[0]).removesuffix(".py")
     model = read_picture_model(options, _USUAL[_SCRIPTS[name].family]) if name in _SCRIPTS else None
     if model is None:
         raise options.fail("pretrained_model_name_or_path", f"{name}.py is not read; these are: "
@@ -196,7 +196,7 @@ def _cache(options: Options, plan: TrainingPlan, wanted: Any) -> Any:
 DIFFUSERS = JobProgram(
     name="diffusers", version="0.40", source="huggingface/diffusers examples/", read=read, config="",
     commands=tuple(f"{name}.py" for name in _SCRIPTS), switches=_SWITCHES, is_command=lambda words: re.search(
-        r"(^|/)train_(dreambooth|text_to_image|controlnet)\w*\.py$", words[0]) is not None,
+        r"(^|[/\\])train_(dreambooth|text_to_image|controlnet)\w*\.py$", words[0]) is not None,
     changes={"batch": set_batch("train_batch_size", "gradient_accumulation_steps"),
              "checkpoints": set_option("gradient_checkpointing", True), "cache": _cache,
              "precision": set_option("mixed_precision"), "optimizer": set_option("use_8bit_adam", True),

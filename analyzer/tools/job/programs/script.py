@@ -7,7 +7,7 @@ from typing import Any
 
 from ..options import Options
 from ..plan import Adapter, Task, TrainingPlan
-from ..program import JobLaunch, JobProgram, set_batch, set_option
+from ..program import JobLaunch, JobProgram, name_of, set_batch, set_option
 from .trainer import (
     FUSED_LOSS,
     WITHOUT_EFFECT,
@@ -85,7 +85,7 @@ def _find(options: Options, names: Sequence[str]) -> str:
 
 
 def _read_task(options: Options, launch: JobLaunch) -> Task:
-    script = launch.command[0].rsplit("/", 1)[-1].removesuffix(".py").lower() if launch.command else ""
+    script = name_of(launch.command[0]).removesuffix(".py").lower() if launch.command else ""
     task = next((task for pattern, task in _TASKS if re.search(pattern, script)), None)
     if task is None:
         return "sft"

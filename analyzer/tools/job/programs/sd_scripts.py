@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ..document import Document, Edit
 from ..options import Options
 from ..plan import Adapter, Checkpoints, PicturePlan, Preparation, TrainingPlan
-from ..program import Change, JobLaunch, JobProgram, read_beside
+from ..program import Change, JobLaunch, JobProgram, name_of, read_beside
 from .trainer import OPTIMIZERS, read_optimizer
 
 # sd-scripts 0.10.1, commit 48d368f: train_network.py, sdxl_train_network.py, flux_train_network.py,
@@ -72,6 +72,8 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a command or its TOML. Raises JobError for what sd-scripts refuses."""
     _join_tables(options)
     name = _find_script(options, launch)
+    if name not in _SCRIPTS:
+        raise options.fail("network_module", f"{name}.py is not read; these are: {', '.join(_SCRIPTS)}")
     script, is_flux = _SCRIPTS[name], name.startswith("flux")
     if options.text("pretrained_model_name_or_path", means="model") is None:
         raise options.fail("pretrained_model_name_or_path", "is not there, and the model is not known without it")
@@ -103,6 +105,8 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     options.leave_out("deepspeed torch_compile fused_backward_pass", "it is left out")
     options.leave_out("sample_prompts", "images that are made meanwhile need memory of their own")
     options.leave_out("max_token_length", "texts of 77 tokens are taken")
+    if options.get("model_type") == "chroma":
+        options.note("model_type", "not modelled", "Chroma's modulation, and that it has no CLIP, are left out")
     options.leave_out("network_train_text_encoder_only", "the denoiser is taken to train too")
     options.rest(_WITHOUT_EFFECT, known=_SWITCHES)
     return plan
@@ -135,7 +139,7 @@ def _set(name: str, value: Any = None) -> Change:
 def _find_script(options: Options, launch: JobLaunch) -> str:
     """By the command, else by what only one of them has; a TOML alone does not say it."""
     if launch.command:
-        return launch.command[0].rsplit("/", 1)[-1].removesuffix(".py")
+        return name_of(launch.command[0]).removesuffix(".py")
     model = str(options.get("pretrained_model_name_or_path"))
     if "flux" in str(options.get("network_module")) or options.get("t5xxl") is not None:
         return "flux_train_network"
@@ -298,6 +302,7 @@ def _is_file(data: Mapping[str, Any]) -> bool:
 SD_SCRIPTS = JobProgram(
     name="sd-scripts", version="0.10.1", source="kohya-ss/sd-scripts library/train_util.py", read=read,
     is_file=_is_file, commands=tuple(f"{name}.py" for name in _SCRIPTS), config="config_file",
+    is_command=lambda words: name_of(words[0]).endswith("_train_network.py"),
     config_names=("{}", "{}.toml"), switches=_SWITCHES,
     changes={"batch": _set_batch, "checkpoints": _set("gradient_checkpointing", True), "cache": _cache,
              "swap": lambda options, plan, wanted: _set("blocks_to_swap")(

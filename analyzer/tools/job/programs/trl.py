@@ -7,7 +7,7 @@ from typing import Any
 from ..document import Document
 from ..options import Options
 from ..plan import Adapter, Checkpoints, Task, TrainingPlan
-from ..program import JobLaunch, JobProgram, set_batch, set_option
+from ..program import JobLaunch, JobProgram, name_of, set_batch, set_option
 from .accelerate import read_accelerate
 from .trainer import WITHOUT_EFFECT, quantization_of, read_batch, read_checkpoints, read_optimizer, read_sharding
 
@@ -82,7 +82,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
 
 def _read_task(options: Options, launch: JobLaunch) -> tuple[str, Task]:
     """Of the command; of a file alone by options that one task has."""
-    words = [word.rsplit("/", 1)[-1].removesuffix(".py") for word in launch.command]
+    words = [name_of(word).removesuffix(".py") for word in launch.command]
     said = next((word for word in reversed(words) if word in _TASKS), None)
     if said is None:
         said = next((task for sign, task in _SIGNS.items() if options.get(sign) is not None), "sft")
