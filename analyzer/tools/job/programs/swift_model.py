@@ -80,8 +80,8 @@ def read_model(options: Options, launch: JobLaunch) -> SwiftModel:
     name = options.text("model", means="model")
     if name is None:
         raise options.fail("model", "is not there, and ms-swift needs it")
-    found = SwiftModel(name, find_config(name, launch.files))
-    if found.has_vision and read_pixels(options, launch) is None:
+    found, pixels = SwiftModel(name, find_config(name, launch.files)), read_pixels(options, launch)
+    if found.has_vision and pixels is None:
         options.note("model", "assumed", "rows of text: passes of its vision and audio towers are left out, their "
                      "weights are there; MAX_PIXELS says that there are pictures")
     return found

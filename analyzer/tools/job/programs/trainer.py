@@ -184,7 +184,7 @@ def _check_match(document: Document, options: Options, launch: JobLaunch) -> Non
 #: Settings of FSDP that change neither memory nor time of a step, by their names without ``fsdp_``.
 _FSDP_WITHOUT_EFFECT = """sync_module_states cpu_ram_efficient_loading cpu_offload_pin_memory use_orig_params
 state_dict_type final_state_dict_type auto_wrap_policy transformer_layer_cls_to_wrap backward_prefetch forward_prefetch
-limit_all_gathers version min_num_params xla* enable_checkpoint save_policy"""
+transformer_cls_names_to_wrap limit_all_gathers version min_num_params xla* enable_checkpoint save_policy"""
 
 
 def read_fsdp_config(options: Options) -> Sharding:
