@@ -203,14 +203,17 @@ def _choose_blocks(blocks: Sequence[Block], steps: Sequence[OptimizerStep]) -> l
 
 
 def _list_parts(names: Sequence[str], records: Sequence[PhaseRecord], cuts: Collection[int]) -> list[PhasePart]:
-    """Calls in a row of one name, with the memory of the records that begin among them; cut after optimizer steps."""
+    """Calls in a row of one name, with the memory of the records that begin among them, and of those without a call that
+    follow, in which gradients are freed; cut after optimizer steps.
+    """
     found = []
     place = 0
     for name, calls in _list_stretches(names, cuts):
         while place < len(records) and records[place].first_call < calls.start:
             place += 1
         own = []
-        while place < len(records) and records[place].first_call < calls.stop:
+        while place < len(records) and (records[place].first_call < calls.stop
+                                        or records[place].last_call == calls.stop == records[place].first_call):
             own.append(records[place])
             place += 1
         if name and own:

@@ -191,6 +191,23 @@ def test_a_pass_of_the_same_model_over_what_it_wrote_scores(run):
     assert (scoring.name, scoring.passes, scoring.tokens) == ("scoring", 2, 8 * 17)
 
 
+def test_gradients_that_are_freed_are_not_held_by_the_next_phase(run):
+    cycles = run("""
+        model = nn.Linear(1024, 1024, bias=False).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(6):
+            with torch.no_grad():
+                target = model(torch.randn(8, 1024, device="cuda"))
+            train((model(torch.randn(8, 1024, device="cuda")) - target).mean(), optimizer)
+        """).profile.cycles
+    (_, update), (scoring, again) = [cycle.phases for cycle in cycles]
+    weight = 1024 * 1024 * 4
+    assert update.peak_allocated_bytes >= update.allocated_bytes + weight
+    assert scoring.peak_allocated_bytes < update.allocated_bytes + weight / 10
+    assert [sum(cycle.held.values()) for cycle in cycles] == [update.allocated_bytes, again.allocated_bytes]
+    assert "gradient" not in cycles[1].held
+
+
 @pytest.mark.parametrize("steps", [4, 5, 8])
 def test_as_many_steps_as_were_asked_for(run, steps):
     found = run(POLICY, steps=steps)
