@@ -10,7 +10,7 @@ from .call_table import OpCall
 from .device_log import EVALUATION, PhaseRecord
 from .evaluation import OuterRun
 from .log import Log
-from .rollout import find_rollouts
+from .rollout import Rollout, find_rollouts
 
 ROLLOUT, SCORING, UPDATE, SYNC, SAVE = "rollout", "scoring", "update", "sync", "save"
 AFTERWARDS = (SYNC, EVALUATION, SAVE)  #: what follows a step, and begins no cycle
@@ -125,16 +125,36 @@ class _Names:
             if run.is_pass:
                 name = UPDATE if run.has_grad else SCORING
                 names[run.calls.start:run.calls.stop] = [name] * len(run.calls)
-        for stretch in rolled:
-            names[stretch.start:stretch.stop] = [ROLLOUT] * len(stretch)
+        for rollout in rolled:
+            names[rollout.calls.start:rollout.calls.stop] = [ROLLOUT] * len(rollout.calls)
         self._name_updates()
         for index in evaluation:
             names[index] = EVALUATION
+        self._name_through_host(rolled, [run for run in runs if run.is_pass], evaluation)
         for block in blocks:
             names[block.start:block.stop] = [block.name] * (block.stop - block.start)
             if 0 < block.start == block.stop and not names[block.start - 1]:  # what prepared it is of it
                 names[block.start - 1] = block.name
         self._fill_gaps()
+
+    def _name_through_host(self, rolled: Sequence[Rollout], passes: Sequence[OuterRun],
+                           evaluation: Collection[int]) -> None:
+        """Where the data of a rollout go through the host, as texts do, nothing reads them: up to the end of the next
+        optimizer's step the length of what passes are given tells whether it is one, or an evaluation.
+        """
+        names = self.of_calls
+        starts, stops = {run.calls.start for run in passes}, {run.calls.stop for run in passes}
+        for rollout in rolled:
+            start, stop = rollout.calls.start, rollout.calls.stop
+            if start not in evaluation:
+                continue
+            end = next((step.stop for step in self.steps if step.start >= stop), len(names))
+            is_read = any(stop <= run.calls.start < end and rollout.is_reread_by(run) for run in passes)
+            while names[start - 1:start] == [EVALUATION] and start not in stops:  # what works for it alone
+                start -= 1
+            while names[stop:stop + 1] == [EVALUATION] and stop not in starts:
+                stop += 1
+            names[start:stop] = [ROLLOUT if is_read else EVALUATION] * (stop - start)
 
     def _name_updates(self) -> None:
         """Updates of one optimizer and those of another are phases of their own where each has backward passes."""
@@ -203,8 +223,8 @@ def _choose_blocks(blocks: Sequence[Block], steps: Sequence[OptimizerStep]) -> l
 
 
 def _list_parts(names: Sequence[str], records: Sequence[PhaseRecord], cuts: Collection[int]) -> list[PhasePart]:
-    """Calls in a row of one name, with the memory of the records that begin among them, and of those without a call that
-    follow, in which gradients are freed; cut after optimizer steps.
+    """Calls in a row of one name, with the memory of the records that begin among them, and of those without a call
+    that follow, in which gradients are freed; cut after optimizer steps.
     """
     found = []
     place = 0

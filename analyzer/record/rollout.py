@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from .evaluation import OuterRun
 from .log import Log
@@ -9,14 +10,29 @@ from .log import Log
 _LASTING = ("parameter", "buffer")  # what a pass reads of itself, such as running statistics
 
 
-def find_rollouts(log: Log, passes: Sequence[OuterRun]) -> list[range]:
+class Rollout(NamedTuple):
+    """The calls of a rollout, and its passes in order."""
+
+    calls: range
+    passes: tuple[OuterRun, ...]
+
+    def is_reread_by(self, later: OuterRun) -> bool:
+        """Whether a later pass is given rows as long as the rollout made them: that of its prompts and a token a pass,
+        or one less where inputs are shifted against labels.
+        """
+        lengths = {shape[1] + len(self.passes) for shape in self.passes[0].shapes.values() if len(shape) == 2}
+        return any(len(shape) == 2 and (shape[1] in lengths or shape[1] + 1 in lengths)
+                   for shape in later.shapes.values())
+
+
+def find_rollouts(log: Log, passes: Sequence[OuterRun]) -> list[Rollout]:
     """The calls of each rollout: from the first of passes of one module without gradients, of which each reads what the
     one before it gave, to the last, and after that what also followed the one before the last. A pass that reads what a
     rollout made, and after which something else follows, ends none: it scores. Data that go through the host are not
     followed.
     """
-    return [range(chain[0].calls.start, stop) for chain in _list_chains(log, passes)
-            if (stop := _find_end(log, chain)) is not None]
+    return [Rollout(range(chain[0].calls.start, stop), tuple([run for run in chain if run.calls.start < stop]))
+            for chain in _list_chains(log, passes) if (stop := _find_end(log, chain)) is not None]
 
 
 def _list_chains(log: Log, passes: Sequence[OuterRun]) -> Iterator[list[OuterRun]]:

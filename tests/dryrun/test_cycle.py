@@ -191,6 +191,16 @@ def test_a_pass_of_the_same_model_over_what_it_wrote_scores(run):
     assert (scoring.name, scoring.passes, scoring.tokens) == ("scoring", 2, 8 * 17)
 
 
+@pytest.mark.parametrize(("length", "phases"), [
+    (17, ["rollout", "scoring", "update", "sync", "save"]), (12, ["scoring", "update", "sync", "evaluation", "save"])])
+def test_a_rollout_through_the_host_is_known_by_its_length(run, length, phases):
+    text = POLICY.replace("        old =", f"""        rows = [row[:{length}] for row in ids.tolist()]
+        ids = torch.tensor(rows).cuda()
+        old =""")
+    found = run(text, steps=12).profile
+    assert sorted(phase.name for phase in found.cycles[1].phases) == sorted(phases)
+
+
 def test_gradients_that_are_freed_are_not_held_by_the_next_phase(run):
     cycles = run("""
         model = nn.Linear(1024, 1024, bias=False).cuda()
