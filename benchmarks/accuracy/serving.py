@@ -28,7 +28,8 @@ from analyzer.errors import UnknownDeviceError
 from analyzer.hardware import DeviceSpec, cluster_of, find_device
 from analyzer.hardware.power import watts_of
 from analyzer.tools.serving.batch import Batch, Chunk
-from analyzer.tools.serving.deployment import ENGINES, Deployment, Engine, Layout
+from analyzer.tools.serving.deployment import Deployment, Layout
+from analyzer.tools.serving.engine import Engine, find_engine
 from analyzer.tools.serving.pass_time import PassTimer
 from analyzer.tools.serving.read_model import read_served_model
 from analyzer.tools.serving.serve import make_deployment
@@ -112,7 +113,7 @@ class Case:
 
 def engine_of(name: str, version: str) -> Engine:
     """Rows of vLLM without a version are of autumn 2025: before 0.14, so the device waits for the host."""
-    return ENGINES[name]._replace(overlaps=False) if name == "vllm" and not version else ENGINES[name]
+    return find_engine(name, "0.13" if name == "vllm" and not version else None)
 
 
 def read_cases() -> Iterator[Case]:
@@ -269,6 +270,38 @@ def tell_errors(judgements: Sequence[Judgement]) -> str:
     return markdown(["", *(f"{kind} left out" for kind in KINDS)], rows)
 
 
+def tell_first(judgement: Judgement) -> str:
+    """Times to the first token by engine, and by how requests come."""
+    rows = []
+    for engine in dict.fromkeys(judged.case.engine for judged in judgement.cases):
+        for bursts, what in ((True, "all clients at once"), (False, "a request more than slots, always")):
+            errors = [judged.first_error for judged in judgement.cases if judged.first_error is not None
+                      and (judged.case.engine, judged.case.traffic.bursts) == (engine, bursts)]
+            if errors:
+                rows.append([engine, what, len(errors), describe(errors),
+                             percent(statistics.median(errors), signed=True)])
+    return ("Time to the first token, " + f"{MOST_SLOTS} requests or fewer, {KINDS[0]} left out:\n\n"
+            + markdown(["engine", "requests", "cases", "median error, nine in ten", "median with sign"], rows, text=2))
+
+
+def tell_coverage(judgement: Judgement) -> str:
+    """Shares of measurements within ranges that hold nine in ten of all others: of other models, and other engines."""
+    rows = []
+    for what in ("model", "engine"):
+        for name in dict.fromkeys(getattr(judged.case, what) for judged in judgement.cases):
+            row = []
+            for field in ("token_error", "first_error"):
+                parts: dict[bool, list[float]] = {True: [], False: []}
+                for judged in judgement.cases:
+                    if (error := getattr(judged, field)) is not None:
+                        parts[getattr(judged.case, what) == name].append(max(1 + error, 1 / (1 + error)) - 1)
+                own, width = parts[True], quantile(parts[False], 0.9)
+                row.append(f"{percent(sum(off <= width for off in own) / len(own))} of {len(own)}" if own else "-")
+            rows.append([f"{what} {name}", *row])
+    return ("Measurements within the range that holds nine in ten predictions of other models, or of other engines:\n\n"
+            + markdown(["left out", "time of a token", "time to the first token"], rows))
+
+
 SHOWN = "llama-3.1-8b", Layout(), (1024, 512), (8, 32, 128)  # tokens of prompt and answer; requests in flight
 
 
@@ -336,8 +369,9 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     start = time.perf_counter()
     judgements = [judge(kind) for kind in KINDS]
-    text = f"{describe_run(time.perf_counter() - start)}.\n\n{tell_errors(judgements)}\n\n{tell_shown(judgements[0])}"
-    text += f"\n\n{tell_fleets()}\n\n{tell_bytes()}"
+    parts = [f"{describe_run(time.perf_counter() - start)}.", tell_errors(judgements), tell_first(judgements[0]),
+             tell_coverage(judgements[0]), tell_shown(judgements[0]), tell_fleets(), tell_bytes()]
+    text = "\n\n".join(parts)
     publish("accuracy.md", {"accuracy.serving": text}, True)
 
 

@@ -2,6 +2,7 @@
 import json
 import math
 import re
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,11 +27,12 @@ from analyzer.tools.serving import (
     read_served_model,
     simulate,
 )
-from analyzer.tools.serving.deployment import ENGINES, WEIGHT_FORMATS
+from analyzer.tools.serving.deployment import WEIGHT_FORMATS
+from analyzer.tools.serving.engine import ENGINES
 from analyzer.tools.serving.fleet import price_of
-from analyzer.tools.serving.pass_time import product_time, spread_over_experts
+from analyzer.tools.serving.pass_time import choose_experts, product_time, spread_over_experts
 from analyzer.tools.serving.served_model import AttentionKernel, PassKernel, Product
-from analyzer.tools.serving.simulation import NoRoomError
+from analyzer.tools.serving.simulation import NoRoomError, Scheduler
 from analyzer.tools.serving.watts import find_work
 from analyzer.zoo.target import load_target
 
@@ -199,10 +201,32 @@ def test_ranks_add_collectives_and_take_off_the_rest(llama):
     assert four.parts["products"][1] < one.parts["products"][1] / 2
 
 
-def test_experts_spread_over_ranks(gpt_oss):
-    timer = PassTimer(deploy(gpt_oss, Layout(tp=4, ep=4), experts="mxfp4"))
-    parts = timer.time(Batch(16, 1000)).parts
-    assert parts["all-to-all"][0] == 48 and parts["all-reduce"][0] == 24  # of experts; of attention
+@pytest.mark.parametrize(("layout", "exchanges"), [
+    # all ranks have all tokens: sums of attention and of experts are reduced
+    (Layout(tp=4), {"all-reduce": 48}), (Layout(tp=4, ep=4), {"all-reduce": 48}),
+    (Layout(tp=4, ep=2), {"all-reduce": 48}),
+    # copies of attention: tokens go to the ranks of their experts and back, or to all ranks where experts are split
+    (Layout(dp=4, ep=4), {"all-to-all": 48}), (Layout(tp=2, dp=2, ep=4), {"all-reduce": 24, "all-to-all": 48}),
+    (Layout(dp=4), {"gathering of tokens": 24, "scattering of sums": 24}),
+    (Layout(dp=4, ep=2), {"gathering of tokens": 24, "scattering of sums": 24})])
+def test_experts_over_ranks(gpt_oss, layout, exchanges):
+    """24 layers of 32 experts of 2 x 2,880 and 2,880 columns; each rank holds an even share of them all."""
+    deployment = deploy(gpt_oss, layout, experts="mxfp4", engine="sglang")
+    parts = PassTimer(deployment).time(Batch(16, 1000)).parts
+    assert {name: parts[name][0] for name in parts if name in (
+        "all-reduce", "all-to-all", "gathering of tokens", "scattering of sums")} == exchanges
+    experts = [product for product, _ in gpt_oss.products if product.experts]
+    held = sum(math.ceil(product.experts / layout.ep) * local.n * local.k for product in experts
+               for local in [deployment.local_product(product)])
+    assert held == sum(product.elements for product in experts) / 4
+
+
+def test_copies_of_attention_share_experts(gpt_oss):
+    """4 copies of 16 sequences choose as many experts as 64 sequences of one copy do."""
+    experts = next(product for product, _ in gpt_oss.products if product.experts)
+    one, four = (choose_experts(deploy(gpt_oss, layout, engine="sglang"), experts, Batch(number, 1000))
+                 for layout, number in ((Layout(tp=4), 64), (Layout(dp=4), 16)))
+    assert one == four
 
 
 def test_few_bits_are_faster_where_memory_bounds():
@@ -297,7 +321,7 @@ def test_a_layout_without_room_does_not_end_the_search(gpt_oss):
     """
     deployment = make_deployment(gpt_oss, device="l4", experts="mxfp4")
     held = deployment.weight_bytes() + deployment.activation_bytes() + deployment.cache_bytes(100_000)
-    tight = replace(deployment, device=replace(deployment.device, memory_bytes=math.ceil(held / 0.9)))
+    tight = replace(deployment, device=replace(deployment.device, memory_bytes=math.ceil(held / 0.92)))
     assert tight.most_sequences(100_000) == 1
     found = find_fleets([tight], FleetTarget(1000, 1, 0.001), 99_900, 100)
     assert found.fleets and "l4 tp1: hf:gpt-oss-20b: no room for one sequence of 100,000 tokens" in found.refused[0]
@@ -326,6 +350,68 @@ def test_layouts_that_cannot_be(llama, layout, said):
 def test_what_has_no_room_is_told(llama):
     with pytest.raises(NoRoomError, match="no room for one sequence of 1,024 tokens.*--tp"):
         profile_served(llama, 1000, 24, device="t4")
+
+
+def test_vllm_spreads_experts_over_all_ranks_or_none(gpt_oss):
+    with pytest.raises(InputError, match="--ep 2: vLLM spreads experts over all ranks of a stage, 4 of --tp 4"):
+        deploy(gpt_oss, Layout(tp=4, ep=2))
+
+
+@pytest.mark.parametrize(("engine", "share", "within"), [
+    ({"engine": "vllm"}, 0.92, True), ({"engine": "vllm", "version": "0.13.1"}, 0.9, True),
+    ({"engine": "vllm", "memory_share": 0.5}, 0.5, True),
+    # 80 GiB less the larger of 10 GiB and 512 + 8,192 x 1.5 + 256 x 2 + 1,024 / 8 MiB
+    ({"engine": "sglang"}, round((81559 - 13440) / 81559, 3), False), ({"engine": "sglang", "memory_share": 0.7}, 0.7,
+                                                                      False)])
+def test_what_a_server_takes_of_the_memory(llama, engine, share, within):
+    found = deploy(llama, **engine)
+    found = replace(found, device=replace(found.device, memory_bytes=81559 << 20))  # of an H100, as nvidia-smi says
+    assert found.memory_share == share
+    activations = found.activation_bytes() if within else 0
+    assert found.room_bytes() == int(share * (81559 << 20)) - found.weight_bytes() - activations
+    assert f"takes {share:.1%} of the device's memory" in profile_served(found, 64, 4).summary().replace("\n  ", " ")
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"memory_share": 1.5}, "--memory-share 1.5: a share lies above 0"),
+    ({"receive_interval": 0}, "--receive-interval 0: must be 1 or more"),
+    ({"version": "new"}, "a version begins with two numbers")])
+def test_settings_of_a_server_that_cannot_be(llama, given, said):
+    with pytest.raises(InputError, match=said):
+        make_deployment(llama, **given)
+
+
+class Even:
+    """A timer by which a pass takes a second, and a prompt's four."""
+
+    constants = {f"{name}.request_seconds": 0.0 for name in ENGINES}
+
+    def seconds(self, batch):
+        return 4.0 if batch.chunks else 1.0
+
+
+@pytest.mark.parametrize(("engine", "interval", "first"), [
+    # two clients of 8 tokens, of which the first comes to an idle server, the second 4.5 seconds later, when the first
+    # decodes; it is seen at 5 where the host waits for a pass, at 6 where it works ahead, and every fourth pass at 8
+    ({"overlaps": False}, 1, 4.5), ({"overlaps": True}, 1, 5.5), ({"overlaps": False}, 4, 7.5)])
+def test_when_a_request_is_seen(llama, monkeypatch, engine, interval, first):
+    found = deploy(llama)
+    found = replace(found, engine=found.engine._replace(receive_interval=interval, **engine))
+    monkeypatch.setattr(Scheduler, "_come", lambda self: deque([0.0, 4.5]))
+    line = Scheduler(found, Even(), Traffic(100, 8, rate=1.0), 2).run()
+    assert [served.first_seconds for served in sorted(line.requests)] == [4.0, first]
+
+
+@pytest.mark.parametrize(("mixes", "token"), [(True, 1 + 3 / 7), (False, 1 + 4 / 7)])
+def test_prompts_that_others_wait_for(llama, monkeypatch, mixes, token):
+    """8 tokens take 7 passes after the first; where prompts have passes of their own, a prompt adds its own to them,
+    else it makes one of them four seconds long.
+    """
+    found = deploy(llama)
+    found = replace(found, engine=found.engine._replace(overlaps=False, mixes=mixes))
+    monkeypatch.setattr(Scheduler, "_come", lambda self: deque([0.0, 4.5]))
+    line = Scheduler(found, Even(), Traffic(100, 8, rate=1.0), 2).run()
+    assert max(served.token_seconds for served in line.requests) == pytest.approx(token)
 
 
 def test_prices():

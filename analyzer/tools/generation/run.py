@@ -192,8 +192,9 @@ def read_cache(arguments: argparse.Namespace) -> dict[str, Any]:
     kind = arguments.cache or ("paged" if asks_for_serving(arguments) or arguments.cache_dtype else "dynamic")
     if arguments.block_size != BLOCK_SIZE and kind != "paged":
         raise InputError(f"--block-size {arguments.block_size}: only a paged cache has pages; add --cache paged")
-    if arguments.memory_share != 1 and not arguments.max_sequences:
-        raise InputError(f"--memory-share {arguments.memory_share}: works only with --max-sequences")
+    if arguments.memory_share is not None and not arguments.max_sequences:
+        raise InputError(f"--memory-share {arguments.memory_share}: works only with --max-sequences "
+                         "and --engine server")
     if arguments.attention is not None and (kind == "paged" or arguments.cache_dtype or asks_for_serving(arguments)):
         raise InputError(f"--attention {arguments.attention}: a served cache is read by a kernel of its own; leave it "
                          "out, or --cache paged and --cache-dtype")
@@ -246,7 +247,8 @@ def _run_serving(arguments: argparse.Namespace, model: Any, options: dict[str, A
         return (text if arguments.format != "text" else "\n\n".join(filter(None, (text, said, tell_which_fit(points)))),
                 3 if all(point.fits is False for point in points) else 0)
     with model_errors(arguments.target):
-        found = max_sequences(model, context, memory_share=arguments.memory_share, prefill_chunk=chunk, **options)
+        found = max_sequences(model, context, memory_share=1.0 if arguments.memory_share is None else
+                              arguments.memory_share, prefill_chunk=chunk, **options)
     said = ""
     if found.at_limit is not None and arguments.engine != "transformers":
         (timed,), said = time_points(arguments, [found.at_limit])

@@ -15,7 +15,8 @@ from analyzer.tools.serving import (
     profile_served,
     read_served_model,
 )
-from analyzer.tools.serving.deployment import Deployment, Engine
+from analyzer.tools.serving.deployment import Deployment
+from analyzer.tools.serving.engine import Engine
 from analyzer.tools.serving.simulation import NoRoomError
 from analyzer.zoo.command_option import model_errors
 from analyzer.zoo.target import load_target

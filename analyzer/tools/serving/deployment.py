@@ -1,16 +1,15 @@
 """How a model is served: formats, ranks, engine; and what of it lies on one device."""
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 from analyzer.errors import InputError, is_count
 from analyzer.hardware import ClusterSpec, DeviceSpec
 from analyzer.tools.generation.stored_cache import BLOCK_SIZE, CacheForm, index_bytes
 
+from .engine import ENGINES, Engine, static_share
 from .served_model import AttentionKernel, Product, ServedModel
 
 
@@ -45,7 +44,9 @@ class Layout:
     """How many ranks share a model. Attention is data parallel over ``dp``, experts are spread over ``ep`` ranks.
 
     - ``tp``: ranks that split heads and columns; ``pp``: stages; ``dp``: copies of attention, each with its own cache
-      and requests; ``ep``: ranks over which whole experts are spread (else they are split as columns are).
+      and requests; ``ep``: groups of ranks over which whole experts are spread. The ranks of a group, ``expert_tp``,
+      split each expert's columns: with attention of ``dp`` copies too (vLLM's FusedMoEParallelConfig, SGLang's
+      --enable-dp-attention, TensorRT-LLM's moe_tensor_parallel_size).
     """
 
     tp: int = 1
@@ -58,9 +59,9 @@ class Layout:
             value = getattr(self, name)
             if not is_count(value, 1):
                 raise InputError(f"--{name} {value!r}: must be 1 or more")
-        if self.ep not in (1, self.tp * self.dp):
-            raise InputError(f"--ep {self.ep}: experts are spread over all ranks of a stage, {self.tp * self.dp} of "
-                             f"--tp {self.tp} --dp {self.dp}, or over none (1)")
+        if self.tp * self.dp % self.ep:
+            raise InputError(f"--ep {self.ep}: does not divide the ranks of a stage, {self.tp * self.dp} of "
+                             f"--tp {self.tp} --dp {self.dp}; give {self.tp * self.dp}, or 1 for none")
         if self.ep > 1 and not model.has_experts:
             raise InputError(f"--ep {self.ep}: {model.name} has no experts; leave it out")
         for kernel, _ in model.attentions:
@@ -75,36 +76,14 @@ class Layout:
     def gpus(self) -> int:
         return self.tp * self.pp * self.dp
 
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that split each expert."""
+        return self.tp * self.dp // self.ep
+
     def __str__(self) -> str:
         ranks = (("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep))
         return " ".join(f"{name}{value}" for name, value in ranks if value > 1) or "tp1"
-
-
-class Engine(NamedTuple):
-    """What servers differ in. Times of a pass's host work are fitted constants: ``benchmarks/calibration/serving.py``.
-
-    - ``name``: attention kernels have it too. ``chunk``: tokens of a pass at most. ``sequences``: at once at most.
-    - ``memory_share``: of the device, or with ``of_free`` of what weights leave, that cache and activations may take.
-    - ``reserves``: whether a sequence begins only where its longest possible cache has room; others take pages as they
-      go and start over where none is left.
-    - ``overlaps``: whether the host prepares the next pass while this one runs.
-    """
-
-    name: str
-    chunk: int
-    sequences: int
-    memory_share: float
-    of_free: bool
-    reserves: bool
-    overlaps: bool
-
-
-_PUBLISHED = json.loads((Path(__file__).parents[2] / "zoo" / "published" / "servers" / "servers.json").read_text())
-#: Which operators a server runs as one kernel, and where that is published. Told with every answer.
-RULES = tuple(_PUBLISHED["rules"])
-#: Where each figure is published is beside it in the data.
-ENGINES = {name: Engine(name, **{field: fields[field] for field in Engine._fields[1:]})
-           for name, fields in _PUBLISHED["engines"].items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +113,7 @@ class Deployment:
 
     def local_product(self, product: Product) -> Product:
         """What one rank has of a product, experts aside."""
-        tp = self.layout.tp
-        if product.experts and self.layout.ep > 1:
-            return product
+        tp = self.layout.expert_tp if product.experts else self.layout.tp
         if product.split == "column":
             least = product.least or (1,) * len(product.parts)
             return replace(product, parts=tuple(max(-(-n // tp), min(m, n)) for n, m in zip(product.parts, least)))
@@ -211,10 +188,19 @@ class Deployment:
         memory = self.device.memory_bytes
         if memory is None:
             return None
-        held = self.weight_bytes() + self.activation_bytes()
+        weights, activations = self.weight_bytes(), self.activation_bytes()
+        share = self.memory_share
+        assert share is not None  # since the memory is known
         if self.engine.of_free:
-            return int(self.engine.memory_share * (memory - held))
-        return int(self.engine.memory_share * memory) - held
+            return int(share * (memory - weights - activations))
+        return int(share * memory) - weights - (activations if self.engine.activations_within else 0)
+
+    @property
+    def memory_share(self) -> float | None:
+        """What the server may take of the device's memory; None where that depends on a memory that is unknown."""
+        if self.engine.memory_share is not None or self.device.memory_bytes is None:
+            return self.engine.memory_share
+        return static_share(self.device.memory_bytes, self.engine.chunk, self.layout.gpus, self.layout.dp)
 
     def most_sequences(self, tokens: int) -> int | None:
         """Sequences of ``tokens`` that the cache has room for; None where the device's memory is unknown."""

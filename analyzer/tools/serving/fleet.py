@@ -18,6 +18,7 @@ from analyzer.saved_format import SavedFormat
 from analyzer.units import format_seconds
 
 from .deployment import CACHE_BYTES, Deployment, Layout
+from .engine import ENGINES
 from .pass_time import PassTimer
 from .simulation import NoRoomError, Traffic, simulate
 
@@ -243,8 +244,15 @@ def _vllm(start: str, deployment: Deployment, pool: ReplicaPool, repository: str
     words = [start, repository, f"--tensor-parallel-size {layout.tp}"]
     words += [f"--data-parallel-size {layout.dp}"] * (layout.dp > 1) + ["--enable-expert-parallel"] * (layout.ep > 1)
     words += [*_formats(deployment, "fp8"), f"--max-model-len {tokens}", f"--max-num-seqs {pool.slots}",
-              f"--max-num-batched-tokens {engine.chunk}", f"--gpu-memory-utilization {engine.memory_share}"]
+              f"--max-num-batched-tokens {engine.chunk}", f"--gpu-memory-utilization {_share(deployment)}"]
     return " ".join(words)
+
+
+def _share(deployment: Deployment) -> float:
+    """VLLM's own where the fleet is another server's."""
+    share = (deployment.engine if deployment.engine.name == "vllm" else ENGINES["vllm"]).memory_share
+    assert share is not None
+    return share
 
 
 def _sglang(deployment: Deployment, pool: ReplicaPool, repository: str, tokens: int) -> str:

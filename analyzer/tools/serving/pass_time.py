@@ -143,13 +143,24 @@ class PassTimer:
         if product.is_head and layout.tp > 1:
             nbytes = batch.sampled * product.n * 2
             yield "gathering of logits", _known(self._collective("all_gather", nbytes, layout.tp)), 1
-        elif product.split == "row" and product.experts and layout.ep > 1:
-            # to the ranks of their experts, and back: a token goes once to each rank
-            rows = batch.tokens * min(product.rows, layout.ep)
-            nbytes = rows * self.deployment.model.hidden * 2
-            yield "all-to-all", _known(self._collective("all_to_all", nbytes, layout.ep)), 2
+        elif product.split == "row" and product.experts and layout.dp > 1:
+            yield from self._exchange_tokens(product, batch)
         elif product.split == "row" and layout.tp > 1:
             yield "all-reduce", self._all_reduce(product.n * 2 * batch.tokens), 1
+
+    def _exchange_tokens(self, product: Product, batch: Batch) -> Iterator[tuple[str, KernelTime, int]]:
+        """Of copies of attention, whose tokens go to the ranks of their experts and back; a token goes once to each.
+        Where all ranks have the tokens anyway (one copy), sums are reduced as of other products (vLLM's
+        FusedMoEParallelConfig.use_all2all_kernels), and where experts are split, each rank needs all tokens.
+        """
+        layout, hidden = self.deployment.layout, self.deployment.model.hidden
+        if layout.expert_tp == 1:
+            nbytes = batch.tokens * min(product.rows, layout.ep) * hidden * 2
+            yield "all-to-all", _known(self._collective("all_to_all", nbytes, layout.ep)), 2
+            return
+        nbytes, ranks = batch.tokens * layout.dp * hidden * 2, layout.tp * layout.dp
+        yield "gathering of tokens", _known(self._collective("all_gather", nbytes, ranks)), 1
+        yield "scattering of sums", _known(self._collective("reduce_scatter", nbytes, ranks)), 1
 
     def _time_experts(self, product: Product, local: Product, batch: Batch) -> KernelTime | None:
         """Grouped products of the experts of one rank that tokens have chosen."""
@@ -344,7 +355,7 @@ def _busy_seconds(batch: int, m: int, n: int, k: int, rate: float) -> float:
 def choose_experts(deployment: Deployment, product: Product, batch: Batch) -> tuple[int, int]:
     """Experts of the busiest rank that the tokens of a pass choose, and the rows of each, in the mean."""
     layout = deployment.layout
-    chosen = batch.tokens * (layout.dp if layout.ep > 1 else 1) * product.rows
+    chosen = batch.tokens * layout.dp * product.rows  # copies of attention share the experts
     active, rows = spread_over_experts(product.experts, product.experts // layout.ep, chosen, deployment.skew)
     return active, max(1, round(rows / active))
 

@@ -26,7 +26,8 @@ from .served_model import ServedModel
 from .served_profile import table_of_points
 from .simulation import NoRoomError
 
-_OF_SERVER = ("concurrency", "rate", "weights", "experts", "ttft", "tpot", "draft", "prices", "carbon")
+_OF_SERVER = ("concurrency", "rate", "weights", "experts", "ttft", "tpot", "draft", "prices", "carbon",
+              "server_version", "receive_interval", "stream_interval")
 _RANKS = ("tp", "pp", "dp", "ep")
 #: What ``--quantize`` of the eager model is on a server.
 _WEIGHTS = {"int8": "int8", "int4": "int4", "nf4": "int4", "fp8": "fp8"}
@@ -34,7 +35,8 @@ _WEIGHTS = {"int8": "int8", "int4": "int4", "nf4": "int4", "fp8": "fp8"}
 
 def names_server(arguments: argparse.Namespace) -> list[str]:
     """The options that only a server has, as they were given."""
-    return [f"--{'price' if name == 'prices' else name}" for name in _OF_SERVER if getattr(arguments, name)] + [
+    return [f"--{'price' if name == 'prices' else name.replace('_', '-')}"
+            for name in _OF_SERVER if getattr(arguments, name)] + [
         f"--{name}" for name in _RANKS if getattr(arguments, name) != 1]
 
 
@@ -50,7 +52,9 @@ def read_settings(arguments: argparse.Namespace, layout: Layout | None = None) -
         raise InputError(f"--cache {arguments.cache}: a server's cache is paged; leave it out, or --engine server")
     weights = arguments.weights or _WEIGHTS.get(arguments.quantize or "", None) or (
         "fp16" if arguments.dtype in ("fp16", "float16") else "bf16")
-    return {"cluster": arguments.cluster, "engine": arguments.server, "weights": weights, "experts": arguments.experts,
+    return {"cluster": arguments.cluster, "engine": arguments.server, "version": arguments.server_version,
+            "memory_share": arguments.memory_share, "receive_interval": arguments.receive_interval,
+            "stream_interval": arguments.stream_interval, "weights": weights, "experts": arguments.experts,
             "cache": cache, "block_size": arguments.block_size, "skew": arguments.skew,
             "layout": layout or Layout(*(getattr(arguments, name) for name in _RANKS))}
 

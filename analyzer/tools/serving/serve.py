@@ -13,7 +13,8 @@ from analyzer.hardware.power import JOULES_OF_KWH, joules_range
 from analyzer.tools.generation.stored_cache import BLOCK_SIZE
 
 from .batch import Batch, Chunk
-from .deployment import CACHE_BYTES, ENGINES, RULES, WEIGHT_FORMATS, Deployment, Layout
+from .deployment import CACHE_BYTES, WEIGHT_FORMATS, Deployment, Layout
+from .engine import ENGINES, RULES, find_engine
 from .pass_time import PassTimer
 from .read_model import read_served_model
 from .served_model import ServedModel
@@ -23,19 +24,31 @@ from .watts import find_watts
 
 
 def make_deployment(model: ServedModel, *, device: str | DeviceSpec = "h200", cluster: str | ClusterSpec | None = None,
-                    layout: Layout | None = None, engine: str = "vllm", weights: str = "bf16",
-                    experts: str | None = None, cache: str = "bf16", block_size: int = BLOCK_SIZE,
-                    skew: float = 0.0) -> Deployment:
-    """Raises InputError for names and numbers that cannot be."""
+                    layout: Layout | None = None, engine: str = "vllm", version: str | None = None,
+                    memory_share: float | None = None, receive_interval: int | None = None,
+                    stream_interval: int | None = None, weights: str = "bf16", experts: str | None = None,
+                    cache: str = "bf16", block_size: int = BLOCK_SIZE, skew: float = 0.0) -> Deployment:
+    """What is not given of an engine is its default, in its newest version or in ``version``; see `Engine`. Raises
+    InputError for names and numbers that cannot be.
+    """
     for name, value, known in (("engine", engine, ENGINES), ("weights", weights, WEIGHT_FORMATS),
                                ("experts", experts or weights, WEIGHT_FORMATS), ("cache", cache, CACHE_BYTES)):
         if value not in known:
             raise InputError(f"profile_served({name}={value!r}): must be one of {', '.join(known)}")
     layout = layout or Layout()
     layout.check(model)
+    server = find_engine(engine, version)
+    server = server._replace(
+        memory_share=server.memory_share if memory_share is None else memory_share,
+        receive_interval=server.receive_interval if receive_interval is None else receive_interval,
+        stream_interval=server.stream_interval if stream_interval is None else stream_interval)
+    server.check()
+    if engine == "vllm" and layout.ep not in (1, layout.tp * layout.dp):
+        raise InputError(f"--ep {layout.ep}: vLLM spreads experts over all ranks of a stage, "
+                         f"{layout.tp * layout.dp} of --tp {layout.tp} --dp {layout.dp}, or over none (1)")
     spec = find_device(device)
     hosts = cluster_of(spec) if cluster is None else find_cluster(cluster)
-    return Deployment(model=model, device=spec, cluster=hosts, layout=layout, engine=ENGINES[engine], weights=weights,
+    return Deployment(model=model, device=spec, cluster=hosts, layout=layout, engine=server, weights=weights,
                       experts=experts, cache=cache, block_size=block_size, skew=skew)
 
 
@@ -139,9 +152,17 @@ def _list_assumptions(deployment: Deployment, traffic: Traffic) -> list[str]:
     if model.has_experts:
         how = "evenly" if not deployment.skew else f"by Zipf's law of exponent {deployment.skew:g}"
         found.append(f"tokens choose their {model.top_k} experts {how} (--skew)")
+    share, engine = deployment.memory_share, deployment.engine
+    if share is not None:
+        found.append(f"{engine.name} takes {share:.1%} of " + (
+            "what weights and activations leave" if engine.of_free else "the device's memory"
+            + ("" if engine.activations_within else ", activations and CUDA graphs aside")) + " (--memory-share)")
     if deployment.engine.name == "sglang":
         found.append("SGLang's host takes what TensorRT-LLM's does, a request beside its passes the mean of those of "
                      "TensorRT-LLM and vLLM, a pass 8,192 tokens of prompts on any device: none of it was measured")
+    if engine.stream_interval > 1:
+        found.append(f"a stream sends {engine.stream_interval} tokens at once, the first and the last ones without "
+                     "waiting for others: that many times the time of a token lies between two messages")
     if traffic.drafted:
         found.append(f"{traffic.drafted} drafted tokens by a head of one layer; {traffic.accepted:.2f} are kept in the "
                      "mean (--acceptance)")

@@ -1,4 +1,4 @@
-"""The scheduler of a server, pass by pass: requests come, wait, are read in chunks beside those that decode, and go."""
+"""The scheduler of a server, pass by pass: requests come, are seen, wait, are read in chunks, decode, and go."""
 from __future__ import annotations
 
 import heapq
@@ -108,7 +108,10 @@ class Scheduler:
         self.pace = 1.0 + (traffic.accepted if traffic.drafted else 0.0)      # tokens that a pass gives a sequence
         self.now = 0.0
         self.decoded = 0.0               # tokens that each sequence has got since the beginning
+        self.sent: deque[_Request] = deque()     # that the scheduler has not seen yet
         self.waiting: deque[_Request] = deque()
+        self.composed = 0.0              # when the pass that is next was composed
+        self.unseen = 0                  # passes of decoding since the scheduler looked for requests
         self.reading: list[_Request] = []
         self.running: list[tuple[float, int, _Request]] = []  # by the count of decoded tokens at which it ends
         self.context = 0.0               # tokens in the cache of those that decode
@@ -132,11 +135,12 @@ class Scheduler:
         while len(self.done) < self.count:
             while arrivals and arrivals[0] <= self.now:
                 self._ask(arrivals.popleft())
-            if not (self.waiting or self.reading or self.running):
-                self.now = arrivals[0]
+            if not (self.sent or self.waiting or self.reading or self.running):
+                self.now = self.composed = arrivals[0]
                 continue
+            self._receive()
             self._step(arrivals[0] if arrivals else None)
-            if self.traffic.rate and len(self.waiting) > self.count // 2 and len(self.done) > _ENOUGH:
+            if self.traffic.rate and len(self.waiting) + len(self.sent) > self.count // 2 and len(self.done) > _ENOUGH:
                 break  # it will not catch up
         stable = not self.traffic.rate or len(self.done) >= self.count and not self._waits_ever_longer()
         return Timeline(tuple(self.done), self.area / max(self.now, 1e-12),
@@ -165,8 +169,8 @@ class Scheduler:
         """Clients have been served for a while: as many as have room decode, each somewhere in its answer."""
         if self.traffic.rate is not None or self.traffic.bursts:
             return
-        while self.waiting and len(self.running) < self.slots:
-            request = self.waiting[0]
+        while self.sent and len(self.running) < self.slots:
+            request = self.sent[0]
             need = request.prompt + request.new
             if self.capacity is not None and self.taken + need > self.capacity:
                 break
@@ -175,20 +179,34 @@ class Scheduler:
             self.context += request.prompt + got
             request.first = 0.0
             heapq.heappush(self.running, (self.decoded + request.new - 1 - got, request.order, request))
-            self.waiting.popleft()
+            self.sent.popleft()
         if not self.engine.reserves:
             self.taken = 0
 
     def _ask(self, time: float) -> None:
         traffic = self.traffic
         share = self.random.uniform(traffic.least_share, 1.0), self.random.uniform(traffic.least_share, 1.0)
-        self.waiting.append(_Request(time, max(1, round(traffic.prompt_tokens * share[0])),
-                                     max(1, round(traffic.new_tokens * share[1])), order=self.born))
+        self.sent.append(_Request(time, max(1, round(traffic.prompt_tokens * share[0])),
+                                  max(1, round(traffic.new_tokens * share[1])), order=self.born))
         self.born += 1
+
+    def _receive(self) -> None:
+        """See the requests that were there when the next pass was composed: before the one that runs had begun, where
+        the host works ahead. While others decode, a scheduler looks only after so many passes.
+        """
+        is_idle = not (self.waiting or self.reading or self.running)
+        if not is_idle and self.unseen < self.engine.receive_interval:
+            return
+        self.unseen = 0
+        latest = self.composed if self.engine.overlaps and not is_idle else self.now
+        while self.sent and self.sent[0].arrival <= latest:
+            self.waiting.append(self.sent.popleft())
 
     def _step(self, next_arrival: float | None) -> None:
         chunks = self._admit()
         number, size = len(self.running), 1 + self.traffic.drafted
+        if chunks and not self.engine.mixes:  # those that decode wait
+            number = 0
         steps = 1
         if self.traffic.is_read:  # their first token came from elsewhere
             for request in self.reading:
@@ -199,11 +217,15 @@ class Scheduler:
         if not chunks and number:
             left = (self.running[0][0] - self.decoded) / self.pace
             steps = max(1, min(_MOST_STEPS, int(left) if left == int(left) else int(left) + 1))
+            if self.sent:  # until they are seen
+                steps = min(steps, max(1, self.engine.receive_interval - self.unseen))
         context = (self.context / number if number else 0.0) + steps * self.pace / 2
         seconds = self.timer.seconds(Batch(number, max(1, round(context)), tuple(chunks), size))
         seconds *= 1 + self.traffic.drafted / self.deployment.model.layers  # drafts, by a head of one layer
         if next_arrival is not None and steps > 1 and self.now + steps * seconds > next_arrival:
             steps = max(1, min(steps, int((next_arrival - self.now) / seconds) + 1))
+        self.unseen = self.engine.receive_interval if chunks else self.unseen + steps
+        self.composed = self.now + (steps - 1) * seconds
         self.passes += steps
         self.prompts += sum(chunk.tokens for chunk in chunks)
         self.now += steps * seconds
@@ -220,7 +242,7 @@ class Scheduler:
 
     def _admit(self) -> list[Chunk]:
         """Chunks of the next pass: those under way first, then those that wait and have room."""
-        budget = self.engine.chunk - len(self.running)
+        budget = self.engine.chunk - (len(self.running) if self.engine.mixes else 0)
         chunks: list[Chunk] = []
         for request in self.reading:
             budget -= self._read(request, budget, chunks)

@@ -1,0 +1,96 @@
+"""What servers differ in, by their versions: limits of a pass, memory, and how they schedule."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from analyzer.errors import InputError
+
+
+class Engine(NamedTuple):
+    """Defaults of a server. Times of a pass's host work are fitted constants: ``benchmarks/calibration/serving.py``.
+
+    - ``name``: attention kernels have it too. ``chunk``: tokens of a pass at most. ``sequences``: at once at most.
+    - ``memory_share``: of the device, or with ``of_free`` of what weights and activations leave, that a server may
+      take; None: by `static_share`. ``activations_within``: whether activations are part of that share.
+    - ``reserves``: whether a sequence begins only where its longest possible cache has room; others take pages as they
+      go and start over where none is left.
+    - ``overlaps``: whether the host prepares the next pass while this one runs. What comes meanwhile is then in the
+      pass after the next at the earliest.
+    - ``mixes``: whether prompts are read in passes that decode too; else in passes of their own, before others.
+    - ``receive_interval``: passes of decoding alone after which the scheduler looks for new requests; it looks after
+      every pass that reads a prompt, and while it has nothing to do.
+    - ``stream_interval``: tokens that a stream sends at once; the first is sent by itself.
+    """
+
+    name: str
+    chunk: int
+    sequences: int
+    memory_share: float | None
+    of_free: bool
+    reserves: bool
+    overlaps: bool
+    activations_within: bool = True
+    mixes: bool = True
+    receive_interval: int = 1
+    stream_interval: int = 1
+
+    def check(self) -> None:
+        """Raises InputError."""
+        if self.memory_share is not None and not 0 < self.memory_share <= 1:
+            raise InputError(f"--memory-share {self.memory_share:g}: a share lies above 0 and is at most 1")
+        for name in ("receive_interval", "stream_interval"):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 1 or more")
+
+
+_PUBLISHED = json.loads((Path(__file__).parents[2] / "zoo" / "published" / "servers" / "servers.json").read_text())
+#: Which operators a server runs as one kernel, and where that is published. Told with every answer.
+RULES = tuple(_PUBLISHED["rules"])
+#: The newest versions known. Where each figure is published is beside it in the data.
+ENGINES = {name: Engine(name, **{field: fields[field] for field in Engine._fields[1:]})
+           for name, fields in _PUBLISHED["engines"].items()}
+
+
+def find_engine(name: str, version: str | None = None) -> Engine:
+    """The defaults of a server, as they were in ``version``. Raises InputError for an unknown name or no version.
+
+    >>> find_engine("vllm", "0.11.2").memory_share, find_engine("vllm").memory_share
+    (0.9, 0.92)
+    """
+    if name not in ENGINES:
+        raise InputError(f"find_engine({name!r}): must be one of {', '.join(ENGINES)}")
+    engine = ENGINES[name]
+    for earlier in _PUBLISHED["engines"][name]["earlier"] if version else ():
+        if _number(version) < _number(earlier["until"]):
+            changed: dict[str, Any] = {field: value for field, value in earlier.items() if field != "until"}
+            return engine._replace(**changed)
+    return engine
+
+
+def _number(version: str | None) -> tuple[int, int]:
+    parts = (version or "").lstrip("v").split(".")
+    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+        raise InputError(f"find_engine(version={version!r}): a version begins with two numbers, e.g. 0.14")
+    return int(parts[0]), int(parts[1])
+
+
+def static_share(memory_bytes: int, chunk: int, ranks: int, copies: int) -> float:
+    """SGLang's ``mem_fraction_static`` where it is not given: the share of weights and cache, what is left being for
+    activations and CUDA graphs (srt/server_args.py, ``_handle_gpu_memory_settings``, of 0.5.6). ``ranks``: of all
+    stages; ``copies``: of attention.
+
+    >>> static_share(80 * 2**30, 8192, 1, 1), static_share(80 * 2**30, 8192, 8, 1)
+    (0.836, 0.819)
+    """
+    memory = memory_bytes / 2**20
+    few = ranks < 4
+    graphs = next(captured[few] for least, captured in (
+        (160, (512, 512)), (60, (512, 256)), (35, (160, 32)), (20, (80, 24)), (0, (8, 8))) if memory >= least * 1024)
+    reserved = 512 + max(chunk, 2048) * 1.5 + graphs * 2 + ranks / 8 * 1024
+    if copies > 1:
+        reserved += graphs * copies * (4.5 if graphs > 300 else 3)
+    if memory > 60 * 1024:
+        reserved = max(reserved, 10 * 1024)
+    return round((memory - reserved) / memory, 3)
