@@ -105,6 +105,21 @@ def find_alike(name: str) -> PublishedShape | None:
     return shape
 
 
+#: What names say of the format of weights, the first that is there, by names of formats of servers.
+_FORMATS = {"nvfp4": "nvfp4", "mxfp4": "mxfp4", "fp8": "fp8", "w8a8": "int8", "int8": "int8", "8bit": "int8",
+            "w4a16": "int4", "int4": "int4", "4bit": "int4", "awq": "int4", "gptq": "int4"}
+
+
+def tell_format(name: str) -> str | None:
+    """The format of weights that a model's name says; None where it says none.
+
+    >>> tell_format("nvidia/DeepSeek-R1-0528-NVFP4-v2"), tell_format("Qwen/Qwen3-32B")
+    ('nvfp4', None)
+    """
+    short = name.rstrip("/").rsplit("/", 1)[-1].lower()
+    return next((form for word, form in _FORMATS.items() if re.search(rf"[-_.]{word}(?![a-z])", short)), None)
+
+
 @cache
 def list_pipelines() -> dict[str, dict[str, Any]]:
     """Configs of the components of well-known pipelines of diffusers, by their names on the hub."""

@@ -15,7 +15,7 @@ from analyzer.errors import TargetError, find_close
 from analyzer.saved_format import load_json
 
 from .input_spec import DEFAULT_BATCH, InputSpec, LabelRule, Target, import_extra
-from .published_shape import find_shape, list_names
+from .published_shape import find_alike, list_names
 from .vision_models import DetectionRule, find_diffusion_model
 
 # The task heads tried for a config that names no architecture, in this order: a model that fills in masked words is
@@ -35,7 +35,7 @@ def find_transformers_model(spec: str, target: str) -> Target:
     in the config's dtype. Raises TargetError for no config and unknown names, MissingExtraError without the library.
     """
     source, _, model_name = (spec, "", "") if _is_path(spec) or ":" not in spec else spec.rpartition(":")
-    shape = None if _is_path(source) else find_shape(source)
+    shape = None if _is_path(source) else find_alike(source)
     if shape is not None and shape.library == "diffusers":
         return find_diffusion_model(shape, target)
     transformers = import_extra("transformers", target)

@@ -17,7 +17,14 @@ from analyzer.api.models_command import list_models
 from analyzer.cli import main
 from analyzer.errors import InputError, MissingExtraError, TargetError
 from analyzer.zoo import input_spec as model_target
-from analyzer.zoo.published_shape import PublishedCount, PublishedShape, find_shape, list_shapes
+from analyzer.zoo.published_shape import (
+    PublishedCount,
+    PublishedShape,
+    find_alike,
+    find_shape,
+    list_shapes,
+    tell_format,
+)
 from analyzer.zoo.target import load_target
 
 # one of each family, and those whose count was published of another class or as a rounded figure
@@ -178,3 +185,16 @@ def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(list_models(fmt="csv").splitlines()) == 1 + len(list_shapes())
     with pytest.raises(InputError, match="models lama-9: no published shape has this in its name"):
         list_models("lama-9")
+
+
+@pytest.mark.parametrize(("name", "shape", "form"), [
+    ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "Qwen/Qwen3-30B-A3B", "fp8"),
+    ("nvidia/DeepSeek-R1-0528-NVFP4", "deepseek-ai/DeepSeek-R1", "nvfp4"),
+    ("RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8-dynamic", "meta-llama/Llama-3.1-70B", "fp8"),
+    ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-ai/DeepSeek-V3.2", None),
+    ("someone/Qwen3-8B-AWQ", "Qwen/Qwen3-8B", "int4"), ("qwen3-8b", "Qwen/Qwen3-8B", None)])
+def test_names_of_other_weights_are_of_the_same_shape(name: str, shape: str, form: str | None) -> None:
+    found = find_alike(name)
+    assert found is not None and found.name == shape
+    assert tell_format(name) == form
+    assert load_target(f"hf:{name}").inputs

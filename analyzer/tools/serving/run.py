@@ -13,7 +13,7 @@ from analyzer.hardware import find_device, split_devices
 from analyzer.report.text_table import FORMATS
 from analyzer.tools.generation.serving import ServingPoint
 from analyzer.zoo.command_option import model_errors, read_recipe
-from analyzer.zoo.published_shape import find_shape
+from analyzer.zoo.published_shape import find_alike, tell_format
 from analyzer.zoo.target import load_target
 
 from .batch import Batch, Chunk
@@ -50,7 +50,7 @@ def read_settings(arguments: argparse.Namespace, layout: Layout | None = None) -
                          "out")
     if arguments.cache not in (None, "paged"):
         raise InputError(f"--cache {arguments.cache}: a server's cache is paged; leave it out, or --engine server")
-    weights = arguments.weights or _WEIGHTS.get(arguments.quantize or "", None) or (
+    weights = arguments.weights or _WEIGHTS.get(arguments.quantize or "", None) or _tell_format(arguments.target) or (
         "fp16" if arguments.dtype in ("fp16", "float16") else "bf16")
     return {"cluster": arguments.cluster, "engine": arguments.server, "version": arguments.server_version,
             "memory_share": arguments.memory_share, "receive_interval": arguments.receive_interval,
@@ -59,15 +59,22 @@ def read_settings(arguments: argparse.Namespace, layout: Layout | None = None) -
             "layout": layout or Layout(*(getattr(arguments, name) for name in _RANKS))}
 
 
+def _tell_format(target: str) -> str | None:
+    """What the name of a published shape says of its weights."""
+    name = target.removeprefix("hf:")
+    return tell_format(name) if name != target and find_alike(name) is not None else None
+
+
 def read_target(arguments: argparse.Namespace) -> ServedModel:
     """The model that TARGET is, in 16 bits: formats of weights are the server's."""
     recipe = read_recipe(argparse.Namespace(**{**vars(arguments), "quantize": None, "attention": None}))
     target, given = load_target(arguments.target), arguments.target.removeprefix("hf:")
     with model_errors(arguments.target):
         found = read_served_model(partial(recipe.build, target.build), arguments.target)
-    shape = find_shape(given) if given != arguments.target else None
+    shape = find_alike(given) if given != arguments.target else None
     if shape is not None:
-        return replace(found, name=shape.name, repository=shape.name)
+        name = given if "/" in given else shape.name  # another's copy, or of other weights, is served as it is named
+        return replace(found, name=name, repository=name)
     return replace(found, repository=given) if Path(given).is_dir() else found
 
 
