@@ -16,7 +16,7 @@ from analyzer.tools.serving import (
     read_served_model,
 )
 from analyzer.tools.serving.deployment import Deployment
-from analyzer.tools.serving.engine import Engine
+from analyzer.tools.serving.engine import Engine, static_share
 from analyzer.tools.serving.simulation import NoRoomError
 from analyzer.zoo.command_option import model_errors
 from analyzer.zoo.target import load_target
@@ -190,22 +190,9 @@ def _at_device(engine: Engine, device: DeviceSpec, plan: ServingPlan) -> Engine:
         return engine._replace(chunk=16384)
     if engine.name == "sglang":
         chunk = 2048 if size < 20 else 4096 if size < 60 else 8192 if size < 160 else 16384
-        return engine._replace(chunk=chunk, memory_share=_share_of_sglang(memory / 2**20, plan.chunk or chunk, plan))
+        return engine._replace(chunk=chunk, memory_share=static_share(
+            memory, plan.chunk or chunk, plan.tp * plan.dp, plan.pp, plan.dp, plan.sequences))
     return engine
-
-
-def _share_of_sglang(memory: float, chunk: int, plan: ServingPlan) -> float:
-    """The share of a device's MiB for weights and cache where no mem_fraction_static is given: what is left beside a
-    pass, other ranks and the graphs of decoding and of prompts (`reserve_for_graph_mb`, of models without MLA).
-    """
-    size, few = memory / 1024, plan.tp < 4
-    decoding = 8 if size < 20 else (48 if few else 160) if size < 35 else (32 if few else 160) if size < 60 else (
-        256 if few and size < 160 else 512)
-    steps = (range(4, 33, 4), range(48, 257, 16), range(288, 513, 32), range(576, 1025, 64), range(1280, 4097, 256),
-             range(4608, chunk + 1, 512))  # cuda_graph_hook.py, `generate_prefill_cuda_graph_batch_sizes`
-    graphs = 2 * min(decoding, plan.sequences or decoding) + 8 * sum(each <= chunk for sizes in steps for each in sizes)
-    reserved = 512 + 1.5 * max(chunk, 2048) + 1024 * plan.tp * plan.pp / 8 + graphs
-    return round((memory - (max(reserved, 10240) if size > 60 else reserved)) / memory, 3)
 
 
 def profile_serving(plan: ServingPlan, device: str | DeviceSpec = "h200", *, files: Files | None = None,

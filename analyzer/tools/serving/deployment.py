@@ -200,7 +200,8 @@ class Deployment:
         """What the server may take of the device's memory; None where that depends on a memory that is unknown."""
         if self.engine.memory_share is not None or self.device.memory_bytes is None:
             return self.engine.memory_share
-        return static_share(self.device.memory_bytes, self.engine.chunk, self.layout.gpus, self.layout.dp)
+        layout = self.layout
+        return static_share(self.device.memory_bytes, self.engine.chunk, layout.tp * layout.dp, layout.pp, layout.dp)
 
     def most_sequences(self, tokens: int) -> int | None:
         """Sequences of ``tokens`` that the cache has room for; None where the device's memory is unknown."""

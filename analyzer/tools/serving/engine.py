@@ -76,21 +76,25 @@ def _number(version: str | None) -> tuple[int, int]:
     return int(parts[0]), int(parts[1])
 
 
-def static_share(memory_bytes: int, chunk: int, ranks: int, copies: int) -> float:
-    """SGLang's ``mem_fraction_static`` where it is not given: the share of weights and cache, what is left being for
-    activations and CUDA graphs (srt/server_args.py, ``_handle_gpu_memory_settings``, of 0.5.6). ``ranks``: of all
-    stages; ``copies``: of attention.
+def static_share(memory_bytes: int, chunk: int, tp: int, pp: int = 1, copies: int = 1,
+                 sequences: int | None = None) -> float:
+    """SGLang's ``mem_fraction_static`` where it is not given: the share of weights and cache, what is left beside a
+    pass, other ranks and the graphs of decoding and of prompts (0.5.23, srt/arg_groups/memory_hook.py,
+    ``handle_gpu_memory_settings`` and ``reserve_for_graph_mb``, of models without MLA; copies of attention as in 0.5.6,
+    srt/server_args.py). ``tp``: ranks of a stage; ``copies``: of attention among them; ``sequences``: at once at most.
 
-    >>> static_share(80 * 2**30, 8192, 1, 1), static_share(80 * 2**30, 8192, 8, 1)
-    (0.836, 0.819)
+    >>> static_share(80 * 2**30, 8192, 1), static_share(80 * 2**30, 8192, 8)
+    (0.83, 0.813)
     """
     memory = memory_bytes / 2**20
-    few = ranks < 4
-    graphs = next(captured[few] for least, captured in (
-        (160, (512, 512)), (60, (512, 256)), (35, (160, 32)), (20, (80, 24)), (0, (8, 8))) if memory >= least * 1024)
-    reserved = 512 + max(chunk, 2048) * 1.5 + graphs * 2 + ranks / 8 * 1024
+    size, few = memory / 1024, tp < 4
+    decoding = 8 if size < 20 else (48 if few else 160) if size < 35 else (32 if few else 160) if size < 60 else (
+        256 if few and size < 160 else 512)
+    steps = (range(4, 33, 4), range(48, 257, 16), range(288, 513, 32), range(576, 1025, 64), range(1280, 4097, 256),
+             range(4608, chunk + 1, 512))  # cuda_graph_hook.py, `generate_prefill_cuda_graph_batch_sizes`
+    captured = min(decoding, sequences or decoding)
+    reserved = 512 + 1.5 * max(chunk, 2048) + 1024 * tp * pp / 8 + 2 * captured + 8 * sum(
+        each <= chunk for sizes in steps for each in sizes)
     if copies > 1:
-        reserved += graphs * copies * (4.5 if graphs > 300 else 3)
-    if memory > 60 * 1024:
-        reserved = max(reserved, 10 * 1024)
-    return round((memory - reserved) / memory, 3)
+        reserved += captured * copies * (4.5 if captured > 300 else 3)
+    return round((memory - (max(reserved, 10240) if size > 60 else reserved)) / memory, 3)
