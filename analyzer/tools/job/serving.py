@@ -8,15 +8,16 @@ from typing import Any
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
 from analyzer.tools.serving import (
+    Deployment,
+    Engine,
     Layout,
     ServedModel,
     ServedProfile,
     make_deployment,
     profile_served,
     read_served_model,
+    static_share,
 )
-from analyzer.tools.serving.deployment import Deployment
-from analyzer.tools.serving.engine import Engine, static_share
 from analyzer.tools.serving.simulation import NoRoomError
 from analyzer.zoo.command_option import model_errors
 from analyzer.zoo.target import load_target

@@ -1,7 +1,7 @@
 """Models behind a server: what requests see, how many are served at once, on how many devices, at what cost."""
 from .batch import Batch, Chunk
 from .deployment import WEIGHT_FORMATS, Deployment, Layout
-from .engine import ENGINES, Engine, find_engine
+from .engine import ENGINES, Engine, find_engine, static_share
 from .fleet import Fleet, FleetSearch, FleetTarget, find_fleets
 from .pass_time import PassTime, PassTimer
 from .read_model import read_served_model
@@ -12,4 +12,5 @@ from .simulation import Traffic, simulate
 
 __all__ = ["ENGINES", "WEIGHT_FORMATS", "Batch", "Chunk", "Deployment", "Engine", "Fleet", "FleetSearch", "Layout",
            "PassTime", "PassTimer", "ServedModel", "ServedProfile", "FleetTarget", "Traffic", "find_engine",
-           "find_fleets", "make_deployment", "profile_served", "read_served_model", "simulate"]
+           "find_fleets", "make_deployment", "profile_served", "read_served_model", "simulate",
+           "static_share"]
