@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice, takewhile
 from typing import NamedTuple
 
 from .call_table import OpCall
@@ -128,21 +128,22 @@ class _Names:
         for rollout in rolled:
             names[rollout.calls.start:rollout.calls.stop] = [ROLLOUT] * len(rollout.calls)
         self._name_updates()
-        for index in evaluation:
-            names[index] = EVALUATION
-        self._name_through_host(rolled, [run for run in runs if run.is_pass], evaluation)
+        self._name_evaluation(rolled, [run for run in runs if run.is_pass], evaluation)
         for block in blocks:
             names[block.start:block.stop] = [block.name] * (block.stop - block.start)
             if 0 < block.start == block.stop and not names[block.start - 1]:  # what prepared it is of it
                 names[block.start - 1] = block.name
         self._fill_gaps()
 
-    def _name_through_host(self, rolled: Sequence[Rollout], passes: Sequence[OuterRun],
-                           evaluation: Collection[int]) -> None:
-        """Where the data of a rollout go through the host, as texts do, nothing reads them: up to the end of the next
-        optimizer's step the length of what passes are given tells whether it is one, or an evaluation.
+    def _name_evaluation(self, rolled: Sequence[Rollout], passes: Sequence[OuterRun],
+                         evaluation: Collection[int]) -> None:
+        """What leads to no update, with a pass in it, is an evaluation. Where the data of a rollout go through the host,
+        as texts do, nothing reads them: up to the end of the next optimizer's step the length of what passes are given
+        tells whether it is one.
         """
         names = self.of_calls
+        for index in evaluation:
+            names[index] = EVALUATION
         starts, stops = {run.calls.start for run in passes}, {run.calls.stop for run in passes}
         for rollout in rolled:
             start, stop = rollout.calls.start, rollout.calls.stop
@@ -155,6 +156,9 @@ class _Names:
             while names[stop:stop + 1] == [EVALUATION] and stop not in starts:
                 stop += 1
             names[start:stop] = [ROLLOUT if is_read else EVALUATION] * (stop - start)
+        for name, calls in _list_stretches(names, ()):
+            if name == EVALUATION and starts.isdisjoint(calls):  # numbers that are printed
+                names[calls.start:calls.stop] = [""] * len(calls)
 
     def _name_updates(self) -> None:
         """Updates of one optimizer and those of another are phases of their own where each has backward passes."""
@@ -186,8 +190,17 @@ class _Names:
         return step.name
 
     def _fill_gaps(self) -> None:
-        """What is outside of passes belongs to what it follows, after a step of an optimizer to what comes next."""
+        """What is outside of passes belongs to what it follows, after a step of an optimizer to what comes next, but
+        before gradients are freed to the step.
+        """
         names = self.of_calls
+        for record in self.log.phases:
+            if record.phase == "zero_grad":
+                start = record.first_call
+                while start and not names[start - 1]:
+                    start -= 1
+                if start and _is_update(names[start - 1]):
+                    names[start:record.first_call] = [names[start - 1]] * (record.first_call - start)
         ends = {step.stop for step in self.steps}
         before = ""
         for index, name in enumerate(names):
@@ -214,8 +227,10 @@ def _copies_weights(call: OpCall, log: Log) -> bool:
 def _choose_blocks(blocks: Sequence[Block], steps: Sequence[OptimizerStep]) -> list[Block]:
     """The outermost blocks, but of one that holds an optimizer's step and further blocks those: it is an iteration."""
     chosen: list[Block] = []
-    for block in sorted(blocks, key=lambda block: block.opened):
-        inner = any(block.opened < other.opened < block.closed and other.name != block.name for other in blocks)
+    in_order = sorted(blocks, key=lambda block: block.opened)
+    for place, block in enumerate(in_order, 1):
+        within = takewhile(lambda other, end=block.closed: other.opened < end, islice(in_order, place, None))
+        inner = any(other.name != block.name for other in within)
         steps_inside = any(block.start <= step.start and step.stop <= block.stop for step in steps)
         if not (inner and steps_inside) and not (chosen and block.closed < chosen[-1].closed):
             chosen.append(block)

@@ -157,16 +157,19 @@ class ScriptRecorder(Recorder):
         self.course.join()
         self.run.step = self.modules.described_step = 0
 
-    def enter_block(self, name: str) -> None:
-        """The script is inside a block that it calls so; what is allocated is told apart from what was before."""
-        if not self.run.stack:
-            self.memory.end()
+    def enter_block(self, name: str) -> bool:
+        """The script is inside a block that it calls so; what is allocated is told apart from what was before. The
+        result is whether `leave_block` is to be called: what a module does is no phase.
+        """
+        if self.run.stack:
+            return False
+        self.memory.end()
         if self.course.enter(name, self.steps_taken):
             self._end_script()
+        return True
 
     def leave_block(self) -> None:
-        if not self.run.stack:
-            self.memory.end()
+        self.memory.end()
         self.course.leave(self.memory.allocator.allocated_bytes, self.log.events)
 
     def _close_blocks(self) -> None:

@@ -201,6 +201,27 @@ def test_a_rollout_through_the_host_is_known_by_its_length(run, length, phases):
     assert sorted(phase.name for phase in found.cycles[1].phases) == sorted(phases)
 
 
+def test_what_is_printed_between_a_step_and_the_freeing_of_gradients_is_of_the_update(run):
+    names = [[phase.name for phase in cycle.phases] for cycle in run("""
+        from torch.profiler import record_function
+        class Named(nn.Linear):
+            def forward(self, x):
+                with record_function("inside of a module"):
+                    return super().forward(x)
+        teacher, model = build(), nn.Sequential(Named(64, 8)).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        for step in range(6):
+            with torch.no_grad():
+                target = teacher(batch())
+            loss = F.mse_loss(model(batch()), target)
+            loss.backward()
+            optimizer.step()
+            print((loss.detach() * 2).mean().item())
+            optimizer.zero_grad()
+        """).profile.cycles]
+    assert names == [["scoring", "update"]] * 2
+
+
 def test_gradients_that_are_freed_are_not_held_by_the_next_phase(run):
     cycles = run("""
         model = nn.Linear(1024, 1024, bias=False).cuda()

@@ -315,8 +315,7 @@ def _enter_block(original: Any, block: Any) -> Any:
     while frame.f_globals.get("__name__", "").partition(".")[0] in ("analyzer", "contextlib"):
         frame = frame.f_back
     if recorder is not None and frame.f_globals.get("__name__", "").partition(".")[0] != "torch":
-        block.__dict__["is_heard"] = True
-        recorder.enter_block(block.name)
+        block.__dict__["is_heard"] = recorder.enter_block(block.name)
     return original(block)
 
 
