@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice, takewhile
+from itertools import groupby, islice
 from typing import NamedTuple
 
 from .call_table import OpCall
@@ -137,9 +137,9 @@ class _Names:
 
     def _name_evaluation(self, rolled: Sequence[Rollout], passes: Sequence[OuterRun],
                          evaluation: Collection[int]) -> None:
-        """What leads to no update, with a pass in it, is an evaluation. Where the data of a rollout go through the host,
-        as texts do, nothing reads them: up to the end of the next optimizer's step the length of what passes are given
-        tells whether it is one.
+        """What leads to no update, with a pass in it, is an evaluation. Where the data of a rollout go through the
+        host, as texts do, nothing reads them: up to the end of the next optimizer's step the length of what passes are
+        given tells whether it is one.
         """
         names = self.of_calls
         for index in evaluation:
@@ -229,8 +229,11 @@ def _choose_blocks(blocks: Sequence[Block], steps: Sequence[OptimizerStep]) -> l
     chosen: list[Block] = []
     in_order = sorted(blocks, key=lambda block: block.opened)
     for place, block in enumerate(in_order, 1):
-        within = takewhile(lambda other, end=block.closed: other.opened < end, islice(in_order, place, None))
-        inner = any(other.name != block.name for other in within)
+        inner = False
+        for other in islice(in_order, place, None):
+            if other.opened > block.closed or inner:
+                break
+            inner = other.name != block.name
         steps_inside = any(block.start <= step.start and step.stop <= block.stop for step in steps)
         if not (inner and steps_inside) and not (chosen and block.closed < chosen[-1].closed):
             chosen.append(block)
