@@ -232,7 +232,7 @@ def _read_picture(options: Options, script: _Script, frozen: str, size: tuple[in
     keeps_texts = script.caches_texts and _caches(options, "text_encoder_outputs")
     trained = 0 if options.flag("network_train_unet_only") else script.texts
     if trained:
-        options.assume("network_train_unet_only", f"not given: text encoders train too, {trained} of them")
+        options.assume("network_train_unet_only", f"text encoders train too, {trained} of them")
     before = [Preparation(images=options.count("vae_batch_size", 1))] if keeps_latents else []
     many = options.number("text_encoder_batch_size", batch, least=1) or batch
     before += [Preparation(texts=many)] if keeps_texts else []
