@@ -17,13 +17,14 @@ profile: $(VENV)/installed
 	$(BIN)/analyzer profile vit_b_16 --input 8x3x224x224 --show table,screen
 
 # Types are checked beside the tests: the first time that takes minutes of one core, with no other to do.
+# `make test CASES=--all-cases`: with every case of the sweeps of which a sample runs (tests/conftest.py).
 # `make test TORCH=2.10.0`: the core tests with that torch, in an environment of its own.
 ifeq ($(TORCH),$(PINNED))
 test: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(COMPILE)
 	@mkdir -p build
-	$(BIN)/mypy --strict > build/types.txt & types=$$!; $(PYTEST) -n 2; failed=$$?; \
+	$(BIN)/mypy --strict > build/types.txt & types=$$!; $(PYTEST) -n 2 $(CASES); failed=$$?; \
 	wait $$types || failed=$$?; cat build/types.txt; exit $$failed
 else
 test:

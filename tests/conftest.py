@@ -51,6 +51,27 @@ def replaying_torch():
         pytest.skip(reason)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all-cases", action="store_true", help="run every case of each sweep, not a sample of them")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of the cases of a test that is marked ``sweep(count)``, leaves ``count``, spread evenly over their order."""
+    if config.getoption("--all-cases"):
+        return
+    cases = {}
+    for item in items:
+        if (sweep := item.get_closest_marker("sweep")) is not None:
+            cases.setdefault((item.path, item.cls, item.originalname, *sweep.args), []).append(item)
+    left_out = set()
+    for (*_, count), found in cases.items():
+        kept = {place * len(found) // count for place in range(count)}
+        left_out.update(item for place, item in enumerate(found) if place not in kept)
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
+
+
 def pytest_collection_finish():
     """No collection of garbage needs to look at what was imported for the tests."""
     _set_aside()

@@ -74,6 +74,7 @@ def read(profile):
     return json.loads(profile.to_json())
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", STEPS)
 def test_each_device_has_the_figures_that_it_has_alone(name, monkeypatch):
     build, inputs, settings = STEPS[name]
@@ -85,6 +86,7 @@ def test_each_device_has_the_figures_that_it_has_alone(name, monkeypatch):
         assert read(found[i].profile) == read(analyzer.profile(model, inputs, device=spec, **settings)), spec.name
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name, settings, runs", [
     ("images", {}, ["h100_sxm", "mi300x", "m2_max", "cpu"]),  # with other products, and other devices
     ("inference", {}, ["h100_sxm", "mi300x", "m2_max", "cpu"]),

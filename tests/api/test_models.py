@@ -38,6 +38,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("mode", ["train", "infer"])
 @pytest.mark.parametrize("name", NAMES)
 def test_profiles_in_both_modes(name, mode):

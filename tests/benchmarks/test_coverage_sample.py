@@ -23,6 +23,7 @@ def cases() -> dict[str, Case]:
     return {case.name: case for case in list_cases(["torchvision", "timm", "transformers", "torch.nn"])}
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_profiles_and_traces(name):
     row = check_case(cases()[name])

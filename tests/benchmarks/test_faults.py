@@ -28,6 +28,7 @@ def list_lost(watched, trials):
     return [f"{trial.where}: {line}" for trial, _, lost in try_faults(watched, trials) for line in lost]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("stage", "counts"), [
     ("profile, inference", {"memory": 2}), ("symbolic_trace", {"interrupt": 4}), ("export", {"disk": 2})])
 def test_faults_at_places_of_each_kind(stage, counts):
@@ -62,6 +63,7 @@ FOUND = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("kind", "stage", "times", "is_meant"), FOUND.values(), ids=FOUND)
 def test_what_was_left_behind(kind, stage, times, is_meant):
     watched, trials = at_lines(kind, stage, is_meant, times)

@@ -25,6 +25,7 @@ def cases() -> dict[str, Case]:
     return {case.name.removeprefix("torch.nn:"): case for case in layer_cases()}
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES.strip().replace("\n", "|").split("|"))
 def test_profiles_and_traces(name):

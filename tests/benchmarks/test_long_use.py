@@ -8,6 +8,7 @@ def test_traced_models_are_freed_with_their_last_name():
     assert count_waiting(5) == 0  # torch's graphs hold their modules, and the tracer held the model
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("course", list(list_courses()), ids=lambda course: course[0])
 def test_objects_files_and_threads_stay_level(course):
     name, one, _ = course

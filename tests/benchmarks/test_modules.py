@@ -8,6 +8,7 @@ from analyzer import MetaTensorMode
 from benchmarks.fuzz.module_samples import BOTH_REFUSE, EQUAL, compare_all
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["Lazy", "MultiLabelMarginLoss", "FractionalMaxPool3d", "GRU", "BatchNorm1d"])
 def test_modules_give_what_they_give_with_data(name):
     with warnings.catch_warnings():

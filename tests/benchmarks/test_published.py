@@ -8,6 +8,7 @@ from benchmarks.truth.table import read_truth
 ROWS = {row.id: row for row in read_rows()}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("row_id", [
     "litgpt-2023-phi-1.5-nf4-dq-mb1",         # LayerNorm, parallel blocks, 4-bit weights quantized twice
     "litgpt-2024-llama3.2-1b-lora-mb1",       # RMSNorm, groups of queries, a vocabulary of 128,256

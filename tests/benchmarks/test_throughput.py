@@ -8,6 +8,7 @@ from benchmarks.truth.table import read_runs, read_truth
 RUNS = {run.id: run for run in read_runs(TABLE, Run)}
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("run_id", [
     "vtrain-single-0818",  # a pipeline of two
     "vtrain-single-0046",  # two tensor-parallel ranks, a pipeline of four

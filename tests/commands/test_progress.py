@@ -78,6 +78,7 @@ def run(words: list[str], monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO) 
     return stdout.getvalue(), stderr.getvalue()
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_shows_how_far_it_is(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (net := tmp_path / "net.py").write_text(NET)
@@ -94,6 +95,7 @@ def test_every_command_shows_how_far_it_is(command: str, tmp_path: Path, monkeyp
     assert drawn.endswith("\r\x1b[K"), "and nothing is left of it"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("command", ["profile", "devices of fit", "sweep", "dryrun"])
 def test_a_log_has_a_line_now_and_then(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_bar, "_LINE_SECONDS", 0.0)

@@ -158,6 +158,7 @@ def count_by_dynamo(model: nn.Module, wrap: Callable[..., Any] = torch.compile) 
     return len(ran)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="try blocks are not told before Python 3.11")
 def test_as_many_graphs_run_as_dynamo_makes(name: str) -> None:

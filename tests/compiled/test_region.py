@@ -196,6 +196,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", RESULTS)
 def test_results_look_as_eager_ones(name):
     function = RESULTS[name]

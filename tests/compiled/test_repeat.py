@@ -106,6 +106,7 @@ class Masked(nn.Module):
         return logits
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_inference_repeats_every_two_layers_and_with_a_mask_every_four(is_masked, monkeypatch):
     """A residual is written when four were added to it, two of each layer. One kernel makes the masks of four layers,

@@ -88,6 +88,7 @@ def ids():
     return (torch.zeros(2, 64, dtype=torch.int64),)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("options", [
     {}, {"dropout": 0.1, "checkpoint": {"use_reentrant": False}}, {"checkpoint": {"use_reentrant": True}},
     {"checkpoint": {"use_reentrant": False, "context_fn": partial(
@@ -158,6 +159,7 @@ def test_writes_are_behind_the_backward_pass(monkeypatch):
     assert targets[-3:] == [write] * 3 and targets.count(write) == 3
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_function(name):
     if name == "custom" and torch.__version__ < (2, 12):
@@ -165,6 +167,7 @@ def test_function(name):
     check(lambda: Lambda(FUNCTIONS[name]), lambda: (torch.rand(4, 8),))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("budget", [0.0, 0.5])
 def test_memory_budget(budget):
     with torch._functorch.config.patch(activation_memory_budget=budget):

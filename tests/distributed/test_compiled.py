@@ -133,6 +133,7 @@ def test_all_gathers_run_beside_compiled_blocks():
     assert exposed < 6 * alone
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("sequence", "shards"), [(False, False), (True, False), (False, True), (True, True)])
 def test_tensor_parallel_blocks(sequence, shards):
     p, eager = (run(tensor_parallel, how, sequence, shards) for how in ("block.compile()", "eager"))
@@ -176,6 +177,7 @@ def test_what_is_held_by_an_error_that_torch_caught_is_no_result():
     assert collectives(p) == collectives(eager) and any("fused" in row.operator for row in p.operators)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("build", [data_parallel, fsdp1])
 @pytest.mark.parametrize("how", ["block.compile()", "whole"])
 def test_other_wrappers(build, how):

@@ -94,6 +94,7 @@ DDP = {
     "checkpointing": (reentrant, {}, 4 * P, 2)}
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("case", DDP)
 def test_ddp_reduces_each_gradient_once(case):
     build, settings, reduced, calls = DDP[case]

@@ -134,6 +134,7 @@ FSDP = {
     "fsdp2 frozen": (fsdp2(prepare=freezing), {}, S, P, GATHERED_AGAIN, P - 2 * BLOCK, 0, None)}
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("case", FSDP)
 def test_fsdp_gathers_and_scatters(case):
     build, settings, shares, forward, backward, scattered, reduced, held = FSDP[case]

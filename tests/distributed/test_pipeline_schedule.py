@@ -81,6 +81,7 @@ def exchanges_with_itself(name):
     return torch.__version__ < (2, 10) and not issubclass(getattr(schedules, name), schedules._PipelineScheduleRuntime)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_each_rank_sends_what_leaves_its_stages(name):

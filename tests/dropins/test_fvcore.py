@@ -24,6 +24,7 @@ def theirs():
     return pytest.importorskip("fvcore.nn", exc_type=ImportError)
 
 
+@pytest.mark.sweep(3)
 def test_figures_are_those_of_fvcore(theirs, evaluated):
     mine, other = ours.FlopCountAnalysis(*evaluated), theirs.FlopCountAnalysis(*evaluated)
     assert mine.by_module_and_operator() == other.by_module_and_operator()
@@ -38,6 +39,7 @@ def test_figures_are_those_of_fvcore(theirs, evaluated):
     assert mine.by_module_and_operator() == other.by_module_and_operator() and mine.total() > 0
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["mixed", "resnet18", "bert"])
 def test_tables_are_those_of_fvcore(theirs, name):
     model, inputs = make_model(name)
@@ -53,6 +55,7 @@ def test_tables_are_those_of_fvcore(theirs, name):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("training", [True, False])
 def test_training_flags_count_as_they_are(theirs, training):
     model, inputs = make_model("resnet18")
@@ -114,6 +117,7 @@ def test_modules_that_do_not_run_are_named(caplog):
         found.total("nowhere")
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["mixed", "resnet18"])
 def test_models_without_data(name):
     model, inputs = make_model(name)

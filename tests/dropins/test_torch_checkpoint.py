@@ -91,6 +91,7 @@ def saved_bytes(model, x):
     return sum(found.values())
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_within_the_budget_is_the_same_step(name):
     make, make_inputs, size, budget = MODELS[name]

@@ -128,6 +128,7 @@ ROUND_TRIPS = {
 }
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("way", ROUND_TRIPS)
 def test_a_script_reads_what_it_saved(run, tmp_path, way):
     """What is read is on the device as long as its name lives: one matrix of 1024 x 1024 more."""

@@ -62,6 +62,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("call", ["dcp.save({}, {})", "dcp.async_save({}, {}).result()"])
 def test_a_checkpoint_of_another_layout_is_loaded_again(run, tmp_path, capsys, name, call):

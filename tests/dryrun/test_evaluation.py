@@ -55,6 +55,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("grad", "before", "every", "evaluations"), [
     (NO_GRAD, "", 2, 1), (NO_GRAD, "", 1, 2), (INFERENCE, "", 2, 1), (WITH_GRAD, "", 2, 1),
     (NO_GRAD, "evaluate()", 100, 1)], ids=["no_grad", "each step", "inference_mode", "with gradients", "before"])
@@ -142,6 +143,7 @@ TEACHES = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", TEACHES)
 def test_what_an_update_uses_is_of_the_step(run, name):
     text, passes = TEACHES[name]

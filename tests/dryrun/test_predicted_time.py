@@ -131,6 +131,7 @@ print(measure(model, (x,), mode="infer").report("torchinfo", col_names=("output_
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", DROP_INS)
 def test_what_the_drop_ins_print_is_called_predicted_or_names_no_time(script, name):
     out, _ = script(DROP_INS[name])

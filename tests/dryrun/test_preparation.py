@@ -73,6 +73,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("text", "steps", "rollout", "forward"), [
     (PPO, (3, 12, 13, 15), 6 * (PASS + VALUE + PASS), 2 * (PASS + VALUE)),  # 192 states, 64 a step: 6 steps an update
     (GRPO.format(times=3), (2, 3, 4, 8), 5 * PASS, 2 * PASS)], ids=["ppo", "grpo"])
@@ -130,6 +131,7 @@ OF_EACH_STEP = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", OF_EACH_STEP)
 def test_passes_without_gradients_that_serve_their_own_step_are_of_it(run, name):
     text, forward = OF_EACH_STEP[name]

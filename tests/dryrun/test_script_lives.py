@@ -104,7 +104,7 @@ class LiveStorages(TorchDispatchMode):
 
 
 @given(programs())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_alive_is_what_is_alive_in_pytorch(tmp_path, lines):
     text = HEAD + "".join(f"{line}\nmark()\n" for line in lines)
     with LiveStorages() as live:
@@ -144,6 +144,7 @@ BODY, TOP = 2 * 32 * 64 * 64, 32 * 64  # multiply-adds of a forward pass
 ONE_NET = {"Net": (BODY + TOP, 2 * (BODY + TOP))}
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("lines", "right"), [
     pytest.param("body = build(); net = Net(body).cuda(); o = sgd(net); body(x)\nfor _ in range(3): update(net, o)",
                  ONE_NET, id="by itself before the steps"),

@@ -60,6 +60,7 @@ for name in {order!r} * 20:
 BOTH = 16 * 64 * 32 * 2 + 16 * 32 * (64 + 1)  # multiply-adds of a pass of generator and critic
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("order", ["cg", "gc", "ccg", "cccccg"])
 def test_a_step_is_whole_once_each_optimizer_that_is_there_has_stepped(run, order, steps):

@@ -136,6 +136,7 @@ class Writes(nn.Module):
 MODELS: list[Callable[[], nn.Module]] = [Dropouts, InPlace, Casts, Writes]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("make", MODELS)
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
@@ -286,6 +287,7 @@ def fan(x: Tensor) -> Tensor:
     return (z.cos() * z).sum()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", PLANS)
 def test_a_profile_sees_the_choice(name: str) -> None:
     region, choices, saved, again = PLANS[name]

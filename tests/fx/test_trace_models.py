@@ -28,6 +28,7 @@ VISION: dict[str, tuple[Callable[[], nn.Module], int]] = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", VISION)
 @pytest.mark.parametrize("train", [True, False])
 def test_vision(traced_like: Any, name: str, train: bool) -> None:
@@ -60,6 +61,7 @@ TEXT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", TEXT)
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.filterwarnings("ignore")

@@ -60,6 +60,7 @@ def _plan(folder: Path, **fields: Any) -> TrainingPlan:
     return TrainingPlan(**{**usual, **fields})
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("fields", "words"), [
     ({}, "2 0 0 1"), ({"dtype": "fp32", "autocast": None}, "2 0 0 0"),
     ({"adapter": Adapter(r=8), "checkpoints": "blocks", "micro_batch": 4}, "4 1 1 1")])
@@ -107,6 +108,7 @@ def test_checkpoints_whose_inputs_lie_on_the_host(folder: Path) -> None:
     assert inputs <= saved <= inputs + 2 * 512 * 256 * 2
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_ranks(folder: Path, kind: str) -> None:
     alone = profile_training(_plan(folder), "h100").profile

@@ -25,6 +25,7 @@ SAMPLE = ["resnet18", "mobilenet_v3_small", "gpt2", "mamba", "t5"]
 GROUPED = {"mobilenet_v3_small", "mamba"}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_models(name):
     pytest.importorskip("torchvision")

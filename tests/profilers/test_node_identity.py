@@ -73,6 +73,7 @@ REAL = {"resnet18": (torchvision_model("resnet18"), image(32)), "mixtral": MODEL
 REAL["t5"] = MODELS["t5, with tied embeddings"][0], ((), {"input_ids": IDS, "labels": IDS.clone()})
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(("mode", "is_traced"), [("train", False), ("train", True), ("infer", True)])
 @pytest.mark.parametrize("name", REAL)
 def test_real_models(name: str, mode: str, is_traced: bool) -> None:

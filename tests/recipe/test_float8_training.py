@@ -91,6 +91,7 @@ def save_products(ctx, op, *args, **kwargs):
     return CheckpointPolicy.MUST_SAVE if op == torch.ops.aten.mm.default else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("saves", "again"), [(True, 0), (False, 1)])
 def test_a_policy_of_a_compiled_checkpoint_is_asked_of_products_of_float8(saves, again):
     def build():

@@ -38,6 +38,7 @@ def make_by_libraries(quantization: str | None):
 
 
 # How much of the peak may differ: which kernel bitsandbytes takes depends on the device and the shape.
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("quantization", "tolerance"), [(None, 0), ("nf4", 1e-3), ("int8", 2e-3)])
 def test_adapters_and_quantized_weights(quantization, tolerance):
     recipe = Recipe(dtype=BF16, quantize=quantization, lora=LoraSpec(16), optimizer="adamw")

@@ -38,6 +38,7 @@ def test_a_compiled_model_is_told(tmp_path, capsys, small):
     assert "transformer.h.{0-1} (2) GPT2Block  " in capsys.readouterr().out
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("words", [
     "fit {} --device t4 --at-most 4 --dtype bf16 --lora r=4 --quantize int8 --optimizer adamw8bit",
     "fit {} --input input_ids=int64:1x32 --device t4 --device l4 --dtype bf16 --lora r=4 --optimizer adamw8bit",

@@ -149,6 +149,7 @@ def test_temporaries_of_kernels_are_told_apart():
     assert_same(model, blocks=4, args=(torch.empty(8, 3, 32, 32, device="meta"),), optimizer="adamw")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("recipe", [
     Recipe(lora=LoraSpec(2)), Recipe(lora=LoraSpec(2, dropout=0.1)), Recipe(quantize="nf4", lora=LoraSpec(2)),
     Recipe(quantize="int8", lora=LoraSpec(2)), Recipe(quantize="fp8", lora=LoraSpec(2)),

@@ -39,6 +39,7 @@ def gpt2(**settings):
     return build("GPT2LMHeadModel", transformers.GPT2Config(**GPT2, **settings))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("make", "blocks", "mode"), [
     (llama, 6, "train"), (gpt2, 6, "infer"),
     # nine groups of two layers; more tokens than a window, of which the slot has a part, and fewer

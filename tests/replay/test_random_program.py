@@ -11,6 +11,7 @@ from benchmarks.fuzz.replay_equality import ALIKE, EQUAL, PER_SEED, compare, com
 KNOWN: frozenset[int] = frozenset()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("first", range(PER_SEED, PER_SEED + 40, 10))
 def test_replayed_equals_run(first):
     with warnings.catch_warnings():
@@ -52,6 +53,7 @@ FOUND = {
 MORE = 5  # blocks with which a program has a chain, of which some need not run
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("program", FOUND.values(), ids=FOUND)
 def test_programs_that_were_replayed_wrongly(program):
     with warnings.catch_warnings():
@@ -60,6 +62,7 @@ def test_programs_that_were_replayed_wrongly(program):
         assert compare(replace(program, blocks=program.blocks + MORE)) == (EQUAL, ())
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("program", [
     *map(Program, [(f"hidden_state.{name}",) for name in ("GlobalInteger", "ClassCounter")]),
     *map(Program, [(f"state.{name}",) for name in ("BufferValue", "InitializedByData", "KeepsOutput")]),

@@ -170,6 +170,7 @@ def run(build, reuse, **settings):
                        **{"optimizer": "adamw", "device": "h200", **settings})
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("build", "settings"), [
     (lambda: reduced(last=False), {}), (lambda: reduced(mesh=(2, 4)), {}), (lambda: fsdp2(checkpoint=True), {}),
     (fsdp2, {"step": accumulate}), (tensor_parallel, {}), (sharded_tensor_parallel, {}),

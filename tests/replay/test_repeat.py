@@ -76,6 +76,7 @@ class Two(nn.Module):
         return self.second(x) * self.gate(x)
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize(("build", "skipped", "settings"), [
     (lambda: Stack(Block() for _ in range(COUNT)), 5, {}),
     (lambda: Stack(Block() for _ in range(COUNT)), 5, {"step": clip, "autocast": torch.bfloat16}),

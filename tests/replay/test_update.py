@@ -65,6 +65,7 @@ def profile_both(make, **settings):
                     optimizer=lambda parameters: make(list(parameters)), **settings) for reuse in (True, False)]
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("make", [
     lambda p: torch.optim.AdamW(p), lambda p: torch.optim.AdamW(p, foreach=False, amsgrad=True),
     lambda p: torch.optim.AdamW(p, fused=True), lambda p: torch.optim.Adam(p, capturable=True, maximize=True),
@@ -81,6 +82,7 @@ def test_an_optimizer_steps_for_the_blocks_that_run(make, steps, states):
     assert states == [whole - skipped, whole]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("make", [
     lambda p: torch.optim.AdamW(p[::-1]), lambda p: torch.optim.AdamW([*p[1::2], *p[::2]]),
     lambda p: torch.optim.AdamW([{"params": [each], "lr": 1e-3 * i} for i, each in enumerate(p)]),

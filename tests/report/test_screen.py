@@ -47,6 +47,7 @@ def plain_environment(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", MODELS)
 def test_screens_of_models(case, tmp_path, capsys, check_golden):
     (tmp_path / "rank.py").write_text(RANK)

@@ -84,6 +84,7 @@ OTHER_KERNELS = {"attention", "llama", "mixtral", "lstm"}
 IN_PLACE = {"gpt2", "t5"}
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_columns_add_up_and_counts_are_those_predicted(name):
     factory, inputs = MODELS[name]

@@ -121,6 +121,7 @@ def name_case(value: Layout | Subject) -> str:
     return str(value) if isinstance(value, Layout) else str(value.target.name)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("layout", "subject"), [
     (PIPELINE, SUBJECT),
     (replace(PIPELINE, tensor=2, micro_batches=4), SUBJECT),
@@ -158,6 +159,7 @@ def test_figures_are_what_rows_of_a_profile_add_up_to() -> None:
     assert sum("above" in figures(probe) for probe in probes.values()) == 3
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("layout", [
     Layout(shard=4, micro_batches=3), Layout(shard=2, tensor=2, micro_batches=2, sharding="fsdp_kept"),
     Layout(shard=2, micro_batches=2, checkpointing="blocks"), Layout(replicate=2, sharding="ddp")], ids=str)
@@ -177,6 +179,7 @@ def test_a_model_of_many_blocks_is_composed_of_few(layout: Layout) -> None:
     assert step.step_seconds_range == pytest.approx(table.profiles[0].step_seconds_range, rel=2e-2)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("layout", "subject"), [
     (PIPELINE, SUBJECT), (Layout(shard=4, micro_batches=3), SUBJECT),
     (replace(PIPELINE, tensor=2, micro_batches=4), SUBJECT),
