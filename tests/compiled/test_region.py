@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from analyzer import MetaTensorMode, ProfileOptions, profile
@@ -545,6 +546,21 @@ def test_a_function_that_was_compiled_before_the_garbage_collector_froze_all_obj
     gc.freeze()
     p = profile(Around(apply), torch.rand(ROWS, WIDTH), device="h100")
     assert [row.graphs for row in p.compiled] == [1] and gc.get_freeze_count()
+
+
+def test_nothing_is_searched_for_a_function_without_the_compiler_that_no_compiled_one_calls(monkeypatch):
+    class Noting(TorchDispatchMode):  # PyTorch keeps the compiler out of its method
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    def forward(x, weight):
+        with Noting():
+            return F.gelu(x @ weight)
+
+    torch.compile(forward)  # imports Dynamo
+    monkeypatch.setattr(gc, "get_referrers", lambda *objects: 1 / 0)
+    p = profile(Around(forward), torch.rand(ROWS, WIDTH), device="h100")
+    assert p.fwd_macs > 0 and not p.compiled
 
 
 def test_a_function_that_is_compiled_twice_keeps_the_settings_of_each():

@@ -98,11 +98,10 @@ def _redirect(frame: Any) -> None:
         return
     is_disabled = frame.f_code.co_name == "_fn"
     module = f"{getattr(function, '__module__', None)}."
-    # torch's own, and DeepSpeed's hooks, of which there is one for each module; of optimizers what Dynamo knows, and
-    # outside of a compiled function all: to find what was made of one takes tenths of a second
-    if is_disabled and module.startswith(("torch.", "deepspeed.")) and (
-            not module.startswith("torch.optim.") or getattr(function, "__name__", "") == "_init_group"
-            or active_state().tracing is None):
+    # Keeping the compiler out matters within a compiled function alone, and to find what was made of a function takes
+    # tenths of a second. Left out there: torch's own but for optimizers, and DeepSpeed's hooks, one for each module.
+    if is_disabled and (active_state().tracing is None or module.startswith(("torch.", "deepspeed.")) and (
+            not module.startswith("torch.optim.") or getattr(function, "__name__", "") == "_init_group")):
         return
     context = frame.f_locals["self"]
     settings = compiler_settings(context)
