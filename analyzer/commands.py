@@ -270,11 +270,11 @@ analyzer job -- accelerate launch --config_file fsdp.yaml train.py --per_device_
 analyzer job --device l40s -- vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2 --max-model-len 32768
 """, {0: "it fits", 1: _MODEL, 2: _INPUT, 3: "it does not fit as it is"}),
 
-    Command("explain", "what took the memory of a real run: a memory snapshot, an out-of-memory error",
+    Command("explain", "what a real run left behind: a memory snapshot, an out-of-memory error, a log of its steps",
             "analyzer.tools.explain.command:run_explain",
             "explained file, against of a run, parts of a snapshot, device of a snapshot, html, "
             "json of an explanation", """\
-Reads what a real run left behind and tells what took its memory. FILE is known by its content.
+Reads what a real run left behind and tells what took its memory and its time. FILE is known by its content.
 
 A memory snapshot (torch.cuda.memory._dump_snapshot): the peak and what was held then, by what it is for and by line of
 code, the largest blocks, and what was there before recording began. It is read without executing anything of it, in a
@@ -285,9 +285,13 @@ allocator; growth tells what each step holds more than the one before.
 A log with out-of-memory errors of PyTorch, of any program and of many ranks: who has the memory, this process, another
 one or the cache, and whether it is in pieces, another's or simply too little.
 
+A log of a run's steps (trainer_state.json, train_results.json and printed dictionaries of transformers' Trainer, lines
+of torchtitan, metrics.csv of Lightning, nvidia-smi --format=csv): times, speeds and memory, with warm-up, outliers and
+drift told apart, and what the file does not tell.
+
 --against: of a snapshot, which blocks the run and the prediction both hold at their peaks, and which one of them alone;
 of an error, at which module the predicted step fails with as much memory, by how much, and the least change that would
-do.
+do; of a log of steps, each figure beside the predicted one.
 """, {"the step of --against": "input, mode of profile, autocast", **_RECIPE}, """\
 analyzer explain snapshot.pickle
 analyzer explain snapshot.pickle --show reserved,settings,growth

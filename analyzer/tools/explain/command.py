@@ -4,8 +4,9 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,19 +19,26 @@ from analyzer.report.page.document import check_page
 
 from .against_screen import describe_comparison, describe_failure, describe_variants, find_limit
 from .comparison import compare_peaks
+from .device_csv import read_device_csv
 from .growth import find_growth
 from .history import read_history
+from .lightning_csv import read_lightning
 from .line import Lines
 from .oom_screen import describe_errors, find_owners, to_dict
 from .oom_text import find_errors
 from .prediction import advise, find_failure, list_at_peak, list_variants, read_prediction
 from .reserve import list_keepers, split_reserved
 from .reserve_screen import describe_growth, describe_reserved, describe_settings
+from .run_log import RunLog
+from .run_screen import describe_run, list_quantities
+from .run_screen import to_dict as describe_log
 from .settings import try_settings
 from .snapshot import read_snapshot
 from .snapshot_page import write_snapshot_page
 from .snapshot_report import describe_device, name_categories
 from .snapshot_screen import describe_snapshot
+from .step_lines import read_torchtitan
+from .trainer_log import read_json_log, read_printed
 
 #: What can be shown of a snapshot.
 SHOWN = ("peak", "reserved", "settings", "growth")
@@ -46,10 +54,14 @@ def run_explain(arguments: argparse.Namespace) -> int:
     check_page(arguments.html)
     shown = ["peak"] if arguments.show is None else _read_shown(arguments.show)
     capacity = None if arguments.device is None else find_device(arguments.device).memory_bytes
-    if find_kind(path) == "snapshot":
+    kind = find_kind(path)
+    if kind == "snapshot":
         text, found = _explain_snapshot(path, shown, capacity, arguments)
     else:
-        text, found = _explain_text(path, arguments)
+        try:
+            text, found = _explain_text(path, kind, arguments)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise InputError(f"{path}: packed by gzip, and damaged or cut off: {error}") from None
     if arguments.json is not None:
         write_output(arguments.json, json.dumps(found, indent=1) + "\n")
     print(text)
@@ -106,16 +118,20 @@ def _read_shown(names: Sequence[str]) -> Sequence[str]:
     return names
 
 
-def _explain_text(path: Path, arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    with open(path, "rb") as file:
-        is_packed = file.read(2) == b"\x1f\x8b"
-    with open(path, "rb") as file:
-        errors = find_errors(_read_lines(gzip.GzipFile(fileobj=file) if is_packed else file))
-    if not errors:
-        raise InputError(f"{path}: a text without an out-of-memory error of PyTorch; what is read are memory snapshots "
-                         "(torch.cuda.memory._dump_snapshot) and logs that have such an error")
+def _explain_text(path: Path, kind: str, arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     if arguments.html is not None:
         raise InputError(f"{path}: --html {arguments.html}: a page is made of a memory snapshot, and this is a log")
+    log = _find_json(path) if kind == "json" else _find_log(path, read_device_csv, read_lightning)
+    with _open(path) as file:
+        errors = [] if log is not None else find_errors(_read_lines(file))
+    log = log if log is not None or errors else _find_log(path, read_torchtitan, read_printed)
+    if log is not None:
+        return _explain_run(path, log, arguments)
+    if not errors:
+        raise InputError(f"{path}: a text without an out-of-memory error of PyTorch and without lines of a run; what "
+                         "is read are memory snapshots (torch.cuda.memory._dump_snapshot), logs that have such an "
+                         "error, and logs of transformers' Trainer, Lightning's CSVLogger, torchtitan and nvidia-smi "
+                         "--format=csv")
     text = describe_errors(path.name, errors)
     found: dict[str, Any] = {"kind": "out-of-memory errors", "file": path.name,
                              "errors": [to_dict(error) for error in errors]}
@@ -133,6 +149,35 @@ def _explain_text(path: Path, arguments: argparse.Namespace) -> tuple[str, dict[
     return text, found
 
 
+def _explain_run(path: Path, log: RunLog, arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    prediction = None if arguments.against is None else read_prediction(arguments)
+    rows = list_quantities(log, None if prediction is None else prediction.profile)
+    found = {"kind": "log of a run", "file": path.name, **describe_log(log, rows)}
+    return describe_run(path.name, log, rows, prediction), found
+
+
+def _find_json(path: Path) -> RunLog:
+    with _open(path) as file:
+        return read_json_log(path, file)
+
+
+def _find_log(path: Path, *readers: Callable[[Iterable[str]], RunLog | None]) -> RunLog | None:
+    """The log that the first of the readers finds."""
+    for read in readers:
+        with _open(path) as file:
+            log = read(_read_lines(file))
+        if log is not None:
+            return log
+    return None
+
+
+def _open(path: Path) -> BinaryIO | gzip.GzipFile:
+    """A file, unpacked where it is packed by gzip."""
+    with open(path, "rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    return gzip.open(path) if is_packed else open(path, "rb")
+
+
 def _read_lines(file: BinaryIO | gzip.GzipFile) -> Iterator[str]:
     """Lines of a text, of a very long one its parts; of progress bars, which write over a line, what stays of it."""
     while line := file.readline(_LONGEST_LINE):
@@ -140,7 +185,7 @@ def _read_lines(file: BinaryIO | gzip.GzipFile) -> Iterator[str]:
 
 
 def find_kind(path: Path) -> str:
-    """What a file holds, by its first bytes: "snapshot" or "text". Raises InputError for what is neither."""
+    """What a file holds, by its first bytes: "snapshot", "json" or "text". Raises InputError for what is neither."""
     try:
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -158,4 +203,4 @@ def find_kind(path: Path) -> str:
                          "torch.cuda.memory._dump_snapshot(FILE) wrote")
     if b"\0" in head:
         raise InputError(f"{path}: neither a memory snapshot (torch.cuda.memory._dump_snapshot) nor a text")
-    return "text"
+    return "json" if re.match(rb'\s*\{\s*["}]', head) else "text"
