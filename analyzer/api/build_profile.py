@@ -12,9 +12,9 @@ from analyzer.fx.module_wrapper import uncompiled
 from analyzer.hardware.catalogue import Alike, simulated_spec, simulating
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.on_use import load
 from analyzer.profilers.annotation import Annotation, Profiler
 from analyzer.results.build import ProfileBuilder, build_unplaced_profile
-from analyzer.results.build_cycle import describe_cycles
 from analyzer.results.node_info import NodeInfo
 from analyzer.results.tree import ModulePaths, ModuleShape
 from analyzer.results.world import describe_world, find_parallel_sizes
@@ -22,6 +22,8 @@ from analyzer.results.world import describe_world, find_parallel_sizes
 from .chosen_profilers import of_replica
 from .run import Run
 from .session import Session
+
+_DESCRIBE_CYCLES = "analyzer.results.build_cycle:describe_cycles"  # of scripts alone: imported with the first
 
 
 def annotate(run: Run) -> list[Annotation]:
@@ -61,7 +63,7 @@ def build_profile(run: Run, *, is_final: bool = False, wrappers: Collection[str]
             "name": type(uncompiled(run.root)).__name__, **find_parallel_sizes(run.root), "world": world,
             "allocator_settings": recorder.mode.space.describe_settings(session.device),
             **({"model_parallel_size": devices} if (devices := session.options.devices) > 1 else {}),
-            **({"cycles": describe_cycles(recorder.log, recorder.cycles, session.spec or simulated_spec())}
+            **({"cycles": load(_DESCRIBE_CYCLES)(recorder.log, recorder.cycles, session.spec or simulated_spec())}
                if recorder.cycles else {}), **session.facts, **facts})
     found.keep_device(session.own_spec)
     return found

@@ -16,7 +16,7 @@ ROLLOUT, SCORING, UPDATE, SYNC, SAVE = "rollout", "scoring", "update", "sync", "
 AFTERWARDS = (SYNC, EVALUATION, SAVE)  #: what follows a step, and begins no cycle
 
 
-class Block(NamedTuple):
+class NamedStretch(NamedTuple):
     """What ran while a script was inside a block that it gave a name: the places of operator calls, what was allocated
     when it ended, and at which event; where its beginning and its end are among those of all blocks.
     """
@@ -63,7 +63,7 @@ class Cycle:
         return tuple(dict.fromkeys([part.name for part in self.parts]))
 
 
-def find_cycles(log: Log, runs: Sequence[OuterRun], blocks: Sequence[Block], steps: Sequence[OptimizerStep],
+def find_cycles(log: Log, runs: Sequence[OuterRun], blocks: Sequence[NamedStretch], steps: Sequence[OptimizerStep],
                 evaluation: Collection[int]) -> list[Cycle]:
     """The whole cycles of a log, of which calls are in the steps and phases of the run yet; none where every phase of
     all is an update. A cycle begins with the phase that came first, and lasts until that comes again after an
@@ -73,7 +73,7 @@ def find_cycles(log: Log, runs: Sequence[OuterRun], blocks: Sequence[Block], ste
     if not steps:
         return []
     chosen = _choose_blocks(blocks, steps)
-    names = _Names(log, runs, chosen, steps, evaluation).of_calls
+    names = _PhaseNames(log, runs, chosen, steps, evaluation).of_calls
     parts = [part._replace(steps=sum(part.calls.start <= step.start and step.stop <= part.calls.stop for step in steps))
              for part in _list_parts(names, log.phases, {step.stop for step in steps})]
     # what computes nothing, as a checkpoint that is written, is there too
@@ -108,11 +108,11 @@ def _is_update(name: str) -> bool:
     return name.partition(" ")[0] == UPDATE
 
 
-class _Names:
+class _PhaseNames:
     """The phase of a cycle that each call of a log is in; "" of what came before the first."""
 
-    def __init__(self, log: Log, runs: Sequence[OuterRun], blocks: Sequence[Block], steps: Sequence[OptimizerStep],
-                 evaluation: Collection[int]) -> None:
+    def __init__(self, log: Log, runs: Sequence[OuterRun], blocks: Sequence[NamedStretch],
+                 steps: Sequence[OptimizerStep], evaluation: Collection[int]) -> None:
         self.log, self.calls, self.steps = log, log.calls, steps
         self.of_calls = names = [""] * len(self.calls)
         for index, call in enumerate(self.calls):
@@ -224,9 +224,9 @@ def _copies_weights(call: OpCall, log: Log) -> bool:
     return "parameter" in categories and "gradient" not in categories and len(categories) > 1
 
 
-def _choose_blocks(blocks: Sequence[Block], steps: Sequence[OptimizerStep]) -> list[Block]:
+def _choose_blocks(blocks: Sequence[NamedStretch], steps: Sequence[OptimizerStep]) -> list[NamedStretch]:
     """The outermost blocks, but of one that holds an optimizer's step and further blocks those: it is an iteration."""
-    chosen: list[Block] = []
+    chosen: list[NamedStretch] = []
     in_order = sorted(blocks, key=lambda block: block.opened)
     for place, block in enumerate(in_order, 1):
         inner = False

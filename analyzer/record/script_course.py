@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from analyzer.output import print_error
 
-from .cycle import AFTERWARDS, Block, OptimizerStep
+from .cycle import AFTERWARDS, NamedStretch, OptimizerStep
 
 STEPS = 3  #: after which a script is ended that does the same in each
 _STARTS = 3  # of cycles: the third begins where the second, whose states and caches are warm, has ended
@@ -38,7 +38,7 @@ class ScriptCourse:
 
     def __init__(self, steps: int | None, count: Callable[[], int]) -> None:
         self.steps, self._count = steps, count
-        self.blocks: list[Block] = []
+        self.blocks: list[NamedStretch] = []
         self.optimizer_steps: list[OptimizerStep] = []
         self.leads: list[Lead] = []
         self._open: list[tuple[str, int, int]] = []
@@ -62,7 +62,7 @@ class ScriptCourse:
     def leave(self, allocated_bytes: int, event: int) -> None:
         if self._open:
             name, start, opened = self._open.pop()
-            self.blocks.append(Block(name, start, self._count(), allocated_bytes, event, opened, self._marks))
+            self.blocks.append(NamedStretch(name, start, self._count(), allocated_bytes, event, opened, self._marks))
             self._marks += 1
 
     @property
