@@ -270,7 +270,7 @@ analyzer job -- accelerate launch --config_file fsdp.yaml train.py --per_device_
 analyzer job --device l40s -- vllm serve Qwen/Qwen3-32B --tensor-parallel-size 2 --max-model-len 32768
 """, {0: "it fits", 1: _MODEL, 2: _INPUT, 3: "it does not fit as it is"}),
 
-    Command("explain", "what a real run left behind: a memory snapshot, an out-of-memory error, a log of its steps",
+    Command("explain", "what a real run left behind: a memory snapshot, an out-of-memory error, a log, a trace",
             "analyzer.tools.explain.command:run_explain",
             "explained file, against of a run, parts of a snapshot, device of a snapshot, html, "
             "json of an explanation", """\
@@ -289,9 +289,13 @@ A log of a run's steps (trainer_state.json, train_results.json and printed dicti
 of torchtitan, metrics.csv of Lightning, nvidia-smi --format=csv): times, speeds and memory, with warm-up, outliers and
 drift told apart, and what the file does not tell.
 
+A trace of torch.profiler (export_chrome_trace, packed or not): what a step is spent on, by operator, kernel and class
+of module, how long the device waits for its host, and communication beside which nothing is computed.
+
 --against: of a snapshot, which blocks the run and the prediction both hold at their peaks, and which one of them alone;
 of an error, at which module the predicted step fails with as much memory, by how much, and the least change that would
-do; of a log of steps, each figure beside the predicted one.
+do; of a log of steps and of a trace, each figure beside the predicted one; of a trace also the largest differences, and
+what is launched and not predicted.
 """, {"the step of --against": "input, mode of profile, autocast", **_RECIPE}, """\
 analyzer explain snapshot.pickle
 analyzer explain snapshot.pickle --show reserved,settings,growth

@@ -363,7 +363,7 @@ _OF_JOBS = (
     _file("--write", "write the file with the change that makes it fit, under a new name", name="changed copy"))
 
 _OF_EXPLANATIONS = (
-    _file("file", "a memory snapshot, or a log with an out-of-memory error or with steps; packed by gzip or not",
+    _file("file", "a memory snapshot, a log with an out-of-memory error or with steps, a trace; packed by gzip or not",
           name="explained file"),
     Option("--against", "a prediction to hold it against: a TARGET with options of `analyzer profile`, a script (.py) "
            "that is run dry, or a profile saved with --json", name="against of a run", metavar="WHAT"),

@@ -38,6 +38,9 @@ from .snapshot_page import write_snapshot_page
 from .snapshot_report import describe_device, name_categories
 from .snapshot_screen import describe_snapshot
 from .step_lines import read_torchtitan
+from .trace import read_trace
+from .trace_report import describe_trace
+from .trace_screen import print_trace
 from .trainer_log import read_json_log, read_printed
 
 #: What can be shown of a snapshot.
@@ -55,11 +58,14 @@ def run_explain(arguments: argparse.Namespace) -> int:
     shown = ["peak"] if arguments.show is None else _read_shown(arguments.show)
     capacity = None if arguments.device is None else find_device(arguments.device).memory_bytes
     kind = find_kind(path)
+    if kind != "snapshot" and arguments.html is not None:
+        raise InputError(f"{path}: --html {arguments.html}: a page is made of a memory snapshot, and this is a "
+                         f"{'trace' if kind == 'trace' else 'log'}")
     if kind == "snapshot":
         text, found = _explain_snapshot(path, shown, capacity, arguments)
     else:
         try:
-            text, found = _explain_text(path, kind, arguments)
+            text, found = (_explain_trace if kind == "trace" else _explain_text)(path, kind, arguments)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise InputError(f"{path}: packed by gzip, and damaged or cut off: {error}") from None
     if arguments.json is not None:
@@ -119,8 +125,6 @@ def _read_shown(names: Sequence[str]) -> Sequence[str]:
 
 
 def _explain_text(path: Path, kind: str, arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    if arguments.html is not None:
-        raise InputError(f"{path}: --html {arguments.html}: a page is made of a memory snapshot, and this is a log")
     log = _find_json(path) if kind == "json" else _find_log(path, read_device_csv, read_lightning)
     with _open(path) as file:
         errors = [] if log is not None else find_errors(_read_lines(file))
@@ -129,9 +133,9 @@ def _explain_text(path: Path, kind: str, arguments: argparse.Namespace) -> tuple
         return _explain_run(path, log, arguments)
     if not errors:
         raise InputError(f"{path}: a text without an out-of-memory error of PyTorch and without lines of a run; what "
-                         "is read are memory snapshots (torch.cuda.memory._dump_snapshot), logs that have such an "
-                         "error, and logs of transformers' Trainer, Lightning's CSVLogger, torchtitan and nvidia-smi "
-                         "--format=csv")
+                         "is read are memory snapshots (torch.cuda.memory._dump_snapshot), traces of torch.profiler, "
+                         "logs that have such an error, and logs of transformers' Trainer, Lightning's CSVLogger, "
+                         "torchtitan and nvidia-smi --format=csv")
     text = describe_errors(path.name, errors)
     found: dict[str, Any] = {"kind": "out-of-memory errors", "file": path.name,
                              "errors": [to_dict(error) for error in errors]}
@@ -154,6 +158,17 @@ def _explain_run(path: Path, log: RunLog, arguments: argparse.Namespace) -> tupl
     rows = list_quantities(log, None if prediction is None else prediction.profile)
     found = {"kind": "log of a run", "file": path.name, **describe_log(log, rows)}
     return describe_run(path.name, log, rows, prediction), found
+
+
+def _explain_trace(path: Path, kind: str, arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    with _open(path) as file:
+        trace = read_trace(path, file)
+    if not trace.calls and not trace.events:
+        raise InputError(f"{path}: a trace without an operator or a kernel; torch.profiler.profile(activities=...) "
+                         "says what is traced")
+    prediction = None if arguments.against is None else read_prediction(arguments)
+    report = describe_trace(trace, None if prediction is None else prediction.profile)
+    return print_trace(path.name, report, prediction), {"kind": kind, "file": path.name, **asdict(report)}
 
 
 def _find_json(path: Path) -> RunLog:
@@ -185,7 +200,7 @@ def _read_lines(file: BinaryIO | gzip.GzipFile) -> Iterator[str]:
 
 
 def find_kind(path: Path) -> str:
-    """What a file holds, by its first bytes: "snapshot", "json" or "text". Raises InputError for what is neither."""
+    """What a file holds, by its first bytes: "snapshot", "trace", "json" or "text". Raises InputError for others."""
     try:
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -203,4 +218,6 @@ def find_kind(path: Path) -> str:
                          "torch.cuda.memory._dump_snapshot(FILE) wrote")
     if b"\0" in head:
         raise InputError(f"{path}: neither a memory snapshot (torch.cuda.memory._dump_snapshot) nor a text")
-    return "json" if re.match(rb'\s*\{\s*["}]', head) else "text"
+    if not re.match(rb'\s*\{\s*["}]', head):
+        return "text"
+    return "trace" if b'"schemaVersion"' in head or b'"traceEvents"' in head else "json"
