@@ -8,7 +8,7 @@ import pytest
 from analyzer import dry_run, read_job
 from analyzer.tools.job import Job, JobError, read_command
 from analyzer.tools.job.change import Changes
-from analyzer.tools.job.plan import Adapter, PicturePlan, Preparation, TrainingPlan
+from analyzer.tools.job.plan import Adapter, EncodingPass, PicturePlan, TrainingPlan
 from analyzer.tools.job.screen import describe_job, describe_training
 from analyzer.tools.job.training import profile_training
 
@@ -34,7 +34,7 @@ def _read(text: str) -> tuple[TrainingPlan, PicturePlan]:
     ("train_text_to_image", "--train_data_dir d --use_ema --offload_ema", {"averages": False}),
     ("train_text_to_image_sdxl", "--dataset_name d", {
         "height": 1024, "encodes_images": False, "texts": "none", "image_dtype": "fp32",
-        "preparations": (Preparation(texts=1000, beside=("vae",)), Preparation(images=16, beside=("texts",)))}),
+        "preparations": (EncodingPass(texts=1000, beside=("vae",)), EncodingPass(images=16, beside=("texts",)))}),
     ("train_text_to_image_lora_sdxl", "--dataset_name d --mixed_precision fp16", {
         "dtype": "fp16", "texts": "all", "image_dtype": "fp32", "text_dtype": "fp16",
         "adapter": Adapter(r=4, targets=("to_k", "to_q", "to_v", "to_out.0"), dtype="fp32")}),
@@ -43,18 +43,18 @@ def _read(text: str) -> tuple[TrainingPlan, PicturePlan]:
     ("train_dreambooth", f"{DREAMBOOTH} --train_text_encoder --with_prior_preservation --class_data_dir c "
      "--class_prompt c", {"trained_texts": 1, "priors": True, "sequences": 8, "text_adapter": None}),
     ("train_dreambooth_lora", f"{DREAMBOOTH} --pre_compute_text_embeddings", {
-        "texts": "none", "preparations": (Preparation(texts=1, beside=("denoiser", "vae")),)}),
+        "texts": "none", "preparations": (EncodingPass(texts=1, beside=("denoiser", "vae")),)}),
     # the script deletes a list of its text encoders, and keeps their names
     ("train_dreambooth_lora_sdxl", f"{DREAMBOOTH} --mixed_precision bf16 --rank 8", {
         "micro_batch": 4, "texts": "idle", "dtype": "bf16", "preparations": (),
         "adapter": Adapter(r=8, targets=("to_k", "to_q", "to_v", "to_out.0"), dtype="bf16")}),
     ("train_dreambooth_lora_flux", f"{DREAMBOOTH} --cache_latents --optimizer prodigy", {
         "texts": "idle", "encodes_images": False, "text_tokens": 512, "optimizer": "adamw",
-        "preparations": (Preparation(images=4, beside=("denoiser", "texts")),)}),
+        "preparations": (EncodingPass(images=4, beside=("denoiser", "texts")),)}),
     ("train_dreambooth_lora_sd3", "--dataset_name d --caption_column text --use_8bit_adam", {
         "texts": "all", "optimizer": "adamw8bit", "text_tokens": 77, "preparations": ()}),
     ("train_dreambooth_flux", f"{DREAMBOOTH} --mixed_precision bf16 --gradient_checkpointing", {
-        "dtype": "fp32", "checkpoints": "blocks", "preparations": (Preparation(texts=1, beside=("vae",)),)})])
+        "dtype": "fp32", "checkpoints": "blocks", "preparations": (EncodingPass(texts=1, beside=("vae",)),)})])
 def test_scripts_of_diffusers(script: str, options: str, fields: dict[str, Any]) -> None:
     plan, picture = _read(f"accelerate launch examples/{script}.py {MODEL} {SDXL} {options}")
     assert {name: getattr(picture if hasattr(picture, name) else plan, name) for name in fields} == fields
@@ -68,7 +68,7 @@ def test_scripts_of_diffusers(script: str, options: str, fields: dict[str, Any])
     ("sdxl_train_network", "--resolution 1024,768 --mixed_precision bf16 --network_train_unet_only --sdpa "
      "--cache_latents_to_disk --cache_text_encoder_outputs --network_dim 32 --optimizer_type adafactor", {
          "height": 768, "width": 1024, "encodes_images": False, "texts": "none", "attention": None,
-         "optimizer": "torch.optim:Adafactor", "preparations": (Preparation(images=1), Preparation(texts=1)),
+         "optimizer": "torch.optim:Adafactor", "preparations": (EncodingPass(images=1), EncodingPass(texts=1)),
          "adapter": Adapter(r=32, dtype="fp32", casts=False, targets=(
              "to_k", "to_q", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out"))}),
     ("sdxl_train_network", "--resolution 1024 --mixed_precision bf16 --full_bf16 --no_half_vae "
@@ -226,7 +226,7 @@ def test_what_is_beside_the_denoiser(folder: Path) -> None:
     assert profile(texts="none", encodes_images=False).profile.params < whole.profile.params
     trained = profile(trained_texts=1, text_adapter=Adapter(r=4, dtype="fp32"))
     assert trained.profile.optimizer_bytes > whole.profile.optimizer_bytes
-    before = profile(encodes_images=False, preparations=(Preparation(images=64, beside=("denoiser", "texts")),))
+    before = profile(encodes_images=False, preparations=(EncodingPass(images=64, beside=("denoiser", "texts")),))
     assert before.fullest is before.preparations[0] and before.fullest.params == whole.profile.params
     assert "memory is fullest before the first step" in describe_training(before)
 

@@ -22,7 +22,7 @@ class JobError(InputError):
     """A configuration that cannot be read, or that its own program would refuse. Names the file, line and key."""
 
 
-class Repeat(NamedTuple):
+class RepeatedKey(NamedTuple):
     """A key that is given twice, with both lines, from 0."""
 
     name: str
@@ -54,7 +54,7 @@ class Document:
     lines: Mapping[Keys, int] = field(default_factory=dict)
     form: str = "yaml"
     switches: frozenset[str] = frozenset()  #: of a command: options that take no value
-    repeats: tuple[Repeat, ...] = ()        #: keys of a YAML that are given twice, of which the last value counts
+    repeats: tuple[RepeatedKey, ...] = ()   #: keys of a YAML that are given twice, of which the last value counts
 
     def place(self, *keys: str | int) -> str:
         """The file, with the line where that is known: ``qlora.yml:12``."""
@@ -130,7 +130,7 @@ def write_value(value: Any) -> str:
 
 # YAML, by ruamel.yaml, whose reader of comments makes no object of a tag: `!!python/object` stays a text.
 
-_Read = tuple[Any, dict[Keys, int], Sequence[Repeat]]
+_Read = tuple[Any, dict[Keys, int], Sequence[RepeatedKey]]
 
 
 def _read_yaml(text: str, name: str) -> _Read:
@@ -140,14 +140,14 @@ def _read_yaml(text: str, name: str) -> _Read:
         from ruamel.yaml.error import YAMLError
     except ImportError as error:
         raise _missing(name, "ruamel.yaml") from error
-    repeats: list[Repeat] = []
+    repeats: list[RepeatedKey] = []
 
     class LastCounts(RoundTripConstructor):
         """As PyYAML, by which most programs read: of a key that is given twice the last value counts."""
 
         def check_mapping_key(self, node: Any, key_node: Any, mapping: Any, key: Any, value: Any) -> bool:
             if key in mapping:
-                repeats.append(Repeat(str(key), mapping.lc.data[key][0], key_node.start_mark.line))
+                repeats.append(RepeatedKey(str(key), mapping.lc.data[key][0], key_node.start_mark.line))
             return True
 
     reader = YAML(typ="rt", pure=True)

@@ -18,7 +18,7 @@ from analyzer.zoo.target import find_pipeline, list_pipelines
 
 from .build import DTYPES, lora_spec, offload_inputs
 from .document import Files, JobError
-from .plan import PicturePlan, Preparation, TrainingPlan
+from .plan import EncodingPass, PicturePlan, TrainingPlan
 
 
 def find_picture_model(name: str, files: Files) -> str | Mapping[str, Any]:
@@ -231,7 +231,7 @@ def _share_weights(blocks: Sequence[nn.Module], count: int) -> None:
                 module.weight = other.weight  # type: ignore[assignment]
 
 
-def _make_preparation(plan: TrainingPlan, config: str | Mapping[str, Any], preparation: Preparation) -> nn.Module:
+def _make_preparation(plan: TrainingPlan, config: str | Mapping[str, Any], preparation: EncodingPass) -> nn.Module:
     picture, pipeline = plan.picture, _read(plan, config)
     assert picture is not None
     vae = _vae(pipeline) if preparation.images or "vae" in preparation.beside else None

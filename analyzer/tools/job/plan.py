@@ -100,7 +100,7 @@ class ModelParallel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preparation:
+class EncodingPass:
     """What is encoded once before the first step, so many ``images`` and ``texts`` at a time; ``beside`` names what
     else is on the device meanwhile: denoiser, vae, texts.
     """
@@ -129,7 +129,7 @@ class PicturePlan:
     follows_inputs: bool = False             #: whether gradients are computed back to the latents
     swapped: tuple[tuple[str, int], ...] = ()  #: lists of blocks, and how many of each are on the host meanwhile
     averages: bool = False                   #: whether a copy of the weights in float32 follows them (EMA)
-    preparations: tuple[Preparation, ...] = ()
+    preparations: tuple[EncodingPass, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

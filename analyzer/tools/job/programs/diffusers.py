@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from analyzer.zoo.target import find_pipeline
 
 from ..options import Options
-from ..plan import Adapter, PicturePlan, Preparation, TrainingPlan
+from ..plan import Adapter, EncodingPass, PicturePlan, TrainingPlan
 from ..program import JobLaunch, JobProgram, name_of, set_batch, set_option
 from .trainer import read_checkpoints
 
@@ -40,7 +40,7 @@ _USUAL = {"sd": "stable-diffusion-v1-5/stable-diffusion-v1-5", "sdxl": "stabilit
           "sd3": "stabilityai/stable-diffusion-3.5-medium", "flux": "black-forest-labs/FLUX.1-dev"}
 
 
-class _Script(NamedTuple):
+class _ImageScript(NamedTuple):
     """Of ``trained`` text encoders; ``texts`` are encoded in each pass, or once where all images have one prompt."""
 
     family: str
@@ -56,17 +56,17 @@ class _Script(NamedTuple):
 
 _PROMPT = "instance_prompt"
 _SCRIPTS = {
-    "train_text_to_image": _Script("sd", batch=16, encodes_once=False),
-    "train_text_to_image_lora": _Script("sd", _ATTENTION, batch=16, encodes_once=False),
-    "train_text_to_image_sdxl": _Script("sdxl", (), 1024, 16, image_dtype="fp32"),
-    "train_text_to_image_lora_sdxl": _Script("sdxl", _ATTENTION, 1024, 16, False, 2, "fp32"),
-    "train_dreambooth": _Script("sd", encodes_once=False),
-    "train_dreambooth_lora": _Script("sd", (*_ATTENTION, "add_k_proj", "add_v_proj"), encodes_once=False),
-    "train_dreambooth_lora_sdxl": _Script("sdxl", _ATTENTION, 1024, trained=2, image_dtype="fp32", keeps=True),
-    "train_dreambooth_sd3": _Script("sd3", trained=3, image_dtype="fp32", text_tokens=77),
-    "train_dreambooth_lora_sd3": _Script("sd3", _JOINT, trained=2, image_dtype="fp32", text_tokens=77),
-    "train_dreambooth_flux": _Script("flux", text_tokens=77),
-    "train_dreambooth_lora_flux": _Script("flux", (*_JOINT, *_FORWARD), text_tokens=512, keeps=True)}
+    "train_text_to_image": _ImageScript("sd", batch=16, encodes_once=False),
+    "train_text_to_image_lora": _ImageScript("sd", _ATTENTION, batch=16, encodes_once=False),
+    "train_text_to_image_sdxl": _ImageScript("sdxl", (), 1024, 16, image_dtype="fp32"),
+    "train_text_to_image_lora_sdxl": _ImageScript("sdxl", _ATTENTION, 1024, 16, False, 2, "fp32"),
+    "train_dreambooth": _ImageScript("sd", encodes_once=False),
+    "train_dreambooth_lora": _ImageScript("sd", (*_ATTENTION, "add_k_proj", "add_v_proj"), encodes_once=False),
+    "train_dreambooth_lora_sdxl": _ImageScript("sdxl", _ATTENTION, 1024, trained=2, image_dtype="fp32", keeps=True),
+    "train_dreambooth_sd3": _ImageScript("sd3", trained=3, image_dtype="fp32", text_tokens=77),
+    "train_dreambooth_lora_sd3": _ImageScript("sd3", _JOINT, trained=2, image_dtype="fp32", text_tokens=77),
+    "train_dreambooth_flux": _ImageScript("flux", text_tokens=77),
+    "train_dreambooth_lora_flux": _ImageScript("flux", (*_JOINT, *_FORWARD), text_tokens=512, keeps=True)}
 
 
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
@@ -127,7 +127,7 @@ def _check(options: Options, name: str) -> None:
         raise options.fail("pre_compute_text_embeddings", "the script refuses it with train_text_encoder")
 
 
-def _read_adapter(options: Options, script: _Script, frozen: str) -> Adapter:
+def _read_adapter(options: Options, script: _ImageScript, frozen: str) -> Adapter:
     targets, layers = script.targets, options.words("lora_layers")
     if layers:
         targets = tuple(f"attn.{layer}" if script.family == "sd3" else layer for layer in layers)
@@ -138,7 +138,7 @@ def _read_adapter(options: Options, script: _Script, frozen: str) -> Adapter:
                    dropout=options.fraction("lora_dropout", 0.0), dtype="fp32" if in_half else frozen)
 
 
-def _read_picture(options: Options, name: str, script: _Script, frozen: str, batch: int) -> PicturePlan:
+def _read_picture(options: Options, name: str, script: _ImageScript, frozen: str, batch: int) -> PicturePlan:
     size = options.count("resolution", script.resolution, means="pixels of an image, each side")
     trains = options.flag("train_text_encoder")
     caches = options.flag("cache_latents")
@@ -150,16 +150,16 @@ def _read_picture(options: Options, name: str, script: _Script, frozen: str, bat
     rows = batch * (2 if priors else 1)
     encodes_images = not caches and name != "train_text_to_image_sdxl"
     if name == "train_text_to_image_sdxl":  # datasets' `map`, whose batch_size is 1,000 where none is given
-        before = [Preparation(texts=1000, beside=("vae",)), Preparation(images=rows, beside=("texts",))]
+        before = [EncodingPass(texts=1000, beside=("vae",)), EncodingPass(images=rows, beside=("texts",))]
         options.note("dataset_name", "assumed", "1,000 texts are encoded at once before the first step, and images in "
                      "batches of a pass")
     elif once and script.keeps:
         options.note(_PROMPT, "assumed", "encoded once; the script still holds the text encoders then, which stay on "
                      "the device")
     elif once and name != "train_dreambooth":  # whose text encoder is on the host then
-        before = [Preparation(texts=1, beside=("denoiser", "vae") if is_lora else ("vae",))]
+        before = [EncodingPass(texts=1, beside=("denoiser", "vae") if is_lora else ("vae",))]
     if caches:
-        before.append(Preparation(images=rows, beside=("denoiser", "texts") if script.keeps or not once else (
+        before.append(EncodingPass(images=rows, beside=("denoiser", "texts") if script.keeps or not once else (
             "denoiser",)))
     vae = options.text("pretrained_vae_model_name_or_path")
     image_dtype = frozen if vae is not None and "text_to_image_lora" in name else script.image_dtype or frozen

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..document import Document, Edit
 from ..options import Options
-from ..plan import Adapter, Checkpoints, PicturePlan, Preparation, TrainingPlan
+from ..plan import Adapter, Checkpoints, EncodingPass, PicturePlan, TrainingPlan
 from ..program import Change, JobLaunch, JobProgram, name_of, read_beside
 from .trainer import OPTIMIZERS, read_optimizer
 
@@ -40,7 +40,7 @@ skip_cache_check skip_until_initial_step split_mode torch_compile use_8bit_adam 
 v_parameterization weighted_captions xformers zero_terminal_snr""".split())
 
 
-class _Script(NamedTuple):
+class _NetworkScript(NamedTuple):
     model: str
     targets: tuple[str, ...]
     texts: int          # encoders that train with the denoiser, where network_train_unet_only does not say otherwise
@@ -50,9 +50,9 @@ class _Script(NamedTuple):
 _ATTENTION = ("to_k", "to_q", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out")
 _TEXT = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 _SCRIPTS = {
-    "train_network": _Script("stable-diffusion-v1-5/stable-diffusion-v1-5", _ATTENTION, 1, False),
-    "sdxl_train_network": _Script("stabilityai/stable-diffusion-xl-base-1.0", _ATTENTION, 2),
-    "flux_train_network": _Script("black-forest-labs/FLUX.1-dev", (r"re:(single_)?transformer_blocks\..*",), 1)}
+    "train_network": _NetworkScript("stable-diffusion-v1-5/stable-diffusion-v1-5", _ATTENTION, 1, False),
+    "sdxl_train_network": _NetworkScript("stabilityai/stable-diffusion-xl-base-1.0", _ATTENTION, 2),
+    "flux_train_network": _NetworkScript("black-forest-labs/FLUX.1-dev", (r"re:(single_)?transformer_blocks\..*",), 1)}
 _MORE = "further states for each parameter, of which AdamW has two"
 _Kind = type(OPTIMIZERS["lion"])
 #: train_util.py, `get_optimizer`, which compares names without their case.
@@ -207,7 +207,7 @@ def _read_size(options: Options, value: Any, name: str) -> tuple[int, int]:
     return width, height
 
 
-def _read_targets(options: Options, script: _Script, is_flux: bool) -> tuple[str, ...]:
+def _read_targets(options: Options, script: _NetworkScript, is_flux: bool) -> tuple[str, ...]:
     module = options.text("network_module", means="how adapters are made") or ""
     if not module.startswith("networks.lora"):
         options.note("network_module", "not modelled", f"{module}: taken as LoRA of that rank")
@@ -226,16 +226,16 @@ def _read_checkpoints(options: Options) -> Checkpoints:
     return "none" if not recomputes else "inputs_offloaded" if offloads else "blocks"
 
 
-def _read_picture(options: Options, script: _Script, frozen: str, size: tuple[int, int], batch: int, adapter: Adapter
-                  ) -> PicturePlan:
+def _read_picture(options: Options, script: _NetworkScript, frozen: str, size: tuple[int, int], batch: int,
+                  adapter: Adapter) -> PicturePlan:
     keeps_latents = _caches(options, "latents")
     keeps_texts = script.caches_texts and _caches(options, "text_encoder_outputs")
     trained = 0 if options.flag("network_train_unet_only") else script.texts
     if trained:
         options.assume("network_train_unet_only", f"text encoders train too, {trained} of them")
-    before = [Preparation(images=options.count("vae_batch_size", 1))] if keeps_latents else []
+    before = [EncodingPass(images=options.count("vae_batch_size", 1))] if keeps_latents else []
     many = options.number("text_encoder_batch_size", batch, least=1) or batch
-    before += [Preparation(texts=many)] if keeps_texts else []
+    before += [EncodingPass(texts=many)] if keeps_texts else []
     return PicturePlan(
         height=size[1], width=size[0], encodes_images=not keeps_latents,
         texts="all" if not keeps_texts else "first" if trained else "none", trained_texts=trained, text_adapter=adapter,
