@@ -68,6 +68,11 @@ CASES: dict[str, tuple[str, dict[str, float], str]] = {
         "step:  1  loss:  8.1  memory: 20.00GiB(9.00%)  wps: 1,000  mfu: 41.25%\n"
         "validate step:  1  loss:  9.9  memory: 90.00GiB(99.00%)  tps: 5",
         {"device_tokens_per_second": 1000, "mfu": 0.4125, "reserved_bytes": 20 * GIB}, "times of steps"),
+    "torchtitan, digits that are no date and no figure": (
+        _titan((1, 1, 20), (3, 2, 20)).replace("-01-05", "-99-05") + "\n" + _titan((5, 3, 20)).replace(
+            "memory: 20", "memory: " + "9" * 400).replace("tps: 1,000", "tps: ,,"),
+        {"device_tokens_per_second": 1000, "flops_per_second": 1024.5e12, "mfu": 0.4125, "reserved_bytes": 20 * GIB},
+        "times of steps"),
     "Trainer, time so far": (
         _state({"loss": 3.0, "step": 10, "train_runtime": 20.0, "num_input_tokens_seen": 1000},
                {"eval_loss": 3.0, "step": 10, "eval_runtime": 4.0, "eval_samples_per_second": 9.0},
@@ -89,6 +94,12 @@ CASES: dict[str, tuple[str, dict[str, float], str]] = {
         "  5%|5         | 5/100\n{'loss': 2.5, 'grad_norm': 1.5, 'learning_rate': 5e-05, 'epoch': 0.5}\n"
         "{'train_runtime': '64', 'train_samples_per_second': '7.5', 'train_steps_per_second': '0.5', "
         "'train_loss': '2', 'epoch': '1'}", {"step_seconds": 2.0, "samples_per_second": 7.5}, "tokens"),
+    "printed, with the time and the tokens so far": (
+        "{'loss': '4.041', 'learning_rate': '2.5e-06', 'epoch': '1', 'num_input_tokens_seen': 1280, 'train_runtime': "
+        "'0.3479', 'train_tokens_per_second': '3679'}\n{'eval_loss': '4.04', 'eval_runtime': '2', 'epoch': '1'}\n"
+        "{'train_runtime': '12', 'train_steps_per_second': '2', 'train_loss': '4.056', 'epoch': '1'}",
+        # 2 a second are 24 steps in 12 s, 2 of them evaluation
+        {"step_seconds": 10 / 24, "tokens_per_second": 3679}, "memory"),
     "nvidia-smi": (
         "timestamp, name, index, utilization.gpu [%], memory.used [MiB], memory.total [MiB]\n"
         "2026/01/05 10:00:00.100, NVIDIA H200, 0, 3 %, 812 MiB, 143771 MiB\n"

@@ -85,4 +85,4 @@ def _add_columns(log: RunLog, columns: Sequence[str], rows: Sequence[Sequence[st
 def _read_cell(text: str) -> tuple[float | None, str]:
     """A value and its unit; None for what nvidia-smi could not tell ([N/A], [Not Supported])."""
     match = _CELL.match(text.strip())
-    return (float(match[1]), match[2]) if match else (to_number(text.strip()), "")
+    return (to_number(match[1]), match[2]) if match else (to_number(text.strip()), "")

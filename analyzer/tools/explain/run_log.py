@@ -9,6 +9,9 @@ QUANTITIES = {
     "device_samples_per_second": "/s", "flops_per_second": "FLOPs/s", "mfu": "share", "allocated_bytes": "B",
     "active_bytes": "B", "reserved_bytes": "B", "used_bytes": "B"}
 
+# No quantity of a log is as large: 10^18 FLOPs a second are an exaflop machine, 10^21 bytes a zettabyte.
+_UNBELIEVABLE = 1e24
+
 
 @dataclass
 class RunLog:
@@ -33,7 +36,7 @@ class RunLog:
 
 
 def to_number(value: object) -> float | None:
-    """A finite number, also one in quotation marks; None for anything else.
+    """A number that a log may have, also one in quotation marks; None for anything else.
 
     >>> to_number("1.25e-3"), to_number(True), to_number("nan"), to_number("12 MiB")
     (0.00125, None, None, None)
@@ -44,4 +47,4 @@ def to_number(value: object) -> float | None:
         found = float(value)
     except (ValueError, OverflowError):
         return None
-    return found if abs(found) < float("inf") else None
+    return found if abs(found) < _UNBELIEVABLE else None

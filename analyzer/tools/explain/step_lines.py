@@ -8,14 +8,15 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 
-from .run_log import RunLog
+from .run_log import RunLog, to_number
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_STEP = re.compile(r"(?<!validate )\bstep: +(\d+) +loss: +(\S+) +(?:grad_norm: +\S+ +)?memory: +([\d.]+)GiB"
+_STEP = re.compile(r"(?<!validate )\bstep: +(\d{1,15}) +loss: +(\S+) +(?:grad_norm: +\S+ +)?memory: +(\d{1,9}\.\d+)GiB"
                    r"\([\d.]+%\) +(?:tps|wps): +([\d,]+)(?: +tflops: +([\d,.]+))?(?: +mfu: +([\d.]+)%)?")
 _TIME = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3})")
 _RANK = re.compile(r"^\s*\[(?:rank)?(\d+)\]:")
-_CAPACITY = re.compile(r"capacity: (.+?) (?:\(\d+\) )?with ([\d.]+)GiB memory")
+_CAPACITY = re.compile(r"capacity: (.{1,60}?) (?:\(\d+\) )?with ([\d.]{1,9})GiB memory")
+_SPEEDS = (("device_tokens_per_second", 1.0), ("flops_per_second", 1e12), ("mfu", 0.01))  # as a line has them
 _GIB = 1 << 30
 _MILLISECOND = 1e-3
 
@@ -33,8 +34,8 @@ def read_torchtitan(lines: Iterable[str]) -> RunLog | None:
     first: int | None = None
     memory: Counter[int] = Counter()  # most bytes by rank
     is_found = False
-    for text in lines:
-        line = _COLOUR.sub("", text)
+    for written_line in lines:
+        line = _COLOUR.sub("", written_line)
         if (device := _CAPACITY.search(line)) and not log.notes:
             log.notes.append(f"on {device[1]} of {device[2]} GiB")
         if (match := _STEP.search(line)) is None:
@@ -48,11 +49,11 @@ def read_torchtitan(lines: Iterable[str]) -> RunLog | None:
             continue
         is_found, log.steps = True, step
         log.add("reserved_bytes", step, nbytes)
-        log.add("device_tokens_per_second", step, float(match[4].replace(",", "")))
-        log.add("flops_per_second", step, float(match[5].replace(",", "")) * 1e12 if match[5] else None)
-        log.add("mfu", step, float(match[6]) / 100 if match[6] else None)
+        for text, (name, factor) in zip(match.groups()[3:], _SPEEDS):
+            value = to_number((text or "").replace(",", ""))
+            log.add(name, step, None if value is None else value * factor)
         found = _TIME.search(line)
-        when = None if found is None else datetime.fromisoformat(f"{found[1]}.{found[2]}")
+        when = None if found is None else _read_time(f"{found[1]}.{found[2]}")
         if before is not None and when is not None and step > before[0] and when > before[1]:
             log.add("step_seconds", step, (when - before[1]).total_seconds() / (step - before[0]))
             log.resolution["step_seconds"] = _MILLISECOND
@@ -68,3 +69,10 @@ def read_torchtitan(lines: Iterable[str]) -> RunLog | None:
     log.notes.append("tokens a second are of one device; memory is what PyTorch reserved at most between two lines, "
                      "and mfu is by torchtitan's own count of FLOPs")
     return log
+
+
+def _read_time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:  # digits that are no date
+        return None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from analyzer.errors import InputError
+from analyzer.units import format_seconds
 
 from .run_log import RunLog, to_number
 
@@ -80,6 +81,8 @@ def _read_rows(rows: Sequence[Mapping[str, Any]], program: str, state: Mapping[s
     _read_speed(log, end, to_number(state.get("max_steps")), evaluated)
     for row in rows:
         _read_memory(log, row)
+        if tokens := to_number(row.get("train_tokens_per_second")):  # since the start, of all processes
+            log.figures["tokens_per_second"] = tokens
     if "allocated_bytes" not in log.figures:
         log.unknown.append("memory: the Trainer logs it with skip_memory_metrics=False (*_mem_gpu_* of its results)")
     if not log.series.get("step_seconds"):
@@ -115,8 +118,8 @@ def _read_speed(log: RunLog, end: Mapping[str, Any], planned: float | None, eval
     """
     runtime, speed = log.runtime_seconds, to_number(end.get("train_steps_per_second"))
     if evaluated and runtime is not None:
-        log.notes.append(f"{evaluated:.1f} s of the {runtime:.1f} s of training were evaluation, which the Trainer's "
-                         "speeds count")
+        log.notes.append(f"{format_seconds(evaluated)} of the {format_seconds(runtime)} of training were evaluation, "
+                         "which the samples a second of the Trainer count")
     if planned is not None and log.steps is not None and log.steps < planned:
         log.notes.append(f"{log.steps:,} of {planned:,.0f} planned steps were done")
         if speed is not None:
@@ -124,9 +127,9 @@ def _read_speed(log: RunLog, end: Mapping[str, Any], planned: float | None, eval
                                "were done")
             return
     if speed:
-        # speed_metrics keeps three decimals of a speed, so the time and the count say more where both are known.
-        exact = None if runtime is None or not log.steps else (runtime - evaluated) / log.steps
-        log.figures["step_seconds"] = 1 / speed if exact is None else exact
+        # speed_metrics keeps three decimals of a speed, so the count says more where it is known.
+        log.figures["step_seconds"] = 1 / speed if runtime is None else (
+            runtime - evaluated) / (log.steps or speed * runtime)
         log.notes.append("the mean time of a step has the first steps, saving and what else is between steps in it; "
                          "after a checkpoint it is too low, since the Trainer counts all planned steps")
     samples = to_number(end.get("train_samples_per_second"))
