@@ -101,7 +101,7 @@ def test_an_unknown_option_is_told_with_its_neighbour(tmp_path: Path) -> None:
 
 def test_edits_keep_the_file_but_for_what_changes(tmp_path: Path) -> None:
     job = _read(tmp_path, QLORA)
-    edits = job.program.changes["batch"](job.options, job.plan, 1)  # type: ignore[arg-type]
+    edits = job.program.changes["batch"](job.options, job.plan, 1)
     assert edits is not None
     changed = job.change(edits)
     assert (changed.plan.micro_batch, changed.plan.accumulate) == (1, 8)  # type: ignore[union-attr]

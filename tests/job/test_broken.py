@@ -325,5 +325,5 @@ def test_a_key_that_is_given_twice(tmp_path: Path) -> None:
     assert job.plan.micro_batch == 4  # type: ignore[union-attr]
     told = next(each for each in job.readings if str(each.value).startswith("given twice"))
     assert (told.name, told.kind, told.place) == ("micro_batch_size", "assumed", f"{tmp_path / 'a.yml'}:6")
-    edits = job.program.changes["batch"](job.options, job.plan, 2)  # type: ignore[arg-type]
+    edits = job.program.changes["batch"](job.options, job.plan, 2)
     assert "micro_batch_size: 2  # this one\n" in job.change_text(edits or [])

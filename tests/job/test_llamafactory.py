@@ -145,7 +145,7 @@ def test_edits_are_in_its_own_names(tmp_path: Path) -> None:
     job = _read(tmp_path, LORA + "disable_gradient_checkpointing: true\n")
     for axis, wanted, after in (("batch", 1, "per_device_train_batch_size: 1\n"), ("quantize", "nf4", "_bit: 4\n"),
                                 ("checkpoints", True, "disable_gradient_checkpointing: false\n")):
-        edits = job.program.changes[axis](job.options, job.plan, wanted)  # type: ignore[arg-type]
+        edits = job.program.changes[axis](job.options, job.plan, wanted)
         assert edits is not None and after in job.change_text(edits)
 
 

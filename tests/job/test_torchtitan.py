@@ -105,7 +105,7 @@ def test_a_command_overrides_its_file(tmp_path: Path) -> None:
 
 def test_edits_keep_the_file_but_for_what_changes(tmp_path: Path) -> None:
     job = _read(tmp_path, TOML)
-    edits = job.program.changes["batch"](job.options, job.plan, 1)  # type: ignore[arg-type]
+    edits = job.program.changes["batch"](job.options, job.plan, 1)
     assert edits is not None
     changed = job.change(edits)
     assert (changed.plan.micro_batch, changed.plan.accumulate) == (1, 2)  # type: ignore[union-attr]

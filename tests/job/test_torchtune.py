@@ -123,7 +123,7 @@ def test_edits_keep_the_file_but_for_what_changes(tmp_path: Path) -> None:
     for axis, wanted, before, after in (
             ("quantize", "nf4", "lora_llama3_2_1b", "qlora_llama3_2_1b"), ("length", 1024, "2048", "1024"),
             ("batch", 2, "batch_size: 4\n", "batch_size: 2\n")):
-        edits = job.program.changes[axis](job.options, job.plan, wanted)  # type: ignore[arg-type]
+        edits = job.program.changes[axis](job.options, job.plan, wanted)
         assert edits is not None
         changed = LORA.replace(before, after)
         if axis == "batch":

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .document import Document, JobError, Keys
+from .document import Document, JobError
 from .options import Options
 from .program import JobLaunch, name_of
 from .programs.accelerate import read_accelerate
@@ -91,8 +91,7 @@ def _split_at_program(words: Sequence[Word], switches: frozenset[str]) -> int:
 
 def _options_of(words: Sequence[Word], switches: frozenset[str], name: str) -> Options:
     found = read_options(words, switches)
-    lines: dict[Keys, int] = {(key,): line - 1 for key, line in found.lines.items() if line}
-    return Options.of(Document(name, "", dict(found.options), lines, "command"))
+    return Options.of(Document(name, "", dict(found.options), found.lines, "command"))
 
 
 def _peel_torchrun(words: list[Word], name: str, launch: JobLaunch) -> tuple[list[Word], JobLaunch]:

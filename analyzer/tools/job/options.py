@@ -131,6 +131,13 @@ class Options:
             return found
         return said
 
+    def needed(self, name: str, why: str, *, means: str = "") -> str:
+        """A word that must be there. Raises JobError, which says ``why``, where it is not."""
+        found = self.text(name, means=means)
+        if found is None:
+            raise self.fail(name, f"is not there, and {why}")
+        return found
+
     def words(self, name: str, default: Sequence[str] = (), *, means: str = "") -> list[str]:
         """A list of words; one word is a list of those between its commas."""
         value = self._take(name, list(default) or None, means)

@@ -8,7 +8,7 @@ from typing import Any
 
 from .document import Document, Edit, Files
 from .options import OptionReading, Options
-from .plan import Plan, ServingPlan, Sharding, TrainingPlan
+from .plan import Plan, Sharding, TrainingPlan
 
 
 @dataclass
@@ -43,9 +43,7 @@ class JobLaunch:
 
 #: The values of a plan that people change, by the options of a program: each gives the edits that make it, or None
 #: where the program has no such option. The arguments: its options, the plan, the value that is wanted.
-Change = Callable[[Options, TrainingPlan, Any], list[Edit] | None]
-#: The same of a server's command.
-ServerChange = Callable[[Options, ServingPlan, Any], list[Edit]]
+Change = Callable[[Options, Any, Any], list[Edit] | None]
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,7 @@ class JobProgram:
     - ``config_names``: what files such a name may stand for; ``config_copy``: how to get one that is not there;
     - ``switches``: options of a command that take no value; ``refuses_repeats``: whether it refuses a YAML in which a
       key is given twice, as OmegaConf does;
-    - ``changes``: by names of `change.AXES`, what makes a change of its options; ``server_changes`` by those of
-      `server_change.AXES`.
+    - ``changes``: by names of `change.AXES`, of servers of `server_change.AXES`, what makes a change of its options.
     """
 
     name: str
@@ -79,7 +76,6 @@ class JobProgram:
     switches: frozenset[str] = frozenset()
     refuses_repeats: bool = False
     changes: Mapping[str, Change] = field(default_factory=dict)
-    server_changes: Mapping[str, ServerChange] = field(default_factory=dict)
 
 
 def name_of(path: str) -> str:
@@ -103,11 +99,15 @@ def find_beginning(program: JobProgram, words: Sequence[str]) -> int | None:
 
 
 def set_option(name: str, value: Any = None) -> Change:
-    """A change that gives an option the wanted value, or ``value``."""
-    def change(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edit] | None:
-        after = wanted if value is None else value
-        before = options.get(name)
-        return None if before == after else [Edit((*options.keys, name), before, after)]
+    """A change that gives an option the wanted value, or ``value``, which may be a function of the options that gives
+    None where there is none; ``training.seq_len`` is an option of a part.
+    """
+    *parts, last = name.split(".")
+
+    def change(options: Options, plan: Any, wanted: Any) -> list[Edit] | None:
+        after = wanted if value is None else value(options) if callable(value) else value
+        before = (options.get(parts[0]) or {}).get(last) if parts else options.get(last)
+        return None if after is None or before == after else [Edit((*parts, last), before, after)]
     return change
 
 
@@ -119,14 +119,6 @@ def set_batch(batch: str, accumulate: str) -> Change:
             return None
         return [Edit((batch,), options.get(batch), wanted),
                 Edit((accumulate,), options.get(accumulate), plan.accumulate * times)]
-    return change
-
-
-def all_of(*changes: Change) -> Change:
-    """Several changes as one; None where one of them cannot be made."""
-    def change(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edit] | None:
-        made = [edits for each in changes if (edits := each(options, plan, wanted))]
-        return [edit for edits in made for edit in edits] or None
     return change
 
 

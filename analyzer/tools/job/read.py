@@ -10,7 +10,7 @@ from typing import Any
 from analyzer.errors import find_close
 from analyzer.on_use import load
 
-from .document import FORMS, Document, Edit, Files, JobError, Keys
+from .document import FORMS, Document, Edit, Files, JobError
 from .launch import peel
 from .options import OptionReading, Options
 from .plan import Plan, ServingPlan, TrainingPlan
@@ -160,8 +160,7 @@ def _read_options(program: JobProgram, words: Sequence[Word], text: str, name: s
             how = program.config_copy.format(path) or "copy it here, or run where the program would"
             raise JobError(f"{name}: {path}: no such file; {how}")
         layers.append(files.document(at))
-    lines: dict[Keys, int] = {(key,): line - 1 for key, line in found.lines.items() if line}
-    layers.append(Document(name, text, nest(data), lines, "command", program.switches))
+    layers.append(Document(name, text, nest(data), found.lines, "command", program.switches))
     return Options.of(*layers)
 
 

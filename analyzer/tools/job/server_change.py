@@ -81,24 +81,15 @@ class ServerChanges:
             return ["fp8"] if start.deployment.cache in ("bf16", "fp16") else []
         if axis == "weights":
             return ["fp8"] if start.deployment.weights in ("bf16", "fp16") and not start.deployment.experts else []
-        return self._list_devices(plan)
-
-    def _list_devices(self, plan: ServingPlan) -> list[object]:
-        found: list[object] = []
-        tp = plan.tp * 2
-        while tp <= _MOST_DEVICES:
-            found.append(tp)
-            tp *= 2
-        return found
+        return [times * plan.tp for times in (2, 4, 8) if times * plan.tp <= _MOST_DEVICES]
 
     def _try(self, values: list[tuple[str, object]]) -> ServerJobChange:
         edits: list[Edit] = []
         for axis, value in values:
-            make = self.job.program.server_changes.get(axis)
+            make = self.job.program.changes.get(axis)
             if make is None:
                 return ServerJobChange((axis,), (), error="its program has no such option")
-            assert isinstance(self.job.plan, ServingPlan)
-            edits += make(self.job.options, self.job.plan, value)
+            edits += make(self.job.options, self.job.plan, value) or []
         axes = tuple(axis for axis, _ in values)
         start = None
         try:

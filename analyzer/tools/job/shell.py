@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .document import JobError
+from .document import JobError, Keys
 from .options import has_name
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?:(:?-)([^{}]*))?\}|(\w+))")
@@ -177,7 +177,7 @@ class OptionWords:
     """The options of a command, and its words that belong to none."""
 
     options: Mapping[str, str | bool | list[str]]
-    lines: Mapping[str, int]
+    lines: Mapping[Keys, int]   #: from 0
     others: tuple[str, ...]
 
 
@@ -190,14 +190,16 @@ def read_options(words: Sequence[Word], switches: frozenset[str] = frozenset()) 
     {'lr': '1e-4', 'target_modules': ['q', 'k'], 'packing': True}
     """
     options: dict[str, str | bool | list[str]] = {}
-    lines: dict[str, int] = {}
+    lines: dict[Keys, int] = {}
     others: list[str] = []
     name = ""
     for text, line in words:
         if re.match(r"--?[A-Za-z]", text):
             given, equals, value = text.lstrip("-").partition("=")
             name = given.replace("-", "_")
-            options[name], lines[name] = value if equals else True, line
+            options[name] = value if equals else True
+            if line:
+                lines[name,] = line - 1
             name = "" if equals or has_name(switches, name) else name
         elif not name:
             others.append(text)

@@ -8,7 +8,7 @@ from ..options import Options
 from ..plan import Sharding
 from ..program import JobLaunch, read_beside
 from .deepspeed import read_deepspeed
-from .trainer import checkpoints_of_fsdp, read_fsdp_config
+from .trainer import read_fsdp_config
 
 # accelerate 1.15, commands/config/config_args.py and commands/launch.py
 _WITHOUT_EFFECT = """compute_environment debug downcast_bf16 enable_cpu_affinity machine_rank main_process_ip
@@ -36,7 +36,7 @@ def read_accelerate(options: Options, launch: JobLaunch) -> JobLaunch:
     recomputes = False
     if kind == "FSDP" or options.get("use_fsdp") or (not kind and fsdp is not None and fsdp.names()):
         settings = fsdp if fsdp is not None else _take(options, "fsdp_")
-        sharding, recomputes = read_fsdp_config(settings), checkpoints_of_fsdp(settings)
+        sharding, recomputes = read_fsdp_config(settings)
     elif kind == "DEEPSPEED" or options.get("use_deepspeed") or (
             not kind and deepspeed is not None and deepspeed.names()):
         sharding = _read_deepspeed(deepspeed if deepspeed is not None else options, launch)

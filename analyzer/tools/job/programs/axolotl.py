@@ -7,16 +7,16 @@ from typing import Any
 from ..document import Edit
 from ..options import Options
 from ..plan import Adapter, Checkpoints, FakeQuantization, Sharding, Task, TrainingPlan
-from ..program import JobLaunch, JobProgram, all_of, set_batch, set_option
+from ..program import JobLaunch, JobProgram, set_batch, set_option
 from .trainer import (
     FUSED_LOSS,
     TOWERS,
     WITHOUT_EFFECT,
-    checkpoints_of_fsdp,
     divide_model,
     read_fsdp_config,
     read_optimizer,
     read_sharding,
+    reference_of,
 )
 
 # axolotl 0.18.0, src/axolotl/utils/schemas/
@@ -57,9 +57,7 @@ _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash_attention_2": "sdpa", "fl
 
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a YAML. Raises JobError for what axolotl's own checks refuse."""
-    model = options.text("base_model", means="model")
-    if model is None:
-        raise options.fail("base_model", "is not there, and axolotl needs it")
+    model = options.needed("base_model", "axolotl needs it", means="model")
     length = options.count("sequence_len", 512, means="tokens of a sequence")
     batch, accumulate = _read_batch(options, launch)
     adapter, quantize = _read_adapter(options)
@@ -74,7 +72,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     parallel = divide_model(options, launch, sharding, {
         name: f"{name}_parallel_size" for name in ("tensor", "context", "expert")})
     plan = TrainingPlan(
-        model=model, task=task, reference=_reference(task, adapter), micro_batch=batch, accumulate=accumulate,
+        model=model, task=task, reference=reference_of(task, adapter), micro_batch=batch, accumulate=accumulate,
         length=length, dtype=dtype, autocast=autocast, quantize=quantize, adapter=adapter,
         frozen=_read_frozen(options),
         quantizes_experts=_read_experts(options, quantize), fake_quantization=_read_fake_quantization(options),
@@ -174,12 +172,11 @@ def _read_ranks(options: Options, launch: JobLaunch) -> tuple[Sharding | None, C
         if (kwargs := options.part("gradient_checkpointing_kwargs")) is not None:
             kwargs.rest("use_reentrant preserve_rng_state")
     config = options.part("fsdp_config")
-    if config is not None and checkpoints_of_fsdp(config):
-        checkpoints = "blocks"
     if config is not None:
         options.words("fsdp")
         options.number("fsdp_version", 2)
-        sharding = read_fsdp_config(config)
+        sharding, recomputes = read_fsdp_config(config)
+        checkpoints = "blocks" if recomputes else checkpoints
         options.number("dp_shard_size", least=1)
         replicas = options.number("dp_replicate_size", 1, least=1) or 1
         return (replace(sharding, replicas=replicas) if launch.size > 1 else None), checkpoints
@@ -218,10 +215,6 @@ def _read_task(options: Options) -> Task:
     if (options.number("num_labels") or 0) > 0:
         return "classify"
     return "sft"
-
-
-def _reference(task: Task, adapter: Adapter | None) -> Any:
-    return "none" if task not in ("dpo", "kto") else "copy" if adapter is None else "adapter"
 
 
 def _read_experts(options: Options, quantize: str | None) -> bool:
@@ -318,5 +311,5 @@ AXOLOTL = JobProgram(
     changes={"batch": set_batch("micro_batch_size", "gradient_accumulation_steps"),
              "checkpoints": set_option("gradient_checkpointing", True),
              "optimizer": set_option("optimizer", "adamw_bnb_8bit"),
-             "loss": all_of(set_option("liger_fused_linear_cross_entropy", True)),
+             "loss": set_option("liger_fused_linear_cross_entropy", True),
              "quantize": _set_four_bits, "length": set_option("sequence_len")})

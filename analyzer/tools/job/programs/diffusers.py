@@ -102,9 +102,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
 
 def read_picture_model(options: Options, usual: str) -> str | None:
     """The model that is named; where its shape does not ship and its script is for one that does, that one's name."""
-    name = options.text("pretrained_model_name_or_path", means="model")
-    if name is None:
-        raise options.fail("pretrained_model_name_or_path", "is not there, and the model is not known without it")
+    name = options.needed("pretrained_model_name_or_path", "the model is not known without it", means="model")
     if find_pipeline(name) is not None or re.search(r"stable-diffusion-(2|3-)|sd2|512-base|v2-1", name.lower()):
         return name
     options.assume("pretrained_model_name_or_path", f"the shape of {usual}, for which the script is")

@@ -54,9 +54,7 @@ _NORMS = ("norm", "ln")
 
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a YAML or a command. Raises JobError for what LLaMA-Factory's own checks refuse."""
-    model = options.text("model_name_or_path", means="model")
-    if model is None:
-        raise options.fail("model_name_or_path", "is not there, and LLaMA-Factory needs it")
+    model = options.needed("model_name_or_path", "LLaMA-Factory needs it", means="model")
     if not options.flag("do_train"):
         raise options.fail("do_train", "is not true, so that this predicts or evaluates; training alone is read")
     task = _read_task(options)
@@ -91,8 +89,7 @@ def _read_task(options: Options) -> Task:
     if stage != "sft" and options.flag("neat_packing"):
         raise options.fail("neat_packing", f"LLaMA-Factory refuses it at stage {stage}; sft alone has it")
     if stage == "ppo":
-        if options.text("reward_model") is None:
-            raise options.fail("reward_model", "is not there, and stage ppo needs it")
+        options.needed("reward_model", "stage ppo needs it")
         options.note("stage", "not modelled", "ppo: the rollout and the reward model are left out; what is profiled is "
                      "the update")
         return "policy"
@@ -343,16 +340,12 @@ def _set_four_bits(options: Options, plan: TrainingPlan, wanted: Any) -> list[Ed
     return None if plan.adapter is None else set_option("quantization_bit", 4)(options, plan, wanted)
 
 
-def _set_checkpoints(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edit] | None:
-    return set_option("disable_gradient_checkpointing", False)(options, plan, wanted)
-
-
 LLAMAFACTORY = JobProgram(
     refuses_repeats=True,
     name="LLaMA-Factory", version="0.9.6", source="hiyouga/LLaMA-Factory src/llamafactory/hparams", read=read,
     is_file=_is_file, is_command=_is_command,
     commands=("llamafactory-cli train", "lmf train", "llamafactory.cli train", "llamafactory.launcher"),
     changes={"batch": set_batch("per_device_train_batch_size", "gradient_accumulation_steps"),
-             "checkpoints": _set_checkpoints, "loss": set_option("enable_liger_kernel", True),
-             "optimizer": set_option("optim", "adamw_bnb_8bit"), "quantize": _set_four_bits,
-             "length": set_option("cutoff_len")})
+             "checkpoints": set_option("disable_gradient_checkpointing", False),
+             "loss": set_option("enable_liger_kernel", True), "optimizer": set_option("optim", "adamw_bnb_8bit"),
+             "quantize": _set_four_bits, "length": set_option("cutoff_len")})

@@ -8,7 +8,7 @@ from ..options import Options
 from ..plan import Adapter, Sharding, Task, TrainedBlocks, TrainingPlan
 from ..program import JobLaunch, JobProgram, read_beside, set_option
 from .deepspeed import read_deepspeed
-from .trainer import OPTIMIZERS, accumulate_of
+from .trainer import OPTIMIZERS, accumulate_of, reference_of
 
 # LLaMA-Factory 0.9.6, src/llamafactory/v1/config/, core/ and plugins/
 
@@ -33,7 +33,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     sharding = _read_sharding(options, launch)
     kind, adapter, blocks, trained, casts = _read_trained(options)
     plan = TrainingPlan(
-        model=model, task=task, reference="none" if task != "dpo" else "copy" if adapter is None else "adapter",
+        model=model, task=task, reference=reference_of(task, adapter),
         micro_batch=batch, accumulate=accumulate, length=length, dtype="fp32" if kind == "full" else "bf16",
         trained_dtype="fp32" if casts else None, quantize=_read_quantization(options, kind, sharding),
         adapter=adapter, trained=trained, trained_blocks=blocks, attention=_read_attention(options),

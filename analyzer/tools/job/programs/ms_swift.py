@@ -14,7 +14,7 @@ from ..plan import Checkpoints, Sharding, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_batch, set_option
 from . import swift_model
 from .deepspeed import read_deepspeed
-from .trainer import FUSED_LOSS, OPTIMIZERS, WITHOUT_EFFECT, checkpoints_of_fsdp, read_fsdp_config, read_optimizer
+from .trainer import FUSED_LOSS, OPTIMIZERS, WITHOUT_EFFECT, read_fsdp_config, read_optimizer
 
 # ms-swift 4.6, swift/arguments/sft_args.py and rlhf_args.py, swift/trainers/arguments.py
 
@@ -204,9 +204,8 @@ def _read_sharding(options: Options, launch: JobLaunch) -> tuple[Sharding | None
         words = " ".join(settings.words("fsdp")).split()
         config = settings.part("fsdp_config")
         settings.rest("_description _requires _note _param_docs")
-        found = Sharding(kind="fsdp") if config is None else read_fsdp_config(config)
-        return (replace(found, offloads=found.offloads or "offload" in words) if launch.size > 1 else None,
-                config is not None and checkpoints_of_fsdp(config))
+        found, recomputes = (Sharding(kind="fsdp"), False) if config is None else read_fsdp_config(config)
+        return (replace(found, offloads=found.offloads or "offload" in words) if launch.size > 1 else None), recomputes
     if launch.sharding is not None:
         return (launch.sharding if launch.size > 1 or launch.sharding.kind == "deepspeed" else None), launch.recomputes
     return (Sharding(kind="ddp") if launch.size > 1 else None), False

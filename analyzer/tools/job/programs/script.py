@@ -12,11 +12,13 @@ from .trainer import (
     FUSED_LOSS,
     WITHOUT_EFFECT,
     quantization_of,
+    read_attention,
     read_batch,
     read_checkpoints,
     read_optimizer,
     read_precision,
     read_sharding,
+    reference_of,
 )
 
 # transformers 5.17, training_args.py; names of lengths, models and adapters as its examples, FastChat, LLaVA, the QLoRA
@@ -52,19 +54,17 @@ _LENGTH = 1024
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a command; what the script itself makes of its other options is not known. Raises JobError."""
     name = _find(options, _MODELS)
-    model = options.text(name, means="model")
-    if model is None:
-        raise options.fail("model_name_or_path", "is not there, and the script's model is not known without it")
+    model = options.needed(name, "the script's model is not known without it", means="model")
     batch, accumulate = read_batch(options)
     task = _read_task(options, launch)
     quantize = _read_quantization(options, name, model)
     adapter = _read_adapter(options, quantize)
     dtype, said = _read_dtype(options)
     plan = TrainingPlan(
-        model=model, task=task, reference="none" if task not in ("dpo", "kto") else "copy" if adapter is None else
-        "adapter", classes=options.number("num_labels", 2) or 2, micro_batch=batch, accumulate=accumulate,
+        model=model, task=task, reference=reference_of(task, adapter),
+        classes=options.number("num_labels", 2) or 2, micro_batch=batch, accumulate=accumulate,
         length=_read_length(options), dtype=dtype, autocast=read_precision(options, launch),
-        quantize=quantize, adapter=adapter, attention=_read_attention(options),
+        quantize=quantize, adapter=adapter, attention=read_attention(options),
         checkpoints="blocks" if launch.recomputes else read_checkpoints(options),
         loss_chunks=_read_loss(options), optimizer=read_optimizer(options),
         clips=options.fraction("max_grad_norm", 1.0) > 0, compiles=options.flag("torch_compile"), ranks=launch.size,
@@ -72,6 +72,8 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         sharding=read_sharding(options, launch), assumptions=(
             "the script trains a model of transformers with its Trainer, as its options suggest; what else it does is "
             "not read: `analyzer dryrun` runs a script itself", *said))
+    for name in ("use_flash_attn", "use_flash_attention_2"):
+        options.flag(name)
     options.leave_out("neftune_noise_alpha", "the noise is left out")
     options.leave_out("vision_tower mm_projector_type tune_mm_mlp_adapter freeze_backbone freeze_vision_tower",
                       "parts of the model besides its language model, and what of it is frozen, are left out")
@@ -146,13 +148,6 @@ def _read_dtype(options: Options) -> tuple[str, list[str]]:
         return _DTYPES[said], []
     return "bf16", ["the weights are loaded in the checkpoint's dtype, bfloat16, as transformers 5 does; before 5 they "
                     "were in float32, where the script did not say otherwise"]
-
-
-def _read_attention(options: Options) -> str | None:
-    said = options.text("attn_implementation", means="attention")
-    options.flag("use_flash_attn")
-    options.flag("use_flash_attention_2")
-    return None if said is None else "eager" if said == "eager" else "sdpa"
 
 
 def _read_loss(options: Options) -> int | None:

@@ -75,8 +75,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     if name not in _SCRIPTS:
         raise options.fail("network_module", f"{name}.py is not read; these are: {', '.join(_SCRIPTS)}")
     script, is_flux = _SCRIPTS[name], name.startswith("flux")
-    if options.text("pretrained_model_name_or_path", means="model") is None:
-        raise options.fail("pretrained_model_name_or_path", "is not there, and the model is not known without it")
+    options.needed("pretrained_model_name_or_path", "the model is not known without it", means="model")
     _check(options, name)
     options.assume("pretrained_model_name_or_path", f"the shape of {script.model}, and modules as diffusers has them")
     said = options.text("mixed_precision", "no", choices=("no", "fp16", "bf16"),

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..document import Document, Edit
-from ..options import Options
+from ..options import OptionReading, Options
 from ..plan import ServingPlan
-from ..program import ServerChange
+from ..program import Change
 
 
 class _Format(NamedTuple):
@@ -88,14 +88,9 @@ def read_weights(options: Options, model: str, name: str = "model") -> tuple[str
     if method is not None and method not in ("none", "unquant", "compressed-tensors"):
         options.note("quantization", "assumed", "its formats are not known: as the model's name says, else 16 bits")
     if named is not None:
-        options.readings.append(replace(_reading(options, name), name="weights", value=named, kind="assumed",
-                                        meaning="by the model's name"))
+        options.readings.append(OptionReading("weights", named, "assumed", "by the model's name", options.place(name)))
         return named, None
     return (None if dtype == "auto" else _DTYPES.get(dtype or "auto", "bf16")), None
-
-
-def _reading(options: Options, name: str) -> Any:
-    return next(reading for reading in reversed(options.readings) if reading.name == name)
 
 
 def read_cache(options: Options) -> str | None:
@@ -157,7 +152,7 @@ def fold_names(options: Options, aliases: Mapping[str, str]) -> Options:
     return options
 
 
-def set_server_option(*names: str) -> ServerChange:
+def set_server_option(*names: str) -> Change:
     """A change of an option of a server's command, by any of its names as they were given, else by the first."""
     def change(options: Options, plan: ServingPlan, wanted: Any) -> list[Edit]:
         document = options.layers[-1][0]

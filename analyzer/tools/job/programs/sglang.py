@@ -186,7 +186,7 @@ def _leave_out(options: Options) -> None:
 SGLANG = JobProgram(
     name="sglang", version="0.5.23", source="sgl-project/sglang python/sglang/srt/arg_groups/fields/", read=read,
     commands=("sglang.launch_server", "sglang serve"), argument="model_path", switches=_SWITCHES,
-    server_changes={"length": set_server_option("context-length"),
-                    "memory": set_server_option("mem-fraction-static"),
-                    "cache": set_server_option("kv-cache-dtype"), "weights": set_server_option("quantization"),
-                    "devices": set_server_option("tp-size", "tp", "tensor-parallel-size")})
+    changes={"length": set_server_option("context-length"),
+             "memory": set_server_option("mem-fraction-static"),
+             "cache": set_server_option("kv-cache-dtype"), "weights": set_server_option("quantization"),
+             "devices": set_server_option("tp-size", "tp", "tensor-parallel-size")})

@@ -77,9 +77,7 @@ class Trained(NamedTuple):
 
 def read_model(options: Options, launch: JobLaunch) -> SwiftModel:
     """The model that is named. Raises JobError where none is."""
-    name = options.text("model", means="model")
-    if name is None:
-        raise options.fail("model", "is not there, and ms-swift needs it")
+    name = options.needed("model", "ms-swift needs it", means="model")
     found, pixels = SwiftModel(name, find_config(name, launch.files)), read_pixels(options, launch)
     if found.has_vision and pixels is None:
         options.note("model", "assumed", "rows of text: passes of its vision and audio towers are left out, their "

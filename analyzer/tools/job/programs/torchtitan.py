@@ -10,7 +10,7 @@ from analyzer.errors import find_close
 from ..document import Edit
 from ..options import Options
 from ..plan import Checkpoints, ModelParallel, Sharding, TrainingPlan
-from ..program import JobLaunch, JobProgram
+from ..program import JobLaunch, JobProgram, set_option
 from .megatron import divide_each_expert
 from .trainer import accumulate_of
 
@@ -223,14 +223,6 @@ def _change_batch(options: Options, plan: TrainingPlan, wanted: int) -> list[Edi
     return edits
 
 
-def _set_inner(part: str, name: str, value: Any = None) -> Any:
-    def change(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edit] | None:
-        before = (options.get(part) or {}).get(name)
-        after = wanted if value is None else value
-        return None if before == after else [Edit((part, name), before, after)]
-    return change
-
-
 def _is_file(data: Mapping[str, Any]) -> bool:
     model = data.get("model")
     return isinstance(model, Mapping) and "flavor" in model and bool({"training", "parallelism", "job"} & set(data))
@@ -239,5 +231,5 @@ def _is_file(data: Mapping[str, Any]) -> bool:
 TORCHTITAN = JobProgram(
     name="torchtitan", version="0.2.2", source="pytorch/torchtitan torchtitan/config/job_config.py", read=read,
     is_file=_is_file, commands=("torchtitan.train", "torchtitan/train.py"), config="job.config_file",
-    changes={"batch": _change_batch, "checkpoints": _set_inner("activation_checkpoint", "mode", "full"),
-             "length": _set_inner("training", "seq_len")})
+    changes={"batch": _change_batch, "checkpoints": set_option("activation_checkpoint.mode", "full"),
+             "length": set_option("training.seq_len")})

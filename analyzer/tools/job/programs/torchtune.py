@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..document import Document, Edit
+from ..document import Document
 from ..options import Options
 from ..plan import Adapter, Checkpoints, FakeQuantization, Sharding, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_batch, set_option
-from .trainer import divide_model
+from .trainer import divide_model, reference_of
 
 # torchtune 0.7.0, recipes/*.py, torchtune/models/*/_model_builders.py and torchtune/modules/
 
@@ -76,7 +76,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a recipe. Raises JobError for what torchtune refuses, and for what has no training step."""
     options.layers = [(document, _fill(document, values, options)) for document, values in options.layers]
     name = "policy_model" if options.get("policy_model") is not None else "model"
-    model, is_lora, quantize, adapter = _read_model(options, name)
+    model, quantize, adapter = _read_model(options, name)
     if options.get("optimizer") is None:
         raise options.fail("optimizer", "is not there: a configuration of generation, evaluation or quantization has "
                            "no training step")
@@ -102,7 +102,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     _leave_out(options, quantize, launch)
     options.rest(_WITHOUT_EFFECT)
     return TrainingPlan(
-        model=model, task=task, reference="none" if task != "dpo" else "adapter" if is_lora else "copy",
+        model=model, task=task, reference=reference_of(task, adapter),
         micro_batch=batch, accumulate=accumulate, length=length, dtype=dtype, quantize=quantize,
         adapter=None if adapter is None else replace(adapter, dtype=dtype), checkpoints=checkpoints,
         loss_chunks=chunks, optimizer=optimizer, updates_in_backward=in_backward, clips=clips, compiles=compiles,
@@ -139,8 +139,8 @@ def _component(options: Options | None) -> str:
     return "" if options is None else (options.text("_component_") or "")
 
 
-def _read_model(options: Options, name: str) -> tuple[str, bool, str | None, Adapter | None]:
-    """The model, whether it has adapters, how frozen weights are held, and the adapters."""
+def _read_model(options: Options, name: str) -> tuple[str, str | None, Adapter | None]:
+    """The model, how frozen weights are held, and the adapters."""
     part = options.part(name)
     if part is None:
         raise options.fail(name, "is not there, and a recipe needs it: model: {_component_: "
@@ -168,7 +168,7 @@ def _read_model(options: Options, name: str) -> tuple[str, bool, str | None, Ada
     part.rest("max_seq_len attn_dropout norm_eps vocab_size num_* embed_dim intermediate_dim rope_* lora_alpha "
               "image_size decoder_trainable encoder_trainable fusion_trainable num_classes scale_factor head_dim "
               "attn_bias")
-    return model, is_lora, quantize, adapter
+    return model, quantize, adapter
 
 
 def _read_adapter(part: Options, plain: str) -> Adapter:
@@ -318,14 +318,6 @@ def _leave_out(options: Options, quantize: str | None, launch: JobLaunch) -> Non
         options.note("model", "not modelled", "weights of 4 bits are taken whole on each rank; torchtune shares them")
 
 
-def _set_inner(part: str, name: str, wanted: Any = None) -> Any:
-    def change(options: Options, plan: TrainingPlan, value: Any) -> list[Edit] | None:
-        before = (options.get(part) or {}).get(name)
-        after = value if wanted is None else wanted(options) if callable(wanted) else wanted
-        return None if after is None or before == after else [Edit((part, name), before, after)]
-    return change
-
-
 def _eight_bits(options: Options) -> str | None:
     """Bitsandbytes takes no ``fused``, and an edit takes nothing away."""
     return None if "fused" in (options.get("optimizer") or {}) else "bitsandbytes.optim.PagedAdamW8bit"
@@ -352,7 +344,7 @@ TORCHTUNE = JobProgram(
     config_copy="`tune cp {} FILE.yaml` copies it from torchtune",
     changes={"batch": set_batch("batch_size", "gradient_accumulation_steps"),
              "checkpoints": set_option("enable_activation_checkpointing", True),
-             "loss": _set_inner("loss", "_component_", "torchtune.modules.loss.LinearCrossEntropyLoss"),
-             "optimizer": _set_inner("optimizer", "_component_", _eight_bits),
-             "quantize": _set_inner("model", "_component_", _four_bits),
-             "length": _set_inner("tokenizer", "max_seq_len")})
+             "loss": set_option("loss._component_", "torchtune.modules.loss.LinearCrossEntropyLoss"),
+             "optimizer": set_option("optimizer._component_", _eight_bits),
+             "quantize": set_option("model._component_", _four_bits),
+             "length": set_option("tokenizer.max_seq_len")})

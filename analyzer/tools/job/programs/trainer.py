@@ -4,13 +4,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from analyzer.errors import find_close
 
 from ..document import Document, JobError
 from ..options import Options
-from ..plan import Checkpoints, ModelParallel, Sharding
+from ..plan import Adapter, Checkpoints, ModelParallel, Sharding, Task
 from ..program import JobLaunch, read_beside
 from .deepspeed import read_deepspeed
 
@@ -129,6 +129,17 @@ def read_batch(options: Options, batch: int = 8, accumulate: int = 1) -> tuple[i
             options.count("gradient_accumulation_steps", accumulate, means="passes of a step"))
 
 
+def reference_of(task: Task, adapter: Adapter | None) -> Literal["none", "adapter", "copy"]:
+    """With what the answers of a task are compared: the model without its adapter, or a copy of it."""
+    return "none" if task not in ("dpo", "kto") else "copy" if adapter is None else "adapter"
+
+
+def read_attention(options: Options) -> str | None:
+    """The attention that transformers is asked for, of which all but eager are as PyTorch's fused one."""
+    said = options.text("attn_implementation", means="attention")
+    return None if said is None else "eager" if said == "eager" else "sdpa"
+
+
 def read_sharding(options: Options, launch: JobLaunch) -> Sharding | None:
     """How ranks share the model: by ``deepspeed``, by ``fsdp`` with ``fsdp_config``, by accelerate's file, or DDP."""
     document = read_beside(options, "deepspeed", launch) if not isinstance(options.get("deepspeed"), dict) else None
@@ -142,7 +153,7 @@ def read_sharding(options: Options, launch: JobLaunch) -> Sharding | None:
         raise options.fail("fsdp", f"must be some of {', '.join(_FSDP)}{find_close(unknown[0], _FSDP)}")
     config = options.part("fsdp_config")
     if words:
-        found = replace(read_fsdp_config(config), kind="fsdp") if config is not None else Sharding(kind="fsdp")
+        found = replace(read_fsdp_config(config)[0], kind="fsdp") if config is not None else Sharding(kind="fsdp")
         return replace(found, reshards=found.reshards and "shard_grad_op" not in words,
                        offloads=found.offloads or "offload" in words)
     if launch.sharding is not None:
@@ -187,13 +198,17 @@ state_dict_type final_state_dict_type auto_wrap_policy transformer_layer_cls_to_
 transformer_cls_names_to_wrap limit_all_gathers version min_num_params xla* enable_checkpoint save_policy"""
 
 
-def read_fsdp_config(options: Options) -> Sharding:
-    """FSDP's settings as accelerate and transformers name them, with ``fsdp_`` before them or without."""
+def read_fsdp_config(options: Options) -> tuple[Sharding, bool]:
+    """FSDP's settings as accelerate and transformers name them, with ``fsdp_`` before them or without, and whether
+    they ask for blocks to be run again in backward.
+    """
     def named(name: str) -> str:
         return f"fsdp_{name}" if options.get(f"fsdp_{name}") is not None else name
 
     if str(options.get(named("version"))) == "1":
         options.note(named("version"), "assumed", "FSDP1: as FSDP2, which holds and gathers as much")
+    recomputes = any(options.get(name) in (True, "true", "True") for name in (
+        "fsdp_activation_checkpointing", "activation_checkpointing"))
     strategy = options.get(named("sharding_strategy"))
     reshards, replicas = True, 1
     if strategy is not None:
@@ -205,7 +220,7 @@ def read_fsdp_config(options: Options) -> Sharding:
             raise options.fail(named("sharding_strategy"), f"must be one of {', '.join(strategies.values())}")
         reshards = said in ("FULL_SHARD", "HYBRID_SHARD")
         if said == "NO_SHARD":
-            return Sharding(kind="ddp")
+            return Sharding(kind="ddp"), recomputes
         if said.startswith("HYBRID"):
             replicas = 0  # as many as there are hosts
     if isinstance(value := options.get(named("reshard_after_forward")), str) and not isinstance(value, bool) \
@@ -220,13 +235,7 @@ def read_fsdp_config(options: Options) -> Sharding:
     options.text(named("mixed_precision_policy"))
     options.rest(" ".join([*names, *(f"fsdp_{name}" for name in names)]), known=(
         "fsdp_sharding_strategy", "fsdp_reshard_after_forward", "fsdp_offload_params", "fsdp_activation_checkpointing"))
-    return Sharding(kind="fsdp", reshards=reshards, offloads=offloads, replicas=replicas)
-
-
-def checkpoints_of_fsdp(options: Options) -> bool:
-    """Whether a configuration of FSDP asks for blocks to be run again in backward."""
-    return any(options.get(name) in (True, "true", "True") for name in (
-        "fsdp_activation_checkpointing", "activation_checkpointing"))
+    return Sharding(kind="fsdp", reshards=reshards, offloads=offloads, replicas=replicas), recomputes
 
 
 def accumulate_of(options: Options, global_name: str, batch: int, ranks: int) -> int | None:

@@ -9,7 +9,15 @@ from ..options import Options
 from ..plan import Adapter, Checkpoints, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, name_of, set_batch, set_option
 from .accelerate import read_accelerate
-from .trainer import WITHOUT_EFFECT, quantization_of, read_batch, read_checkpoints, read_optimizer, read_sharding
+from .trainer import (
+    WITHOUT_EFFECT,
+    quantization_of,
+    read_attention,
+    read_batch,
+    read_checkpoints,
+    read_optimizer,
+    read_sharding,
+)
 
 # TRL 1.16, trl/trainer/*_config.py and trl/scripts/
 
@@ -46,9 +54,7 @@ _LAUNCHES: dict[str, dict[str, Any]] = {
 
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a command or a YAML. Raises JobError for what TRL's own checks refuse."""
-    model = options.text("model_name_or_path", means="model")
-    if model is None:
-        raise options.fail("model_name_or_path", "is not there, and TRL needs it")
+    model = options.needed("model_name_or_path", "TRL needs it", means="model")
     said, task = _read_task(options, launch)
     launched = _read_launch(options, launch)
     launch.ranks = launched.ranks
@@ -63,7 +69,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     plan = TrainingPlan(
         model=model, task=task, reference=_read_reference(options, said, adapter), micro_batch=batch,
         accumulate=accumulate, length=length, dtype=_read_dtype(options), autocast=_read_precision(options),
-        quantize=quantize, adapter=adapter, attention=_read_attention(options),
+        quantize=quantize, adapter=adapter, attention=read_attention(options),
         checkpoints=_read_checkpoints(options, launched),
         loss_chunks=None if task == "reward" else min(64, -(-sequences * length // _TOKENS_OF_PART)),
         optimizer=read_optimizer(options), clips=options.fraction("max_grad_norm", 1.0) > 0,
@@ -194,11 +200,6 @@ def _read_reference(options: Options, said: str, adapter: Adapter | None) -> Any
     if said in ("grpo", "rloo") and not beta:
         return "none"
     return "copy" if adapter is None else "adapter"
-
-
-def _read_attention(options: Options) -> str | None:
-    said = options.text("attn_implementation", means="attention")
-    return None if said is None else "eager" if said == "eager" else "sdpa"
 
 
 def _is_file(data: Any) -> bool:

@@ -190,7 +190,7 @@ VLLM = JobProgram(
     commands=("vllm serve", "vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server",
               "vllm.entrypoints.cli.main serve"),
     argument="model", switches=_SWITCHES,
-    server_changes={"length": set_server_option("max-model-len"),
-                    "memory": set_server_option("gpu-memory-utilization"),
-                    "cache": set_server_option("kv-cache-dtype"), "weights": set_server_option("quantization", "q"),
-                    "devices": set_server_option("tensor-parallel-size", "tp")})
+    changes={"length": set_server_option("max-model-len"),
+             "memory": set_server_option("gpu-memory-utilization"),
+             "cache": set_server_option("kv-cache-dtype"), "weights": set_server_option("quantization", "q"),
+             "devices": set_server_option("tensor-parallel-size", "tp")})
