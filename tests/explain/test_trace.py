@@ -87,6 +87,22 @@ def test_a_trace_without_a_device_has_times_of_the_host(tmp_path: Path) -> None:
     assert _microseconds(report.modules) == {"Linear": 80, "ReLU": 30}
 
 
+def test_kernels_of_older_traces_go_by_the_call_of_the_driver(tmp_path: Path) -> None:
+    """There a kernel's external id is the number of that call, which may be the id of another operator."""
+    found = json.loads(write(steps=1))
+    starts = {event["args"].get("External id"): event for event in found["traceEvents"] if event.get("cat") == "cpu_op"}
+    for event in list(found["traceEvents"]):
+        if event.get("cat") in ("kernel", "gpu_memcpy"):
+            launcher, number = starts[event["args"]["External id"]], event["args"]["External id"] - 2
+            event["args"] |= {"External id": number, "correlation": number}
+            found["traceEvents"].append({**launcher, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 1,
+                                         "ts": launcher["ts"] + 5, "args": {"correlation": number}})
+    report = describe_trace(_read(tmp_path / "t", json.dumps(found)), None)
+    assert _microseconds(report.operators) == {
+        "aten::mm": 300, "aten::addmm": 200, "c10d::allreduce_": 160, "aten::copy_": 50, "aten::clamp_min": 50}
+    assert _microseconds(report.modules) == {"Linear": 200, "ReLU": 50}
+
+
 def _predict() -> Profile:
     return profile(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), torch.empty(8, 64, device="meta"), device="t4",
                    optimizer=None)
@@ -95,6 +111,10 @@ def _predict() -> Profile:
 def test_operators_go_by_the_names_that_are_predicted(tmp_path: Path) -> None:
     """clamp_min is what relu calls; a copy, and the sum of the bias that was not launched, are on one side alone."""
     predicted = _predict()
+    # addmm launches a second kernel, as of a split sum
+    two_kernels = write().replace('"External id": 8, "device"', '"External id": 6, "device"')
+    twice = {row.name: row for row in describe_trace(_read(tmp_path / "t", two_kernels), predicted).operators}
+    assert twice["aten::addmm"].seconds == pytest.approx((400 + 50) / 2 * 1e-6) and twice["aten::addmm"].calls == 1
     report: TraceReport = describe_trace(_read(tmp_path / "t", write()), predicted)
     rows = {row.name: row for row in report.operators}
     assert rows["aten::relu"].seconds == pytest.approx(50e-6) and "aten::clamp_min" not in rows

@@ -31,7 +31,6 @@ from .reserve import list_keepers, split_reserved
 from .reserve_screen import describe_growth, describe_reserved, describe_settings
 from .run_log import RunLog
 from .run_screen import describe_run, list_quantities
-from .run_screen import to_dict as describe_log
 from .settings import try_settings
 from .snapshot import read_snapshot
 from .snapshot_page import write_snapshot_page
@@ -156,7 +155,7 @@ def _explain_text(path: Path, kind: str, arguments: argparse.Namespace) -> tuple
 def _explain_run(path: Path, log: RunLog, arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     prediction = None if arguments.against is None else read_prediction(arguments)
     rows = list_quantities(log, None if prediction is None else prediction.profile)
-    found = {"kind": "log of a run", "file": path.name, **describe_log(log, rows)}
+    found = {"kind": "log of a run", "file": path.name, **asdict(log), "quantities": [asdict(row) for row in rows]}
     return describe_run(path.name, log, rows, prediction), found
 
 

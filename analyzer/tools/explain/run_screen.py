@@ -2,9 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from textwrap import fill
-from typing import Any
 
 from analyzer.api.result import Profile
 from analyzer.report.text_table import print_rows
@@ -166,10 +165,3 @@ def _judge(rows: list[LoggedQuantity]) -> list[str]:
     if not any(row.predicted for row in rows):
         said.append("nothing that the log tells is predicted")
     return said
-
-
-def to_dict(log: RunLog, rows: list[LoggedQuantity]) -> dict[str, Any]:
-    """The run as plain values."""
-    return {"program": log.program, "steps": log.steps, "runtime_seconds": log.runtime_seconds,
-            "ranks": list(log.ranks), "quantities": [asdict(row) for row in rows], "notes": log.notes,
-            "unknown": log.unknown}

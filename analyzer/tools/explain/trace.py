@@ -61,7 +61,7 @@ def read_trace(path: Path, file: BinaryIO | gzip.GzipFile) -> Trace:
     """Read what `torch.profiler` exported. Raises InputError for a file that is damaged or cut off."""
     trace = Trace()
     threads: defaultdict[object, list[tuple[float, float, str, object]]] = defaultdict(list)
-    device: list[tuple[DeviceEvent, object]] = []
+    device: list[tuple[DeviceEvent, object, object]] = []
     optimizer_steps = kept = 0
     for event in _iterate_events(path, file):
         kind, name, start, length = (event.get(key) for key in ("cat", "name", "ts", "dur"))
@@ -71,12 +71,16 @@ def read_trace(path: Path, file: BinaryIO | gzip.GzipFile) -> Trace:
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
         external = args.get("External id", args.get("external id"))
+        launch = args.get("correlation")
         if kind in _ON_DEVICE:
             kept += 1
-            device.append((DeviceEvent(begin, begin + duration, name, kind, str(event.get("pid")), None), external))
+            row = DeviceEvent(begin, begin + duration, name, kind, str(event.get("pid")), None)
+            device.append((row, external, launch))
         elif kind == "cpu_op" or kind == "python_function" and name.startswith(_MODULE):
             kept += 1
             threads[str(event.get("tid"))].append((begin, -duration, name, external))
+        elif isinstance(kind, str) and kind.endswith(("_runtime", "_driver")) and launch is not None:
+            threads[str(event.get("tid"))].append((begin, -duration, "", launch))
         elif kind == "user_annotation" and name.startswith(_STEP):
             trace.step_seconds.append(duration / 1e6)
         optimizer_steps += kind == "user_annotation" and name.startswith(_OPTIMIZER)
@@ -84,22 +88,29 @@ def read_trace(path: Path, file: BinaryIO | gzip.GzipFile) -> Trace:
             raise InputError(f"{path}: a trace of more than {_MOST_EVENTS:,} operators and kernels; profile fewer "
                              "steps (schedule=torch.profiler.schedule(...))")
     places: dict[str, int] = {}
+    launches: dict[str, int | None] = {}
     for rows in threads.values():
-        _nest(trace, rows, places)
+        _nest(trace, rows, places, launches)
     trace.steps = len(trace.step_seconds) or optimizer_steps or None
     device.sort(key=lambda row: row[0].start)
-    trace.events = [event._replace(call=places.get(str(external))) for event, external in device]
+    # Kernels name the call of the driver that launched them; only newer traces name the operator too.
+    trace.events = [event._replace(call=launches.get(str(launch), places.get(str(external))))
+                    for event, external, launch in device]
     return trace
 
 
-def _nest(trace: Trace, rows: list[tuple[float, float, str, object]], places: dict[str, int]) -> None:
-    """Append the calls of one thread; who calls whom is in their times."""
+def _nest(trace: Trace, rows: list[tuple[float, float, str, object]], places: dict[str, int],
+          launches: dict[str, int | None]) -> None:
+    """Append the calls of one thread; who calls whom, and what launches a kernel, is in their times."""
     open_calls: list[tuple[float, int | None, str | None]] = []  # end, place, module
     rows.sort(key=lambda row: row[:2])
     for begin, minus, name, external in rows:
         while open_calls and open_calls[-1][0] <= begin:
             open_calls.pop()
         _, caller, module = open_calls[-1] if open_calls else (0.0, None, None)
+        if not name:
+            launches[str(external)] = caller
+            continue
         if name.startswith(_MODULE):
             open_calls.append((begin - minus, caller, _NUMBERED.sub("", name.removeprefix(_MODULE))))
             continue

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from analyzer.api.result import Profile
-from analyzer.results.info import ModuleInfo
 from analyzer.units import add_quantities
 
 from .trace import DeviceEvent, HostCall, Trace
@@ -44,17 +43,20 @@ def describe_trace(trace: Trace, profile: Profile | None) -> TraceReport:
         predicted[_shorten(row.operator)] += row.seconds or 0.0
     operators, kernels, modules, by_class = (defaultdict[str, float](float) for _ in range(4))
     calls, launches = Counter[str](), Counter[str]()
+    seen: set[int] = set()  # places of calls
     for seconds, call, kernel in _list_times(trace):
-        name = kernel if call is None else _find_operator(trace.calls, call, predicted)
+        name, place = (kernel, None) if call is None else _find_operator(trace.calls, call, predicted)
         operators[name] += seconds
-        calls[name] += 1
+        calls[name] += place not in seen  # a call may launch several kernels
+        if place is not None:
+            seen.add(place)
         if kernel:
             kernels[kernel] += seconds
             launches[kernel] += 1
         if call is not None and (module := trace.calls[call].module):
             modules[module] += seconds
     steps = trace.steps or 1
-    for info in () if profile is None or profile.modules is None else _walk(profile.modules):
+    for info in () if profile is None or profile.modules is None else profile.modules.walk():
         by_class[info.type] += info.own.fwd_seconds or 0.0
     return TraceReport(
         trace.steps, bool(trace.events), _list_totals(trace, profile, steps),
@@ -76,16 +78,15 @@ def _list_times(trace: Trace) -> Iterator[tuple[float, int | None, str]]:
         yield from ((call.own / 1e6, place, "") for place, call in enumerate(trace.calls))
 
 
-def _find_operator(calls: list[HostCall], place: int, predicted: Collection[str]) -> str:
-    """The outermost caller that the prediction knows, for it has operators as autograd and users call them
-    (``_to_copy``, not the ``copy_`` in it); else the operator itself.
+def _find_operator(calls: list[HostCall], place: int, predicted: Collection[str]) -> tuple[str, int]:
+    """The name and the place of the outermost caller that the prediction knows, for it has operators as autograd and
+    users call them (``_to_copy``, not the ``copy_`` in it); else those of the operator itself.
     """
-    found, at = _shorten(calls[place].name), place
-    best = found
+    at, best = place, (_shorten(calls[place].name), place)
     while (above := calls[at].caller) is not None:
         at = above
         if (name := _shorten(calls[at].name)) in predicted:
-            best = name
+            best = name, at
     return best
 
 
@@ -134,9 +135,3 @@ def _cover(events: Iterable[DeviceEvent]) -> float:
         found += max(0.0, end - max(start, last))
         last = max(last, end)
     return found
-
-
-def _walk(module: ModuleInfo) -> Iterator[ModuleInfo]:
-    yield module
-    for child in module.children:
-        yield from _walk(child)
