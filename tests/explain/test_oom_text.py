@@ -1,4 +1,6 @@
 """Out-of-memory errors as programs write them: every figure, who has the memory, and what is the matter."""
+import gzip
+import re
 from pathlib import Path
 
 import pytest
@@ -289,3 +291,44 @@ def test_the_command_reads_a_log(tmp_path: Path, run) -> None:  # type: ignore[n
 def test_a_text_that_says_little() -> None:
     assert find_owners(OutOfMemoryText("CUDA", 1, None, None, None, None, {}, None, None, None, None)) == (
         find_owners(find_errors(["CUDA error: out of memory"])[0]))
+
+
+def test_a_text_that_was_cut_off_blames_nobody() -> None:
+    text = TEXTS["2.5, this process"][0]
+    error, = find_errors([text[:text.index(" is free") + len(" is free")]])
+    assert (error.free_bytes, error.allocated_bytes) == (_size("12.73G"), None)
+    assert find_owners(error).cause == "no figures"
+
+
+def test_what_is_not_known_of_mps_is_not_said() -> None:
+    error, = find_errors(["RuntimeError: MPS backend out of memory (MPS allocated: 17.32 GB, other allocations: 1.05 "
+                          "GB, max allowed: 18.13 GB). Tried to allocate 256.00 MB on private pool."])
+    said = describe_errors("a.log", [error])
+    assert find_owners(error).other_bytes is None
+    assert "other processes" not in said and "free" not in said, said
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_encodings_and_colours_of_terminals(encoding: str, tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+    """PowerShell writes UTF-16, Python 3.13 colours tracebacks, and rich colours each number."""
+    colours = [re.sub(r"(\d+\.\d+|\b\d+\b)", "\x1b[1;36m\\1\x1b[0m", TEXTS["five processes"][0]),
+               '  File \x1b[35m"/home/me/train.py"\x1b[0m, line \x1b[35m12\x1b[0m, in \x1b[35mmain\x1b[0m']
+    data = "\r\n".join(["Traceback (most recent call last):", *colours[::-1], ""]).encode(encoding)
+    for name, written in (("a.log", data), ("a.log.gz", gzip.compress(data))):
+        (tmp_path / name).write_bytes(written)
+        code, out, complaint = run("explain", str(tmp_path / name))
+        assert code == 0 and "Another process: others hold 43.79 GiB" in out, complaint
+        assert "at me/train.py:12 main" in out, out
+
+
+def test_a_packed_log_that_was_cut_off(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+    packed = gzip.compress("".join(f"step {step}, {hash((step, 1))}\n" for step in range(9000)).encode())
+    (tmp_path / "a.log.gz").write_bytes(packed[:len(packed) // 2])
+    code, _, complaint = run("explain", str(tmp_path / "a.log.gz"))
+    assert code == 2 and "damaged or cut off: Compressed file ended" in " ".join(complaint.split())
+
+
+def test_what_a_log_does_not_show(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "a.log").write_text(TEXTS["five processes"][0])
+    code, _, complaint = run("explain", str(tmp_path / "a.log"), "--show", "reserved")
+    assert code == 2 and "--show reserved: tells of a memory snapshot, and this is a log" in complaint

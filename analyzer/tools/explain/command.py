@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import gzip
+import io
 import json
 import re
 import zlib
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
@@ -25,7 +27,7 @@ from .history import read_history
 from .lightning_csv import read_lightning
 from .line import Lines
 from .oom_screen import describe_errors, find_owners, to_dict
-from .oom_text import find_errors
+from .oom_text import find_errors, remove_codes
 from .prediction import advise, find_failure, list_at_peak, list_variants, read_prediction
 from .reserve import list_keepers, split_reserved
 from .reserve_screen import describe_growth, describe_reserved, describe_settings
@@ -46,7 +48,9 @@ from .trainer_log import read_json_log, read_printed
 SHOWN = ("peak", "reserved", "settings", "growth")
 _MUCH = 0.05  # of what a run holds: above it options are tried that would explain what one side holds alone
 _HEAD_BYTES = 4096       # of which the kind of a file is told
-_LONGEST_LINE = 1 << 16  # bytes of a text's line that are read at once
+_LONGEST_LINE = 1 << 16  # characters of a text's line that are read at once
+_GZIP = b"\x1f\x8b"
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # `>` of Windows PowerShell writes UTF-16
 
 
 def run_explain(arguments: argparse.Namespace) -> int:
@@ -59,6 +63,9 @@ def run_explain(arguments: argparse.Namespace) -> int:
     kind = find_kind(path)
     if kind != "snapshot" and arguments.html is not None:
         raise InputError(f"{path}: --html {arguments.html}: a page is made of a memory snapshot, and this is a "
+                         f"{'trace' if kind == 'trace' else 'log'}")
+    if kind != "snapshot" and arguments.show is not None:
+        raise InputError(f"{path}: --show {','.join(arguments.show)}: tells of a memory snapshot, and this is a "
                          f"{'trace' if kind == 'trace' else 'log'}")
     if kind == "snapshot":
         text, found = _explain_snapshot(path, shown, capacity, arguments)
@@ -188,14 +195,19 @@ def _find_log(path: Path, *readers: Callable[[Iterable[str]], RunLog | None]) ->
 def _open(path: Path) -> BinaryIO | gzip.GzipFile:
     """A file, unpacked where it is packed by gzip."""
     with open(path, "rb") as file:
-        is_packed = file.read(2) == b"\x1f\x8b"
+        is_packed = file.read(2) == _GZIP
     return gzip.open(path) if is_packed else open(path, "rb")
 
 
 def _read_lines(file: BinaryIO | gzip.GzipFile) -> Iterator[str]:
-    """Lines of a text, of a very long one its parts; of progress bars, which write over a line, what stays of it."""
-    while line := file.readline(_LONGEST_LINE):
-        yield line.decode("utf-8", "replace").rstrip("\r\n").rpartition("\r")[2]
+    """Lines of a text without colours, of a very long one its parts; of progress bars, which write over a line, what
+    stays of it.
+    """
+    encoding = "utf-16" if file.read(2) in _UTF_16 else "utf-8-sig"
+    file.seek(0)
+    text = io.TextIOWrapper(cast(BinaryIO, file), encoding, "replace", "\n")
+    while line := text.readline(_LONGEST_LINE):
+        yield remove_codes(line).rstrip("\r\n").rpartition("\r")[2]
 
 
 def find_kind(path: Path) -> str:
@@ -203,7 +215,7 @@ def find_kind(path: Path) -> str:
     try:
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
-        if head.startswith(b"\x1f\x8b"):
+        if head.startswith(_GZIP):
             with gzip.open(path) as packed:
                 head = packed.read(_HEAD_BYTES)
     except (OSError, EOFError, zlib.error) as error:
@@ -215,7 +227,7 @@ def find_kind(path: Path) -> str:
     if head.startswith(b"PK\x03\x04"):
         raise InputError(f"{path}: a zip archive, as torch.save writes: no memory snapshot; it should be what "
                          "torch.cuda.memory._dump_snapshot(FILE) wrote")
-    if b"\0" in head:
+    if b"\0" in head and head[:2] not in _UTF_16:
         raise InputError(f"{path}: neither a memory snapshot (torch.cuda.memory._dump_snapshot) nor a text")
     if not re.match(rb'\s*\{\s*["}]', head):
         return "text"

@@ -46,8 +46,9 @@ def find_owners(error: OutOfMemoryText) -> OwnersOfMemory:
         if near:
             own, is_guessed = others.pop(min(near, key=lambda pid: others[pid])), True
     used = None if error.capacity_bytes is None or error.free_bytes is None else error.capacity_bytes - error.free_bytes
-    # A text that names this process comes from a driver that lists all: no other one is no other one.
-    other = sum(others.values()) if others or own is not None else None
+    # A text that names this process comes from a driver that lists all: no other one is no other one. MPS has no list.
+    is_listed = own is not None and error.capacity_bytes is not None
+    other = sum(others.values()) if others or is_listed else None
     outside = None if own is None or reserved is None else max(0, own - reserved)
     beside = None if own is not None or used is None or reserved is None else max(0, used - reserved - (other or 0))
     lacking = _find_lacking(error)
@@ -91,7 +92,7 @@ def _find_cause(error: OutOfMemoryText, other: int | None, lacking: int | None) 
         return "free but refused"
     if lacking == 0:
         return "fragmentation"
-    return "too much"
+    return "no figures" if error.allocated_bytes is None and other is None else "too much"
 
 
 def describe_errors(name: str, errors: Sequence[OutOfMemoryText]) -> str:
@@ -158,8 +159,9 @@ def _say(error: OutOfMemoryText, owners: OwnersOfMemory) -> str:
                          + f"more than the {requested} that were asked for, but not in one piece. "
                          "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids most of it.",
         "limit": f"The limit of this process: it may take {format_bytes(error.allowed_bytes)} "
-                 "(set_per_process_memory_fraction, or the server's own share), and the device has "
-                 f"{format_bytes(error.free_bytes)} free. Raise the limit, or take less." + lacks,
+                 "(set_per_process_memory_fraction, or the server's own share)"
+                 + ("" if error.free_bytes is None else f", and the device has {format_bytes(error.free_bytes)} free")
+                 + ". Raise the limit, or take less." + lacks,
         "another process": f"Another process: others hold {format_bytes(owners.other_bytes)}; without them the "
                            f"{requested} would have been there. nvidia-smi lists them; a process that has died before "
                            "may still hold its memory.",

@@ -48,6 +48,10 @@ _RANK = re.compile(r"\[rank(\d+)\]|\brank=(\d+)\b|\[[\d\- :]+ (?:DP\d+ )?TP(\d+)
 _WRITER = re.compile(r"^\s*(?:\[[\d\-TZ:. ]+\] ?)?(\(\w[^()\n]{0,60}pid=\d+[^()\n]{0,40}\)|\[rank\d+\]:"
                      r"|\[[\d\- :]+ [DT]P\d+(?: TP\d+)?\])")
 
+# Colours, as Python 3.13 has them in tracebacks and rich in logs, movements of the cursor, and links: the control
+# sequences CSI and OSC of ECMA-48.
+_CODES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+
 
 @dataclass(frozen=True)
 class OutOfMemoryText:
@@ -79,6 +83,15 @@ class OutOfMemoryText:
         if self.allocated_bytes is None or self.unallocated_bytes is None:
             return None
         return self.allocated_bytes + self.unallocated_bytes
+
+
+def remove_codes(line: str) -> str:
+    r"""A line without what a terminal does not show of it.
+
+    >>> remove_codes("\x1b[1;36m2.00\x1b[0m GiB")
+    '2.00 GiB'
+    """
+    return _CODES.sub("", line) if "\x1b" in line else line
 
 
 def find_errors(lines: Iterable[str]) -> list[OutOfMemoryText]:
