@@ -70,7 +70,7 @@ def test_what_a_step_is_spent_on(tmp_path: Path) -> None:
     report = describe_trace(_read(tmp_path / "t", write()), None)
     assert report.steps == 2 and report.is_on_device
     assert _microseconds(report.totals) == {
-        "step, on the host": 900, "device busy": 50 + 200 + 50 + 360,
+        "step, on the host": 900, "step, on the device": (1860 - 30) / 2, "device busy": 50 + 200 + 50 + 360,
         "device waits for its host": (1860 - 30 - 2 * 660) / 2, "communication": 160,
         "communication beside no computation": 60, "copies": 50}
     assert _microseconds(report.operators) == {
@@ -121,7 +121,7 @@ def test_operators_go_by_the_names_that_are_predicted(tmp_path: Path) -> None:
     of_addmm = sum(row.seconds or 0 for row in predicted.operators if row.operator == "aten.addmm.default")
     assert rows["aten::addmm"].predicted == pytest.approx(of_addmm) and of_addmm > 0
     assert rows["aten::copy_"].predicted is None and rows["aten::sum"].seconds == 0
-    assert {row.name: row.predicted for row in report.totals}["step, on the host"] == predicted.step_seconds
+    assert {row.name: row.predicted for row in report.totals}["step, on the device"] == predicted.step_seconds
 
 
 def test_pieces_of_a_file_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

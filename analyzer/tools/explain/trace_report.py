@@ -107,7 +107,7 @@ def _list_totals(trace: Trace, profile: Profile | None, steps: int) -> list[Time
         return add_quantities([getattr(phase, name) for phase in phases]) if phases else None
 
     rows = [TimeRow("step, on the host", sum(trace.step_seconds) / len(trace.step_seconds) if trace.step_seconds
-                    else None, None, None if profile is None else profile.step_seconds)]
+                    else None, None, None if profile is None or trace.events else profile.step_seconds)]
     if not trace.events:
         return rows
     first = trace.events[0].device  # of several devices in one process the first
@@ -119,7 +119,9 @@ def _list_totals(trace: Trace, profile: Profile | None, steps: int) -> list[Time
     span = max(event.end for event in here) - here[0].start
     copies = [event for event in here if event.kind == "gpu_memcpy"]
     of_step = 1e-6 / steps
-    return [*rows, TimeRow("device busy", busy * of_step, len(here) / steps,
+    # The host may run ahead, so a step is as long as the device takes for it.
+    return [*rows, TimeRow("step, on the device", span * of_step, None, None if profile is None else
+                           profile.step_seconds), TimeRow("device busy", busy * of_step, len(here) / steps,
                            None if profile is None or sent else profile.kernel_seconds),
             TimeRow("device waits for its host", (span - busy) * of_step, None, predict("launch_seconds")),
             TimeRow("communication", _cover(sent) * of_step, len(sent) / steps, predict("communication_seconds")),

@@ -13,7 +13,7 @@ from .trace_report import TimeRow, TraceReport
 
 _LARGEST = 5     # differences, and operators that are not predicted
 _FEWER = 4       # kernels, classes of modules
-_NAME_WIDTH = 60
+_NAME_WIDTH, _SHORT_WIDTH = 60, 40
 
 
 def print_trace(name: str, report: TraceReport, prediction: Prediction | None) -> str:
@@ -39,7 +39,7 @@ def print_trace(name: str, report: TraceReport, prediction: Prediction | None) -
         parts.append(_table("Module's class, in forward", report.modules[:_FEWER], prediction))
     if prediction is not None:
         others = [row for row in report.operators if row.predicted is None and row.seconds]
-        named = ", ".join(f"{clean(cut_middle(row.name, _NAME_WIDTH))} {format_seconds(row.seconds)} ({row.calls:g})"
+        named = ", ".join(f"{clean(cut_middle(row.name, _SHORT_WIDTH))} {format_seconds(row.seconds)} ({row.calls:g})"
                           for row in others[:_LARGEST])
         more = f" and {len(others) - _LARGEST:,} more" if len(others) > _LARGEST else ""
         parts.append(fill(f"in the run and not predicted (calls): {named}{more}" if others else
