@@ -1,8 +1,11 @@
 """The options of a configuration as its program reads them: checked, with defaults, and with what became of each."""
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from analyzer.errors import find_close
@@ -214,6 +217,22 @@ class Options:
 
     def _others(self) -> Iterator[str]:
         return (name for name in self.names() if name not in self._taken)
+
+
+def names_of(program: str, kind: str = "without effect") -> str:
+    """Names of a program's options, with spaces between them: those that change no cost, or another kind of
+    ``names.json``; one that ends in ``*`` is the beginning of names.
+
+    >>> names_of("llamafactory_v1", "without effect of adapters").split()[:2]
+    ['lora_alpha', 'use_rslora']
+    """
+    return " ".join(_read_names()[program][kind])
+
+
+@cache
+def _read_names() -> dict[str, dict[str, list[str]]]:
+    found: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("names.json").read_text("utf-8"))
+    return found
 
 
 #: One thing by the names of several programs, of which people write one in the place of another.

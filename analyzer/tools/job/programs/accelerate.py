@@ -4,17 +4,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..document import Document
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import Sharding
 from ..program import JobLaunch, read_beside
 from .deepspeed import read_deepspeed
 from .trainer import read_fsdp_config
 
 # accelerate 1.15, commands/config/config_args.py and commands/launch.py
-_WITHOUT_EFFECT = """compute_environment debug downcast_bf16 enable_cpu_affinity machine_rank main_process_ip
-main_process_port main_training_function num_cpu_threads_per_process rdzv_* same_network tpu_* no_tpu_cluster
-use_configured_seed quiet tee log_dir role max_restarts monitor_interval gpu_ids multi_gpu use_deepspeed use_fsdp env vm
-module m no_python config_file use_parallelism_config commands command_file"""
+_WITHOUT_EFFECT = names_of("accelerate")
 
 
 #: utils/dataclasses.py, `DistributedType`, by which commands/config writes a file.

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..document import Edit
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import Adapter, Checkpoints, FakeQuantization, Sharding, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_batch, set_option
 from .trainer import (
@@ -21,33 +21,7 @@ from .trainer import (
 
 # axolotl 0.18.0, src/axolotl/utils/schemas/
 
-_WITHOUT_EFFECT = f"""{WITHOUT_EFFECT} base_model_config tokenizer_* processor_type processor_config special_tokens
-added_tokens_overrides tokens datasets test_datasets pretraining_dataset dataset_* skip_prepare_dataset val_set_size
-num_epochs lr_scheduler cosine_* lr_* eta_min wandb_* mlflow_* comet_* swanlab_* use_wandb use_mlflow use_comet
-use_swanlab trackio_* use_trackio tensorboard* use_tensorboard lora_alpha lora_model_dir lora_fan_in_fan_out
-lora_on_cpu lora_bias lora_init_lora_weights peft_use_rslora peft_init_lora_weights peft_autocast_adapter_dtype
-loraplus_* saves_per_epoch evals_per_epoch
-eval_* chat_template* eot_tokens strict tf32 flash_attn_cross_entropy flash_attn_rms_norm loss_watchdog_*
-early_stopping_patience train_on_inputs hf_use_auth_token push_dataset_to_hub shuffle_* sample_packing_*
-model_type is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model
-torchdistx_path gptq_groupsize gptq_model_v1 bnb_config_kwargs revision_of_model overrides_of_model_config
-overrides_of_model_kwargs resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings
-experimental_skip_move_to_device device_map max_memory auto_resume_from_checkpoints resume_from_checkpoint
-group_by_length excess_length_strategy noisy_embedding_alpha remove_unused_columns use_ray ray_* streaming
-streaming_* roles_to_train default_system_message curriculum_sampling include_tokens_per_second
-include_tkps profiler_* gc_steps gc_collect_steps low_cpu_mem_usage ddp_* nccl_* debug min_sample_len
-model_config is_preprocess preprocess_iterable sequence_len_overflow_handling sft_* save_first_step
-hub_* pad_to_multiple_of fix_untrained_tokens loss_* rl_beta dpo_* kto_* orpo_alpha rpo_alpha cpo_alpha simpo_gamma
-dpo_use_weighting relora* jagged_* user_defined_* image_* use_quant_recipe eval_table_size
-save_only_model world_size local_rank capabilities env_capabilities xformers_attention context_parallel_size_eval
-liger_cross_entropy liger_rms_norm_gated liger_rope cut_cross_entropy_* unsloth_rope unsloth_rms_norm
-unsloth_cross_entropy_loss spectrum_* warmup_* n_gpu val_* log_* do_* axolotl_config_path output_dir
-torch_compile_backend torch_compile_options flex_attn_compile_kwargs gemma4_hybrid_attn_impl
-fused_attn_kernel lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel use_kernels
-experts_implementation plugins liger_rms_norm liger_glu_activation liger_layer_norm use_onebitllms
-processor_kwargs message_* default_* type ebft_* peft_layers_pattern use_scattermoe use_sonicmoe gptq_disable_exllama
-lisa_* eaft_* use_eaft adam_eps use_otel_metrics otel_* center_rewards_coefficient
-pretrain_multipack_attn flash_optimum base_model_ignore_patterns peft"""
+_WITHOUT_EFFECT = f"{WITHOUT_EFFECT} {names_of('axolotl')}"
 
 _TASKS: dict[str, Task] = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "simpo": "simpo", "kto": "kto",
                            "grpo": "policy", "gdpo": "policy", "ebft": "policy"}

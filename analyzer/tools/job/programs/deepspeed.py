@@ -6,16 +6,12 @@ import torch
 from analyzer.errors import find_close
 
 from ..document import Document
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import Sharding
 from ..program import JobLaunch
 
 # DeepSpeed 0.19, runtime/config.py and runtime/zero/config.py
-_WITHOUT_EFFECT = """steps_per_print wall_clock_breakdown zero_allow_untested_optimizer zero_force_ds_cpu_optimizer
-train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping scheduler
-prescale_gradients gradient_predivide_factor dump_state tensorboard wandb csv_monitor comet flops_profiler
-memory_breakdown data_types communication_data_type checkpoint dataloader_drop_last seq_parallel_communication_data_type
-graph_harvesting load_universal_checkpoint disable_allgather aio comms_config comms_logger monitor_config _comment"""
+_WITHOUT_EFFECT = names_of("deepspeed")
 
 
 #: runtime/config.py, DEEPSPEED_OPTIMIZERS

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from analyzer.zoo.target import find_pipeline
 
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import Adapter, EncodingPass, PicturePlan, TrainingPlan
 from ..program import JobLaunch, JobProgram, name_of, set_batch, set_option
 from .trainer import read_checkpoints
@@ -14,22 +14,8 @@ from .trainer import read_checkpoints
 # diffusers 0.40, examples/text_to_image and examples/dreambooth at commit 58eb52c: defaults of options, dtypes of
 # modules, and when each is on the device.
 
-_WITHOUT_EFFECT = """revision variant dataset_* cache_dir train_data_dir image_column caption_column instance_data_dir
-instance_prompt class_data_dir class_prompt num_class_images class_labels_conditioning repeats output_dir
-output_kohya_format seed center_crop random_flip image_interpolation_mode sample_batch_size num_train_epochs
-max_train_steps max_train_samples checkpointing_steps checkpoints_total_limit resume_from_checkpoint learning_rate
-text_encoder_lr scale_lr lr_* snr_gamma adam_* prodigy_* push_to_hub hub_* logging_dir allow_tf32 report_to
-prior_generation_precision prior_loss_weight local_rank lora_alpha num_validation_images validation_epochs
-validation_steps validation_images validation_scheduler tracker_project_name skip_save_text_encoder set_grads_to_none
-offset_noise noise_offset input_perturbation proportion_empty_prompts timestep_bias_* do_edm_style_training
-weighting_scheme logit_* mode_scale precondition_outputs guidance_scale prediction_type dataloader_num_workers
-debug_loss tokenizer_name tokenizer_max_length text_encoder_use_attention_mask upcast_before_saving non_ema_revision
-foreach_ema crops_coords_top_left_* enable_xformers_memory_efficient_attention enable_npu_flash_attention"""
-_SWITCHES = frozenset("""allow_tf32 cache_latents center_crop class_labels_conditioning do_edm_style_training
-dream_training enable_npu_flash_attention enable_xformers_memory_efficient_attention foreach_ema gradient_checkpointing
-offload_ema offset_noise output_kohya_format pre_compute_text_embeddings push_to_hub random_flip scale_lr
-set_grads_to_none skip_save_text_encoder text_encoder_use_attention_mask train_text_encoder upcast_before_saving
-use_8bit_adam use_dora use_ema with_prior_preservation debug_loss""".split())
+_WITHOUT_EFFECT = names_of("diffusers")
+_SWITCHES = frozenset(names_of("diffusers", "switches").split())
 _ATTENTION = ("to_k", "to_q", "to_v", "to_out.0")
 _JOINT = tuple(f"attn.{name}" for name in ("to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj",
                                            "to_add_out"))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..document import Edit
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import Adapter, Checkpoints, Sharding, Task, TrainedBlocks, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_batch, set_option
 from .trainer import (
@@ -23,28 +23,10 @@ from .trainer import (
 
 # LLaMA-Factory 0.9.6, src/llamafactory/hparams/ and model/
 
-_WITHOUT_EFFECT = f"""{WITHOUT_EFFECT} adapter_folder cache_dir use_fast_tokenizer split_special_tokens add_tokens
-add_special_tokens new_special_tokens_config init_special_tokens model_revision low_cpu_mem_usage rope_scaling
-moe_aux_loss_coef use_reentrant_gc train_from_scratch infer_backend offload_folder use_kv_cache infer_dtype
-hf_hub_token ms_hub_token om_hub_token print_param_status double_quantization quantization_device_map export_*
-vllm_* sglang_* template dataset eval_dataset dataset_dir media_dir train_on_prompt mask_history streaming buffer_size
-mix_strategy interleave_probs overwrite_cache preprocessing_* max_samples eval_num_beams ignore_pad_token_for_loss
-val_size eval_on_each_dataset tool_format default_system enable_thinking preserve_thinking tokenized_path
-data_shared_file_system lora_alpha loraplus_* use_rslora pissa_* create_new_adapter pref_beta pref_bco_weight
-dpo_label_smoothing kto_* simpo_gamma ppo_* ld_alpha galore_* apollo_* badam_* use_swanlab swanlab_* asft_alpha
-eaft_alpha compute_accuracy disable_shuffling early_stopping_steps plot_loss include_effective_tokens_per_second
-predict_with_generate generation_* sortish_sampler do_sample temperature top_p top_k num_beams max_length
-max_new_tokens repetition_penalty length_penalty skip_special_tokens ray_init_kwargs ray_storage_* ray_run_name
-resources_per_worker placement_strategy master_addr master_port enable_torch_profiler profiler_* profile_modules
-fp8_* adapter_name_or_path ref_model_adapters reward_model_adapters reward_model_type reward_model_quantization_bit
-image_* video_* use_audio_in_video audio_* crop_to_patches kt_* fsdp_transformer_layer_cls_to_wrap
-gradient_checkpointing gradient_checkpointing_kwargs use_v1_kernels seed version task"""
+_WITHOUT_EFFECT = f"{WITHOUT_EFFECT} {names_of('llamafactory')}"
 _PARALLEL = """tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size
 context_parallel_size virtual_pipeline_model_parallel_size hyper_parallel_cp_size"""
-_MEGATRON = """sequence_parallel recompute_* bias_activation_fusion apply_rope_fusion masked_softmax_fusion
-cross_entropy_loss_fusion moe_grouped_gemm moe_token_dispatcher_type calculate_per_token_loss
-use_distributed_optimizer overlap_* use_packed_sequences mixed_precision megatron_pretrained_checkpoint
-export_hf_on_finish extra_config account_for_*"""
+_MEGATRON = names_of("llamafactory", "without effect of Megatron")
 _ATTENTION = {"auto": None, "disabled": "eager", "sdpa": "sdpa", "fa2": "sdpa", "fa3": "sdpa"}
 _STAGES: dict[str, Task] = {"pt": "sft", "sft": "sft", "rm": "reward", "ppo": "policy", "dpo": "dpo", "kto": "kto"}
 _PREFERENCES: dict[str, Task] = {"orpo": "orpo", "simpo": "simpo"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..document import Edit
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import Adapter, Sharding, Task, TrainedBlocks, TrainingPlan
 from ..program import JobLaunch, JobProgram, read_beside, set_option
 from .deepspeed import read_deepspeed
@@ -12,12 +12,8 @@ from .trainer import OPTIMIZERS, accumulate_of, reference_of
 
 # LLaMA-Factory 0.9.6, src/llamafactory/v1/config/, core/ and plugins/
 
-_WITHOUT_EFFECT = """custom_chat_template trust_remote_code init_config train_dataset eval_dataset output_dir
-learning_rate num_train_epochs max_steps batching_workers dist_timeout lr_scheduler_config seed full_determinism
-resume_from_checkpoint save_steps save_epochs save_ckpt_as_hf save_total_limit logging_steps sample_backend
-max_new_tokens pref_beta simpo_gamma dpo_label_smoothing ld_alpha cp_mode mp_shard_size"""
-_ADAPTER_WITHOUT_EFFECT = """lora_alpha use_rslora adapter_name_or_path export_dir export_size export_hub_model_id
-infer_dtype export_legacy_format"""
+_WITHOUT_EFFECT = names_of("llamafactory_v1")
+_ADAPTER_WITHOUT_EFFECT = names_of("llamafactory_v1", "without effect of adapters")
 _TASKS: dict[str, Task] = {"sft": "sft", "train": "sft", "dpo": "dpo", "rm": "reward"}
 
 

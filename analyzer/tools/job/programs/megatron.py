@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..document import Document, Edit
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import Checkpoints, ModelParallel, Sharding, TrainingPlan
 from ..program import JobLaunch
 
@@ -21,8 +21,7 @@ _DEGREES = {"tensor": ("tensor_model_parallel_size", "ranks that divide each ten
 _BUFFERS = {"contiguous_gradients": False, "reduce_bucket_size": 1_000_000, "allgather_bucket_size": 1_000_000}
 _OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "momentum", "dist_muon": "momentum"}
 #: Options of layouts that `read_parallel` leaves alone, and which change neither memory nor time here.
-WITHOUT_EFFECT = """overlap_p2p_comm batch_p2p_comm align_* cp_* tp_comm_* overlap_* nccl_* account_for_*
-microbatch_group_size_per_vp_stage no_overlap_p2p_communication defer_embedding_wgrad_compute"""
+WITHOUT_EFFECT = names_of("megatron")
 
 
 def read_parallel(options: Options, launch: JobLaunch) -> tuple[int, ModelParallel | None]:

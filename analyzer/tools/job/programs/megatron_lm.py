@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..model_name import find_config
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import ModelParallel, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
 from . import megatron
@@ -12,27 +12,7 @@ from .trainer import accumulate_of
 
 # Megatron-LM core 0.16, megatron/training/arguments.py, core/transformer/transformer_config.py
 
-_WITHOUT_EFFECT = f"""{megatron.WITHOUT_EFFECT}
-lr lr_* min_lr decoupled_* weight_decay* adam_* sgd_* init_method* train_* eval_* log_* no_log_* tensorboard_* wandb_*
-save* load* no_load_* no_save_* ckpt_* dist_ckpt_* async_* finetune data_* split mock_data vocab_file merge_file
-tokenizer_* seed use_mcore_models rotary_* use_rotary_* rope_* no_rope_* max_position_embeddings no_position_embedding
-use_flash_attn transformer_impl distributed_* local_rank manual_gc* exit_* empty_unused_memory_level
-calculate_per_token_loss cross_entropy_* no_masked_softmax_fusion no_bias_* no_rope_fusion
-no_gradient_accumulation_fusion attention_softmax_in_fp32 apply_query_key_layer_scaling apply_layernorm_1p
-norm_epsilon layernorm_epsilon num_workers reset_* eod_mask_loss no_create_attention_mask_in_dataloader
-create_attention_mask_in_dataloader rampup_batch_size step_batch_size_schedule moe_router_* moe_aux_loss_coeff
-moe_z_loss_coeff moe_grouped_gemm moe_token_dispatcher_type moe_permute_fusion moe_enable_deepep
-moe_shared_expert_overlap moe_token_drop_policy moe_flex_* profile* timing_* use_cpu_initialization
-make_vocab_size_divisible_by no_check_for_nan_in_loss_and_grad check_* delay_wgrad_compute te_rng_tracker
-enable_experimental use_tp_pp_dp_mapping initial_loss_scale min_loss_scale loss_scale* hysteresis no_mmap_bin_files
-num_dataset_builder_threads recompute_method dataloader_* attention_backend high_priority_* use_persist* disable_*
-enable_* mtp_loss_scaling_factor ddp_* bucket_size inference_* distribute_saved_activations no_overlap* no_async_*
-override_* use_checkpoint_* use_dist_ckpt account_for_* softmax_type window_* glu_linear_offset
-activation_func_clamp_value result_* one_logger* no_one_logger enable_one_logger export_* cuda_graph_*
-external_cuda_graph rerun_* error_injection_* train_data_path valid_data_path test_data_path fp8_amax_*
-fp8_param_gather fp8_recipe tiktoken_* init_model_with_meta_device use_nccl_ub fsdp_manual_registration
-record_memory_history memory_snapshot_path logging_level weight_decay_incr_style start_weight_decay end_weight_decay
-quick_geglu moe_per_layer_logging"""
+_WITHOUT_EFFECT = f"{megatron.WITHOUT_EFFECT} {names_of('megatron_lm')}"
 #: Tokens that tokenizers have (training/tokenizer/tokenizer.py, and the files that they load).
 _VOCABULARIES = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
 from . import megatron, swift_model
@@ -14,19 +14,9 @@ from .trainer import WITHOUT_EFFECT, accumulate_of
 
 # ms-swift 4.6, swift/megatron/arguments/megatron_args.py
 
-_WITHOUT_EFFECT = f"""{WITHOUT_EFFECT} {swift_model.WITHOUT_EFFECT} {megatron.WITHOUT_EFFECT} mcore_*
-train_iters masked_softmax_fusion
-bias_dropout_fusion bias_activation_fusion apply_rope_fusion gradient_accumulation_fusion cross_entropy_loss_fusion
-cross_entropy_fusion_impl calculate_per_token_loss optimizer_cuda_graph manual_gc* data_sharding te_rng_tracker
-data_parallel_random_init mlp_padding_free lr lr_* min_lr weight_decay_incr_style start_weight_decay end_weight_decay
-adam_eps sgd_momentum muon_* no_save_* no_load_* finetune perform_initialization use_cpu_initialization async_save
-use_persistent_ckpt_worker dist_ckpt_* distrib_optim_* tensorboard_* eval_iters fp8_recipe fp8_param_gather
-fp8_amax_* fp4_recipe fp4_param_gather apply_query_key_layer_scaling attention_softmax_in_fp32 moe_router_* moe_*_type
-moe_enable_deepep moe_grouped_gemm moe_permute_fusion moe_aux_loss_coeff moe_z_loss_coeff moe_shared_expert_overlap
-moe_pad_* moe_token_drop_policy mtp_loss_scaling_factor mtp_decoder_input_detach mtp_shared_weights bridge_backend
-save_* dsa_* apply_dsa_kernel_fusion csa_dense_mode language_model_only apply_wd_to_qk_layernorm
-linear_decoupled_in_proj skip_megatron_init recompute_method vit_gradient_checkpointing router_aux_loss_coef
-sequence_packing_scheduler exp_avg_dtype exp_avg_sq_dtype main_params_dtype torch_dtype attn_impl eval_*"""
+_WITHOUT_EFFECT = " ".join([
+    WITHOUT_EFFECT, swift_model.WITHOUT_EFFECT, megatron.WITHOUT_EFFECT,
+    names_of("megatron_swift")])
 
 
 def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> TrainingPlan:

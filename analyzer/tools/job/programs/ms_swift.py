@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ..document import Document, Edit
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import Checkpoints, Sharding, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_batch, set_option
 from . import swift_model
@@ -18,11 +18,7 @@ from .trainer import FUSED_LOSS, OPTIMIZERS, WITHOUT_EFFECT, read_fsdp_config, r
 
 # ms-swift 4.6, swift/arguments/sft_args.py and rlhf_args.py, swift/trainers/arguments.py
 
-_WITHOUT_EFFECT = f"""{WITHOUT_EFFECT} {swift_model.WITHOUT_EFFECT}
-vit_gradient_checkpointing gradient_checkpointing_kwargs
-router_aux_loss_coef safe_serialization train_dataloader_shuffle max_epochs use_logits_to_keep
-ds3_gather_for_generation resume_only_model eval_* early_stop_interval extra_eval_args galore_* lisa_step_interval
-use_flash_ckpt predict_with_generate lr_end tp_size"""
+_WITHOUT_EFFECT = f"{WITHOUT_EFFECT} {swift_model.WITHOUT_EFFECT} {names_of('ms_swift')}"
 
 _BUCKETS = {"overlap_comm": False, "reduce_bucket_size": 200_000_000, "allgather_bucket_size": 200_000_000,
             "contiguous_gradients": True}

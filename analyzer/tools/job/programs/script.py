@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import Adapter, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, name_of, set_batch, set_option
 from .trainer import (
@@ -24,15 +24,7 @@ from .trainer import (
 # transformers 5.17, training_args.py; names of lengths, models and adapters as its examples, FastChat, LLaVA, the QLoRA
 # repository, axolotl's forerunners and Open-Instruct have them.
 
-_WITHOUT_EFFECT = f"""{WITHOUT_EFFECT} config_name tokenizer_name use_fast_tokenizer use_slow_tokenizer cache_dir
-model_revision token use_auth_token use_auth dataset* data data_* train_file validation_file test_file train_* eval_*
-test_* max_train_samples max_eval_samples max_predict_samples max_steps streaming validation_split_percentage
-preprocessing_num_workers overwrite_* keep_linebreaks trust_remote_code lora_alpha lora_bias lora_weight_path lazy_*
-num_train_epochs num_warmup_steps checkpointing_steps with_tracking task_name task text_column* label_column*
-source_prefix source_lang target_lang ignore_* lr_* version pad_to_max_length predict_with_generate generation_*
-num_beams is_regression shuffle_* metric_name model_type conv_template prompt_* template system_prompt image_folder
-image_aspect_ratio is_multimodal use_flash_attn low_cpu_mem_usage double_quant quant_type bnb_* wandb_* project_name
-seed random_seed debug_mode local_rank node_rank verbose report_to group_by_length group_by_modality_length"""
+_WITHOUT_EFFECT = f"{WITHOUT_EFFECT} {names_of('script')}"
 _MODELS = ("model_name_or_path", "model", "base_model", "model_name", "pretrained_model_name_or_path", "model_id",
            "model_path", "base_model_name_or_path", "llm_name_or_path")
 _LENGTHS = ("block_size", "max_seq_length", "max_length", "model_max_length", "max_seq_len", "cutoff_len", "seq_length",

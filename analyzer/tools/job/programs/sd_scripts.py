@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..document import Document, Edit
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import Adapter, Checkpoints, EncodingPass, PicturePlan, TrainingPlan
 from ..program import Change, JobLaunch, JobProgram, name_of, read_beside
 from .trainer import OPTIMIZERS, read_optimizer
@@ -14,30 +14,8 @@ from .trainer import OPTIMIZERS, read_optimizer
 # sd-scripts 0.10.1, commit 48d368f: train_network.py, sdxl_train_network.py, flux_train_network.py,
 # library/train_util.py, networks/lora.py and lora_flux.py
 
-_WITHOUT_EFFECT = """ae adaptive_noise_scale alpha_mask apply_t5_attn_mask async_upload base_weights*
-bucket_* cache_info cache_latents_to_disk caption_* clip_l clip_skip console_log_* dataset_class ddp_* debiased_*
-debug_dataset dim_from_weights disable_mmap_load_safetensors discrete_flow_shift dynamo_backend enable_bucket
-enable_wildcard face_crop_aug_range flip_aug guidance_scale huber_* huggingface_* in_json initial_* ip_noise_gamma*
-keep_tokens* learning_rate log_* logging_dir logit_* loss_type lowram highvram lr_* max_data_loader_n_workers
-max_bucket_reso max_timestep max_train_epochs max_train_steps max_validation_steps metadata_* min_bucket_reso
-min_snr_gamma min_timestep mode_scale model_prediction_type model_type multires_* network_alpha network_weights
-no_metadata noise_offset* optimizer_args output_config output_dir output_name persistent_data_loader_workers
-prior_loss_weight reg_data_dir resize_interpolation resume resume_from_huggingface sample_at_first sample_every_*
-sample_sampler save_* scale_v_pred_loss_like_noise_pred scale_weight_norms secondary_separator seed sigmoid_scale
-skip_* t5xxl text_encoder_lr timestep_sampling token_warmup_* tokenizer_cache_dir train_data_dir training_comment
-unet_lr use_safetensors v_parameterization v_pred_like_loss v2 vae validat* wandb_* weighted_captions weighting_scheme
-zero_terminal_snr full_fp16 masked_loss config_file cache_text_encoder_outputs_to_disk no_token_padding color_aug
-random_crop shuffle_caption"""
-_SWITCHES = frozenset("""alpha_mask apply_t5_attn_mask async_upload bucket_no_upscale cache_info cache_latents
-cache_latents_to_disk cache_text_encoder_outputs cache_text_encoder_outputs_to_disk color_aug
-cpu_offload_checkpointing ddp_gradient_as_bucket_view ddp_static_graph debiased_estimation_loss debug_dataset
-deepspeed dim_from_weights disable_mmap_load_safetensors enable_bucket enable_wildcard flip_aug fp8_base fp8_base_unet
-full_bf16 full_fp16 fused_backward_pass gradient_checkpointing highvram ip_noise_gamma_random_strength log_config
-lowram masked_loss mem_eff_attn network_train_text_encoder_only network_train_unet_only no_half_vae no_metadata
-noise_offset_random_strength output_config persistent_data_loader_workers random_crop sample_at_first save_state
-save_state_on_train_end save_state_to_huggingface scale_v_pred_loss_like_noise_pred sdpa shuffle_caption
-skip_cache_check skip_until_initial_step split_mode torch_compile use_8bit_adam use_lion_optimizer use_safetensors v2
-v_parameterization weighted_captions xformers zero_terminal_snr""".split())
+_WITHOUT_EFFECT = names_of("sd_scripts")
+_SWITCHES = frozenset(names_of("sd_scripts", "switches").split())
 
 
 class _NetworkScript(NamedTuple):

@@ -7,40 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..model_name import find_config
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import Adapter, Task
 from ..program import JobLaunch
 
 # ms-swift 4.6, swift/arguments/
 
 #: Options of the base arguments, the tuners and the rollouts that change neither memory nor time of a step.
-WITHOUT_EFFECT = """model_type model_revision model_kwargs local_repo_path init_strategy rope_scaling max_model_len
-max_memory new_special_tokens problem_type experts_impl template system truncation_strategy agent_template norm_bbox
-use_chat_template padding_side loss_scale is_binary_loss_scale template_backend response_prefix enable_thinking
-preserve_thinking add_non_thinking_prefix disable_ignore_empty_think dataset val_dataset cached_dataset
-cached_val_dataset split_dataset_ratio data_seed dataset_num_proc load_from_cache_file dataset_shuffle
-val_dataset_shuffle streaming interleave_prob stopping_strategy shuffle_buffer_size download_mode columns strict
-remove_unused_columns disable_auto_column_mapping model_name model_author custom_dataset_info packing_num_proc
-packing_strategy lazy_tokenize use_hf hub_token ddp_timeout ddp_backend ignore_args_error use_swift_lora
-tuner_backend adapters external_plugins custom_register_path seed enable_npu_model_patch load_args load_data_args
-add_version create_checkpoint_symlink output_dir logging_dir lora_alpha lora_bias lorap_lr_ratio use_rslora
-lora_ga_* init_weights fourier_* boft_* vera_* adapter_act adapter_length adalora_* llamapro_* reft_* hqq_axis
-bnb_4bit_* swanlab_* ray_exp_name check_model merge_lora max_shard_size aligner_lr vit_lr vit_attn_impl
-vit_gradient_checkpointing_kwargs enable_dft_loss enable_channel_loss mrl_dims callbacks acc_strategy loss_type beta
-label_smoothing rpo_alpha ld_alpha discopop_tau loss_weights cpo_alpha simpo_gamma desirable_weight undesirable_weight
-center_rewards_coefficient sft_alpha lmbda seq_kd ref_adapters ref_model_type ref_model_revision ref_adapter_name
-f_divergence_type calculate_KL reference_free num_ppo_epochs whiten_rewards kl_coef cliprange* vf_coef gamma lam
-num_mini_batches local_rollout_forward_batch_size num_sample_generations missing_eos_penalty num_generations*
-reward_* log_completions num_iterations teacher_adapters teacher_model_type teacher_model_revision teacher_deepspeed
-teacher_tag_key teacher_kl_coef offload_teacher_model gkd_logits_topk vllm_* use_vllm sleep_level move_model_batches
-offload_optimizer offload_model offload_bridge wandb_log_unique_prompts generation_batch_size steps_per_generation
-enable_flattened_weight_sync async_generate structured_outputs_regex epsilon epsilon_high delta cosine_* repetition_*
-chord_* sync_ref_model ref_model_sync_steps ref_model_mixup_alpha multi_turn_scheduler max_turns
-completion_length_limit_scope use_gym_env gym_env dynamic_sample max_resample_times overlong_filter soft_*
-scale_rewards log_entropy top_entropy_quantile importance_sampling_level tau_pos tau_neg advantage_estimator
-advantage_reweight kl_in_reward rlsd_* sdar_* real_tau fipo_* rollout_importance_sampling_*
-log_rollout_offpolicy_metrics off_policy_sequence_mask_delta router_replay_mode temperature top_k top_p min_p
-num_beams stream stop_words logprobs top_logprobs max_new_tokens response_length"""
+WITHOUT_EFFECT = names_of("swift_model")
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _UNKNOWN_LENGTH = 2_048  # tokens of a row where neither the configuration nor the model says how many

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..document import Document
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import Adapter, Checkpoints, FakeQuantization, Sharding, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_batch, set_option
 from .trainer import divide_model, reference_of
@@ -59,17 +59,7 @@ _OPTIMIZERS = {
 _TASKS: dict[str, Task] = {"DPOLoss": "dpo", "RSOLoss": "dpo", "SimPOLoss": "simpo", "PPOLoss": "policy",
                            "GRPOLoss": "policy", "GRPOSimpleLoss": "policy", "GRPOWithChunkedOutputLoss": "policy",
                            "GRPOCompletionLoss": "policy", "LinearGRPOLoss": "policy"}
-_WITHOUT_EFFECT = """output_dir recipe checkpointer adapter_checkpoint* resume_from_checkpoint should_load_recipe_state
-save_adapter_weights_only save_every_n_epochs save_every_n_steps save_last_epoch_only keep_last_n_checkpoints
-enable_async_checkpointing dataset* seed shuffle epochs max_steps* lr_scheduler metric_logger log_* profiler device
-cudnn_deterministic_mode run_val_every_n_steps batch_size_val collate_fn low_cpu_ram name model_type base_model_*
-checkpoint_dir checkpoint_files kd_ratio activation_offloading_use_streams max_filename num_training_steps
-warmup_steps ref_checkpointer value_checkpointer reward_checkpointer ref_policy_checkpointer teacher_checkpointer
-temperature top_k whiten_rewards penalise_no_eos reward_penalty min_response_length stop_token_ids gamma lmbda
-kl_coeff value_coeff ppo_epochs num_steps num_warmup_steps mask_pad_id tokens_per_second* padded_collate* round*
-ignore_index inference reward_functions fsdp_sharding_strategy prompt user system data_files save_every*
-num_output_chunks tune_run* tensor_parallel_plan rank orchestration grpo_samples postprocessing training vllm
-mixed_precision ref_model policy cfg batch_size_metric dataloader"""
+_WITHOUT_EFFECT = names_of("torchtune")
 
 
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from analyzer.errors import find_close
 
 from ..document import Document, JobError
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import Adapter, Checkpoints, ModelParallel, Sharding, Task
 from ..program import JobLaunch, read_beside
 from .deepspeed import read_deepspeed
@@ -17,18 +17,7 @@ from .deepspeed import read_deepspeed
 # transformers 5.17, training_args.py
 
 #: Arguments of `TrainingArguments` that change neither memory nor the time of a step.
-WITHOUT_EFFECT = """output_dir overwrite_output_dir num_train_epochs max_steps learning_rate lr_scheduler_type
-lr_scheduler_kwargs warmup_steps warmup_ratio optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon
-average_tokens_across_devices label_smoothing_factor bf16_full_eval fp16_full_eval logging_* log_level
-log_level_replica log_on_each_node include_num_input_tokens_seen disable_tqdm report_to run_name project trackio_*
-wandb_* eval_strategy evaluation_strategy eval_steps eval_delay per_device_eval_batch_size prediction_loss_only
-eval_on_start eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
-batch_eval_metrics save_* enable_jit_checkpoint push_to_hub hub_* load_best_model_at_end metric_for_best_model
-greater_is_better ignore_data_skip restore_callback_states_from_checkpoint full_determinism seed data_seed
-accelerator_config dataloader_* remove_unused_columns label_names train_sampling_strategy length_column_name
-group_by_length ddp_find_unused_parameters ddp_backend ddp_timeout ddp_static_graph debug skip_memory_metrics do_train
-do_eval do_predict resume_from_checkpoint local_rank neftune_noise_alpha torch_compile_backend torch_compile_mode
-trust_remote_code use_cache torch_empty_cache_steps"""
+WITHOUT_EFFECT = names_of("trainer")
 
 
 #: Parts of the loss, where a kernel computes it with the head and never holds all logits: as Liger's kernel and
@@ -193,9 +182,7 @@ def _check_match(document: Document, options: Options, launch: JobLaunch) -> Non
 
 
 #: Settings of FSDP that change neither memory nor time of a step, by their names without ``fsdp_``.
-_FSDP_WITHOUT_EFFECT = """sync_module_states cpu_ram_efficient_loading cpu_offload_pin_memory use_orig_params
-state_dict_type final_state_dict_type auto_wrap_policy transformer_layer_cls_to_wrap backward_prefetch forward_prefetch
-transformer_cls_names_to_wrap limit_all_gathers version min_num_params xla* enable_checkpoint save_policy"""
+_FSDP_WITHOUT_EFFECT = names_of("trainer", "without effect of FSDP")
 
 
 def read_fsdp_config(options: Options) -> tuple[Sharding, bool]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..document import Document
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import Adapter, Checkpoints, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, name_of, set_batch, set_option
 from .accelerate import read_accelerate
@@ -21,19 +21,7 @@ from .trainer import (
 
 # TRL 1.16, trl/trainer/*_config.py and trl/scripts/
 
-_WITHOUT_EFFECT = f"""{WITHOUT_EFFECT} dataset_* datasets streaming test_split_size env config model_revision
-lora_alpha lora_task_type use_rslora bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage
-chat_template_path eos_token pad_token truncation_mode shuffle_dataset eval_packing completion_only_loss
-assistant_only_loss pad_to_multiple_of ignore_bias_buffers disable_dropout ld_alpha f_divergence_type
-f_alpha_divergence_coef label_smoothing beta loss_weights use_weighting discopop_tau precompute_ref_batch_size
-desirable_weight undesirable_weight center_rewards_coefficient ref_model_* temperature top_p top_k min_p
-generation_* chat_template_kwargs repetition_penalty cache_implementation vllm_* num_iterations epsilon* delta sapo_*
-vespo_* importance_sampling_* reward_* multi_objective_aggregation scale_rewards mask_truncated_completions
-top_entropy_quantile entropy_* use_adaptive_entropy max_tool_calling_iterations off_policy_mask_threshold
-use_bias_correction_kl log_* num_completions_to_print use_transformers_* transformers_continuous_batching_config
-ds3_gather_for_generation num_generations_eval steps_per_generation generation_batch_size num_machines machine_rank
-main_process_ip main_process_port mixed_precision hub_* wandb_* report_to cast_lm_head_to_fp32 padding_free
-packing_strategy chat_template system_prompt preprocessing_num_workers auto_insert_empty_system_msg overwrite_*"""
+_WITHOUT_EFFECT = f"{WITHOUT_EFFECT} {names_of('trl')}"
 _TASKS: dict[str, Task] = {"sft": "sft", "dpo": "dpo", "kto": "kto", "reward": "reward", "grpo": "policy",
                            "rloo": "policy"}
 _SIGNS = {"num_generations": "grpo", "max_completion_length": "grpo", "desirable_weight": "kto",

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..options import Options
+from ..options import Options, names_of
 from ..plan import ServingPlan
 from ..program import JobLaunch, JobProgram
 from .server import fold_names, read_cache, read_human, read_json_option, read_weights, set_server_option
@@ -20,58 +20,8 @@ _ALIASES = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": 
             "pcp": "prefill_context_parallel_size", "dpl": "data_parallel_size_local", "n": "nnodes",
             "r": "node_rank", "model_tag": "model", "kv_cache_memory": "kv_cache_memory_bytes"}
 # Options without a value: of the engine, and of the server before it (vllm/entrypoints/common/cli_args.py).
-_SWITCHES = frozenset("""aggregate_engine_logging allow_credentials allow_deprecated_quantization async_scheduling
-calculate_kv_scales cohere_is_reasoning_model cudagraph_metrics data_parallel_external_lb data_parallel_hybrid_lb
-data_parallel_multi_port_external_lb dcp_q_replicate disable_cascade_attn disable_chunked_mm_input
-disable_custom_all_reduce disable_fastapi_docs disable_frontend_multiprocessing disable_hybrid_kv_cache_manager
-disable_log_requests disable_log_stats disable_mm_preprocessor_cache disable_nccl_for_dp_synchronization
-disable_sliding_window disable_uvicorn_access_log dpe dph dpm enable_* enforce_eager ep
-exclude_tools_when_tool_choice_none fail_on_environ_validation fully_sharded_loras grpc headless interleave_mm_strings
-jit_monitor_verbose kv_cache_metrics kv_sharing_fast_prefill language_model_only log_error_stack
-long_prefill_token_threshold_adaptive mm_device_do_normalize mm_encoder_only monokernel no_* numa_bind
-ray_workers_use_nsight return_sampling_mask return_tokens_as_token_ids scheduler_reserve_full_isl skip_mm_profiling
-skip_tokenizer_init sleep_mode_offload_cudagraph specialize_active_lora swa_bounded_replay tokens_only
-trust_remote_code trust_request_chat_template trust_request_mm_kwargs use_fp64_gumbel use_replayssm use_tqdm_on_load
-use_v2_block_manager worker_use_ray""".split())
-_WITHOUT_EFFECT = """O0 O1 O2 O3 additional_config aggregate_engine_logging all2all_backend allow_credentials
-allow_deprecated_quantization allowed_* anthropic_disabled_thinking_effort api_key api_server_count async_scheduling
-attention_backend attention_config aux_output_config calculate_kv_scales chat_template* code_revision cohere_format
-cohere_is_reasoning_model collect_detailed_traces compilation_config config config_format convert
-cp_kv_cache_interleave_size cpu_distributed_timeout_seconds cudagraph_* custom_histogram_buckets data_parallel_* dbo_*
-dcp_* default_chat_template_kwargs default_mm_loras device device_ids disable_access_log_for_endpoints
-disable_cascade_attn disable_chunked_mm_input disable_custom_all_reduce disable_fastapi_docs
-disable_frontend_multiprocessing disable_hybrid_kv_cache_manager disable_log_requests disable_log_stats
-disable_mm_preprocessor_cache disable_nccl_for_dp_synchronization disable_uvicorn_access_log
-distributed_executor_backend distributed_timeout_seconds download_dir dp_* elastic_ep_max_dp_size
-enable_auto_tool_choice enable_batch_sharded_sampling enable_cudagraph_metrics enable_cumem_allocator
-enable_ep_weight_filter enable_eplb enable_fault_tolerance enable_flash_late_interaction enable_flashinfer_autotune
-enable_force_include_usage enable_layerwise_nvtx_tracing enable_log_* enable_logging_iteration_details
-enable_lora_bias enable_mamba_cache_stochastic_rounding enable_mamba_shared_prefix_checkpoint enable_mfu_metrics
-enable_mixed_moe_lora_format enable_mm_embeds enable_mm_processor_stats enable_moe_shared_loras
-enable_nccl_comm_suspend enable_offline_docs enable_per_request_metrics enable_prompt_embeds
-enable_prompt_tokens_details enable_reasoning enable_request_id_headers enable_return_routed_experts enable_scale_out
-enable_server_load_tracking enable_shm_tensor_arena enable_sleep_mode enable_ssl_refresh
-enable_tokenizer_info_endpoint enable_tower_connector_lora enable_trace_replay eplb_*
-exclude_tools_when_tool_choice_none expert_placement_strategy fail_on_environ_validation fault_tolerance_config
-fingerprint_mode fingerprint_value fully_sharded_loras gdn_prefill_backend generation_config grpc grpc_port
-guided_decoding_* h11_* headless hf_config_path hf_token host ignore_patterns interleave_mm_strings
-io_processor_plugin ir_op_priority jit_monitor_mode jit_monitor_verbose kda_decode_backend kda_prefill_backend
-kernel_config kv_cache_metrics* kv_events_config language_model_only linear_backend load_format log_* logging_config
-logits_processor* logprobs_mode long_* lora_* mamba_backend mamba_cache_mode mamba_cache_philox_rounds mamba_config
-mamba_ssu_algorithm master_* max_cpu_loras max_cudagraph_capture_size max_log_len max_logprobs
-max_long_partial_prefills max_lora_cls_labels max_lora_rank max_loras max_num_active_seqs max_num_partial_prefills
-max_num_queued_reqs max_num_queued_tokens max_parallel_loading_workers max_seq_len_to_capture media_io_kwargs
-middleware mm_device_do_normalize mm_encoder_* mm_hasher_algorithm mm_processor_* mm_shm_* mm_tensor_ipc model_impl
-model_loader_extra_config model_weights moe_backend monokernel nnodes no_async_scheduling node_rank
-num_redundant_experts numa_* optimization_level otlp_traces_endpoint override_generation_config override_neuron_config
-override_pooler_config per_request_spec_decode_metrics pooler_config port preemption_mode prefill_schedule_interval
-prefix_* profiler_config pt_load_map_location ray_workers_use_nsight reasoning_* renderer_num_workers
-replayssm_buffer_len response_role return_sampling_mask return_tokens_as_token_ids revision root_path runner
-safetensors_* scheduler_* scheduling_policy seed served_model_name show_hidden_metrics_for_version shutdown_timeout
-skip_mm_profiling skip_tokenizer_init sleep_* sparse_indexer_topk_backend specialize_active_lora
-sse_keep_alive_interval ssl_* stream_interval structured_outputs_config swap_space task tokenizer* tokens_only tool_*
-trust_* ubatch_size uds use_fp64_gumbel use_tqdm_on_load use_v2_block_manager uvicorn_* video_pruning_method
-video_pruning_rate watchdog_* watermark watermark_config weight_transfer_config worker_*"""
+_SWITCHES = frozenset(names_of("vllm", "switches").split())
+_WITHOUT_EFFECT = names_of("vllm")
 
 
 def read(options: Options, launch: JobLaunch) -> ServingPlan:
