@@ -60,15 +60,15 @@ _MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "to
 
 def _read_variables(command: ShellCommand, name: str, launch: JobLaunch) -> JobLaunch:
     variables = {**launch.variables, **command.variables}
+    launch = replace(launch, variables=variables)
     ranks = launch.ranks
-    visible = [word for word in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
     said = variables.get("NPROC_PER_NODE", "")
     hosts = _read_count(variables.get("NNODES", ""))
     if said.isdecimal() and int(said):
         ranks = int(said) * (hosts or 1)
-    elif variables.get("FORCE_TORCHRUN", "0") not in ("0", "") and visible:
-        ranks = len(visible)
-    return replace(launch, variables=variables, ranks=ranks, hosts=hosts or launch.hosts)
+    elif variables.get("FORCE_TORCHRUN", "0") not in ("0", "") and launch.visible:
+        ranks = launch.visible
+    return replace(launch, ranks=ranks, hosts=hosts or launch.hosts)
 
 
 def _read_count(text: str) -> int | None:
@@ -77,38 +77,28 @@ def _read_count(text: str) -> int | None:
     return int(text) if text.isdecimal() and int(text) else None
 
 
-def _split_at_program(words: Sequence[Word], switches: frozenset[str]) -> int:
-    """Where, in the words of a launcher, the program begins: at the first one that belongs to no option."""
+def _split(words: Sequence[Word], switches: frozenset[str], name: str, launch: JobLaunch
+           ) -> tuple[Options, list[Word]]:
+    """The options of a launcher, and the words of its program: from the first one on that belongs to no option."""
     at = 0
-    while at < len(words):
-        text = words[at].text
-        if not text.startswith("-"):
-            return at
-        is_alone = "=" in text or text.lstrip("-").replace("-", "_") in switches
-        at += 1 if is_alone else 2
-    return at
-
-
-def _options_of(words: Sequence[Word], switches: frozenset[str], name: str) -> Options:
-    found = read_options(words, switches)
-    return Options.of(Document(name, "", dict(found.options), found.lines, "command"))
+    while at < len(words) and (text := words[at].text).startswith("-"):
+        at += 1 if "=" in text or text.lstrip("-").replace("-", "_") in switches else 2
+    found = read_options(words[:at], switches)
+    document = Document(name, "", dict(found.options), found.lines, "command")
+    return Options.of(document, readings=launch.readings), list(words[at:])
 
 
 def _peel_torchrun(words: list[Word], name: str, launch: JobLaunch) -> tuple[list[Word], JobLaunch]:
-    at = _split_at_program(words, _TORCHRUN_SWITCHES)
-    options = _options_of(words[:at], _TORCHRUN_SWITCHES, name)
+    options, program = _split(words, _TORCHRUN_SWITCHES, name, launch)
     each = _read_count(str(options.get("nproc_per_node") or "1"))
     if each is None:  # "gpu" or "auto": as many as the host has
-        visible = launch.variables.get("CUDA_VISIBLE_DEVICES", "")
-        each = len(visible.split(",")) if visible else 1
+        each = launch.visible or 1
     hosts = _read_count(str(options.get("nnodes") or "1")) or launch.hosts or 1
-    return words[at:], replace(launch, ranks=each * hosts, hosts=hosts)
+    return program, replace(launch, ranks=each * hosts, hosts=hosts)
 
 
 def _peel_accelerate(words: list[Word], name: str, launch: JobLaunch) -> tuple[list[Word], JobLaunch]:
-    at = _split_at_program(words, _ACCELERATE_SWITCHES)
-    options = _options_of(words[:at], _ACCELERATE_SWITCHES, name)
-    options.readings = launch.readings
+    options, program = _split(words, _ACCELERATE_SWITCHES, name, launch)
     if options.get("config_file") is not None:
         path = launch.files.find(str(options.get("config_file")))
         if path is None:
@@ -116,17 +106,15 @@ def _peel_accelerate(words: list[Word], name: str, launch: JobLaunch) -> tuple[l
         document = launch.files.document(path)
         options.layers = [(document, document.data), *options.layers]
     if options.get("num_processes") is None and options.get("multi_gpu"):
-        visible = launch.variables.get("CUDA_VISIBLE_DEVICES", "")
-        launch = replace(launch, ranks=len(visible.split(",")) if visible else launch.ranks)
-    return words[at:], read_accelerate(options, launch)
+        launch = replace(launch, ranks=launch.visible or launch.ranks)
+    return program, read_accelerate(options, launch)
 
 
 def _peel_deepspeed(words: list[Word], name: str, launch: JobLaunch) -> tuple[list[Word], JobLaunch]:
-    at = _split_at_program(words, _DEEPSPEED_SWITCHES)
-    options = _options_of(words[:at], _DEEPSPEED_SWITCHES, name)
+    options, program = _split(words, _DEEPSPEED_SWITCHES, name, launch)
     hosts = _read_count(str(options.get("num_nodes") or "1")) or 1
     each = _read_count(str(options.get("num_gpus") or ""))
     include = str(options.get("include") or "")
     if each is None and ":" in include:
         each = len(include.split(":")[-1].split(","))
-    return words[at:], replace(launch, ranks=launch.ranks if each is None else each * hosts, hosts=hosts)
+    return program, replace(launch, ranks=launch.ranks if each is None else each * hosts, hosts=hosts)

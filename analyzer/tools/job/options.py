@@ -49,8 +49,9 @@ class Options:
     _told: set[str] = field(default_factory=set)  # of those taken, what is among the readings
 
     @classmethod
-    def of(cls, *documents: Document) -> Options:
-        return cls([(document, document.data) for document in documents])
+    def of(cls, *documents: Document, readings: list[OptionReading] | None = None) -> Options:
+        """Those of whole documents; what becomes of them is added to ``readings``."""
+        return cls([(document, document.data) for document in documents], (), [] if readings is None else readings)
 
     def names(self) -> list[str]:
         return list(dict.fromkeys(name for _, values in self.layers for name in values))

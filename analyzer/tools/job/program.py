@@ -36,6 +36,11 @@ class JobLaunch:
         return self.ranks or 1
 
     @property
+    def visible(self) -> int:
+        """How many devices ``CUDA_VISIBLE_DEVICES`` names; 0 where it is not set."""
+        return sum(bool(word.strip()) for word in self.variables.get("CUDA_VISIBLE_DEVICES", "").split(","))
+
+    @property
     def ranks_per_host(self) -> int | None:
         """None where there is one host, or nothing said how many there are."""
         return self.size // self.hosts if self.hosts and self.hosts > 1 else None

@@ -50,7 +50,6 @@ def read_accelerate(options: Options, launch: JobLaunch) -> JobLaunch:
         dynamo.rest("dynamo_*")
     options.rest(f"{_WITHOUT_EFFECT} use_cpu cpu fsdp_* deepspeed_* zero_* zero3_* offload_* gradient_* dynamo_* fp8_* "
                  "megatron_lm_* parallelism_config_*")
-    options.readings = launch.readings
     return replace(launch, ranks=ranks, hosts=hosts, sharding=sharding, recomputes=recomputes,
                    mixed_precision=None if precision is None else precision.lower())
 

@@ -21,8 +21,7 @@ _OPTIMIZERS = ("adagrad", "adam", "adamw", "lamb", "onebitadam", "onebitlamb", "
 
 def read_deepspeed(document: Document, options: Options, launch: JobLaunch) -> Sharding:
     """How DeepSpeed shares a model by a file. Raises JobError for a stage that there is not."""
-    own = Options.of(document)
-    own.readings = options.readings
+    own = Options.of(document, readings=options.readings)
     zero = own.part("zero_optimization")
     stage = 0 if zero is None else zero.number("stage", 0, means="what ranks share: 1 states, 2 gradients, 3 weights")
     if zero is not None:

@@ -117,8 +117,7 @@ def _read_length(options: Options, model: swift_model.SwiftModel, kind: str | No
 
 def _check_devices(options: Options, launch: JobLaunch) -> None:
     """utils/env.py, `is_mp`: a process that sees several devices spreads the layers of a model over them."""
-    seen = [word for word in launch.variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
-    each = len(seen) // max(1, launch.size // (launch.hosts or 1))
+    each = launch.visible // max(1, launch.size // (launch.hosts or 1))
     options.text("device_map")
     if each < 2 or launch.variables.get("SWIFT_SINGLE_DEVICE_MODE") == "1":
         return
@@ -195,8 +194,7 @@ def _read_sharding(options: Options, launch: JobLaunch) -> tuple[Sharding | None
     if document is not None:
         return read_deepspeed(document, options, launch), False
     if fsdp is not None:
-        settings = Options.of(fsdp)
-        settings.readings = options.readings
+        settings = Options.of(fsdp, readings=options.readings)
         words = " ".join(settings.words("fsdp")).split()
         config = settings.part("fsdp_config")
         settings.rest("_description _requires _note _param_docs")

@@ -104,9 +104,7 @@ def _read_launch(options: Options, launch: JobLaunch) -> JobLaunch:
         documents.append(launch.files.document(path))
     documents.append(Document(options.layers[-1][0].name, "",
                               {} if processes is None else {"num_processes": processes}))
-    inner = Options.of(*documents)
-    inner.readings = launch.readings
-    return read_accelerate(inner, launch)
+    return read_accelerate(Options.of(*documents, readings=launch.readings), launch)
 
 
 def _read_length(options: Options, said: str) -> int:
