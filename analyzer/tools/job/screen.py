@@ -24,9 +24,9 @@ _TASKS = {"sft": "trains", "classify": "trains to classify with", "dpo": "prefer
           "denoise": "trains"}
 
 
-def describe_job(job: Job, width: int = 120) -> str:
+def describe_job(job: Job) -> str:
     """What was not understood first, then what was, with defaults that matter, then what has no effect."""
-    parts = [fill(f"{clean(job.name)}: {job.program.name} {job.program.version}, {describe_plan(job.plan)}", width,
+    parts = [fill(f"{clean(job.name)}: {job.program.name} {job.program.version}, {describe_plan(job.plan)}", 120,
                   subsequent_indent="  ")]
     if job.missing:
         parts.append(_list_missing(job.missing))
@@ -36,7 +36,7 @@ def describe_job(job: Job, width: int = 120) -> str:
         parts.append(print_rows(("Option", "Value", "Meaning", "Line"), rows, left=(0, 1, 2)))
     without = sorted({reading.name for reading in job.readings if reading.kind == "no effect"})
     if without:
-        parts.append(fill(f"no effect on the cost: {', '.join(map(clean, without))}", width, subsequent_indent="  "))
+        parts.append(fill(f"no effect on the cost: {', '.join(map(clean, without))}", 120, subsequent_indent="  "))
     return "\n\n".join(parts)
 
 

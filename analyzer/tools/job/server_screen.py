@@ -13,7 +13,7 @@ from .server_change import ServerJobChange
 from .serving import ServerStart
 
 
-def describe_start(start: ServerStart, width: int = 120) -> str:
+def describe_start(start: ServerStart) -> str:
     """The verdict, and where the memory of a device goes."""
     device = start.deployment.device
     where = f"{start.devices} x {device.name}"
@@ -36,7 +36,7 @@ def describe_start(start: ServerStart, width: int = 120) -> str:
     if not start.refusal and most is not None and most < start.longest:
         lines.append(f"requests of more than {most:,} tokens are refused: the cache has no room for them")
     lines += [f"assumed: {sentence}" for sentence in start.assumptions]
-    return "\n".join(fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
+    return "\n".join(fill(line, 120, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
 
 
 def describe_server_changes(job: Job, changes: Sequence[ServerJobChange]) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 from ..document import Edit
 from ..options import Options, names_of
 from ..plan import Adapter, Checkpoints, Sharding, Task, TrainedBlocks, TrainingPlan
-from ..program import JobLaunch, JobProgram, set_batch, set_option
+from ..program import JobLaunch, JobProgram, set_option
 from .trainer import (
+    CHANGES,
     FUSED_LOSS,
     OPTIMIZERS,
     PROJECTORS,
@@ -327,7 +328,6 @@ LLAMAFACTORY = JobProgram(
     name="LLaMA-Factory", version="0.9.6", source="hiyouga/LLaMA-Factory src/llamafactory/hparams", read=read,
     is_file=_is_file, is_command=_is_command,
     commands=("llamafactory-cli train", "lmf train", "llamafactory.cli train", "llamafactory.launcher"),
-    changes={"batch": set_batch("per_device_train_batch_size", "gradient_accumulation_steps"),
-             "checkpoints": set_option("disable_gradient_checkpointing", False),
-             "loss": set_option("enable_liger_kernel", True), "optimizer": set_option("optim", "adamw_bnb_8bit"),
+    changes={**CHANGES, "checkpoints": set_option("disable_gradient_checkpointing", False),
+             "loss": set_option("enable_liger_kernel", True),
              "quantize": _set_four_bits, "length": set_option("cutoff_len")})

@@ -11,10 +11,10 @@ from typing import Any
 from ..document import Document, Edit
 from ..options import Options, names_of
 from ..plan import Checkpoints, Sharding, TrainingPlan
-from ..program import JobLaunch, JobProgram, set_batch, set_option
+from ..program import JobLaunch, JobProgram, set_option
 from . import swift_model
 from .deepspeed import read_deepspeed
-from .trainer import FUSED_LOSS, OPTIMIZERS, WITHOUT_EFFECT, read_fsdp_config, read_optimizer
+from .trainer import CHANGES, FUSED_LOSS, OPTIMIZERS, WITHOUT_EFFECT, read_fsdp_config, read_optimizer
 
 # ms-swift 4.6, swift/arguments/sft_args.py and rlhf_args.py, swift/trainers/arguments.py
 
@@ -256,10 +256,7 @@ def _is_file(data: Mapping[str, Any], *, is_rlhf: bool) -> bool:
             and ("rlhf_type" in data) is is_rlhf)
 
 
-_CHANGES = {"batch": set_batch("per_device_train_batch_size", "gradient_accumulation_steps"),
-            "checkpoints": set_option("gradient_checkpointing", True), "loss": set_option("use_liger_kernel", True),
-            "optimizer": set_option("optim", "adamw_bnb_8bit"), "quantize": set_four_bits,
-            "length": set_option("max_length")}
+_CHANGES = {**CHANGES, "quantize": set_four_bits, "length": set_option("max_length")}
 _VERSION, _SOURCE = "4.6", "modelscope/ms-swift swift/arguments"
 MS_SWIFT = JobProgram(
     name="ms-swift", version=_VERSION, source=_SOURCE, read=read, is_file=partial(_is_file, is_rlhf=False),

@@ -7,8 +7,9 @@ from typing import Any
 
 from ..options import Options, names_of
 from ..plan import Adapter, Task, TrainingPlan
-from ..program import JobLaunch, JobProgram, name_of, set_batch, set_option
+from ..program import JobLaunch, JobProgram, name_of, set_option
 from .trainer import (
+    CHANGES,
     FUSED_LOSS,
     WITHOUT_EFFECT,
     quantization_of,
@@ -169,6 +170,4 @@ def _change_length(options: Options, plan: TrainingPlan, wanted: Any) -> Any:
 SCRIPT = JobProgram(
     name="TrainingArguments", version="transformers 5.17", source="huggingface/transformers "
     "src/transformers/training_args.py", read=read, is_command=_is_command, config="",
-    changes={"batch": set_batch("per_device_train_batch_size", "gradient_accumulation_steps"),
-             "checkpoints": set_option("gradient_checkpointing", True), "loss": set_option("use_liger_kernel", True),
-             "optimizer": set_option("optim", "adamw_bnb_8bit"), "length": _change_length})
+    changes={**CHANGES, "length": _change_length})

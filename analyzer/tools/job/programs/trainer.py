@@ -11,7 +11,7 @@ from analyzer.errors import find_close
 from ..document import Document, JobError
 from ..options import Options, names_of
 from ..plan import Adapter, Checkpoints, ModelParallel, Sharding, Task
-from ..program import JobLaunch, read_beside
+from ..program import Change, JobLaunch, read_beside, set_batch, set_option
 from .deepspeed import read_deepspeed
 
 # transformers 5.17, training_args.py
@@ -20,6 +20,11 @@ from .deepspeed import read_deepspeed
 WITHOUT_EFFECT = names_of("trainer")
 
 
+#: What changes the trainer's own options.
+CHANGES: Mapping[str, Change] = {
+    "batch": set_batch("per_device_train_batch_size", "gradient_accumulation_steps"),
+    "checkpoints": set_option("gradient_checkpointing", True), "loss": set_option("use_liger_kernel", True),
+    "optimizer": set_option("optim", "adamw_bnb_8bit")}
 #: Parts of the loss, where a kernel computes it with the head and never holds all logits: as Liger's kernel and
 #: Apple's cut cross entropy (their chunks follow from sizes; 8 is this project's usual number).
 FUSED_LOSS = 8
@@ -94,9 +99,9 @@ def read_optimizer(options: Options, name: str = "optim", default: str = "adamw_
     return found.name
 
 
-def read_checkpoints(options: Options, default: bool = False, name: str = "gradient_checkpointing") -> Checkpoints:
+def read_checkpoints(options: Options, default: bool = False) -> Checkpoints:
     """Whether blocks are run again in backward."""
-    if not options.flag(name, default, means="blocks are run again in backward"):
+    if not options.flag("gradient_checkpointing", default, means="blocks are run again in backward"):
         return "none"
     if (part := options.part("gradient_checkpointing_kwargs")) is not None:
         part.rest("use_reentrant preserve_rng_state determinism_check early_stop debug")
@@ -112,10 +117,10 @@ def read_precision(options: Options, launch: JobLaunch) -> str | None:
     return said if said in ("bf16", "fp16") else None
 
 
-def read_batch(options: Options, batch: int = 8, accumulate: int = 1) -> tuple[int, int]:
+def read_batch(options: Options) -> tuple[int, int]:
     """Sequences of a pass of one rank, and passes of a step."""
-    return (options.count("per_device_train_batch_size", batch, means="sequences of a pass of one device"),
-            options.count("gradient_accumulation_steps", accumulate, means="passes of a step"))
+    return (options.count("per_device_train_batch_size", 8, means="sequences of a pass of one device"),
+            options.count("gradient_accumulation_steps", 1, means="passes of a step"))
 
 
 def reference_of(task: Task, adapter: Adapter | None) -> Literal["none", "adapter", "copy"]:
