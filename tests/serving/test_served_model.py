@@ -433,11 +433,18 @@ def test_command_line(capsys, tmp_path):
     assert ServedProfile.from_json(tmp_path / "served.json").device == "l4"
     assert main([*start, "--concurrency", "1,4"]) == 0
     assert "Tokens/s/GPU" in capsys.readouterr().out
+    assert main([*start, "--server", "sglang"]) == 0  # the name of a server asks for one
+    assert "(tp1), sglang, bf16" in capsys.readouterr().out
     assert main([*start, "--batches", "1,2"]) == 0
     assert "a pass is one CUDA graph" in capsys.readouterr().out
     for wrong, said in ((["--engine", "transformers", "--rate", "2"], "--rate: works only with --engine server"),
                         (["--tpot", "5ms"], "add --ttft, --rate"),
                         (["--max-sequences", "--tp", "2"], "--tp: does not work"),
+                        (["--engine", "transformers", "--server", "sglang"], "--server sglang: works only with"),
+                        (["--server", "vllm", "--memory-share", "1.5"], "--memory-share 1.5: a share lies above 0"),
+                        (["--receive-interval", "0"], "--receive-interval 0: must be 1 or more"),
+                        (["--rate", "0"], "rate 0: requests a second are above 0"),
+                        (["--rate", "nan"], "rate nan: requests a second are above 0"),
                         (["--rate", "2", "--concurrency", "3"], "give one of them")):
         assert main([*start, *wrong]) == 2
         assert said in capsys.readouterr().err

@@ -222,14 +222,16 @@ def asks_for_server(arguments: argparse.Namespace) -> bool:
     from analyzer.tools.serving.run import names_server
 
     given = names_server(arguments)
-    if arguments.engine == "transformers" and given:
+    if arguments.engine == "transformers" and (given or arguments.server):
+        given = given or [f"--server {arguments.server}"]
         raise InputError(f"{', '.join(given)}: works only with --engine server; leave out --engine transformers")
     if arguments.max_sequences or arguments.batches:
         if given:
             raise InputError(f"{', '.join(given)}: does not work with --max-sequences and --batches; "
                              "give --concurrency")
         return False
-    return arguments.engine == "server" or bool(given) or arguments.engine is None and arguments.cache == "paged"
+    return arguments.engine == "server" or bool(given or arguments.server) or (
+        arguments.engine is None and arguments.cache == "paged")
 
 
 def _run_serving(arguments: argparse.Namespace, model: Any, options: dict[str, Any]) -> tuple[str, int]:

@@ -29,14 +29,15 @@ from .simulation import NoRoomError
 _OF_SERVER = ("concurrency", "rate", "weights", "experts", "ttft", "tpot", "draft", "prices", "carbon",
               "server_version", "receive_interval", "stream_interval")
 _RANKS = ("tp", "pp", "dp", "ep")
+_SERVER = "vllm"  # where --server is not given
 #: What ``--quantize`` of the eager model is on a server.
 _WEIGHTS = {"int8": "int8", "int4": "int4", "nf4": "int4", "fp8": "fp8"}
 
 
 def names_server(arguments: argparse.Namespace) -> list[str]:
     """The options that only a server has, as they were given."""
-    return [f"--{'price' if name == 'prices' else name.replace('_', '-')}"
-            for name in _OF_SERVER if getattr(arguments, name)] + [
+    return [f"--{'price' if name == 'prices' else name.replace('_', '-')}" for name in _OF_SERVER
+            if (value := getattr(arguments, name)) is not None and (name != "draft" or value)] + [
         f"--{name}" for name in _RANKS if getattr(arguments, name) != 1]
 
 
@@ -52,7 +53,7 @@ def read_settings(arguments: argparse.Namespace, layout: Layout | None = None) -
         raise InputError(f"--cache {arguments.cache}: a server's cache is paged; leave it out, or --engine server")
     weights = arguments.weights or _WEIGHTS.get(arguments.quantize or "", None) or _tell_format(arguments.target) or (
         "fp16" if arguments.dtype in ("fp16", "float16") else "bf16")
-    return {"cluster": arguments.cluster, "engine": arguments.server, "version": arguments.server_version,
+    return {"cluster": arguments.cluster, "engine": arguments.server or _SERVER, "version": arguments.server_version,
             "memory_share": arguments.memory_share, "receive_interval": arguments.receive_interval,
             "stream_interval": arguments.stream_interval, "weights": weights, "experts": arguments.experts,
             "cache": cache, "block_size": arguments.block_size, "skew": arguments.skew,
@@ -93,7 +94,7 @@ def time_points(arguments: argparse.Namespace, points: Sequence[ServingPoint]) -
             point = replace(point, decode=replace(decode, seconds=found.seconds),
                             prefill=replace(prefill, seconds=chunk.seconds))
         timed.append(point)
-    said = f"times: {arguments.server}, a pass is one CUDA graph; decode bound by {', then '.join(bounds)}"
+    said = f"times: {arguments.server or _SERVER}, a pass is one CUDA graph; decode bound by {', then '.join(bounds)}"
     return timed, said if bounds else ""
 
 

@@ -5,6 +5,7 @@ import heapq
 import random
 from collections import deque
 from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple
 
 from analyzer.errors import InputError
@@ -41,8 +42,10 @@ class Traffic:
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.rate is None):
             raise InputError(f"Traffic(concurrency={self.concurrency!r}, rate={self.rate!r}): give one of them")
-        if self.prompt_tokens < 1 or self.new_tokens < 1 or (self.concurrency or 1) < 1 or (self.rate or 1.0) <= 0:
+        if self.prompt_tokens < 1 or self.new_tokens < 1 or self.concurrency is not None and self.concurrency < 1:
             raise InputError(f"{self!r}: tokens, concurrency and rate are above 0")
+        if self.rate is not None and not 0 < self.rate < inf:
+            raise InputError(f"rate {self.rate:g}: requests a second are above 0 and finite")
         if not 0 < self.least_share <= 1 or self.drafted and not 0 <= self.accepted <= self.drafted:
             raise InputError(f"{self!r}: least_share lies above 0 and is at most 1; accepted is at most drafted")
 
