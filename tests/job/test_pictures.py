@@ -216,8 +216,9 @@ def test_a_step_needs_what_a_script_itself_needs(folder: Path, tmp_path: Path, r
 
 def test_what_is_beside_the_denoiser(folder: Path) -> None:
     pytest.importorskip("diffusers")
-    def profile(**fields: Any) -> Any:
+    def profile(checkpoints: Any = "none", **fields: Any) -> Any:
         plan = TrainingPlan(model=str(folder), task="denoise", length=1, micro_batch=1, autocast="bf16",
+                            checkpoints=checkpoints,
                             adapter=Adapter(r=4, dtype="fp32", casts=False),
                             picture=PicturePlan(**{"height": 64, "width": 64, **fields}))
         return profile_training(plan, "h100")
@@ -226,6 +227,8 @@ def test_what_is_beside_the_denoiser(folder: Path) -> None:
     assert profile(texts="none", encodes_images=False).profile.params < whole.profile.params
     trained = profile(trained_texts=1, text_adapter=Adapter(r=4, dtype="fp32"))
     assert trained.profile.optimizer_bytes > whole.profile.optimizer_bytes
+    again = profile(trained_texts=1, text_adapter=Adapter(r=4, dtype="fp32"), checkpoints="blocks")
+    assert again.profile.optimizer_bytes == trained.profile.optimizer_bytes  # the embedding has a gradient alone
     before = profile(encodes_images=False, preparations=(EncodingPass(images=64, beside=("denoiser", "texts")),))
     assert before.fullest is before.preparations[0] and before.fullest.params == whole.profile.params
     assert "memory is fullest before the first step" in describe_training(before)

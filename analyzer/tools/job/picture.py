@@ -181,7 +181,10 @@ def _make_step(plan: TrainingPlan, pipeline: Pipeline) -> nn.Module:
                 add_lora(encoder, lora_spec(encoder, picture.text_adapter))
             if plan.checkpoints != "none":
                 encoder.gradient_checkpointing_enable()
-                encoder.get_input_embeddings().requires_grad_(True)  # so that the scripts let it work
+                words = encoder.get_input_embeddings().requires_grad_(True)  # so that the scripts let it work
+                # It gets a gradient, but optimizers are given the adapters alone (sd-scripts, train_network.py,
+                # `prepare_optimizer_params`; diffusers, `text_lora_parameters_one`).
+                words.weight.is_updated = picture.text_adapter is None
     vae = None
     if picture.encodes_images:
         vae = nn.Module.to(_vae(pipeline), DTYPES[picture.image_dtype]).requires_grad_(False)

@@ -92,6 +92,8 @@ def profile_training(plan: TrainingPlan, device: str | DeviceSpec = "h200", *, f
     else:
         model = partial(_make_rank, plan, build)
         make = find_optimizer(plan.optimizer)
+        if make and plan.picture is not None and plan.picture.text_adapter is not None:
+            make = partial(_make_for_updated, make)
         settings["optimizer"] = partial(make_for_backward, make) if make and plan.updates_in_backward else make
         settings["step"] = partial(_take_step, passes, plan.clips and plan.optimizer is not None,
                                    None if plan.autocast is None or plan.picture else DTYPES[plan.autocast],
@@ -150,6 +152,11 @@ def _make_engine(plan: TrainingPlan, build: Callable[[], nn.Module], passes: int
     return make_engine(build(), config, optimizer)
 
 
+def _make_for_updated(make: Callable[..., torch.optim.Optimizer], params: Any) -> torch.optim.Optimizer:
+    """An optimizer of all but those that have a gradient for the sake of others (`picture.py`)."""
+    return make([parameter for parameter in params if getattr(parameter, "is_updated", True)])
+
+
 def make_for_backward(make: Callable[..., torch.optim.Optimizer], params: Any) -> torch.optim.Optimizer:
     """An optimizer that updates each parameter as soon as its gradient is there, and frees that (torchtune,
     training/memory.py, `OptimizerInBackwardWrapper`; LOMO). Its ``step`` is never called.
@@ -185,7 +192,7 @@ def _take_step(passes: int, clips: bool, autocast: torch.dtype | None, offloads:
         torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
     if not is_updated:
         optimizer.step()
-        model.zero_grad()
+        optimizer.zero_grad()  # gradients of what no optimizer updates stay
 
 
 def _to_host() -> Any:
