@@ -1,5 +1,6 @@
 """Out-of-memory errors as programs write them: every figure, who has the memory, and what is the matter."""
 import gzip
+import json
 import re
 from pathlib import Path
 
@@ -332,3 +333,11 @@ def test_what_a_log_does_not_show(tmp_path: Path, run) -> None:  # type: ignore[
     (tmp_path / "a.log").write_text(TEXTS["five processes"][0])
     code, _, complaint = run("explain", str(tmp_path / "a.log"), "--show", "reserved")
     assert code == 2 and "--show reserved: tells of a memory snapshot, and this is a log" in complaint
+
+
+def test_a_log_of_json_lines(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+    """Docker's json-file driver writes an object for each line, and so do programs that log for machines."""
+    texts = ["step 1", TEXTS["five processes"][0], "bye"]
+    (tmp_path / "a.log").write_text("".join(json.dumps({"log": text, "stream": "stderr"}) + "\n" for text in texts))
+    code, out, complaint = run("explain", str(tmp_path / "a.log"))
+    assert code == 0 and "line 2, device 0" in out and "others hold 43.79 GiB" in out, out + complaint

@@ -131,9 +131,11 @@ def _read_shown(names: Sequence[str]) -> Sequence[str]:
 
 
 def _explain_text(path: Path, kind: str, arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    log = _find_json(path) if kind == "json" else _find_log(path, read_device_csv, read_lightning)
+    log = None if kind == "json" else _find_log(path, read_device_csv, read_lightning)
     with _open(path) as file:
         errors = [] if log is not None else find_errors(_read_lines(file))
+    if kind == "json" and not errors:  # a log may be JSON line by line, as Docker writes it
+        log = _find_json(path)
     log = log if log is not None or errors else _find_log(path, read_torchtitan, read_printed)
     if log is not None:
         return _explain_run(path, log, arguments)
