@@ -147,7 +147,8 @@ class _PhaseNames:
         starts, stops = {run.calls.start for run in passes}, {run.calls.stop for run in passes}
         for rollout in rolled:
             start, stop = rollout.calls.start, rollout.calls.stop
-            if start not in evaluation:
+            if start not in evaluation:  # its last passes are of it where nothing reads them, such as a last action
+                names[start:stop] = [ROLLOUT] * (stop - start)
                 continue
             end = next((step.stop for step in self.steps if step.start >= stop), len(names))
             is_read = any(stop <= run.calls.start < end and rollout.is_reread_by(run) for run in passes)

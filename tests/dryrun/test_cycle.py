@@ -191,6 +191,24 @@ def test_a_pass_of_the_same_model_over_what_it_wrote_scores(run):
     assert (scoring.name, scoring.passes, scoring.tokens) == ("scoring", 2, 8 * 17)
 
 
+def test_a_last_action_that_nothing_reads_is_of_the_rollout(run):
+    """Five passes act, and what the last one leads to is thrown away: states before actions are learned from."""
+    cycles = run("""
+        actor = build(64)
+        optimizer = torch.optim.Adam(actor.parameters())
+        for update in range(4):
+            state, states = batch(), []
+            with torch.no_grad():
+                for _ in range(5):
+                    states.append(state)
+                    state = state + actor(state)
+            for state in states:
+                train(actor(state).mean(), optimizer)
+    """).profile.cycles
+    for cycle in cycles:
+        assert [(phase.name, phase.passes) for phase in cycle.phases] == [("rollout", 5), ("update", 5)]
+
+
 @pytest.mark.parametrize(("length", "phases"), [
     (17, ["rollout", "scoring", "update", "sync", "save"]), (12, ["scoring", "update", "sync", "evaluation", "save"])])
 def test_a_rollout_through_the_host_is_known_by_its_length(run, length, phases):
