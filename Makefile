@@ -24,7 +24,7 @@ test: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(COMPILE)
 	@mkdir -p build
-	$(BIN)/mypy --strict > build/types.txt & types=$$!; $(PYTEST) -n 2 $(CASES); failed=$$?; \
+	$(BIN)/mypy --strict > build/types.txt & types=$$!; $(PYTEST) -n 2$(if $(CASES), $(CASES)); failed=$$?; \
 	wait $$types || failed=$$?; cat build/types.txt; exit $$failed
 else
 test:

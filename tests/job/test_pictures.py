@@ -237,7 +237,7 @@ def test_what_is_beside_the_denoiser(folder: Path) -> None:
 def test_what_to_change_in_a_command(folder: Path) -> None:
     pytest.importorskip("diffusers")
     job = _job(folder, "--resolution 1024 --train_batch_size 64")
-    assert "64 images of 1,024 x 1,024" in describe_job(job)
+    assert "64 images of 1,024 x 1,024" in " ".join(describe_job(job).split())
     changes = Changes(job, lambda job: profile_training(job.plan, "l4"))  # type: ignore[arg-type]
     found = changes.find()
     assert found is not None and found.fits and found.job is not None
