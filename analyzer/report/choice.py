@@ -15,6 +15,7 @@ from analyzer.results.view import register_exporter, register_report
 from analyzer.units import format_bytes
 
 from .screen.layout import find_width, takes_color
+from .verdict import format_verdict
 
 #: How a command with ``--show`` prints the rest.
 LONG_TABLES = "--show summary,modules,table, --html FILE, --json FILE"
@@ -67,12 +68,13 @@ def emit(text: str, output: Path | None) -> None:
         write_output(output, text + "\n")
 
 
-def end_with_verdict(verdict: Verdict | None, is_told: bool = False, headroom: Headroom | None = None) -> int:
+def end_with_verdict(verdict: Verdict | None, is_told: bool = False, headroom: Headroom | None = None,
+                     way: str | None = None) -> int:
     """Print the verdict last, unless it was told, and give the command's exit code: 3 where a step does not fit, or
-    leaves less than the ``headroom`` asked for.
+    leaves less than the ``headroom`` asked for. ``way`` is what would leave more (`describe_air`).
     """
     if verdict is not None and not is_told:
-        print(f"\n{verdict}")
+        print(f"\n{format_verdict(verdict, way)}")
     if verdict is not None and verdict.fits and headroom is not None and not headroom.is_left(verdict):
         print(f"less than the headroom of {headroom} is left: {format_bytes(verdict.free_bytes)}")
         return 3

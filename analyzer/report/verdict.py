@@ -96,14 +96,16 @@ def _read_peak(profile: ProfileData) -> PeakNode | None:
     return found if node is None else found._replace(op=node.op, target=node.target, module_path=node.module_path)
 
 
-def format_verdict(verdict: Verdict) -> str:
-    """Whether it fits, where the peak is, and where it would fit, in as many lines as these take."""
+def format_verdict(verdict: Verdict, way: str | None = None) -> str:
+    """Whether it fits, where the peak is, and where it would fit, in as many lines as these take; ``way`` is that of
+    `describe_air`.
+    """
     v = verdict
     lines = [describe_fit(v)]
     if v.phase is not None:
         place = ("memory ran out in " if v.is_out_of_memory else "peak in ") + describe_place(v)
         lines += [place] if len(place) <= _WIDTH else _break_place(place)
-    air = describe_air(v)
+    air = describe_air(v, way)
     lines += textwrap.wrap(air, _WIDTH, subsequent_indent="  ") if air is not None else []
     where = describe_devices(v)
     return escape_controls("\n".join(lines if where is None else [*lines, where]))
@@ -135,13 +137,13 @@ def describe_fit(verdict: Verdict) -> str:
     return f"{said} on {f'{v.count} x ' if v.count > 1 else ''}{v.device}: {', '.join(sizes)}"
 
 
-def describe_air(verdict: Verdict) -> str | None:
-    """What would leave more of the memory, where a step barely fits."""
+def describe_air(verdict: Verdict, way: str | None = None) -> str | None:
+    """What would leave more of the memory, where a step barely fits; ``way`` says how, where that is known better."""
     if not verdict.is_tight or verdict.phase is None:
         return None
     ways = {"optimizer": "an optimizer of smaller states, such as adamw8bit, or a smaller batch",
-            "backward": "--checkpointing or a smaller batch"}
-    way = ways.get(verdict.phase, "a smaller batch")
+            "backward": "activation checkpoints or a smaller batch"}
+    way = way or ways.get(verdict.phase, "a smaller batch")
     return f"what is left must hold {NOT_COUNTED}; to leave more: {way}"
 
 

@@ -94,3 +94,16 @@ def test_what_megatron_refuses(tmp_path: Path, change: str, problem: str) -> Non
     with pytest.raises(JobError) as error:
         _read(tmp_path, change)
     assert str(error.value).removeprefix(f"{tmp_path}/").startswith(problem)
+
+
+@pytest.mark.parametrize(("change", "edits"), [
+    ("=", ["micro_batch_size: 2 -> 1"]),
+    # without it a step has the sequences of a pass: 2 of each of the two ranks that have their own
+    ("--global-batch-size 16 =", ["micro_batch_size: 2 -> 1", "global_batch_size: not set -> 4"])])
+def test_a_smaller_pass_leaves_the_batch_of_a_step(tmp_path: Path, change: str, edits: list[str]) -> None:
+    job = _read(tmp_path, change)
+    made = job.program.changes["batch"](job.options, job.plan, 1)
+    assert made is not None and [str(edit) for edit in made] == edits
+    plan = job.change(made).plan
+    assert isinstance(plan, TrainingPlan) and isinstance(job.plan, TrainingPlan)
+    assert plan.tokens == job.plan.tokens

@@ -110,3 +110,20 @@ def test_edits_keep_the_file_but_for_what_changes(tmp_path: Path) -> None:
     changed = job.change(edits)
     assert (changed.plan.micro_batch, changed.plan.accumulate) == (1, 2)  # type: ignore[union-attr]
     assert "# of 128,256 tokens" in job.change_text(edits)
+
+
+@pytest.mark.parametrize(("degrees", "edits", "accumulate"), [
+    ("tensor_parallel_degree = 2", ["training.local_batch_size: 2 -> 1", "training.global_batch_size: not set -> 8"],
+     2),  # 2 sequences of each of 4 groups of ranks
+    ("tensor_parallel_degree = 2\ncontext_parallel_degree = 2",
+     ["training.local_batch_size: 2 -> 1", "training.global_batch_size: not set -> 4"], 2),
+    ("pipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 2",
+     ["parallelism.pipeline_parallel_microbatch_size: 2 -> 1"], 2)])
+def test_a_smaller_pass_leaves_the_batch_of_a_step(tmp_path: Path, degrees: str, edits: list[str],
+                                                   accumulate: int) -> None:
+    job = _read(tmp_path, TOML.replace("tensor_parallel_degree = 1", degrees))
+    made = job.program.changes["batch"](job.options, job.plan, 1)
+    assert made is not None and [str(edit) for edit in made] == edits
+    plan = job.change(made).plan
+    assert isinstance(plan, TrainingPlan) and isinstance(job.plan, TrainingPlan)
+    assert (plan.micro_batch, plan.accumulate, plan.tokens) == (1, accumulate, job.plan.tokens)

@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
+from analyzer.report.verdict import format_verdict
+from analyzer.results.verdict import Verdict
 from analyzer.tools.job import JobError, read_command, read_job
+from analyzer.tools.job.change import list_smaller
 from analyzer.tools.job.plan import Adapter, TrainingPlan
 
 SFT = "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name trl-lib/Capybara"
@@ -87,3 +90,15 @@ def test_an_unknown_option_is_told_with_its_neighbour() -> None:
     reading, = read_command(f"{SFT} --max_lenght 512".split()).missing
     assert (reading.name, reading.kind, reading.meaning) == ("max_lenght", "unknown", "did you mean max_length or "
                                                                    "max_prompt_length?")
+
+
+@pytest.mark.parametrize(("options", "phase", "way"), [
+    ("--gradient_checkpointing false", "backward", "gradient_checkpointing: false -> true or "
+     "per_device_train_batch_size: not set -> 4, gradient_accumulation_steps: not set -> 2"),
+    ("--per_device_train_batch_size 1", "optimizer", "optim: not set -> adamw_bnb_8bit"),
+    ("--per_device_train_batch_size 1", "forward", "a smaller batch")])  # of which the command has no smaller one
+def test_what_leaves_more_is_of_the_options_of_the_job(options: str, phase: str, way: str) -> None:
+    job = read_command(f"{SFT} {options}".split())
+    text = format_verdict(Verdict(device="t4", fits=True, needed_bytes=99, capacity_bytes=100, free_bytes=1,
+                                  phase=phase), " or ".join(list_smaller(job, phase)))
+    assert f"to leave more: {way}" in " ".join(text.split())

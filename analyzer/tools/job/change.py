@@ -18,6 +18,7 @@ AXES = ("batch", "checkpoints", "loss", "cache", "swap", "precision", "optimizer
 _KEEPING = ("batch", "checkpoints", "loss", "cache", "swap")
 _SHORTEST = 256  # tokens of a sequence, below which no length is proposed
 _SMALLEST = 512  # pixels of an image, each side
+_OF_PHASE = {"backward": ("checkpoints", "batch"), "optimizer": ("optimizer", "batch")}  # what is less in it
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,19 @@ class Changes:
             change = JobChange(axes, tuple(edits), None, None, next(iter(str(error).splitlines()), ""))
         self.tried.append(change)
         return change
+
+
+def list_smaller(job: Job, phase: str | None) -> list[str]:
+    """The changes of a job's own options that make a phase need less, as text; none is profiled."""
+    plan = job.plan
+    assert isinstance(plan, TrainingPlan)
+    found = []
+    for axis in _OF_PHASE.get(phase or "", ("batch",)):
+        make, value = job.program.changes.get(axis), next(_list_values(axis, plan), None)
+        edits = make(job.options, plan, value) if make is not None and value is not None else None
+        if edits:
+            found.append(", ".join(map(str, edits)))
+    return found
 
 
 def _list_values(axis: str, plan: TrainingPlan) -> Iterator[object]:

@@ -13,7 +13,7 @@ from analyzer.output import check_output, write_output
 from analyzer.report.choice import end_with_verdict, make_text, read_shown, save_profile
 from analyzer.report.page.document import check_page
 
-from .change import Changes, JobChange
+from .change import Changes, JobChange, list_smaller
 from .document import JobError
 from .layout import LaidOutJob
 from .plan import ServingPlan
@@ -90,7 +90,8 @@ def _train(job: Job, arguments: argparse.Namespace, shown: list[str], price: flo
         if shown:
             print(f"{make_text(found.profile, shown)}\n")
     print(describe_training(found, price))
-    code = end_with_verdict(found.verdict, "screen" in shown)
+    phase = None if found.verdict is None else found.verdict.phase
+    code = end_with_verdict(found.verdict, "screen" in shown, way=" or ".join(list_smaller(job, phase)))
     sys.stdout.flush()
     if not code:
         return 0

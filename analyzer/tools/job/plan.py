@@ -181,8 +181,12 @@ class TrainingPlan:
     @property
     def tokens(self) -> int:
         """Of an optimizer step of all ranks; of ``denoise`` images."""
-        copies = self.ranks // (1 if self.parallel is None else self.parallel.size)
-        return self.sequences * self.accumulate * self.length * copies
+        return self.sequences * self.accumulate * self.length * self.data_ranks
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks, or groups of ranks that divide the model, which have sequences of their own."""
+        return self.ranks // (1 if self.parallel is None else self.parallel.size)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ def _describe_ranks(plan: TrainingPlan) -> str:
         return "one device"
     if plan.parallel is not None:
         degrees = {"TP": plan.parallel.tensor, "PP": plan.parallel.pipeline, "CP": plan.parallel.context,
-                   "EP": plan.parallel.expert, "DP": plan.ranks // plan.parallel.size}
+                   "EP": plan.parallel.expert, "DP": plan.data_ranks}
         return f"{plan.ranks} devices by " + ", ".join(f"{name} {size}" for name, size in degrees.items() if size > 1)
     if plan.sharding is None:
         return f"{plan.ranks} devices"

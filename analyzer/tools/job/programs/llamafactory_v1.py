@@ -178,7 +178,7 @@ def _set_batch(options: Options, plan: TrainingPlan, wanted: int) -> list[Edit] 
     times, rest = divmod(plan.micro_batch, wanted)
     if rest or times < 2:
         return None
-    whole = plan.micro_batch * plan.accumulate * plan.ranks
+    whole = plan.micro_batch * plan.accumulate * plan.data_ranks
     edits = [Edit(("micro_batch_size",), options.get("micro_batch_size"), wanted)]
     if options.get("global_batch_size") != whole:
         edits.append(Edit(("global_batch_size",), options.get("global_batch_size"), whole))

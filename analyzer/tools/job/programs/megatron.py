@@ -154,8 +154,15 @@ def share_states(parallel: ModelParallel, sharding: Sharding, ranks: int) -> Mod
 
 
 def set_batch(options: Options, plan: TrainingPlan, wanted: int) -> list[Edit] | None:
-    """A smaller micro-batch; the global one, and so what a step trains on, stays."""
-    return None if plan.micro_batch % wanted else [Edit(("micro_batch_size",), options.get("micro_batch_size"), wanted)]
+    """A smaller micro-batch; the global one, and so what a step trains on, stays: it is written out where it would
+    follow the micro-batch (megatron/training/arguments.py, `validate_args`).
+    """
+    if plan.micro_batch % wanted:
+        return None
+    edits = [Edit(("micro_batch_size",), options.get("micro_batch_size"), wanted)]
+    if options.get("global_batch_size") is None:
+        edits.append(Edit(("global_batch_size",), None, plan.micro_batch * plan.accumulate * plan.data_ranks))
+    return edits
 
 
 def set_checkpoints(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edit] | None:

@@ -211,14 +211,19 @@ def _leave_out(options: Options) -> None:
 
 
 def _change_batch(options: Options, plan: TrainingPlan, wanted: int) -> list[Edit] | None:
-    """Fewer sequences of a pass, with the batch of all ranks written out, so that passes are added."""
-    training = options.get("training") or {}
+    """Fewer sequences of a pass, with the batch of all ranks that have sequences of their own written out, so that
+    passes are added.
+    """
+    training, part = options.get("training") or {}, options.get("parallelism") or {}
+    if plan.parallel is not None and plan.parallel.pipeline > 1:  # whose micro-batches are parts of that of a device
+        name = "pipeline_parallel_microbatch_size"
+        return [Edit(("parallelism", name), part.get(name), wanted)] if wanted < plan.micro_batch else None
     name = "batch_size" if "batch_size" in training else "local_batch_size"
     if plan.micro_batch % wanted or plan.micro_batch == wanted:
         return None
     edits = [Edit(("training", name), training.get(name), wanted)]
-    whole = plan.micro_batch * plan.accumulate * plan.ranks
-    if name == "local_batch_size" and training.get("global_batch_size") in (None, -1):
+    whole = plan.micro_batch * plan.accumulate * plan.data_ranks
+    if name == "local_batch_size" and training.get("global_batch_size") in (None, -1, "-1"):
         edits.append(Edit(("training", "global_batch_size"), training.get("global_batch_size"), whole))
     return edits
 
