@@ -188,7 +188,9 @@ def test_without_diffusers(monkeypatch):
 
 @pytest.mark.parametrize(("options", "said"), [
     (["--tp", "2"], "--tp: of models that generate text"), (["--cache", "paged"], "--cache: of models that generate"),
-    (["--concurrency", "2", "--engine", "server"], "--concurrency, --engine: of models that generate text")])
+    (["--concurrency", "2", "--engine", "server"], "--concurrency, --engine: of models that generate text"),
+    (["--server", "sglang"], "--server: of models that generate text"),
+    (["--memory-share", "0"], "--memory-share: of models that generate text")])
 def test_options_of_text_are_refused(options, said, capsys):
     assert main(["generate", "diffusers:FLUX.1-dev", *options]) == 2
     assert said in capsys.readouterr().err

@@ -1,10 +1,12 @@
 """A script that does more than update has a cycle: its phases come in the order of the run, each with its own peak."""
+import re
 import textwrap
 
 import pytest
 
 import analyzer
 from analyzer import Profile
+from analyzer.errors import InputError
 from analyzer.tools.dryrun.script import dry_run
 
 HEAD = """
@@ -311,3 +313,9 @@ def test_a_phase_by_its_name_is_the_same_with_a_profiler_and_without(run):
     assert one.cycles[1].steps == 4 and one.cycles[1].phases[0].passes == 2
     assert 2 * PRODUCTS < one.cycles[1].phases[0].flops < 2.1 * PRODUCTS
     assert isinstance(analyzer.phase("play"), type(analyzer.phase("learn")))
+
+
+@pytest.mark.parametrize("name", [3, None, b"play", ["play"]])
+def test_the_name_of_a_phase_is_a_text(name):
+    with pytest.raises(InputError, match=re.escape(f"analyzer.phase({name!r}): a phase is named by a text")):
+        analyzer.phase(name)

@@ -190,6 +190,9 @@ BAD = {
     "cut off": (_state({"loss": 1.0})[:-20], "damaged or was cut off"),
     "deep": ('{"log_history": ' + "[" * 200_000, "damaged or was cut off"),
     "text": ("hello\nworld\n", "without lines of a run"),
+    "a saved profile": ('{"format": "analyzer.profile", "version": 15}', "a saved profile of analyzer, which is a "
+                        "prediction, not what a run left behind; .*: analyzer explain RUN --against .*log"),
+    "a saved plan": ('{"format": "analyzer.plan", "version": 1}', "a saved plan of analyzer, which is a prediction"),
 }
 
 

@@ -169,13 +169,15 @@ def find_mean_work(parts: Sequence[DiffusionPart], decoder: int, ranks: int) -> 
 
 
 #: Options of `analyzer generate` that pipelines do not have.
-_OF_TEXT = ("cache", "cache_dtype", "max_sequences", "batches", "engine", "quantize", "lora", "compile", "autocast")
+_OF_TEXT = ("cache", "cache_dtype", "max_sequences", "batches", "engine", "server", "memory_share", "quantize", "lora",
+            "compile", "autocast")
 
 
 def run_diffusion(arguments: argparse.Namespace) -> tuple[str, int]:
     """The text to print and the exit code: 0, or 3 where the batch does not fit on the device."""
     given = [flag for flag in names_server(arguments) if flag not in ("--price", "--carbon")] + [
-        f"--{name.replace('_', '-')}" for name in _OF_TEXT if getattr(arguments, name, None)]
+        f"--{name.replace('_', '-')}" for name in _OF_TEXT if
+        (value := getattr(arguments, name, None)) is not None and value is not False]
     if given:
         raise InputError(f"{', '.join(given)}: of models that generate text, which {arguments.target} does not")
     spec = find_device(arguments.device)

@@ -34,6 +34,12 @@ def read_json_log(path: Path, file: BinaryIO | gzip.GzipFile) -> RunLog:
         found: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: JSON that is damaged or was cut off ({str(error)[:120]})") from None
+    if isinstance(found, dict) and str(found.get("format", "")).startswith("analyzer."):
+        is_profile = found["format"] == "analyzer.profile"
+        raise InputError(f"{path}: a saved {found['format'].removeprefix('analyzer.')[:40]} of analyzer, which is a "
+                         "prediction, not what a run left behind" + (
+                             f"; a run is held against it by: analyzer explain RUN --against {path}"
+                             if is_profile else ""))
     log = read_trainer(found) if isinstance(found, dict) else None
     if log is None:
         raise InputError(f"{path}: JSON that no known program wrote as the log of a run; what is read are "

@@ -91,6 +91,7 @@ class Deployment:
     """One replica: a model on devices.
 
     - ``weights``, ``experts``, ``cache``: names of `WEIGHT_FORMATS` and `CACHE_BYTES`; ``experts`` None: as weights.
+    - ``is_share_given``: who asks chose the server's share of the memory, so it is not assumed.
     - ``skew``: how uneven experts are chosen, the exponent of Zipf's law; 0: evenly.
     """
 
@@ -104,6 +105,7 @@ class Deployment:
     cache: str = "bf16"
     block_size: int = BLOCK_SIZE
     skew: float = 0.0
+    is_share_given: bool = False
 
     def format_of(self, product: Product) -> WeightFormat:
         """Of weights: heads and routers stay in 16 bits (vLLM's and compressed-tensors' ``ignore`` lists)."""

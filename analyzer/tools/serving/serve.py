@@ -49,7 +49,8 @@ def make_deployment(model: ServedModel, *, device: str | DeviceSpec = "h200", cl
     spec = find_device(device)
     hosts = cluster_of(spec) if cluster is None else find_cluster(cluster)
     return Deployment(model=model, device=spec, cluster=hosts, layout=layout, engine=server, weights=weights,
-                      experts=experts, cache=cache, block_size=block_size, skew=skew)
+                      experts=experts, cache=cache, block_size=block_size, skew=skew,
+                      is_share_given=memory_share is not None)
 
 
 def profile_served(model: nn.Module | Callable[[], nn.Module] | ServedModel | Deployment, prompt_tokens: int = 1024,
@@ -153,7 +154,7 @@ def _list_assumptions(deployment: Deployment, traffic: Traffic) -> list[str]:
         how = "evenly" if not deployment.skew else f"by Zipf's law of exponent {deployment.skew:g}"
         found.append(f"tokens choose their {model.top_k} experts {how} (--skew)")
     share, engine = deployment.memory_share, deployment.engine
-    if share is not None:
+    if share is not None and not deployment.is_share_given:
         found.append(f"{engine.name} takes {share:.1%} of " + (
             "what weights and activations leave" if engine.of_free else "the device's memory"
             + ("" if engine.activations_within else ", activations and CUDA graphs aside")) + " (--memory-share)")
