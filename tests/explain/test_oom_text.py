@@ -277,6 +277,30 @@ def test_ranks_and_their_tracebacks_are_kept_apart() -> None:
     assert "2 out-of-memory errors, of ranks 0, 3" in said and "at me/train.py:31 main" in said
 
 
+@pytest.mark.parametrize(("marks", "ranks"), [
+    (("[default0]:", "[default10]:"), (0, 10)), (("[trainer1]:", "[trainer11]:"), (1, 11)),
+    (("[default0]:[rank8]: ", "[default1]:[rank9]: "), (8, 9)), (("0: ", "10: "), (0, 10)),
+    ((" 0: ", "10: "), (0, 10))])
+def test_marks_of_torchrun_and_srun(marks: tuple[str, str], ranks: tuple[int, int]) -> None:
+    """Lines of two ranks between each other, as `torchrun --tee 3` and `srun --label` write them."""
+    texts = [["Traceback (most recent call last):", f'  File "/home/me/train.py", line {line}, in main',
+              TEXTS["in pieces"][0]] for line in (31, 12)]
+    lines = [mark + text for pair in zip(*texts) for mark, text in zip(marks, pair)]
+    found = find_errors(lines)
+    assert tuple(error.rank for error in found) == ranks
+    assert [[frame.line for frame in error.frames] for error in found] == [[31], [12]]
+
+
+@pytest.mark.parametrize(("file", "said", "left_out"), [
+    ("/home/me/train.py", "expandable_segments:True avoids most of it", "Windows"),
+    ("C:\\ComfyUI\\execution.py", "On Windows PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512", "segments:True")])
+def test_settings_of_the_allocator_are_those_of_the_platform(file: str, said: str, left_out: str) -> None:
+    error, = find_errors(["Traceback (most recent call last):", f'  File "{file}", line 31, in main',
+                          TEXTS["in pieces"][0]])
+    text = " ".join(describe_errors("a.log", [error]).split())
+    assert said in text and left_out not in text, text
+
+
 def test_talk_of_memory_is_no_error(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "a.log").write_text("If you run out of memory, try a smaller batch\n")
     code, _, complaint = run("explain", str(tmp_path / "a.log"))

@@ -1,6 +1,7 @@
 """An out-of-memory error in words: who has the memory; whether it is in pieces, another's, or simply too little."""
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from textwrap import fill
@@ -13,6 +14,7 @@ from analyzer.units import format_bytes, format_percent
 from .line import describe_frames
 from .oom_text import OutOfMemoryText
 
+_WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
 #: What is the matter.
 Cause = Literal["no figures", "one tensor", "limit", "another process", "fragmentation", "free but refused", "too much"]
 
@@ -157,7 +159,7 @@ def _say(error: OutOfMemoryText, owners: OwnersOfMemory) -> str:
                          + ("" if (error.unallocated_bytes or 0) >= (error.requested_bytes or 0) else
                             f"with the {format_bytes(error.free_bytes)} that are free ")
                          + f"more than the {requested} that were asked for, but not in one piece. "
-                         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids most of it.",
+                         + _avoid_fragmentation(error),
         "limit": f"The limit of this process: it may take {format_bytes(error.allowed_bytes)} "
                  "(set_per_process_memory_fraction, or the server's own share)"
                  + ("" if error.free_bytes is None else f", and the device has {format_bytes(error.free_bytes)} free")
@@ -175,6 +177,16 @@ def _say(error: OutOfMemoryText, owners: OwnersOfMemory) -> str:
         said += (f" (The process of {format_bytes(owners.own_bytes)} is taken to be this one, as a container hides "
                  "its number.)")
     return said
+
+
+def _avoid_fragmentation(error: OutOfMemoryText) -> str:
+    """The setting of the allocator for the platform of the traceback. Builds for Windows pass expandable segments over
+    (``PYTORCH_C10_DRIVER_API_SUPPORTED`` of CUDAAllocatorConfig.h; pull request 189163 of July 2026 is to define it).
+    """
+    if any(_WINDOWS_PATH.match(frame.file) for frame in error.frames):
+        return ("On Windows PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512 avoids some of it; expandable_segments, "
+                "which PyTorch suggests, builds for Windows up to 2.13 pass over with a warning.")
+    return "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True avoids most of it."
 
 
 def to_dict(error: OutOfMemoryText) -> dict[str, Any]:

@@ -43,10 +43,12 @@ _PROCESS = re.compile(rf"\bProcess (\d+) has {_SIZE} memory in use", re.IGNORECA
 _DEVICE = re.compile(r"\bGPU (\d+)\b|on device (\d+)\b")
 _FILE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 # Who wrote a line: torchrun ([rank1]:), vLLM ((EngineCore pid=112), (VllmWorker rank=3 pid=1090), (Worker_TP0 pid=9)),
-# SGLang ([2025-05-19 23:22:28 TP3]), Ray ((pid=1, ip=...)).
+# SGLang ([2025-05-19 23:22:28 TP3]), Ray ((pid=1, ip=...)), torchrun --tee ([default0]: with the role's name and the
+# rank of its host, elastic/multiprocessing/tail_log.py), srun --label (" 3: ").
 _RANK = re.compile(r"\[rank(\d+)\]|\brank=(\d+)\b|\[[\d\- :]+ (?:DP\d+ )?TP(\d+)[ \]]|_TP(\d+)\b")
-_WRITER = re.compile(r"^\s*(?:\[[\d\-TZ:. ]+\] ?)?(\(\w[^()\n]{0,60}pid=\d+[^()\n]{0,40}\)|\[rank\d+\]:"
-                     r"|\[[\d\- :]+ [DT]P\d+(?: TP\d+)?\])")
+_LAUNCHED_RANK = re.compile(r"^\s*(?:\[[A-Za-z]\w*?(\d+)\]:|(\d+): )")  # of a line without another mark
+_WRITER = re.compile(r"^\s*(?:\[[\d\-TZ:. ]+\] ?)?(\(\w[^()\n]{0,60}pid=\d+[^()\n]{0,40}\)|\[[A-Za-z]\w*\d\]:"
+                     r"|\d+: |\[[\d\- :]+ [DT]P\d+(?: TP\d+)?\])")
 
 # Colours, as Python 3.13 has them in tracebacks and rich in logs, movements of the cursor, and links: the control
 # sequences CSI and OSC of ECMA-48.
@@ -154,7 +156,6 @@ def _read_error(line: str, start: int, end: int, rest: list[str], number: int,
     if unallocated is None and figures["reserved"] is not None and allocated is not None:
         unallocated = figures["reserved"] - allocated
     device = _DEVICE.search(text)
-    rank = _RANK.search(line)
     capacity, process = figures["capacity"], figures["process"]
     if process is None and figures["other"] is not None and allocated is not None:
         process = allocated + figures["other"]  # MPS
@@ -164,7 +165,17 @@ def _read_error(line: str, start: int, end: int, rest: list[str], number: int,
                                    if (size := _to_bytes(*found)) is not None},
         figures["allowed"], allocated, figures["private"], unallocated,
         None if device is None else int(next(filter(None, device.groups()))),
-        None if rank is None else int(next(filter(None, rank.groups()))), _read_frames(before, prefix))
+        find_rank(line), _read_frames(before, prefix))
+
+
+def find_rank(line: str) -> int | None:
+    """Who wrote a line: its rank, or of torchrun's and srun's marks the one that they give it.
+
+    >>> find_rank("[default2]:[rank10]: OutOfMemoryError"), find_rank("[default2]: Error"), find_rank(" 3: Error")
+    (10, 2, 3)
+    """
+    rank = _RANK.search(line) or _LAUNCHED_RANK.search(line)
+    return None if rank is None else int(next(filter(None, rank.groups())))
 
 
 def _find_size(pattern: re.Pattern[str], text: str) -> int | None:
@@ -184,7 +195,7 @@ def _read_frames(before: deque[str], prefix: str) -> list[StackFrame]:
     """The frames of the traceback that ends where an error stands, of the same writer."""
     frames: list[StackFrame] = []
     for line in reversed(before):
-        if prefix and prefix not in line:
+        if prefix and not ((mark := _WRITER.match(line)) and mark[1] == prefix):
             continue
         if match := _FILE.search(line):
             frames.append(StackFrame(match[3], match[1], int(match[2])))
