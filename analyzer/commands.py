@@ -262,7 +262,8 @@ Reads the configuration that another program trains or serves with, or the comma
 job needs: what was understood and what was not, whether it fits, how long a step takes, and what to change in the very
 file. Nothing of it is executed, and nothing is downloaded.
 
-Programs: {analyzer.tools.job.programs:list_programs}.
+Programs:
+{analyzer.tools.job.programs:list_programs}
 """, {}, """\
 analyzer job qlora.yml --device rtx_4090
 analyzer job qlora.yml --device rtx_4090 --write smaller.yml

@@ -39,7 +39,10 @@ def _read(text: str) -> tuple[TrainingPlan, PicturePlan]:
         "dtype": "fp16", "texts": "all", "image_dtype": "fp32", "text_dtype": "fp16",
         "adapter": Adapter(r=4, targets=("to_k", "to_q", "to_v", "to_out.0"), dtype="fp32")}),
     ("train_text_to_image_lora_sdxl", "--dataset_name d --mixed_precision fp16 --pretrained_vae_model_name_or_path v "
-     "--train_text_encoder", {"image_dtype": "fp16", "trained_texts": 2, "text_dtype": "fp16"}),
+     "--train_text_encoder --gradient_checkpointing", {"image_dtype": "fp16", "trained_texts": 2, "text_dtype": "fp16",
+                                                       "keeps_embedding_gradients": False}),
+    ("train_dreambooth_lora_sdxl", f"{DREAMBOOTH} --train_text_encoder", {
+        "trained_texts": 2, "keeps_embedding_gradients": True}),
     ("train_dreambooth", f"{DREAMBOOTH} --train_text_encoder --with_prior_preservation --class_data_dir c "
      "--class_prompt c", {"trained_texts": 1, "priors": True, "sequences": 8, "text_adapter": None}),
     ("train_dreambooth_lora", f"{DREAMBOOTH} --pre_compute_text_embeddings", {
@@ -51,7 +54,7 @@ def _read(text: str) -> tuple[TrainingPlan, PicturePlan]:
     ("train_dreambooth_lora_flux", f"{DREAMBOOTH} --cache_latents --optimizer prodigy", {
         "texts": "idle", "encodes_images": False, "text_tokens": 512, "optimizer": "adamw",
         "preparations": (EncodingPass(images=4, beside=("denoiser", "texts")),)}),
-    ("train_dreambooth_lora_sd3", "--dataset_name d --caption_column text --use_8bit_adam", {
+    ("train_dreambooth_lora_sd3", "--dataset_name d --instance_prompt p --caption_column text --use_8bit_adam", {
         "texts": "all", "optimizer": "adamw8bit", "text_tokens": 77, "preparations": ()}),
     ("train_dreambooth_flux", f"{DREAMBOOTH} --mixed_precision bf16 --gradient_checkpointing", {
         "dtype": "fp32", "checkpoints": "blocks", "preparations": (EncodingPass(texts=1, beside=("vae",)),)})])
@@ -87,6 +90,13 @@ def test_sd_scripts(script: str, options: str, fields: dict[str, Any]) -> None:
     assert {name: getattr(picture if hasattr(picture, name) else plan, name) for name in fields} == fields
 
 
+def test_gradients_of_embeddings_under_sd_scripts() -> None:
+    """Its scripts let embeddings have them for the sake of checkpoints alone."""
+    command = f"train_network.py {MODEL} m {NETWORK} --resolution 512"
+    found = [_read(command + more)[1].keeps_embedding_gradients for more in ("", " --gradient_checkpointing")]
+    assert found == [False, True]
+
+
 def test_a_toml_of_sd_scripts_is_changed_in_its_table(tmp_path: Path) -> None:
     (tmp_path / "data.toml").write_text("[general]\nresolution = 768\n[[datasets]]\nbatch_size = 2\n[[datasets]]\n"
                                         "resolution = [1024, 512]\nbatch_size = 6\n")
@@ -114,6 +124,7 @@ def test_a_toml_of_sd_scripts_is_changed_in_its_table(tmp_path: Path) -> None:
     (f"train_dreambooth_lora_qwen_image.py {MODEL} m", "train_dreambooth_lora_qwen_image.py is not read; these are: "),
     ("train_dreambooth.py --instance_data_dir d", "pretrained_model_name_or_path: is not there"),
     (f"train_dreambooth.py {MODEL} m", "instance_data_dir: is not there, nor is dataset_name"),
+    (f"train_dreambooth_lora_sdxl.py {MODEL} m --dataset_name d --caption_column t", "instance_prompt: is not there"),
     (f"train_dreambooth.py {MODEL} m {DREAMBOOTH} --dataset_name d", "dataset_name: d: instance_data_dir is given too"),
     (f"train_dreambooth.py {MODEL} m {DREAMBOOTH} --with_prior_preservation", "class_data_dir: is not there"),
     (f"train_dreambooth.py {MODEL} m {DREAMBOOTH} --train_text_encoder --pre_compute_text_embeddings",
@@ -227,11 +238,24 @@ def test_what_is_beside_the_denoiser(folder: Path) -> None:
     assert profile(texts="none", encodes_images=False).profile.params < whole.profile.params
     trained = profile(trained_texts=1, text_adapter=Adapter(r=4, dtype="fp32"))
     assert trained.profile.optimizer_bytes > whole.profile.optimizer_bytes
-    again = profile(trained_texts=1, text_adapter=Adapter(r=4, dtype="fp32"), checkpoints="blocks")
-    assert again.profile.optimizer_bytes == trained.profile.optimizer_bytes  # the embedding has a gradient alone
+    again = profile(trained_texts=1, text_adapter=Adapter(r=4, dtype="fp32"), keeps_embedding_gradients=True)
+    assert again.profile.optimizer_bytes == trained.profile.optimizer_bytes  # embeddings have gradients alone
+    # They stay: the forward pass finds those of 1,000 tokens, and of 77 positions in whole 512 bytes.
+    assert again.profile.peak_by_category["gradient"] == 1000 * 64 * 4 + 39 * 512
+    assert "gradient" not in trained.profile.peak_by_category
     before = profile(encodes_images=False, preparations=(EncodingPass(images=64, beside=("denoiser", "texts")),))
     assert before.fullest is before.preparations[0] and before.fullest.params == whole.profile.params
     assert "memory is fullest before the first step" in describe_training(before)
+
+
+def test_switches_say_what_they_mean_where_they_are_given() -> None:
+    for command, names in ((f"train_dreambooth_lora_flux.py {MODEL} m {DREAMBOOTH} --cache_latents --use_8bit_adam",
+                            ["cache_latents", "use_8bit_adam"]),
+                           (f"train_network.py {MODEL} m {NETWORK} --resolution 512 --xformers --use_8bit_adam "
+                            "--cache_latents", ["cache_latents", "xformers", "use_8bit_adam"])):
+        told = {each.name: each.meaning for each in read_command(command.split()).readings}
+        assert all(told[name] for name in names)
+        assert not {"train_text_encoder", "sdpa", "mem_eff_attn", "cache_latents_to_disk"} & set(told)
 
 
 def test_what_to_change_in_a_command(folder: Path) -> None:

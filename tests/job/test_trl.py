@@ -9,6 +9,7 @@ from analyzer.results.verdict import Verdict
 from analyzer.tools.job import JobError, read_command, read_job
 from analyzer.tools.job.change import list_smaller
 from analyzer.tools.job.plan import Adapter, TrainingPlan
+from analyzer.tools.job.screen import describe_job
 
 SFT = "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name trl-lib/Capybara"
 
@@ -102,3 +103,9 @@ def test_what_leaves_more_is_of_the_options_of_the_job(options: str, phase: str,
     text = format_verdict(Verdict(device="t4", fits=True, needed_bytes=99, capacity_bytes=100, free_bytes=1,
                                   phase=phase), " or ".join(list_smaller(job, phase)))
     assert f"to leave more: {way}" in " ".join(text.split())
+
+
+def test_where_the_known_options_are_is_told_with_an_unknown_one() -> None:
+    assert "known are the options of" not in describe_job(read_command(SFT.split()))
+    job = read_command(f"{SFT} --lern_rate 1".split())
+    assert f"known are the options of TRL {job.program.version} ({job.program.source})" in describe_job(job)

@@ -115,6 +115,10 @@ class Options:
             raise self.fail(name, "must be true or false")
         return value
 
+    def switch(self, name: str, means: str) -> bool:
+        """A flag that is off by itself, which is told where it is given alone."""
+        return self.flag(name, means="" if self.get(name) is None else means)
+
     def text(self, name: str, default: str | None = None, *, choices: Iterable[str] = (),
              means: str = "") -> str | None:
         """A word, one of ``choices`` where there are some; in any case of letters. Raises JobError for another."""

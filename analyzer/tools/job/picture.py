@@ -181,14 +181,21 @@ def _make_step(plan: TrainingPlan, pipeline: Pipeline) -> nn.Module:
                 add_lora(encoder, lora_spec(encoder, picture.text_adapter))
             if plan.checkpoints != "none":
                 encoder.gradient_checkpointing_enable()
-                words = encoder.get_input_embeddings().requires_grad_(True)  # so that the scripts let it work
-                # It gets a gradient, but optimizers are given the adapters alone (sd-scripts, train_network.py,
-                # `prepare_optimizer_params`; diffusers, `text_lora_parameters_one`).
-                words.weight.is_updated = picture.text_adapter is None
+            if picture.text_adapter is not None and picture.keeps_embedding_gradients:
+                # Optimizers are given the adapters alone (sd-scripts, train_network.py, `prepare_optimizer_params`;
+                # diffusers, `text_lora_parameters_one`).
+                for weight in _find_embeddings(encoder).requires_grad_(True).parameters():
+                    weight.is_updated = False  # type: ignore[attr-defined]
     vae = None
     if picture.encodes_images:
         vae = nn.Module.to(_vae(pipeline), DTYPES[picture.image_dtype]).requires_grad_(False)
     return DenoisingStep(denoiser, vae, texts, plan).train()
+
+
+def _find_embeddings(encoder: Any) -> nn.Module:
+    """Those of tokens and of positions, wherever a CLIP of this version of transformers has them."""
+    found: nn.Module = getattr(encoder, "text_model", encoder).embeddings
+    return found
 
 
 def _vae(pipeline: Pipeline) -> nn.Module:

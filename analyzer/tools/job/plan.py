@@ -122,6 +122,8 @@ class PicturePlan:
     texts: Literal["all", "first", "none", "idle"] = "all"
     trained_texts: int = 0                   #: of these, so many of the first train
     text_adapter: Adapter | None = None      #: of those that train
+    #: whether embeddings of those get a gradient too, which no optimizer reads and nothing sets to zero
+    keeps_embedding_gradients: bool = False
     casts_texts: bool = False                #: whether they run under autocast
     text_tokens: int | None = None           #: of a T5; None: the pipeline's own
     image_dtype: str = "fp32"

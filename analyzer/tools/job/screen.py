@@ -29,7 +29,7 @@ def describe_job(job: Job) -> str:
     parts = [fill(f"{clean(job.name)}: {job.program.name} {job.program.version}, {describe_plan(job.plan)}", 120,
                   subsequent_indent="  ")]
     if job.missing:
-        parts.append(_list_missing(job.missing))
+        parts.append(_list_missing(job.missing, f"{job.program.name} {job.program.version} ({job.program.source})"))
     rows = [(reading.name, _show_value(reading), reading.meaning, _line(reading))
             for reading in job.readings if reading.kind in ("understood", "default", "assumed")]
     if rows:
@@ -73,12 +73,14 @@ def _describe_ranks(plan: TrainingPlan) -> str:
     return f"{plan.ranks} devices by {how}"
 
 
-def _list_missing(readings: Sequence[OptionReading]) -> str:
+def _list_missing(readings: Sequence[OptionReading], program: str) -> str:
     lines = ["not part of the answer:"]
     for reading in readings:
         why = reading.meaning if reading.kind == "not modelled" else "not known to this reader" + (
             f"; {reading.meaning}" if reading.meaning else "")
         lines.append(f"  {clean(reading.place or reading.name)}: {clean(reading.name)}: {_show_value(reading)}: {why}")
+    if any(reading.kind == "unknown" for reading in readings):
+        lines.append(f"  known are the options of {program}")
     return "\n".join(lines)
 
 

@@ -38,6 +38,7 @@ class _ImageScript(NamedTuple):
     image_dtype: str | None = None  # None: that of frozen weights
     text_tokens: int | None = None
     keeps: bool = False            # whether some name still holds the text encoders when they are to be freed
+    embeds: bool = False           # whether it lets embeddings of text encoders with adapters have gradients
 
 
 _PROMPT = "instance_prompt"
@@ -48,11 +49,13 @@ _SCRIPTS = {
     "train_text_to_image_lora_sdxl": _ImageScript("sdxl", _ATTENTION, 1024, 16, False, 2, "fp32"),
     "train_dreambooth": _ImageScript("sd", encodes_once=False),
     "train_dreambooth_lora": _ImageScript("sd", (*_ATTENTION, "add_k_proj", "add_v_proj"), encodes_once=False),
-    "train_dreambooth_lora_sdxl": _ImageScript("sdxl", _ATTENTION, 1024, trained=2, image_dtype="fp32", keeps=True),
+    "train_dreambooth_lora_sdxl": _ImageScript("sdxl", _ATTENTION, 1024, trained=2, image_dtype="fp32", keeps=True,
+                                               embeds=True),
     "train_dreambooth_sd3": _ImageScript("sd3", trained=3, image_dtype="fp32", text_tokens=77),
-    "train_dreambooth_lora_sd3": _ImageScript("sd3", _JOINT, trained=2, image_dtype="fp32", text_tokens=77),
+    "train_dreambooth_lora_sd3": _ImageScript("sd3", _JOINT, trained=2, image_dtype="fp32", text_tokens=77,
+                                              embeds=True),
     "train_dreambooth_flux": _ImageScript("flux", text_tokens=77),
-    "train_dreambooth_lora_flux": _ImageScript("flux", (*_JOINT, *_FORWARD), text_tokens=512, keeps=True)}
+    "train_dreambooth_lora_flux": _ImageScript("flux", (*_JOINT, *_FORWARD), text_tokens=512, keeps=True, embeds=True)}
 
 
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
@@ -102,6 +105,8 @@ def _check(options: Options, name: str) -> None:
         raise options.fail("dataset_name", "instance_data_dir is given too; the script refuses both")
     if "dreambooth" in name and data is None and folder is None:
         raise options.fail("instance_data_dir", "is not there, nor is dataset_name; the script needs one of them")
+    if "dreambooth" in name and options.get(_PROMPT) is None:  # `required=True` in all of them
+        raise options.fail(_PROMPT, "is not there, and the script refuses to begin without it")
     if "text_to_image" in name and data is None and options.get("train_data_dir") is None:
         raise options.fail("train_data_dir", "is not there, nor is dataset_name; the script needs one of them")
     for needed in ("class_data_dir", "class_prompt") if options.flag("with_prior_preservation") else ():
@@ -124,8 +129,8 @@ def _read_adapter(options: Options, script: _ImageScript, frozen: str) -> Adapte
 
 def _read_picture(options: Options, name: str, script: _ImageScript, frozen: str, batch: int) -> PicturePlan:
     size = options.count("resolution", script.resolution, means="pixels of an image, each side")
-    trains = options.flag("train_text_encoder")
-    caches = options.flag("cache_latents")
+    trains = options.switch("train_text_encoder", "text encoders train with the denoiser")
+    caches = options.switch("cache_latents", "images are encoded once, before the first step")
     has_captions = options.get("dataset_name") is not None and options.get("caption_column") is not None
     once = options.flag("pre_compute_text_embeddings") or script.encodes_once and not trains and (
         not has_captions or "dreambooth" not in name)
@@ -156,6 +161,7 @@ def _read_picture(options: Options, name: str, script: _ImageScript, frozen: str
         height=size, width=size, priors=priors, encodes_images=encodes_images,
         texts="all" if not once else "idle" if script.keeps else "none",
         trained_texts=script.trained if trains else 0, text_adapter=adapter,
+        keeps_embedding_gradients=script.embeds,  # "set top parameter requires_grad", with checkpoints and without
         text_tokens=options.number("max_sequence_length", script.text_tokens, least=1),
         image_dtype=image_dtype, text_dtype="fp32" if trains and not is_lora else frozen,
         averages=averages and not options.flag("offload_ema"), preparations=tuple(before))
@@ -163,7 +169,7 @@ def _read_picture(options: Options, name: str, script: _ImageScript, frozen: str
 
 def _read_optimizer(options: Options) -> str | None:
     said = (options.text("optimizer", "adamw") or "").lower()
-    in_eight = options.flag("use_8bit_adam")
+    in_eight = options.switch("use_8bit_adam", "states of AdamW in 8 bits")
     if said == "prodigy":
         options.note("optimizer", "not modelled", "Prodigy: four states, of which AdamW has two")
     elif said != "adamw":

@@ -68,8 +68,10 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         r=options.count("network_dim", 4, means="rank of the adapters"), casts=False,
         dropout=options.fraction("network_dropout", 0.0), targets=_read_targets(options, script, is_flux),
         dtype=precision if options.flag("full_bf16") or options.flag("full_fp16") else "fp32")
-    picture = _read_picture(options, script, precision or "fp32", size, batch, replace(adapter, targets=_TEXT))
-    fused = [options.flag(each) for each in ("sdpa", "xformers", "mem_eff_attn")]
+    picture = replace(_read_picture(options, script, precision or "fp32", size, batch, replace(adapter, targets=_TEXT)),
+                      keeps_embedding_gradients=checkpoints != "none")  # `prepare_text_encoder_grad_ckpt_workaround`
+    fused = [options.switch(each, "attention in blocks, which keeps no products of its tokens")
+             for each in ("sdpa", "xformers", "mem_eff_attn")]
     plan = TrainingPlan(
         model=script.model, task="denoise", length=1, picture=picture, micro_batch=batch,
         accumulate=options.count("gradient_accumulation_steps", 1, means="passes of a step"), dtype=precision or "fp32",
@@ -150,7 +152,8 @@ def _check(options: Options, name: str) -> None:
 
 def _caches(options: Options, what: str) -> bool:
     """The same to a disk asks for it too (`verify_training_args`)."""
-    return options.flag(f"cache_{what}") | options.flag(f"cache_{what}_to_disk")
+    means = f"{'images' if what == 'latents' else 'texts'} are encoded once, before the first step"
+    return options.switch(f"cache_{what}", means) | options.switch(f"cache_{what}_to_disk", means)
 
 
 def _read_data(options: Options, launch: JobLaunch) -> tuple[tuple[int, int], int]:
@@ -236,8 +239,9 @@ def _read_swap(options: Options) -> tuple[tuple[str, int], ...]:
 
 
 def _read_optimizer(options: Options) -> str | None:
-    for flag, name in (("use_8bit_adam", "adamw8bit"), ("use_lion_optimizer", "momentum")):
-        if options.flag(flag):
+    for flag, name, means in (("use_8bit_adam", "adamw8bit", "states of AdamW in 8 bits"),
+                              ("use_lion_optimizer", "momentum", "Lion, of one state")):
+        if options.switch(flag, means):
             if options.get("optimizer_type"):
                 raise options.fail(flag, "optimizer_type is given too; sd-scripts refuses both")
             return name
