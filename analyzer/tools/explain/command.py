@@ -34,6 +34,7 @@ from .reserve_screen import describe_growth, describe_reserved, describe_setting
 from .run_log import RunLog
 from .run_screen import describe_run, list_quantities
 from .settings import try_settings
+from .shortage import describe_shortages, find_shortages
 from .snapshot import read_snapshot
 from .snapshot_page import write_snapshot_page
 from .snapshot_report import describe_device, name_categories
@@ -134,19 +135,28 @@ def _explain_text(path: Path, kind: str, arguments: argparse.Namespace) -> tuple
     log = None if kind == "json" else _find_log(path, read_device_csv, read_lightning)
     with _open(path) as file:
         errors = [] if log is not None else find_errors(_read_lines(file))
-    if kind == "json" and not errors:  # a log may be JSON line by line, as Docker writes it
+    with _open(path) as file:
+        shortages = [] if log is not None else find_shortages(_read_lines(file))
+    if kind == "json" and not errors and not shortages:  # a log may be JSON line by line, as Docker writes it
         log = _find_json(path)
     log = log if log is not None or errors else _find_log(path, read_torchtitan, read_printed)
+    told: dict[str, Any] = {"shortages": [asdict(one) for one in shortages]} if shortages else {}
     if log is not None:
-        return _explain_run(path, log, arguments)
+        text, found = _explain_run(path, log, arguments)
+        return "\n\n".join([text, *[describe_shortages(path.name, shortages)] * bool(shortages)]), found | told
+    if shortages and not errors:
+        if arguments.against is not None:
+            raise InputError(f"{path}: --against {arguments.against}: the shortages of memory in it are not of a "
+                             "device's tensors, so they are held against no prediction; leave it out")
+        return describe_shortages(path.name, shortages), {"kind": "shortages of memory", "file": path.name, **told}
     if not errors:
         raise InputError(f"{path}: a text without an out-of-memory error of PyTorch and without lines of a run; what "
                          "is read are memory snapshots (torch.cuda.memory._dump_snapshot), traces of torch.profiler, "
                          "logs that have such an error, and logs of transformers' Trainer, Lightning's CSVLogger, "
                          "torchtitan and nvidia-smi --format=csv")
-    text = describe_errors(path.name, errors)
-    found: dict[str, Any] = {"kind": "out-of-memory errors", "file": path.name,
-                             "errors": [to_dict(error) for error in errors]}
+    text = "\n\n".join([describe_errors(path.name, errors),
+                        *[describe_shortages(path.name, shortages)] * bool(shortages)])
+    found = {"kind": "out-of-memory errors", "file": path.name, "errors": [to_dict(error) for error in errors], **told}
     if arguments.against is not None:
         error = errors[0]
         limit = find_limit(error, find_owners(error))

@@ -151,7 +151,11 @@ def _say(error: OutOfMemoryText, owners: OwnersOfMemory) -> str:
     requested, cached = format_bytes(error.requested_bytes), format_bytes(error.unallocated_bytes)
     lacks = "" if not owners.lacking_bytes else f" At least {format_bytes(owners.lacking_bytes)} are missing."
     said = {
-        "no figures": "The text has too few figures to say who has the memory; where the process can be run again, "
+        "no figures": ("" if error.requested_bytes is not None else
+                       "Without an amount the text is mostly the driver's own, which refused memory to something "
+                       "beside PyTorch's allocator (a context, a kernel's code, a library): often another process has "
+                       "the device, and nvidia-smi tells which. ")
+                      + "The text has too few figures to say who has the memory; where the process can be run again, "
                       "torch.cuda.memory._dump_snapshot(FILE) after the error writes what can be explained whole.",
         "one tensor": f"One tensor of {requested} is larger than the device: the operation must be done in parts, or "
                       "its batch or sequence be smaller.",
