@@ -54,7 +54,9 @@ def _tell_host(found: re.Match[str]) -> tuple[Figures, str]:
 
 def _tell_kernel(found: re.Match[str]) -> tuple[Figures, str]:
     held = sum(int(size) for size in _RESIDENT.findall(found[4])) << 10
-    figures: Figures = {"process": int(found[2])} | ({"resident_bytes": held} if held else {})
+    figures: Figures = {"process": int(found[2])}
+    if held:
+        figures["resident_bytes"] = held
     limit = ("the limit of its container or job (cgroup) was reached, whatever the machine has" if found[1] else
              "the machine had no memory left")
     return figures, (f"Linux killed process {found[2]} ({clean(found[3])[:40]})"
