@@ -13,13 +13,11 @@ def ids(page: Path) -> str:
     return page.stem
 
 
-@pytest.mark.sweep(7)
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_commands_print_what_the_page_says(page: Path) -> None:
     assert render(page) == page.read_text()
 
 
-@pytest.mark.sweep(7)
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_python_gives_what_the_page_says(page: Path) -> None:
     with folder():

@@ -101,7 +101,6 @@ def surroundings() -> Iterator[None]:
         yield
 
 
-@pytest.mark.sweep(16)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_runs(page: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
