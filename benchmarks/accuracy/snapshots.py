@@ -26,8 +26,8 @@ from typing import Any
 from analyzer.errors import InputError
 from analyzer.memory.allocator import AllocatorOptions
 from analyzer.tools.explain import read_snapshot
-from analyzer.tools.explain.history import read_history
-from analyzer.tools.explain.replay import RequestReplay
+from analyzer.tools.explain.recording.history import read_history
+from analyzer.tools.explain.recording.replay import RequestReplay
 from tests.explain.recording import FORWARD, Recording, train
 
 MIB = 1 << 20

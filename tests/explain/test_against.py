@@ -9,12 +9,12 @@ from analyzer import Profile, profile
 from analyzer.tools.explain import read_snapshot
 from analyzer.tools.explain.against_screen import describe_comparison, find_limit
 from analyzer.tools.explain.comparison import HeldAlone, PeakComparison, compare_peaks
-from analyzer.tools.explain.history import read_history
-from analyzer.tools.explain.line import Lines
 from analyzer.tools.explain.oom_screen import find_owners
 from analyzer.tools.explain.oom_text import find_errors
 from analyzer.tools.explain.prediction import Prediction, find_failure, list_at_peak
-from analyzer.tools.explain.snapshot_report import name_categories
+from analyzer.tools.explain.recording.history import read_history
+from analyzer.tools.explain.recording.line import Lines
+from analyzer.tools.explain.recording.snapshot_report import name_categories
 from tests.explain.recording import DATA, FORWARD, Recording
 
 MIB = 1 << 20

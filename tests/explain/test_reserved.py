@@ -7,12 +7,12 @@ import pytest
 
 from analyzer.memory.allocator import AllocatorOptions
 from analyzer.tools.explain import read_snapshot
-from analyzer.tools.explain.growth import StepGrowth, find_growth
-from analyzer.tools.explain.history import read_history
-from analyzer.tools.explain.line import Lines
-from analyzer.tools.explain.replay import RequestReplay
-from analyzer.tools.explain.reserve import Keeper, ReservedPart, list_keepers, split_reserved
-from analyzer.tools.explain.settings import try_settings
+from analyzer.tools.explain.recording.growth import StepGrowth, find_growth
+from analyzer.tools.explain.recording.history import read_history
+from analyzer.tools.explain.recording.line import Lines
+from analyzer.tools.explain.recording.replay import RequestReplay
+from analyzer.tools.explain.recording.reserve import Keeper, ReservedPart, list_keepers, split_reserved
+from analyzer.tools.explain.recording.settings import try_settings
 from tests.explain.recording import BACKWARD, DATA, FORWARD, STEP, Frame, Recording, train
 
 MIB = 1 << 20

@@ -13,9 +13,9 @@ from analyzer import profile
 from analyzer.cli import main
 from analyzer.errors import InputError
 from analyzer.tools.explain.command import run_explain
-from analyzer.tools.explain.run_log import RunLog
-from analyzer.tools.explain.run_screen import list_quantities
-from analyzer.tools.explain.run_series import find_steady
+from analyzer.tools.explain.run.run_log import RunLog
+from analyzer.tools.explain.run.run_screen import list_quantities
+from analyzer.tools.explain.run.run_series import find_steady
 
 GIB, MIB = 1 << 30, 1 << 20
 

@@ -7,9 +7,9 @@ import pytest
 from analyzer.errors import InputError
 from analyzer.report.page.document import unpack
 from analyzer.tools.explain import read_snapshot
-from analyzer.tools.explain.history import read_history
-from analyzer.tools.explain.line import Lines
-from analyzer.tools.explain.snapshot_report import DeviceReport, describe_device
+from analyzer.tools.explain.recording.history import read_history
+from analyzer.tools.explain.recording.line import Lines
+from analyzer.tools.explain.recording.snapshot_report import DeviceReport, describe_device
 from benchmarks.accuracy.snapshots import run_hostile
 from tests.explain.recording import BACKWARD, DATA, FORWARD, STEP, Recording, train
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from analyzer import Profile, profile
 from analyzer.cli import main
-from analyzer.tools.explain import trace as trace_module
-from analyzer.tools.explain.trace import Trace, read_trace
-from analyzer.tools.explain.trace_report import TimeRow, TraceReport, describe_trace
+from analyzer.tools.explain.run import trace as trace_module
+from analyzer.tools.explain.run.trace import Trace, read_trace
+from analyzer.tools.explain.run.trace_report import TimeRow, TraceReport, describe_trace
 
 EXAMPLE = Path(__file__).parents[2] / "examples/runs/step.trace.json"
 

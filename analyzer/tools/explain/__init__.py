@@ -1,4 +1,4 @@
 """What a real run left behind: memory snapshots and errors, told in words."""
-from .snapshot import Snapshot, read_snapshot
+from .recording.snapshot import Snapshot, read_snapshot
 
 __all__ = ["Snapshot", "read_snapshot"]

@@ -10,10 +10,10 @@ from analyzer.results.verdict import Advice
 from analyzer.units import format_bytes
 
 from .comparison import HeldAlone, PeakComparison
-from .line import describe_frames
 from .oom_screen import OwnersOfMemory
 from .oom_text import OutOfMemoryText
 from .prediction import PredictedFailure, Prediction
+from .recording.line import describe_frames
 
 _ROWS = 8
 _LINE_WIDTH = 66

@@ -21,29 +21,29 @@ from analyzer.report.page.document import check_page
 
 from .against_screen import describe_comparison, describe_failure, describe_variants, find_limit
 from .comparison import compare_peaks
-from .device_csv import read_device_csv
-from .growth import find_growth
-from .history import read_history
-from .lightning_csv import read_lightning
-from .line import Lines
 from .oom_screen import describe_errors, find_owners, to_dict
 from .oom_text import find_errors, remove_codes
 from .prediction import advise, find_failure, list_at_peak, list_variants, read_prediction
-from .reserve import list_keepers, split_reserved
-from .reserve_screen import describe_growth, describe_reserved, describe_settings
-from .run_log import RunLog
-from .run_screen import describe_run, list_quantities
-from .settings import try_settings
+from .recording.growth import find_growth
+from .recording.history import read_history
+from .recording.line import Lines
+from .recording.reserve import list_keepers, split_reserved
+from .recording.reserve_screen import describe_growth, describe_reserved, describe_settings
+from .recording.settings import try_settings
+from .recording.snapshot import read_snapshot
+from .recording.snapshot_page import write_snapshot_page
+from .recording.snapshot_report import describe_device, name_categories
+from .recording.snapshot_screen import describe_snapshot
+from .run.device_csv import read_device_csv
+from .run.lightning_csv import read_lightning
+from .run.run_log import RunLog
+from .run.run_screen import describe_run, list_quantities
+from .run.step_lines import read_torchtitan
+from .run.trace import read_trace
+from .run.trace_report import describe_trace
+from .run.trace_screen import print_trace
+from .run.trainer_log import read_json_log, read_printed
 from .shortage import describe_shortages, find_shortages
-from .snapshot import read_snapshot
-from .snapshot_page import write_snapshot_page
-from .snapshot_report import describe_device, name_categories
-from .snapshot_screen import describe_snapshot
-from .step_lines import read_torchtitan
-from .trace import read_trace
-from .trace_report import describe_trace
-from .trace_screen import print_trace
-from .trainer_log import read_json_log, read_printed
 
 #: What can be shown of a snapshot.
 SHOWN = ("peak", "reserved", "settings", "growth")

@@ -8,9 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from .history import History
-from .line import Line, Lines
 from .prediction import PredictedBlock
+from .recording.history import History
+from .recording.line import Line, Lines
 
 # Factors by which sizes differ where a dtype, a batch or a sequence does.
 _FACTORS = (2, 0.5, 4, 0.25, 8, 0.125, 3, 1 / 3, 16, 1 / 16)

@@ -11,8 +11,8 @@ from analyzer.report.text_table import print_rows
 from analyzer.report.text_width import clean
 from analyzer.units import format_bytes, format_percent
 
-from .line import describe_frames
 from .oom_text import OutOfMemoryText
+from .recording.line import describe_frames
 
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
 #: What is the matter.

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from .snapshot import StackFrame
+from .recording.snapshot import StackFrame
 
 _LONGEST_LINE = 20_000  # characters of a line of a log that are looked at
 _BEFORE = 400           # lines of a traceback before its error

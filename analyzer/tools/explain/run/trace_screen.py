@@ -8,7 +8,7 @@ from analyzer.report.text_table import print_rows
 from analyzer.report.text_width import clean, cut_middle
 from analyzer.units import format_seconds
 
-from .prediction import Prediction
+from ..prediction import Prediction
 from .trace_report import TimeRow, TraceReport
 
 _LARGEST = 5     # differences, and operators that are not predicted

@@ -149,7 +149,7 @@ def read_snapshot(path: FilePath) -> Snapshot:
     size = _unpacked_size(path)
     most = max(_LEAST_MEMORY, MEMORY_RATIO * size)
     seconds = 10 + _SECONDS_OF_MILLION * size // (_BYTES_OF_EVENT * 10**6)
-    command = [sys.executable, "-m", "analyzer.tools.explain.decode", str(path), str(most), str(seconds)]
+    command = [sys.executable, "-m", "analyzer.tools.explain.recording.decode", str(path), str(most), str(seconds)]
     surroundings = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1",
                     "PYTHONSAFEPATH": "1"}
     try:

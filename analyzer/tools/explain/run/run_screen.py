@@ -10,7 +10,7 @@ from analyzer.report.text_table import print_rows
 from analyzer.report.text_width import clean, cut_middle
 from analyzer.units import format_bytes, format_count, format_ends, format_percent, format_rate, format_seconds
 
-from .prediction import Prediction
+from ..prediction import Prediction
 from .run_log import QUANTITIES, RunLog
 from .run_series import SteadyPart, find_steady
 

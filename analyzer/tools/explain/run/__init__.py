@@ -1,0 +1,1 @@
+"""What a run left of its steps: logs of trainers and devices, traces of torch.profiler."""
