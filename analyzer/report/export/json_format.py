@@ -146,16 +146,11 @@ def _add_allocator_settings(fields: Fields) -> Fields:
     return {**fields, "allocator_settings": None}
 
 
-def _add_cycles(fields: Fields) -> Fields:
-    """To version 15, before which phases of scripts were those of a step alone."""
-    return {**fields, "cycles": []}
-
-
 FORMAT = SavedFormat("analyzer.profile", ProfileData.format_version, "profile", "profile the model again",
                      {7: lambda fields: {**fields, "made_by": None},
                       8: lambda fields: {**fields, "peak_allocated_bytes_range": None}, 9: _leave_fused,
                       10: _add_devices, 11: _add_operators, 12: _add_grad_mode,
-                      13: _add_allocator_settings, 14: _add_cycles})
+                      13: _add_allocator_settings, 14: lambda fields: {**fields, "cycles": []}})
 DERIVED = "derived"  # figures that follow from the others; they are written, and not read back
 _ROUNDING = 1e-9  # what a difference of seconds may be below zero
 MOST = 10**60  #: no quantity is as large: so much is a mistake, and soon no number of floating point

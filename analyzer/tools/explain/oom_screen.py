@@ -80,7 +80,7 @@ def _find_cause(error: OutOfMemoryText, other: int | None, lacking: int | None) 
         return "no figures"
     if error.capacity_bytes is not None and requested > error.capacity_bytes:
         return "one tensor"
-    # Of a request that what is cached could hold, the pieces are too small, whoever else has what.
+    # Of a request that what is cached could hold, the pieces are too small, whatever other processes have.
     if error.unallocated_bytes is not None and error.unallocated_bytes >= requested:
         return "fragmentation"
     taken = _find_taken(error)

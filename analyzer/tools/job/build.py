@@ -150,7 +150,10 @@ def quantize_and_back(model: nn.Module, how: FakeQuantization, is_fused: bool) -
     left = set(get_head().modules()) if is_fused and callable(get_head) else set()
     import_extra("torchao", "quantization-aware training")
     from torchao.quantization import quantize_  # type: ignore[import-untyped, unused-ignore]
-    from torchao.quantization.qat import IntxFakeQuantizeConfig, QATConfig  # type: ignore[import-untyped, unused-ignore]
+    from torchao.quantization.qat import (  # type: ignore[import-untyped, unused-ignore]
+        IntxFakeQuantizeConfig,
+        QATConfig,
+    )
 
     def takes(module: nn.Module, path: str) -> bool:
         is_left = module in left or "lora_" in path
