@@ -149,19 +149,15 @@ def quantize_and_back(model: nn.Module, how: FakeQuantization, is_fused: bool) -
     get_head: Any = getattr(model, "get_output_embeddings", None)
     left = set(get_head().modules()) if is_fused and callable(get_head) else set()
     import_extra("torchao", "quantization-aware training")
-    from torchao.quantization import quantize_  # type: ignore[import-untyped, unused-ignore]
-    from torchao.quantization.qat import (  # type: ignore[import-untyped, unused-ignore]
-        IntxFakeQuantizeConfig,
-        QATConfig,
-    )
+    from torchao.quantization import qat, quantize_  # type: ignore[import-untyped, unused-ignore]
 
     def takes(module: nn.Module, path: str) -> bool:
         is_left = module in left or "lora_" in path
         return isinstance(module, nn.Linear) and not module.in_features % how.group and not is_left
 
-    inputs = IntxFakeQuantizeConfig(torch.int8, "per_token", is_symmetric=False) if how.activations else None
-    weights = IntxFakeQuantizeConfig(torch.int4, group_size=how.group)  # type: ignore[attr-defined]
-    quantize_(model, QATConfig(activation_config=inputs, weight_config=weights, step="prepare"), filter_fn=takes)
+    inputs = qat.IntxFakeQuantizeConfig(torch.int8, "per_token", is_symmetric=False) if how.activations else None
+    weights = qat.IntxFakeQuantizeConfig(torch.int4, group_size=how.group)  # type: ignore[attr-defined]
+    quantize_(model, qat.QATConfig(activation_config=inputs, weight_config=weights, step="prepare"), filter_fn=takes)
 
 
 def _train_whole(model: nn.Module, names: tuple[str, ...]) -> None:
