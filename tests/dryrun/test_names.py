@@ -12,6 +12,7 @@ import pytest
 
 from analyzer import Profile
 from analyzer.tools.dryrun.script import dry_run
+from analyzer.tools.dryrun.tokenizer import save_tokenizer
 
 HERE = Path(__file__).parent
 NAME = "HuggingFaceTB/SmolLM2-135M"
@@ -111,3 +112,21 @@ def test_components_of_a_pipeline_by_name(ran):
     lines = said(ran, "pipeline")
     assert lines[:4] == ["49408 77 77", "CLIPTextModel 123060480", "AutoencoderKL 83653863",
                          "UNet2DConditionModel 859520964"], lines
+
+
+@pytest.mark.parametrize(("config", "name"), [
+    ("T5Config", "T5TokenizerFast"), ("T5Config", "AutoTokenizer"), ("CLIPTextConfig", "CLIPTokenizer"),
+    ("BertConfig", "BertTokenizer"), ("BertConfig", "AutoTokenizer"), ("DistilBertConfig", "DistilBertTokenizer"),
+    ("LlamaConfig", "LlamaTokenizerFast"), ("GPT2Config", "GPT2Tokenizer"),
+    ("XLMRobertaConfig", "XLMRobertaTokenizer")])
+def test_a_stand_in_is_read_by_the_tokenizer_of_its_model(tmp_path: Path, config: str, name: str) -> None:
+    """Each makes itself of the file's vocabulary: of pieces with scores, of words with their own unknown one, of
+    pairs."""
+    transformers = pytest.importorskip("transformers")
+    own = getattr(transformers, config)()
+    own.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, name, own)
+    tokenizer = getattr(transformers, name).from_pretrained(tmp_path)
+    rows = tokenizer(["the answer", "the"], padding="max_length", max_length=12, truncation=True)["input_ids"]
+    assert [len(row) for row in rows] == [12, 12] and max(map(max, rows)) < own.vocab_size
+    assert "th" in tokenizer.decode(rows[1], skip_special_tokens=True)  # CLIP has another letter at the end of a word

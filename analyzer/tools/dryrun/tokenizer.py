@@ -1,6 +1,7 @@
 """A stand-in for the tokenizer of a model, made of its config."""
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,9 +38,13 @@ def save_tokenizer(folder: Path, name: str, config: Any) -> None:
     if not isinstance(size, int):
         return  # a model without texts
     masks = any(cls.endswith("ForMaskedLM") for cls in config.architectures or ())
-    special, numbers = _choose_special_tokens(config, text, size, masks)
+    kind, names = _find_own_parts(config.model_type)
+    special, numbers = _choose_special_tokens(config, text, size, masks, names)
     vocabulary, merges = _make_vocabulary(size, special, numbers)
-    _make_tokenizer(vocabulary, merges, special, masks, config.is_encoder_decoder).save(str(folder / "tokenizer.json"))
+    tokenizer = _make_tokenizer(vocabulary, merges, special, masks, config.is_encoder_decoder)
+    if kind == "Unigram":
+        tokenizer.model = _make_unigram(vocabulary, special)
+    tokenizer.save(str(folder / "tokenizer.json"))
     longest = getattr(text, "max_position_embeddings", None)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **special, "clean_up_tokenization_spaces": False,
                 **({"chat_template": _CHAT} if _TURN[0] in vocabulary else {}),
@@ -49,12 +54,39 @@ def save_tokenizer(folder: Path, name: str, config: Any) -> None:
            "of texts are not those of the real one")
 
 
-def _choose_special_tokens(config: Any, text: Any, size: int, masks: bool) -> tuple[dict[str, str], dict[str, int]]:
+def _find_own_parts(model_type: str) -> tuple[str, dict[str, str]]:
+    """The kind of the tokenizer that transformers has for a model, and how its class names its tokens, where it makes
+    itself of a vocabulary of that kind alone (tokenization_utils_tokenizers.py, `convert_to_native_format`).
+    """
+    import transformers
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    found = getattr(transformers, TOKENIZER_MAPPING_NAMES.get(model_type) or "", None)
+    kind = getattr(getattr(found, "model", None), "__name__", "")
+    if found is None or kind not in ("Unigram", "WordPiece"):
+        return "", {}
+    defaults = {name: option.default for cls in reversed(found.__mro__)
+                for name, option in inspect.signature(vars(cls).get("__init__", object)).parameters.items()}
+    return kind, {name.removesuffix("_token"): token for name, token in defaults.items()
+                  if name.endswith("_token") and isinstance(token, str)}
+
+
+def _make_unigram(vocabulary: Mapping[str, int], special: Mapping[str, str]) -> Any:
+    """Of the same tokens: the fewest pieces are likeliest."""
+    from tokenizers import models
+
+    names = sorted(vocabulary, key=vocabulary.__getitem__)
+    unknown = vocabulary[special.get("unk_token", special["pad_token"])]
+    return models.Unigram([(name, -1.0) for name in names], unknown, False)
+
+
+def _choose_special_tokens(config: Any, text: Any, size: int, masks: bool,
+                           own: Mapping[str, str]) -> tuple[dict[str, str], dict[str, int]]:
     """The tokens by their kinds, and the numbers of those that the config numbers: one for kinds of the same number."""
     tokens: dict[int, str] = {}
     special: dict[str, str] = {}
     is_clip = config.model_type.startswith("clip")  # whose tokenizer knows its tokens by these names
-    names = {"bos": "<|startoftext|>", "eos": "<|endoftext|>"} if is_clip else {}
+    names = {"bos": "<|startoftext|>", "eos": "<|endoftext|>"} if is_clip else own
     for kind in ("eos", "bos", "pad"):
         found = [getattr(part, f"{kind}_token_id", None) for part in (text, config)]
         number = next((number for number in found if number is not None), None)
@@ -62,9 +94,10 @@ def _choose_special_tokens(config: Any, text: Any, size: int, masks: bool) -> tu
         if isinstance(number, int) and 0 <= number < size:
             special[f"{kind}_token"] = tokens.setdefault(number, names.get(kind, f"<{kind}>"))
     special.setdefault("eos_token", names.get("eos", "<eos>"))
-    special.setdefault("pad_token", "<pad>")
-    if masks:
-        special |= {f"{kind}_token": f"<{kind}>" for kind in ("cls", "sep", "mask")}
+    special.setdefault("pad_token", names.get("pad", "<pad>"))
+    for kind in ("cls", "sep", "mask", "unk"):
+        if kind in own or masks and kind != "unk":
+            special[f"{kind}_token"] = own.get(kind, f"<{kind}>")
     if is_clip:
         special["unk_token"] = special["eos_token"]
     elif size < 2 * _BYTES:  # there may be no place for each byte
