@@ -209,8 +209,9 @@ def test_other_files(tmp_path: Path, base: str, before: str, after: str, problem
 TRL = "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name trl-lib/Capybara"
 SWIFT = "swift sft --model Qwen/Qwen2.5-7B-Instruct --dataset a"
 SGLANG = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B"
-PICTURES = ("accelerate launch train_dreambooth_lora_sdxl.py --instance_data_dir d --pretrained_model_name_or_path "
-            "stabilityai/stable-diffusion-xl-base-1.0")
+DREAMBOOTH = ("accelerate launch train_dreambooth_lora_sdxl.py --instance_data_dir d --pretrained_model_name_or_path "
+              "stabilityai/stable-diffusion-xl-base-1.0")
+PICTURES = f"{DREAMBOOTH} --instance_prompt p"
 CLM = ("torchrun --nproc_per_node 2 run_clm.py --model_name_or_path openai-community/gpt2 "
        "--per_device_train_batch_size 8")
 
@@ -254,6 +255,11 @@ def test_commands(command: str, problem: str) -> None:
     with pytest.raises(JobError) as error:
         read_command(shlex.split(command))
     assert str(error.value).startswith(f"the command: {problem}"), str(error.value)
+
+
+def test_an_option_that_is_meant_is_not_taken_for_one_that_is_missing() -> None:
+    with pytest.raises(JobError, match="^the command: instance_prompt: is not there, .* begin without it$"):
+        read_command(shlex.split(DREAMBOOTH))
 
 
 @pytest.mark.parametrize(("name", "text", "problem"), [

@@ -101,6 +101,8 @@ def read_picture_model(options: Options, usual: str) -> str | None:
 def _check(options: Options, name: str) -> None:
     """What the scripts' own ``parse_args`` refuses."""
     data, folder = options.get("dataset_name"), options.get("instance_data_dir")
+    if folder is not None:  # and it is not meant for another option that is not there
+        options.note("instance_data_dir", "no effect", "")
     if "dreambooth" in name and data is not None and folder is not None:
         raise options.fail("dataset_name", "instance_data_dir is given too; the script refuses both")
     if "dreambooth" in name and data is None and folder is None:
