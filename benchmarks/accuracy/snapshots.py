@@ -28,7 +28,7 @@ from analyzer.memory.allocator import AllocatorOptions
 from analyzer.tools.explain import read_snapshot
 from analyzer.tools.explain.recording.history import read_history
 from analyzer.tools.explain.recording.replay import RequestReplay
-from tests.explain.recording import FORWARD, Recording, train
+from benchmarks.accuracy.recorded_run import FORWARD, Recording, train
 
 MIB = 1 << 20
 

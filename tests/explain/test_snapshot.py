@@ -10,8 +10,8 @@ from analyzer.tools.explain import read_snapshot
 from analyzer.tools.explain.recording.history import read_history
 from analyzer.tools.explain.recording.line import Lines
 from analyzer.tools.explain.recording.snapshot_report import DeviceReport, describe_device
+from benchmarks.accuracy.recorded_run import BACKWARD, DATA, FORWARD, STEP, Recording, train
 from benchmarks.accuracy.snapshots import run_hostile
-from tests.explain.recording import BACKWARD, DATA, FORWARD, STEP, Recording, train
 
 MIB = 1 << 20
 
