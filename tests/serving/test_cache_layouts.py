@@ -1,11 +1,13 @@
 """What models keep of a token, and of a sequence, for each layout of a cache: by hand, from their configs."""
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from analyzer.errors import InputError
 from analyzer.tools.generation import profile_eager_passes
+from analyzer.tools.generation.stored_cache import CacheForm, StoredLayer, make_stored_cache
 from analyzer.tools.serving import Batch, Chunk, Layout, PassTimer, make_deployment, profile_served, read_served_model
 from analyzer.zoo.published_shape import find_shape
 from analyzer.zoo.target import load_target
@@ -122,6 +124,17 @@ def test_states_begin_anew_beside_keys_that_stay():
     one, three = (profile_eager_passes(build("", "FalconH1", **fields), n, 64) for n in (1, 3))
     assert three.cache_bytes == 3 * one.cache_bytes == 3 * (64 * 4 * KEYS + LAYOUTS[8][6])
     assert (three.prefill.sequences, three.prefill.tokens, three.decode.context_tokens) == (1, 63, 64)
+
+
+def test_transformers_5_0_has_no_caches_of_states_and_indexers(monkeypatch):
+    import transformers
+    from transformers import cache_utils
+
+    config = transformers.LlamaConfig(**SMALL)
+    monkeypatch.setattr(transformers, "cache_utils", SimpleNamespace(**{
+        name: value for name, value in vars(cache_utils).items() if "LinearAttention" not in name
+        and "Indexed" not in name}))
+    assert [type(layer) for layer in make_stored_cache(config, CacheForm("paged"), 8).layers] == 4 * [StoredLayer]
 
 
 def test_a_cache_that_is_not_known_is_refused():

@@ -250,9 +250,10 @@ class StoredDecoder(TransformersDecoder):
         if not model._can_set_attn_implementation():
             raise InputError(f"{asked}: the attention of {type(model).__name__} is its own code, not one of "
                              "transformers' attention functions; give 'dynamic' or 'static' and no cache_dtype")
+        self._has_indexer = any(hasattr(module, "indexer") for module in model.modules())  # which asks for a mask
 
     def read(self, tokens: Tensor) -> Tensor:
-        if any(hasattr(module, "indexer") for module in self.model.modules()):  # which asks for a mask
+        if self._has_indexer:
             batch, count = tokens.shape
             self.options["attention_mask"] = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=tokens.device).expand(
                 batch, 1, count, self.context + count)

@@ -163,24 +163,26 @@ def make_stored_cache(config: Any, form: CacheForm, tokens: int, sequences: int 
     kinds (states of linear attention) are its own. Raises UnknownCacheError where a layer keeps more than keys, values,
     states and the keys of an indexer.
     """
-    from transformers import cache_utils as theirs
+    from transformers import cache_utils
 
+    theirs: Any = cache_utils
     theirs.CacheLayerMixin.register(StoredLayer)
-    theirs.LinearAttentionCacheLayerMixin.register(StoredStateLayer)
+    if hasattr(theirs, "LinearAttentionCacheLayerMixin"):  # not yet in transformers 5.0
+        theirs.LinearAttentionCacheLayerMixin.register(StoredStateLayer)
     cache = theirs.DynamicCache(config=config)
     layers: list[Any] = cache.layers
     for index, layer in enumerate(layers):
         window: Any = getattr(layer, "sliding_window", None)
-        found = layer
-        if type(layer) in (theirs.DynamicLayer, theirs.DynamicSlidingWindowLayer, theirs.DynamicIndexedLayer):
+        found, kind = layer, type(layer).__name__
+        if kind in ("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer"):
             found = StoredLayer(form, tokens, window, sequences)
-        elif type(layer) in (theirs.LinearAttentionAndFullAttentionLayer,
-                             theirs.LinearAttentionAndSlidingWindowAttentionLayer):
-            states = theirs.LinearAttentionLayer(layer.number_of_states)
+        elif kind in ("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer"):
+            count = getattr(layer, "number_of_states", None)  # of one layer, of which earlier versions know one alone
+            states = theirs.LinearAttentionLayer() if count is None else theirs.LinearAttentionLayer(count)
             found = StoredStateLayer(states, form, tokens, window, sequences)
-        elif type(layer) is not theirs.LinearAttentionLayer:
+        elif kind != "LinearAttentionLayer":
             raise UnknownCacheError(
-                f"cache={form.kind!r}: layer {index} keeps a {type(layer).__name__}, which is not known here, so the "
+                f"cache={form.kind!r}: layer {index} keeps a {kind}, which is not known here, so the "
                 "bytes of a token would be wrong; `analyzer generate --engine transformers --cache dynamic` runs the "
                 "model's own code and cache")
         layers[index] = found
