@@ -35,7 +35,7 @@ Region = Block | HostRegion | NoRegion
 
 _TORCH_VERSION = int(torch.__version__.split(".")[0]), int(torch.__version__.split(".")[1])
 tell_settings: list[Callable[[Any], object]] = []  #: are told of settings that the environment has, in a sentence
-spaces: WeakSet[AddressSpace] = WeakSet()  #: that there are: each storage without data keeps its own
+spaces: WeakSet[AddressSpace] = WeakSet()  #: all that are in use: a storage without data keeps its space alive
 
 
 def find_device_index(address: int) -> int:

@@ -205,7 +205,7 @@ class _PhaseNames:
         ends = {step.stop for step in self.steps}
         before = ""
         for index, name in enumerate(names):
-            if index in ends and not name or name == "" and before in AFTERWARDS:
+            if not name and (index in ends or before in AFTERWARDS):
                 before = ""
             before = names[index] = name or before
         after = ""

@@ -24,8 +24,8 @@ SHOWN = 2  # cycles: the first, and the second, whose optimizer states and cache
 
 
 def describe_cycles(log: Log, cycles: Sequence[Cycle], device: DeviceSpec) -> tuple[CycleInfo, ...]:
-    """The first cycles of a log; empty where it has none, and of several devices."""
-    if not cycles or log.others:
+    """The first cycles of a log; empty of one of several devices."""
+    if log.others:
         return ()
     with log.reading():
         timer = _PhaseTimer(log, device)
@@ -35,7 +35,7 @@ def describe_cycles(log: Log, cycles: Sequence[Cycle], device: DeviceSpec) -> tu
 
 def _describe(log: Log, number: int, cycle: Cycle, timer: _PhaseTimer,
               calls: Sequence[OuterCall]) -> CycleInfo:
-    parts: dict[str, list[PhasePart]] = {name: [] for name in cycle.names}
+    parts: defaultdict[str, list[PhasePart]] = defaultdict(list)
     for part in cycle.parts:
         parts[part.name].append(part)
     phases = [_describe_phase(log, name, own, timer, calls) for name, own in parts.items()]
@@ -99,9 +99,9 @@ class _PhaseTimer:
 
     def time(self, parts: Sequence[range]) -> tuple[float | None, tuple[float, float] | None]:
         """Seconds with their range; None where the time of a call is not known."""
-        numbers = None if not self.is_known else [self._list_numbers(part) for part in parts]
-        if numbers is None:
+        if not self.is_known:
             return None, None
+        numbers = [self._list_numbers(part) for part in parts]
 
         def run(timed: Sequence[TimedCall]) -> float:
             clocks = [FreeAt().after(*[timed[number].work for number in part]) for part in numbers]

@@ -1,7 +1,7 @@
 """The cycle of a script on the first screen: a row a phase, and what grew since the first cycle."""
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 from analyzer.report.text_width import cut_end
 from analyzer.results.cycle import CycleInfo, CyclePhase
@@ -18,9 +18,11 @@ _WIDE = 110  # columns from which there is room for FLOPs and launches
 
 def describe_cycle(p: ProfileData, paint: Paint, width: int) -> list[str]:
     """The last cycle that there is, its rates, and what it has more than the first."""
-    if not p.cycles:
-        return []
-    cycle = p.cycles[-1]
+    return _describe_last(p.cycles, paint, width) if p.cycles else []
+
+
+def _describe_last(cycles: Sequence[CycleInfo], paint: Paint, width: int) -> list[str]:
+    cycle = cycles[-1]
     steps = f"{cycle.steps} step{'s' if cycle.steps != 1 else ''}"
     is_wide = width >= _WIDE
     header = (f"{_ORDINALS[cycle.number]} cycle, {steps}", "Peak", "At end", "Time", *(("Range",) if is_wide else ()),
@@ -37,7 +39,7 @@ def describe_cycle(p: ProfileData, paint: Paint, width: int) -> list[str]:
                  (cycle.samples, cycle.samples_per_second, "samples"),
                  (cycle.generated_tokens, cycle.generated_tokens_per_second, "generated tokens")) if amount]
     said = ["; ".join(rates)] if rates else []
-    said += [] if len(p.cycles) < 2 else [_tell_growth(p.cycles[0], cycle)]
+    said += [] if len(cycles) < 2 else [_tell_growth(cycles[0], cycle)]
     return lines + [paint.units(line) for text in said for line in wrap(text, width)]
 
 
@@ -74,10 +76,6 @@ def render_cycle(profile: ProfileData, *, width: int = WIDEST) -> str:
     if not profile.cycles:
         return cut_end(f"{profile.name}: no cycle was seen; a script that is run dry has one where it does more than "
                        "update", width)
-    lines = [describe_cycle_at(profile, place, width) for place in range(1, len(profile.cycles) + 1)]
+    lines = [_describe_last(profile.cycles[:count], Paint(False), width)
+             for count in range(1, len(profile.cycles) + 1)]
     return "\n\n".join("\n".join(line.rstrip() for line in one) for one in lines)
-
-
-def describe_cycle_at(profile: ProfileData, count: int, width: int) -> list[str]:
-    """As `describe_cycle`, where only so many were seen."""
-    return describe_cycle(replace(profile, cycles=profile.cycles[:count]), Paint(False), width)

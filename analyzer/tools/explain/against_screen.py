@@ -13,7 +13,7 @@ from .comparison import HeldAlone, PeakComparison
 from .oom_screen import OwnersOfMemory
 from .oom_text import OutOfMemoryText
 from .prediction import PredictedFailure, Prediction
-from .recording.line import describe_frames
+from .recording.line import describe_frames, file_of
 
 _ROWS = 8
 _LINE_WIDTH = 66
@@ -108,9 +108,9 @@ def describe_failure(error: OutOfMemoryText, prediction: Prediction, limit_bytes
 def _find_line(error: OutOfMemoryText, prediction: Prediction) -> list[str]:
     """Where the traceback's innermost line that the prediction knows is in it."""
     for frame in error.frames:
-        source = f"{frame.file.replace(chr(92), '/').rpartition('/')[2]}:{frame.line}"
+        source = f"{file_of(frame.file)}:{frame.line}"
         found = [node for node in prediction.profile.nodes
-                 if node.source is not None and node.source.replace("\\", "/").rpartition("/")[2] == source]
+                 if node.source is not None and file_of(node.source) == source]
         if found:
             saved = sum(node.output_bytes or 0 for node in found)
             return [f"the traceback's {clean(source)} is {len(found)} node{'s' * (len(found) > 1)} of the prediction, "

@@ -24,6 +24,7 @@ from .comparison import compare_peaks
 from .oom_screen import describe_errors, find_owners, to_dict
 from .oom_text import find_errors, remove_codes
 from .prediction import advise, find_failure, list_at_peak, list_variants, read_prediction
+from .recording.decode import GZIP
 from .recording.growth import find_growth
 from .recording.history import read_history
 from .recording.line import Lines
@@ -50,7 +51,6 @@ SHOWN = ("peak", "reserved", "settings", "growth")
 _MUCH = 0.05  # of what a run holds: above it options are tried that would explain what one side holds alone
 _HEAD_BYTES = 4096       # of which the kind of a file is told
 _LONGEST_LINE = 1 << 16  # characters of a text's line that are read at once
-_GZIP = b"\x1f\x8b"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # `>` of Windows PowerShell writes UTF-16
 
 
@@ -207,7 +207,7 @@ def _find_log(path: Path, *readers: Callable[[Iterable[str]], RunLog | None]) ->
 def _open(path: Path) -> BinaryIO | gzip.GzipFile:
     """A file, unpacked where it is packed by gzip."""
     with open(path, "rb") as file:
-        is_packed = file.read(2) == _GZIP
+        is_packed = file.read(2) == GZIP
     return gzip.open(path) if is_packed else open(path, "rb")
 
 
@@ -227,7 +227,7 @@ def find_kind(path: Path) -> str:
     try:
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
-        if head.startswith(_GZIP):
+        if head.startswith(GZIP):
             with gzip.open(path) as packed:
                 head = packed.read(_HEAD_BYTES)
     except (OSError, EOFError, zlib.error) as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .prediction import PredictedBlock
 from .recording.history import History
-from .recording.line import Line, Lines
+from .recording.line import Line, Lines, file_of
 
 # Factors by which sizes differ where a dtype, a batch or a sequence does.
 _FACTORS = (2, 0.5, 4, 0.25, 8, 0.125, 3, 1 / 3, 16, 1 / 16)
@@ -66,7 +66,7 @@ class _RunBlock:
     @property
     def source(self) -> str | None:
         """As a prediction has it."""
-        return f"{self.line.file.replace(chr(92), '/').rpartition('/')[2]}:{self.line.line}" if self.line.line else None
+        return f"{file_of(self.line.file)}:{self.line.line}" if self.line.line else None
 
 
 def compare_peaks(history: History, lines: Lines, categories: Sequence[str],
@@ -91,7 +91,7 @@ def compare_peaks(history: History, lines: Lines, categories: Sequence[str],
 # size. A line that is not known is none that is the same.
 _KEYS: tuple[tuple[Callable[[_RunBlock], object], Callable[[PredictedBlock], object]], ...] = (
     (lambda block: block.source and (block.bytes, block.source),
-     lambda block: block.source and (block.bytes, block.source.replace("\\", "/").rpartition("/")[2])),
+     lambda block: block.source and (block.bytes, file_of(block.source))),
     (lambda block: (block.bytes, _CATEGORIES.get(block.category, block.category)),
      lambda block: (block.bytes, block.category)),
     (lambda block: block.bytes, lambda block: block.bytes))
@@ -99,8 +99,7 @@ _KEYS: tuple[tuple[Callable[[_RunBlock], object], Callable[[PredictedBlock], obj
 
 def _name(block: PredictedBlock) -> str:
     """The module, of a list's alike modules all together, and the source line."""
-    file = "" if block.source is None else block.source.replace("\\", "/").rpartition("/")[2]
-    return re.sub(r"\.\d+(?=\.|$)", ".*", block.line) + (f" ({file})" if file else "")
+    return re.sub(r"\.\d+(?=\.|$)", ".*", block.line) + (f" ({file_of(block.source)})" if block.source else "")
 
 
 def _match(mine: Sequence[object], theirs: Sequence[object]) -> tuple[list[int], list[int], list[int]]:

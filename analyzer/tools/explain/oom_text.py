@@ -15,7 +15,7 @@ from itertools import islice
 
 from .recording.snapshot import StackFrame
 
-_LONGEST_LINE = 20_000  # characters of a line of a log that are looked at
+LONGEST_LINE = 20_000  # characters of a line of a log that are looked at
 _BEFORE = 400           # lines of a traceback before its error
 _AFTER = 8              # lines that an error's text is broken into, by its own form or by who quoted it
 
@@ -107,7 +107,7 @@ def find_errors(lines: Iterable[str]) -> list[OutOfMemoryText]:
     """
     found: dict[tuple[object, ...], OutOfMemoryText] = {}
     before: deque[str] = deque(maxlen=_BEFORE)
-    numbered = enumerate((line[:_LONGEST_LINE].rstrip("\n") for line in lines), 1)
+    numbered = enumerate((line[:LONGEST_LINE].rstrip("\n") for line in lines), 1)
     waiting: deque[tuple[int, str]] = deque()
     while True:
         while len(waiting) <= _AFTER and (more := next(numbered, None)) is not None:

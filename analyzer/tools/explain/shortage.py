@@ -16,9 +16,8 @@ from textwrap import fill
 from analyzer.report.text_width import clean
 from analyzer.units import format_bytes
 
-from .oom_text import find_rank
+from .oom_text import LONGEST_LINE, find_rank
 
-_LONGEST_LINE = 20_000  # characters of a line of a log that are looked at
 _ROWS = 8
 _GIB = 1 << 30
 _LOOKED_AT = re.compile(r"DefaultCPUAllocator|ALLOC_FAILED|Killed process|exit ?code|SIGKILL|OOMKilled|oom[-_]kill "
@@ -143,7 +142,7 @@ def find_shortages(lines: Iterable[str]) -> list[Shortage]:
     found: dict[tuple[int | None, str], Shortage] = {}
     left: float | None = None
     for number, line in enumerate(lines, 1):
-        line = line[:_LONGEST_LINE]
+        line = line[:LONGEST_LINE]
         if not _LOOKED_AT.search(line):
             continue
         if told := _LEFT.search(line):

@@ -5,7 +5,7 @@ from analyzer.errors import InputError
 from analyzer.hardware import ClusterSpec
 from analyzer.zoo.target import Target
 
-from .layout import Layout, ModelFacts, Question, Space
+from .layout import Layout, Question, Space
 from .probe import ProbeJournal, Subject, find_template, run_probe
 from .result import SearchResult
 from .search import Searcher, conclude
@@ -18,7 +18,7 @@ def compose_layout(target: Target, cluster: ClusterSpec, layout: Layout, sequenc
     """
     subject = Subject(target, cluster, sequence)
     template = find_template(subject)
-    for problem in _list_problems(template, template.facts, layout, sequence):
+    for problem in _list_problems(template, layout, sequence):
         raise InputError(f"{target.name}: {layout}: {problem}")
     question = Question(layout.devices, cluster.devices_per_host, layout.global_batch, sequence, Space())
     searcher = Searcher(subject, question, ProbeJournal(None, {}), lambda jobs: ((job, run_probe(job)) for job in jobs))
@@ -29,9 +29,9 @@ def compose_layout(target: Target, cluster: ClusterSpec, layout: Layout, sequenc
     return conclude(searcher, 1, None, None)
 
 
-def _list_problems(template: Template, facts: ModelFacts, layout: Layout, sequence: int) -> list[str]:
+def _list_problems(template: Template, layout: Layout, sequence: int) -> list[str]:
     """Why a model cannot be laid out so."""
-    found = []
+    facts, found = template.facts, []
     if layout.tensor > 1:
         limit = template.find_tensor_limit()
         if not limit:

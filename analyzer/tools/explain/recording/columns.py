@@ -150,8 +150,8 @@ def make_columns(found: Any, columns: Columns, rows: EventRows) -> tuple[dict[st
     """
     if not isinstance(found, dict) or "segments" not in found:
         raise ForeignError("it holds " + (f"a dictionary with {_name_keys(found)}" if isinstance(found, dict) else
-                       f"a {type(found).__name__}") + ", and a snapshot is a dictionary with 'segments' and "
-                       "'device_traces'")
+                                          f"a {type(found).__name__}") + ", and a snapshot is a dictionary with "
+                           "'segments' and 'device_traces'")
     made: dict[str, Any] = {}
     segments: list[tuple[int, ...]] = []
     blocks: list[tuple[int, ...]] = []

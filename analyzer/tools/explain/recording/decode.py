@@ -19,7 +19,7 @@ from .columns import Columns, EventRows, ForeignError, make_columns
 # A snapshot and its columns take 3 to 6 times the file (benchmarks/accuracy/snapshots.py); what is beyond 8 times is
 # none of an honest file.
 MEMORY_RATIO = 8
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"         # what a packed file begins with (RFC 1952, 2.3.1)
 _BUFFER = 1 << 18         # at least what the unpickler peeks at (Modules/_pickle.c, PREFETCH)
 _TIMES_TAKEN = 24         # while a file is read, events become rows so often
 _LEAST_TAKEN = 4 << 20    # bytes of the file between two times
@@ -113,7 +113,7 @@ def main(path: str, nbytes: str, seconds: str) -> None:
         columns = Columns()
         rows = EventRows(columns)
         with io.BufferedReader(io.FileIO(path), _BUFFER) as file:
-            is_packed = file.peek(2).startswith(_GZIP)
+            is_packed = file.peek(2).startswith(GZIP)
             unpacked: Any = gzip.GzipFile(fileobj=file) if is_packed else None
             whole = file if unpacked is None else io.BufferedReader(unpacked, _BUFFER)
             found = _SnapshotFile(whole, int(nbytes) // MEMORY_RATIO, rows).unpickler.load()

@@ -134,7 +134,7 @@ def _list_lines(history: History, lines: Lines, ends: list[int]) -> list[Growing
         steps = np.diff(sizes)
         if sizes[-1] <= sizes[0]:
             continue
-        # StepGrowth goes on where it does so in each of the last steps: half of them, and three at least.
+        # Growth goes on where it does so in each of the last steps: half of them, and three at least.
         last = steps[-max(3, len(steps) // 2):]
         kind: Literal["leak", "ended", "too few steps"] = "too few steps" if len(steps) < 3 and steps[-1] > 0 else (
             "leak" if (last > 0).all() else "ended")

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ class History:
     free_stack: Ints   #: where it was freed; -1: not recorded, or not freed
     unmatched: int     #: events and blocks of the end that do not agree with each other
 
-    @property
+    @cached_property
     def changes(self) -> Ints:
         """By how many bytes each event changes what is held."""
         change = np.zeros(len(self.memory.events), np.int64)
@@ -42,12 +43,12 @@ class History:
         """Held as the first event came."""
         return int(self.requested[self.born < 0].sum())
 
-    @property
+    @cached_property
     def held(self) -> Ints:
         """Bytes held after each event."""
         return self.start_bytes + np.cumsum(self.changes)
 
-    @property
+    @cached_property
     def peak(self) -> int:
         """The event after which most is held; -1: before the first."""
         held = self.held
@@ -62,7 +63,7 @@ class History:
         """The blocks that are there after an event; -1: before the first."""
         return np.flatnonzero((self.born <= event) & (self.died > event))
 
-    @property
+    @cached_property
     def reserved(self) -> Ints:
         """Bytes reserved after each event, by undoing the events from the end."""
         events = self.memory.events

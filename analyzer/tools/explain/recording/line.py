@@ -122,13 +122,26 @@ def _make_line(user: StackFrame, inner: StackFrame | None) -> Line:
     return Line(user.file, user.line, user.name, within)
 
 
+def _split(path: str) -> list[str]:
+    return path.replace("\\", "/").split("/")
+
+
+def file_of(path: str) -> str:
+    r"""The last part of a path, also of one of Windows; of a source line its file and number.
+
+    >>> file_of("/home/me/net.py:41"), file_of(r"C:\me\net.py")
+    ('net.py:41', 'net.py')
+    """
+    return _split(path)[-1]
+
+
 def _is_library(file: str) -> bool:
-    return _INSTALLED.search(file) is not None or file.replace("\\", "/").split("/")[0] in _PACKAGES
+    return _INSTALLED.search(file) is not None or _split(file)[0] in _PACKAGES
 
 
 def _is_torch(file: str) -> bool:
     """Also Python's own library, which stands between torch and its callers (contextlib, functools)."""
-    parts = file.replace("\\", "/").split("/")
+    parts = _split(file)
     if _INSTALLED.search(file) is None:
         return parts[0] in ("torch", "python")
     return "torch" in parts or not {"site-packages", "dist-packages"} & set(parts)
@@ -157,7 +170,7 @@ def _shorten(file: str) -> str:
     >>> _shorten("/home/me/project/model/attention.py"), _shorten("/tmp/ipykernel_4242/1234567.py")
     ('model/attention.py', 'notebook cell 1234567')
     """
-    parts = file.replace("\\", "/").split("/")
+    parts = _split(file)
     if len(parts) > 1 and parts[-2].startswith("ipykernel_"):
         return f"notebook cell {parts[-1].removesuffix('.py')}"
     return "/".join(parts[-2:])
@@ -176,9 +189,8 @@ def categorize(history: History, lines: Lines) -> Ints:
     born = np.array([lines.place(*row) for row in zip(history.stack.tolist(), (history.born >= 0).tolist())], np.int64)
     freed = np.array([lines.place(*row) for row in zip(history.free_stack.tolist(), (history.died < end).tolist())],
                      np.int64)
-    # SnapshotBlocks of before may have a stack still (PyTorch keeps it with the block): it tells what they are for.
+    # Blocks from before may still have a stack (PyTorch keeps it with the block): it tells what they are for.
     found = np.full(len(born), CATEGORIES.index("other"))
-    found[born == Place.UNKNOWN] = CATEGORIES.index("other")
     found[(born == Place.UNKNOWN) & (history.born < 0)] = CATEGORIES.index("before recording")
     found[born == Place.LOADING] = CATEGORIES.index("parameters")
     for place, kept, temporary in ((Place.FORWARD, "activations", "temporaries of forward"),

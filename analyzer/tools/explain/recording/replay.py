@@ -120,7 +120,7 @@ class RequestReplay:
         events, history = self.history.memory.events, self.history
         taken = events.bytes[events.of("segment_alloc", "segment_map")].tolist()
         recorded = ReplayOutcome(max(history.start_reserved, int(history.reserved.max(initial=0))),
-                           history.memory.reserved_bytes, taken)
+                                 history.memory.reserved_bytes, taken)
         replayed = self.run(options, from_layout=True, capacity_bytes=self.recorded_limit)
         matches = SequenceMatcher(None, recorded.new_segments, replayed.new_segments, autojunk=False)
         alike = sum(sum(recorded.new_segments[match.a:match.a + match.size])

@@ -19,7 +19,7 @@ from analyzer.errors import InputError
 from analyzer.output import FilePath
 
 from .columns import ACTIONS, STATES
-from .decode import MEMORY_RATIO
+from .decode import GZIP, MEMORY_RATIO
 
 Ints = NDArray[np.int64]
 ACTION = {name: code for code, name in enumerate(ACTIONS)}
@@ -176,7 +176,7 @@ def refuse(path: Path, why: str) -> InputError:
 
 def _unpacked_size(path: Path) -> int:
     with open(path, "rb") as file:
-        is_packed = file.read(2) == b"\x1f\x8b"
+        is_packed = file.read(2) == GZIP
     size = path.stat().st_size
     if not is_packed:
         return size

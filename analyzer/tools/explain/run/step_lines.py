@@ -1,5 +1,5 @@
 """Lines of torchtitan's MetricsProcessor (``torchtitan/components/metrics.py``, with the time and level that
-``torchtitan/tools/logging.py`` sets before them; colours as ``torchtitan/tools/utils.py`` has them).
+``torchtitan/tools/logging.py`` sets before them).
 """
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 
+from ..oom_text import remove_codes
 from .run_log import RunLog, to_number
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STEP = re.compile(r"(?<!validate )\bstep: +(\d{1,15}) +loss: +(\S+) +(?:grad_norm: +\S+ +)?memory: +(\d{1,9}\.\d+)GiB"
                    r"\([\d.]+%\) +(?:tps|wps): +([\d,]+)(?: +tflops: +([\d,.]+))?(?: +mfu: +([\d.]+)%)?")
 _TIME = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.](\d{3})")
@@ -35,7 +35,7 @@ def read_torchtitan(lines: Iterable[str]) -> RunLog | None:
     memory: Counter[int] = Counter()  # most bytes by rank
     is_found = False
     for written_line in lines:
-        line = _COLOUR.sub("", written_line)
+        line = remove_codes(written_line)
         if (device := _CAPACITY.search(line)) and not log.notes:
             log.notes.append(f"on {device[1]} of {device[2]} GiB")
         if (match := _STEP.search(line)) is None:
