@@ -137,6 +137,16 @@ def test_transformers_5_0_has_no_caches_of_states_and_indexers(monkeypatch):
     assert [type(layer) for layer in make_stored_cache(config, CacheForm("paged"), 8).layers] == 4 * [StoredLayer]
 
 
+def test_latents_that_transformers_hands_on_expanded_are_refused(monkeypatch):
+    """Before 5.15 the cache of DeepSeek-V3 was given keys and values: 16 times the bytes of a server's."""
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
+
+    model = build("", "DeepseekV3", **LATENT)
+    monkeypatch.delattr(DeepseekV3Attention, "expand_kv")
+    with pytest.raises(InputError, match="DeepseekV3Attention of transformers .* where a server keeps latents; .*5.15"):
+        read_served_model(model, "deepseek v3")
+
+
 def test_a_cache_that_is_not_known_is_refused():
     with pytest.raises(InputError, match="layer 2 keeps a DeepseekV4CSACache, which is not known here"):
         read_served_model(load_target("hf:deepseek-v4-flash").build)

@@ -15,7 +15,7 @@ from analyzer.errors import InputError
 from analyzer.zoo.causal_lm import KeyValueCache
 from analyzer.zoo.transformers_models import spectrogram_shape
 
-from .stored_cache import CacheForm, StoredLayer, StoredStateLayer, attend_cache, make_stored_cache
+from .stored_cache import CacheForm, StoredLayer, StoredStateLayer, UnknownCacheError, attend_cache, make_stored_cache
 
 # What tables of positions are called, not those of relative ones.
 _POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions?|position_embeddings?)$")
@@ -250,6 +250,14 @@ class StoredDecoder(TransformersDecoder):
         if not model._can_set_attn_implementation():
             raise InputError(f"{asked}: the attention of {type(model).__name__} is its own code, not one of "
                              "transformers' attention functions; give 'dynamic' or 'static' and no cache_dtype")
+        for module in model.modules():
+            if hasattr(module, "kv_lora_rank") and hasattr(module, "kv_b_proj") and not hasattr(module, "expand_kv"):
+                import transformers
+
+                raise UnknownCacheError(
+                    f"{asked}: {type(module).__name__} of transformers {transformers.__version__} hands its cache the "
+                    "keys and values of all heads, where a server keeps latents; from 5.15 on it hands latents: "
+                    "pip install 'transformers>=5.15'")
         self._has_indexer = any(hasattr(module, "indexer") for module in model.modules())  # which asks for a mask
 
     def read(self, tokens: Tensor) -> Tensor:
