@@ -17,8 +17,7 @@ from torch import nn
 
 from analyzer.api.result import Profile
 from analyzer.errors import DataDependentError, InputError, is_count
-from analyzer.fx.module_wrapper import exported_module, uncompiled
-from analyzer.fx.wrong_call import explain_call
+from analyzer.fx.module_wrapper import explain_call, exported_module, uncompiled
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.catalogue import simulated_spec, simulating
 from analyzer.hardware.unseen import list_unseen

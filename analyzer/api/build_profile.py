@@ -19,9 +19,8 @@ from analyzer.results.node_info import NodeInfo
 from analyzer.results.tree import ModulePaths, ModuleShape
 from analyzer.results.world import describe_world, find_parallel_sizes
 
-from .chosen_profilers import of_replica
 from .run import Run
-from .session import Session
+from .session import Session, of_replica
 
 _DESCRIBE_CYCLES = "analyzer.results.build_cycle:describe_cycles"  # of scripts alone: imported with the first
 

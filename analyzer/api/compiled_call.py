@@ -5,39 +5,34 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo
 
+from analyzer.compiled.frame import Frames
+from analyzer.compiled.region import call_compiled, find_breaks
 from analyzer.fx.surroundings import keep_surroundings
 from analyzer.hardware import DeviceSpec
 from analyzer.meta.intercept.compiled_function import module_behind
 from analyzer.meta.state import NewBreaks, active_state
 from analyzer.record.tensor_walk import partition_of
 
-
-def is_part_of_graph() -> bool:
-    """Whether a compiled function that is called now is a part of the graph around it, or the compiler is off."""
-    return active_state().graph is not None or bool(torch._dynamo.config.disable)
+from .session import Session
 
 
-def make_frames() -> Any:
-    """What is known of frames of compiled functions, in all runs of one request: nothing so far."""
-    from analyzer.compiled.frame import Frames
-
-    return Frames()
-
-
-def call_compiled_function(frames: Any, spec: DeviceSpec, restarts: bool, is_bare: bool, function: Callable[..., Any],
+def call_compiled_function(session: Session, spec: DeviceSpec, is_bare: bool, function: Callable[..., Any],
                            args: Any, kwargs: Any, config: dict[str, Any]) -> Any:
-    """Call a compiled function, around which Dynamo has no frame of its own where it ``is_bare``. In a run that
-    ``restarts`` NewBreaks is raised where ``frames`` have come to say more than the run began with.
+    """Call a compiled function, around which Dynamo has no frame of its own where it ``is_bare``. In a session that
+    ``restarts`` NewBreaks is raised where its frames have come to say more than the run began with.
     """
+    # as a part of the graph around it, or with the compiler off
+    if active_state().graph is not None or torch._dynamo.config.disable:
+        return function(*args, **kwargs)
+    frames = session.frames = session.frames or Frames()
     with frames.calling(function if is_bare else None):
-        return _call(frames, spec, restarts, function, args, kwargs, config)
+        return _call(frames, spec, session.restarts, function, args, kwargs, config)
 
 
-def _call(frames: Any, spec: DeviceSpec, restarts: bool, function: Callable[..., Any], args: Any, kwargs: Any,
+def _call(frames: Frames, spec: DeviceSpec, restarts: bool, function: Callable[..., Any], args: Any, kwargs: Any,
           config: dict[str, Any]) -> Any:
-    from analyzer.compiled.region import call_compiled, find_breaks
-
     owner = getattr(function, "__self__", getattr(function, "__wrapped__", None))  # of Dynamo's wrap_inline(module)
     is_inner = active_state().tracing is not None
     key = type(owner), getattr(function, "__name__", "")

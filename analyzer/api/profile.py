@@ -23,10 +23,9 @@ from analyzer.record.failure import noting_failures
 from analyzer.record.options import ProfileOptions
 
 from .argument import argument_names, as_arguments, as_keywords, build_model, keep_flags, without_data
-from .chosen_profilers import Profilers
 from .further_module import list_given, refuse_outside
 from .model_run import ModelCall, SharedRun, limit_run, run_model
-from .session import Session
+from .session import Profilers, Session
 
 if TYPE_CHECKING:
     from analyzer.distributed.world import World  # torch.distributed and its wrappers are slow to import

@@ -1,7 +1,7 @@
 """`Session`: what is asked of the runs of one request, and the device that is simulated for them."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -17,13 +17,18 @@ from analyzer.hardware.device_spec import read_shipped
 from analyzer.hardware.unseen import list_unseen
 from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.mode import MetaTensorMode
+from analyzer.on_use import load
+from analyzer.profilers.annotation import Profiler
 from analyzer.recipe.optimizer import find_optimizer, fold_optimizer
 from analyzer.record.eager import OptimizerFactory, StepOptimizer
 from analyzer.record.options import ProfileOptions
 
 from .argument import check_arguments, check_inference, limit_memory
-from .chosen_profilers import Profilers, choose_profilers
-from .compiled_call import call_compiled_function, is_part_of_graph, make_frames
+
+Profilers = Mapping[str, Profiler] | Sequence[Profiler] | None
+
+_SHIPPED = "analyzer.profilers.shipped"  #: those that come with the package, imported with the first session
+_COMPILED = "analyzer.api.compiled_call:call_compiled_function"  #: imported, with Dynamo, by runs that have one
 
 
 class Session:
@@ -105,11 +110,7 @@ class Session:
     def _compile(self, function: Callable[..., Any], args: Any, kwargs: Any, config: dict[str, Any],
                  is_bare: bool = False) -> Any:
         """Call a compiled function, around which Dynamo has no frame of its own where it ``is_bare``."""
-        if is_part_of_graph():
-            return function(*args, **kwargs)
-        self.frames = self.frames or make_frames()
-        return call_compiled_function(self.frames, self.spec or simulated_spec(), self.restarts, is_bare,
-                                      function, args, kwargs, config)
+        return load(_COMPILED)(self, self.spec or simulated_spec(), is_bare, function, args, kwargs, config)
 
     def casting(self) -> AbstractContextManager[object]:
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, dtype=self.autocast)
@@ -137,3 +138,22 @@ def _check_made(factory: Callable[..., Any] | None) -> StepOptimizer | None:
         return found
 
     return make
+
+
+def choose_profilers(given: Profilers, device: DeviceSpec | None) -> dict[str, Profiler]:
+    """The default profilers and those ``given``, which replace by name or are added. InputError for no function."""
+    if isinstance(given, str) or not (given is None or isinstance(given, Iterable)):
+        raise InputError(f"profilers={given!r}: must be a list of functions of a log, or a dictionary of them by name")
+    named = given if isinstance(given, Mapping) else {
+        getattr(profiler, "__name__", f"profiler_{i}"): profiler for i, profiler in enumerate(given or ())}
+    for name, profiler in named.items():
+        if not callable(profiler):
+            raise InputError(f"profilers: {name!r} is {profiler!r}, not a function of a log")
+    shipped: dict[str, Profiler] = load(f"{_SHIPPED}:make_profilers")(device)
+    return {**shipped, **named}
+
+
+def of_replica(profiler: Profiler) -> Profiler:
+    """What runs in place of a profiler where the model is one of several copies, whose exchanges are not known."""
+    found: Profiler = load(f"{_SHIPPED}:of_replica")(profiler)
+    return found

@@ -21,9 +21,8 @@ from analyzer.results.node_info import NodeInfo
 
 from .argument import as_keywords, expect_values
 from .build_profile import build_profile
-from .chosen_profilers import Profilers
 from .run import open_run
-from .session import Session
+from .session import Profilers, Session
 
 
 @dataclass

@@ -22,9 +22,8 @@ from analyzer.meta.operator_info import OperatorFacts
 from analyzer.meta.state import active_state
 from analyzer.meta.tensor import device_of
 
-from .call_group import find_process_group
 from .known_content import ContentRule
-from .world_state import active_world_state, current_world
+from .world_state import active_world_state, current_world, find_process_group
 
 # Collectives of Python objects: every rank is assumed to hold what this one does, and nothing is pickled.
 

@@ -18,8 +18,7 @@ from analyzer.meta.value.contents import covers_storage, read_known, worth_follo
 from analyzer.meta.value.expectation import origin_of
 from analyzer.meta.value.known_value import Deferred
 
-from .call_group import find_process_group
-from .world_state import current_world
+from .world_state import current_world, find_process_group
 
 # Which reduction a call of torch.distributed does. Since torch 2.10 the script object that an operator is given tells;
 # before, it is noted by the methods of process groups that make one.

@@ -1,4 +1,4 @@
-"""The world of ranks of which one runs: its size and machine, and its state in this process."""
+"""The world of ranks of which one runs: its size and machine, its state in this process, and the group of a call."""
 from __future__ import annotations
 
 import os
@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from analyzer.errors import InputError, is_count
 from analyzer.hardware.cluster_spec import ClusterSpec, find_cluster
@@ -211,3 +214,17 @@ def launched(spec: WorldSpec) -> Iterator[None]:
     finally:
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+
+
+def find_process_group(given: dict[str, Any]) -> Any:
+    """The group among the arguments of an operator, or None. Raises RuntimeError, as torch does, for no such name."""
+    name = given.get("group_name")
+    if isinstance(name, str):
+        resolve: Any = torch._C._distributed_c10d._resolve_process_group  # names have a type of their own since 2.11
+        return resolve(name)
+    for value in given.values():
+        if isinstance(value, dist.ProcessGroup):  # `Any group_name` of the functional collectives takes both
+            return value
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return dist.ProcessGroup.unbox(value)
+    return None

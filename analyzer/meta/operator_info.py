@@ -20,7 +20,6 @@ from .spec import Signature, check_operator, compositions
 from .state import MetaState
 from .value.barred import FOLLOWED
 from .value.expectation import ESTIMATED
-from .value.finite import TESTS
 from .value.nonzero_bound import BOUNDING
 from .value.sample import STARTS
 
@@ -57,6 +56,8 @@ sparse_shapes: dict[Any, Impl] = {}
 COLLECTIVE_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"})
 _FILLERS = {"full", "zeros", "ones", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones",
             "scalar_tensor"}
+#: which ask whether data is finite, by the numbers of a tensor alone or beside others
+_FINITENESS = {"isnan", "isinf", "isposinf", "isneginf", "isfinite", "eq", "ne"}
 _ENUMERATORS = {"arange", "eye", "linspace", "logspace", "tril_indices", "triu_indices", "iota"}
 _UNDEFINED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted",
               "_efficientzerotensor"}
@@ -111,7 +112,7 @@ class OperatorFacts:
         self.cacheable = (self.name == "index" or self.name not in _UNCACHED and torch.Tag.inplace_view not in tags
                           and not self.has_out and not self.data_dependent and op.namespace != "c10d" and not by_name)
         self.filler = self.name in _FILLERS
-        self.tests_finiteness = self.name in TESTS and not self.mutated
+        self.tests_finiteness = self.name in _FINITENESS and not self.mutated
         self.is_foreach = self.name.startswith("_foreach")
         #: that of tensors, which autograd leaves to kernels: single calls, increment_version in native/cuda/Foreach*.cu
         self.counts_versions = self.is_foreach and bool(self.mutated)

@@ -14,11 +14,10 @@ from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.meta.spec import Signature
 from analyzer.meta.state import StreamMark
 from analyzer.record.call_table import CallKind, CallTable, OpCall
-from analyzer.record.device_log import PhaseRecord, device_index
+from analyzer.record.device_log import PhaseRecord, device_index, find_place
 from analyzer.record.log import Log
 from analyzer.record.process_group import communicates
 
-from .call_device import find_place
 from .host_time import HostTime
 from .kernel_time import communication_time, find_kind, find_share, find_turn, kernel_time
 from .schedule import COMMUNICATION, PICOSECONDS, TO_DEVICE, Task

@@ -20,11 +20,10 @@ from analyzer.meta.address_space import STREAMS_A_DEVICE, find_device_index
 from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.spec import Signature
 from analyzer.meta.state import EVERY_STREAM, StreamAction, StreamMark
-from analyzer.record.device_log import device_index
+from analyzer.record.device_log import device_index, find_place
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import AllocatorEvent
 
-from .call_device import find_place
 from .host_time import waits_for_device
 
 # What rests on workspaces that are in no source: the peaks of memory without those of cuDNN's convolutions and

@@ -11,10 +11,10 @@ from analyzer.hardware.listing import find_peak
 from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.spec import Signature
 from analyzer.record.call_table import OpCall
+from analyzer.record.device_log import find_copied, find_place
 from analyzer.record.log import Log
 from analyzer.record.process_group import ProcessGroupSpec, WorldFacts, communicates, find_group
 
-from .call_device import find_copied, find_place
 from .collective import POINT_TO_POINT, SILENT, kind_of, message_of
 from .flop_registry import count_call
 from .operator.fused import fused_time

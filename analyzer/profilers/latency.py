@@ -18,12 +18,12 @@ from analyzer.hardware.kernel_time.estimate import (
     slowdown_of_board,
 )
 from analyzer.record.call_table import OpCall
+from analyzer.record.device_log import find_copied
 from analyzer.record.log import Log, Tally
 from analyzer.record.process_group import ProcessGroupSpec, communicates
 from analyzer.units import format_rate, format_seconds
 
 from .annotation import WAYS, Annotation, operator_key, sum_seconds
-from .call_device import find_copied
 from .call_sequence import CallSequence, CallTimer, Pace, TimedCall, UnknownTimeError
 from .kernel_time import kernel_time
 from .schedule import COMMUNICATION, PICOSECONDS, FreeAt, PhaseTime

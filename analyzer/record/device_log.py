@@ -1,4 +1,4 @@
-"""What a log says of the memory of one device: at the ends of phases, and at the peaks."""
+"""What a log says of the memory of one device, at the ends of phases and at the peaks; the devices of its calls."""
 from __future__ import annotations
 
 import functools
@@ -7,6 +7,7 @@ from typing import Any
 
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.memory.segment_memory import Journal
+from analyzer.meta.spec import Signature
 
 NO_STEP = -1  #: the step of what is in no step
 #: phases in no step: calls that lead to no update; what is computed for several steps, the last time and before
@@ -92,3 +93,20 @@ def device_index(name: str) -> int:
     (3, -1)
     """
     return int(name.partition(":")[2] or -1)
+
+
+def find_copied(signature: Signature) -> tuple[str, str] | None:
+    """From where to where a call copies; None where both are one device, or it is no copy."""
+    if signature.op.__name__.partition(".")[0] in ("copy_", "_to_copy") and signature.inputs and signature.outputs:
+        source, target = signature.inputs[-1].device, signature.outputs[0].device
+        if source != target:
+            return source, target
+    return None
+
+
+def find_place(signature: Signature) -> int:
+    """The index of the device on whose stream the kernels of a call are: of a copy to another device that of the source
+    (``copy_kernel_cuda`` in aten/src/ATen/native/cuda/Copy.cu), else that of what it makes or is given.
+    """
+    specs = (*signature.inputs[-1:], *signature.outputs, *signature.inputs)
+    return max(0, next((device_index(spec.device) for spec in specs if spec.device not in ("cpu", "meta")), 0))

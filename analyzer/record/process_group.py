@@ -9,8 +9,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from analyzer.distributed import call_shape  # noqa: F401  # which registers shapes
-from analyzer.distributed.call_group import find_process_group
-from analyzer.distributed.world_state import current_world_state, is_world_elsewhere
+from analyzer.distributed.world_state import current_world_state, find_process_group, is_world_elsewhere
 from analyzer.hardware import ClusterSpec
 from analyzer.meta.operator_info import COLLECTIVE_NAMESPACES
 from analyzer.meta.spec import Signature

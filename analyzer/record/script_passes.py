@@ -15,7 +15,7 @@ from .evaluation import OuterRun
 from .hooks import FAILED
 from .memory_recorder import MemoryRecorder
 from .module_recorder import ModuleRecorder
-from .run_listener import RunListener
+from .recorded_run import RunListener
 from .script_holdings import ScriptHoldings
 from .script_module import StepCounts
 

@@ -18,8 +18,8 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.state import StreamAction
 from analyzer.meta.tensor import META, take_class
 from analyzer.record.failure import first_line
+from analyzer.record.recorded_run import RunListener
 from analyzer.record.recorder import Recorder
-from analyzer.record.run_listener import RunListener
 from analyzer.record.storage_lifetime import ENDED
 from analyzer.record.tensor_walk import local_part, tensors_in
 

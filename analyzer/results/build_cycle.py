@@ -18,7 +18,7 @@ from analyzer.record.device_log import NO_STEP
 from analyzer.record.log import Log, OuterCall
 from analyzer.units import add_quantities
 
-from .cycle import CycleInfo, CyclePhase
+from .info import CycleInfo, CyclePhase
 
 SHOWN = 2  # cycles: the first, and the second, whose optimizer states and caches are there already
 

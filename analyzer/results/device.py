@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from analyzer.profilers.call_device import find_copied
 from analyzer.profilers.held_memory import held_bytes, peak_by_category
+from analyzer.record.device_log import find_copied
 from analyzer.record.log import Log
 
 

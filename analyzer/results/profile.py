@@ -10,10 +10,10 @@ from analyzer.on_use import load
 from analyzer.record.device_log import EVALUATION, PREPARATION
 from analyzer.units import add_quantities
 
-from .cycle import CycleInfo
 from .device import CopyInfo, DeviceInfo
 from .info import (
     CompiledInfo,
+    CycleInfo,
     HolderInfo,
     MemoryEvent,
     ModuleCall,

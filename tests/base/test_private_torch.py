@@ -101,7 +101,7 @@ NAMES = {
     "distributed/collective.py": """
         torch._C.fork torch._C._distributed_c10d._create_work_from_future
         torch.distributed.optim.zero_redundancy_optimizer._broadcast_object""",
-    "distributed/call_group.py": """
+    "distributed/world_state.py": """
         torch._C._distributed_c10d._resolve_process_group torch.distributed.ProcessGroup.unbox""",
     "distributed/call_shape.py": """
         torch._C._jit_get_all_schemas torch._C._dispatch_has_kernel_for_dispatch_key""",

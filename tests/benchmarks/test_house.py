@@ -43,7 +43,7 @@ def test_a_view_names_the_function_that_draws_it_in_an_import_that_an_editor_fol
 def test_a_profile_knows_of_profilers_what_they_give():
     known = {name.removeprefix("analyzer.") for name in house.closure("analyzer.api.profile")}
     assert {name for name in known if name.startswith("profilers.")} == {
-        "profilers.annotation", "profilers.call_device", "profilers.held_memory", "profilers.schedule"}
+        "profilers.annotation", "profilers.held_memory", "profilers.schedule"}
     assert not {"distributed.world", "distributed.process_group", "tools", "report"} & known
 
 

@@ -17,12 +17,13 @@ from analyzer.api.result import Profile
 from analyzer.errors import InputError, OutputError, ProfileFormatError
 from analyzer.hardware.device_spec import is_device_file
 from analyzer.report.export.json_format import find_fault
-from analyzer.results.cycle import CycleInfo, CyclePhase
 from analyzer.results.device import CopyInfo, DeviceInfo
 from analyzer.results.info import (
     BreakInfo,
     CompiledInfo,
     CostInfo,
+    CycleInfo,
+    CyclePhase,
     HolderInfo,
     MemoryEvent,
     ModuleCall,

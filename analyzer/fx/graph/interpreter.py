@@ -15,9 +15,8 @@ from torch.utils import _pytree as pytree
 
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.module_borrow import borrow_module
-from analyzer.fx.module_wrapper import count_devices, find_place
+from analyzer.fx.module_wrapper import count_devices, explain_call, find_place
 from analyzer.fx.surroundings import keep_surroundings
-from analyzer.fx.wrong_call import explain_call
 from analyzer.meta.argument import fake_arguments
 from analyzer.meta.function.mode import call_opaque
 from analyzer.meta.intercept.replacement import InterruptsHeld

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from analyzer.meta.value.contents import (
     storage_numel,
     worth_following,
 )
-from analyzer.meta.value.finite import finite_answer
 from analyzer.meta.value.known_value import DeferredCall, Known, Result, Written, Zeros, window_of
 from analyzer.meta.value.nonzero_bound import NonzeroBound, bound_result
 from analyzer.meta.value.sample import UNSAMPLED, is_told_by_sample, sample_call
@@ -28,6 +28,8 @@ from analyzer.meta.value.sample import UNSAMPLED, is_told_by_sample, sample_call
 from .call import OperatorCall
 
 Tensor = torch.Tensor
+_LARGEST_TESTED = 1 << 26  # elements, a bool each, made only if it is read
+_NEVER = frozenset({"isnan", "isinf", "isposinf", "isneginf"})  # true of what is finite
 _FULL = torch.ops.aten.full.default
 # unknown arguments of others are to be taken as zero where contents are expected; what these give stays unknown
 _PRODUCTS = {"convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_int_mm", "_scaled_mm"}
@@ -288,3 +290,20 @@ def _estimate(state: MetaState, call: OperatorCall) -> None:
                                   expectation.bins_left_out(call.args[0], call.outputs[0].numel()))
     elif name != "histc":
         expectation.count_marked(state, name, call.args, call.outputs[0], before)
+
+
+def finite_answer(name: str, args: Any) -> bool | None:
+    """What an operator gives for every element if its floating argument is finite; None where that does not follow.
+    `torch.isfinite` arrives here as ``x == x`` and ``x.abs() != inf`` (aten/src/ATen/native/TensorCompare.cpp).
+    """
+    x = args[0]
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.numel() > _LARGEST_TESTED:
+        return None
+    if name in _NEVER:
+        return False
+    if name == "isfinite":
+        return True
+    other = args[1]
+    if isinstance(other, torch.Tensor):
+        return name == "eq" if other is x else None
+    return name == "ne" if other == inf else None

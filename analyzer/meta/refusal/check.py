@@ -7,9 +7,8 @@ import torch
 
 from . import creation, function, index, layer
 from .dtype import check_dtype
-from .in_place import UNTAGGED, check_in_place_result
-from .number import CONVERTING, check_converted
-from .rule import rules
+from .overlap import UNTAGGED, check_in_place_result
+from .rule import CONVERTING, check_converted, rules
 
 _NAMESPACES = ("aten", "torch_nn")  #: the second of operators that `torch.nn` defines in Python
 ROOMS = creation, function, index, layer  #: which fill the table

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from .number import check_alpha
-from .rule import is_integral, name_dtype, refuses, wrap_dim
+from .rule import check_alpha, is_integral, name_dtype, refuses, wrap_dim
 
 Tensor = torch.Tensor
 

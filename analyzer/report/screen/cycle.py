@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analyzer.report.text_width import cut_end
-from analyzer.results.cycle import CycleInfo, CyclePhase
+from analyzer.results.info import CycleInfo, CyclePhase
 from analyzer.results.profile import ProfileData
 from analyzer.results.view import register_report
 from analyzer.units import UNKNOWN, add_quantities, format_bytes, format_count, format_seconds
