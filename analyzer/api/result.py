@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from analyzer.hardware import DeviceSpec
 from analyzer.on_use import load
 from analyzer.results.profile import ProfileData
-from analyzer.results.verdict import Advice, FitInfo, Verdict
 from analyzer.results.view import register_exporter
 
 if TYPE_CHECKING:
     import networkx
     import pandas
+
+    from analyzer.results.verdict import Advice, FitInfo, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

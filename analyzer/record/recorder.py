@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,11 +15,13 @@ from analyzer.meta.state import NO_EVENT, StreamAction, current
 from analyzer.meta.tensor import is_around_tensors
 
 from .call_recorder import CallRecorder
-from .cycle import Cycle
 from .hooks import listen
 from .module_recorder import ModuleRecorder
 from .process_group import read_world
 from .tensor_walk import local_part
+
+if TYPE_CHECKING:
+    from .cycle import Cycle
 
 
 def _no_leaf(module: torch.nn.Module) -> bool:

@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
-import analyzer.memory
+from analyzer.memory import allocator
 from analyzer.meta.state import current
 from analyzer.output import hold_over_forks
 
@@ -27,7 +27,7 @@ from .mode_stack import modes_taken_off
 
 # What is not left halfway: ends of context managers, finalisers, callbacks of weak references, imports, and allocators.
 _WHOLE = frozenset({"__enter__", "__exit__", "__del__", "_find_and_load", "when_gone"})
-_WHOLE_FILES = (os.path.dirname(os.path.abspath(analyzer.memory.__file__)) + os.sep, weakref.__file__)
+_WHOLE_FILES = (os.path.dirname(os.path.abspath(allocator.__file__)) + os.sep, weakref.__file__)
 
 waiting: list[tuple[Callable[..., Any], int]] = []
 """Handlers that were not called yet, with their signals. Where it is not empty, `call_handlers` is due."""
