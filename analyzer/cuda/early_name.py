@@ -13,10 +13,16 @@ import torch.backends.cudnn
 import torch.cuda
 
 from analyzer.meta.intercept.legacy_type import list_types
-from analyzer.meta.intercept.replacement import Undo, replace
+from analyzer.meta.intercept.replacement import Undo, replace_name
 
 # What asks no function of torch._C that is answered: flags of the module, classes, and a proxy's functions.
-_PLACES = ((torch.cuda, "is_initialized"), (torch.cuda, "Stream"), (torch.cuda, "Event"),
+_PLACES = (*((torch.cuda, name) for name in (
+               "is_initialized", "Stream", "Event", "ExternalStream", "MemPool", "use_mem_pool", "CUDAGraph",
+               "graph_pool_handle", "is_current_stream_capturing", "list_gpu_processes", "device_memory_used",
+               "initial_seed")),
+           *((torch.accelerator, name) for name in ("Graph", "get_device_capability")),
+           *((torch.backends.cuda, name) for name in ("is_built", "is_flash_attention_available")),
+           *((torch, name) for name in ("Stream", "Event", "Generator")),
            *((torch.backends.cudnn, name) for name in ("is_available", "version", "is_acceptable")))
 _ORIGINALS = {id(original): (original, owner, name) for owner, name in (*_PLACES, *list_types())
               if (original := getattr(owner, name, None)) is not None}
@@ -35,7 +41,7 @@ def replacements() -> Iterator[Undo]:
     for module in _watched:
         for name in [name for name, value in vars(module).items() if id(value) in _ORIGINALS]:
             _, owner, original_name = _ORIGINALS[id(vars(module)[name])]
-            yield replace(module, name, partial(_take_from, owner, original_name))
+            yield replace_name(module, name, partial(_take_from, owner, original_name))
 
 
 def _may_have_some(module: Any) -> bool:

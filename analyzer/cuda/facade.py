@@ -61,7 +61,11 @@ def _allocator(device: Any = None) -> CachingAllocator:
 
 
 def _set_device(device: Any) -> None:
-    _exchange_device(stream.device_index(device))
+    """As `_get_device_index` in torch/_utils.py, no index is refused; a negative one is passed over."""
+    index = device if isinstance(device, int) else None if device is None else torch.device(device).index
+    if index is None:
+        raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+    _exchange_device(index)
 
 
 def _exchange_device(device: int) -> int:

@@ -174,6 +174,7 @@ class _ReplacedAttribute:
         self.missing, self.own = name not in vars(owner), vars(owner).get(name)  # which may be a static method
         self.original = getattr(owner, name)
         self.links: list[_Link] = []
+        self.value: Any = None  #: what was last set in its place
 
     def rebuild(self) -> None:
         value = self.original
@@ -185,6 +186,7 @@ class _ReplacedAttribute:
                 value = staticmethod(value)
         if self.links:
             setattr(self.owner, self.name, value)
+            self.value = value
         else:
             self.put_back()
 
@@ -222,6 +224,18 @@ def _put_in(key: tuple[int, str], owner: Any, link: _Link) -> None:
         except BaseException:
             _take_out(key, link)
             raise
+
+
+def replace_name(module: Any, name: str, make: Callable[[Any], Any]) -> Undo:
+    """As `replace`, of a name in a program's module, which keeps what the program assigns to it meanwhile."""
+    undo = replace(module, name, make)
+    chain = _chains[id(module), name]
+
+    def put_back() -> None:
+        if vars(module).get(name) is not chain.value:
+            chain.own, chain.missing = vars(module).get(name), name not in vars(module)
+        undo()
+    return put_back
 
 
 def answer(owner: Any, name: str, simulated: Callable[..., Any], *, passes_original: bool = False,
