@@ -9,10 +9,8 @@ from pathlib import Path
 
 from analyzer.errors import InputError
 from analyzer.hardware.kernel_time.estimate import find_range
-from analyzer.report.page.document import summary_part, write_page
 from analyzer.units import format_ends, format_percent, format_seconds
 
-from .pipeline_page import draw_bars, list_seconds, pipeline_headline, pipeline_part
 from .pipeline_schedule import (
     BACKWARD_KINDS,
     COMPUTE_KINDS,
@@ -218,6 +216,8 @@ class PipelineTimeline:
 
     def render(self, width: int = 120) -> str:
         """The timeline as text: a bar a rank, then a table of what their seconds are spent on."""
+        from .pipeline_page import draw_bars, list_seconds
+
         known = self.step_seconds_range
         step = format_seconds(self.step_seconds)
         between = f" ({format_ends(step, map(format_seconds, known))})" if known else ""
@@ -229,6 +229,10 @@ class PipelineTimeline:
 
     def to_html(self, path: str | Path | None = None) -> str:
         """A page of the timeline, also written to ``path`` if given. Raises MissingExtraError without plotly."""
+        from analyzer.report.page.document import summary_part, write_page
+
+        from .pipeline_page import pipeline_headline, pipeline_part
+
         first = pipeline_headline(self.step_seconds, self.step_seconds_range, self.micro_batches, self.ranks,
                                   (self.bubble_share, self.exposed_transfer_share), self.imbalance, self.slowest_rank)
         lanes = pipeline_part(self.ranks, self.actions, self.step_seconds)

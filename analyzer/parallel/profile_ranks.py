@@ -10,14 +10,14 @@ from analyzer.api.result import Profile
 from analyzer.distributed.world import world
 from analyzer.distributed.world_state import StageNotToldError, active_world_state, mail_kept
 from analyzer.hardware.cluster_spec import ClusterSpec
-from analyzer.profilers.collective import POINT_TO_POINT
+from analyzer.profilers.collective import POINT_TO_POINT, SUMS
 from analyzer.results.run_cost import CommInfo
 from analyzer.results.world import GroupInfo
 from analyzer.units import add_quantities
 
 from .pipeline_schedule import ActionLists, place_stages, read_schedule
 from .pipeline_timeline import PipelineTimeline, join_timeline
-from .rank_row import StageCost, describe_rank, merge_alike
+from .rank_row import StageCost, describe_rank, find_compute_spreads, merge_alike
 from .rank_table import RankTable
 
 
@@ -149,7 +149,6 @@ def _join(runs: Mapping[int, _ProfiledRank]) -> tuple[PipelineTimeline | None, t
 
 # Profiles of a pipeline's ranks turned into costs of its stages, and these joined.
 
-SUMS = ("all_reduce", "reduce_scatter")
 _EVEN = "stages of one rank are assumed to compute for equally long"
 
 
@@ -207,17 +206,6 @@ def find_exchange(rows: Sequence[CommInfo]) -> list[CommInfo]:
     """The rows of the exchange of gradients: of sums over groups that the forward pass does not use."""
     used = {row.group for row in rows if row.phase == "forward"}
     return [row for row in rows if row.kind in SUMS and row.phase == "backward" and row.group not in used]
-
-
-def find_compute_spreads(profile: Profile) -> tuple[float | None, float | None]:
-    """How far nine in ten measured steps may be above a rank's own, and by what factor less one below it, as a
-    `StageCost` has them; None where its range is not known.
-
-    >>> find_compute_spreads(Profile(name="", mode="train", step_seconds=1.0, step_seconds_range=(0.8, 1.5)))
-    (0.5, 0.25)
-    """
-    step, known = profile.step_seconds, profile.step_seconds_range
-    return (known[1] / step - 1, step / known[0] - 1) if step and known and known[0] else (None, None)
 
 
 def find_spread(profile: Profile, rows: Sequence[CommInfo]) -> float | None:

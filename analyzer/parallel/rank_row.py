@@ -73,6 +73,17 @@ class StageCost:
         return dataclasses.replace(self, **{name: seconds * factor for name, seconds in known.items()})
 
 
+def find_compute_spreads(profile: Profile) -> tuple[float | None, float | None]:
+    """How far nine in ten measured steps may be above a rank's own, and by what factor less one below it, as a
+    `StageCost` has them; None where its range is not known.
+
+    >>> find_compute_spreads(Profile(name="", mode="train", step_seconds=1.0, step_seconds_range=(0.8, 1.5)))
+    (0.5, 0.25)
+    """
+    step, known = profile.step_seconds, profile.step_seconds_range
+    return (known[1] / step - 1, step / known[0] - 1) if step and known and known[0] else (None, None)
+
+
 @dataclass(frozen=True)
 class RankRow:
     """Ranks that are alike, by the profile of one of them. None is unknown.

@@ -1,4 +1,6 @@
-"""What each kind of rank of a job costs: peak memory, step and communication, a row a kind."""
+"""What each kind of rank of a job costs: peak memory, step and communication, a row a kind. Its views import what draws
+them when they are called.
+"""
 from __future__ import annotations
 
 import dataclasses
@@ -13,13 +15,9 @@ from analyzer.api.result import Profile
 from analyzer.errors import ProfileFormatError
 from analyzer.output import write_output
 from analyzer.record.process_group import format_ranks
-from analyzer.report.export.json_format import damage_in, load_text, read_data, read_plain
-from analyzer.report.page.document import Headline, Panel, summary_part, write_page
-from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
 from analyzer.saved_format import SavedFormat
 from analyzer.units import format_bytes, format_count, format_ends, format_seconds
 
-from .pipeline_page import describe_rank_memory, describe_ranks, list_rank_parts, pipeline_part, rank_headline
 from .pipeline_timeline import PipelineTimeline
 from .rank_row import RankRow
 
@@ -106,6 +104,9 @@ class RankTable:
             yield f"slowest: {self.slowest.name}; the step takes {step}{between}"
 
     def _repr_html_(self) -> str:
+        from analyzer.report.page.document import Headline
+        from analyzer.report.page.notebook import fold, write_answer, write_fragment, write_rows
+
         title, *said = [*self._list_said()] or ["no figure of the ranks is known"]
         assumed = "".join([f"<div>{escape(line)}</div>" for line in self.assumptions])
         return write_fragment(
@@ -114,6 +115,10 @@ class RankTable:
 
     def to_html(self, path: str | Path | None = None) -> str:
         """A page of the job, also written to ``path`` if given. Raises MissingExtraError without plotly."""
+        from analyzer.report.page.document import Panel, summary_part, write_page
+
+        from .pipeline_page import describe_rank_memory, describe_ranks, list_rank_parts, pipeline_part, rank_headline
+
         deciding = next((row for row in self.rows if row.rank == self.deciding_rank), None)
         memory, timeline = describe_rank_memory(self.rows, self.profiles), self.timeline
         lanes = [] if timeline is None else [pipeline_part(timeline.ranks, timeline.actions, timeline.step_seconds,
@@ -136,6 +141,8 @@ class RankTable:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RankTable:
         """The table that ``to_dict`` gave, also after JSON. Raises ProfileFormatError for anything else."""
+        from analyzer.report.export.json_format import read_plain
+
         found: RankTable = read_plain(_SavedTable, data).whole
         return found
 
@@ -150,6 +157,8 @@ class RankTable:
     @classmethod
     def from_json(cls, source: str | Path) -> RankTable:
         """Read what `to_json` wrote, a text or a file. Raises InputError for no file, else ProfileFormatError."""
+        from analyzer.report.export.json_format import damage_in, load_text, read_data
+
         origin, text = load_text(source, "RankTable.from_json", FORMAT.what)
         with damage_in(origin):
             data = FORMAT.read(FORMAT.decode(text))

@@ -124,6 +124,8 @@ def by_role(of_root: WireRule, of_others: WireRule) -> WireRule:
 
 #: The kinds that are messages from one rank to another; ``"send_recv"`` is a batch of both.
 POINT_TO_POINT = ("send", "recv", "send_recv")
+#: The kinds that add up what ranks have, as gradients are.
+SUMS = ("all_reduce", "reduce_scatter")
 
 
 class Message(NamedTuple):

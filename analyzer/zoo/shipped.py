@@ -6,24 +6,27 @@ from typing import NamedTuple
 
 from torch import nn
 
-from .gpt2 import gpt2
-from .llama import llama_1b, llama_405b
-from .resnet import resnet18, resnet50
-from .vit import vit_b_16
+from analyzer.on_use import load
 
 
 class ShippedModel(NamedTuple):
-    """A model that the package brings."""
+    """A model that the package brings; its file is imported when its factory is asked for."""
 
-    factory: Callable[[], nn.Module]
+    place: str  #: of the factory in the zoo
     input: str  #: what to call it with where the user does not say, as `--input` is written
     labelled: bool = False  #: takes `labels` shaped like its input, and then returns a loss
 
+    @property
+    def factory(self) -> Callable[[], nn.Module]:
+        """What builds the model."""
+        found: Callable[[], nn.Module] = load(f"analyzer.zoo.{self.place}")
+        return found
+
 
 MODELS: dict[str, ShippedModel] = {
-    "vit_b_16": ShippedModel(vit_b_16, "8x3x224x224"),
-    "resnet18": ShippedModel(resnet18, "8x3x224x224"),
-    "resnet50": ShippedModel(resnet50, "8x3x224x224"),
-    "gpt2": ShippedModel(gpt2, "input_ids=int64:8x1024", labelled=True),
-    "llama_1b": ShippedModel(llama_1b, "input_ids=int64:1x4096", labelled=True),
-    "llama_405b": ShippedModel(llama_405b, "input_ids=int64:1x4096", labelled=True)}
+    "vit_b_16": ShippedModel("vit:vit_b_16", "8x3x224x224"),
+    "resnet18": ShippedModel("resnet:resnet18", "8x3x224x224"),
+    "resnet50": ShippedModel("resnet:resnet50", "8x3x224x224"),
+    "gpt2": ShippedModel("gpt2:gpt2", "input_ids=int64:8x1024", labelled=True),
+    "llama_1b": ShippedModel("llama:llama_1b", "input_ids=int64:1x4096", labelled=True),
+    "llama_405b": ShippedModel("llama:llama_405b", "input_ids=int64:1x4096", labelled=True)}

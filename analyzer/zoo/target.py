@@ -212,7 +212,7 @@ def _find_shipped_model(name: str) -> Target:
             hint = f"; did you mean {find_torchvision_model(name, f'torchvision:{name}').name}?"
         raise TargetError(f"{name}: no model of that name ships with analyzer{hint or ';'} TARGET is one of "
                           f"{', '.join(MODELS)}, {FILE}, {FORMS}")
-    factory, input, labelled = MODELS[name]
-    spec = parse_input(input)
-    labels = (LabelRule("labels", spec.name),) if labelled and spec.name else ()
-    return Target(name, factory, (spec,), labels)
+    shipped = MODELS[name]
+    spec = parse_input(shipped.input)
+    labels = (LabelRule("labels", spec.name),) if shipped.labelled and spec.name else ()
+    return Target(name, shipped.factory, (spec,), labels)

@@ -27,7 +27,7 @@ from analyzer.hardware import ClusterSpec, find_cluster
 from analyzer.hardware.kernel_time.collective import collective_time
 from analyzer.hardware.kernel_time.estimate import SLOWEST_OF_HOSTS, join
 from analyzer.parallel import PipelineTimeline, StageCost, join_timeline, list_actions, world
-from analyzer.parallel.profile_ranks import find_compute_spreads
+from analyzer.parallel.rank_row import find_compute_spreads
 from benchmarks.accuracy.latency import Judged, summarize_steps, table_of_parts
 from benchmarks.page import is_named, known, map_apart, markdown, parse_parts, percent, publish
 from benchmarks.parallel.megatron_gpt import MixedPrecisionAdam, Stage, StageShape

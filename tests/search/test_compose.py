@@ -11,7 +11,8 @@ from analyzer.distributed.world import world
 from analyzer.hardware import find_cluster
 from analyzer.parallel import RankTable, profile_ranks
 from analyzer.parallel.pipeline_schedule import place_stages
-from analyzer.parallel.profile_ranks import find_compute_spreads, find_exchange, find_spread
+from analyzer.parallel.profile_ranks import find_exchange, find_spread
+from analyzer.parallel.rank_row import find_compute_spreads
 from analyzer.profilers.collective import POINT_TO_POINT
 from analyzer.tools.search.bound import (
     DOES_MORE,

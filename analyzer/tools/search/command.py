@@ -12,7 +12,7 @@ from analyzer.hardware.price import read_prices
 from analyzer.output import check_output, print_error
 from analyzer.report.page.document import check_page
 from analyzer.report.progress_bar import ProgressBar
-from analyzer.tools.sweep.run import connect
+from analyzer.tools.sweep.worker import connect
 from analyzer.zoo.command_option import model_errors
 
 from .export import FORMATS, export

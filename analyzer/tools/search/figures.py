@@ -8,10 +8,10 @@ from typing import Any
 from analyzer.api.result import Profile
 from analyzer.errors import ProfileFormatError
 from analyzer.hardware import DeviceSpec, list_unseen
-from analyzer.parallel.profile_ranks import SUMS, find_compute_spreads
+from analyzer.parallel.rank_row import find_compute_spreads
 from analyzer.profilers.annotation import Annotation
 from analyzer.profilers.call_sequence import UnknownTimeError
-from analyzer.profilers.collective import POINT_TO_POINT
+from analyzer.profilers.collective import POINT_TO_POINT, SUMS
 from analyzer.profilers.communication import find_message, find_purposes
 from analyzer.profilers.latency import Latency
 from analyzer.profilers.schedule import COMMUNICATION

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from analyzer.api.profile import profile
 from analyzer.distributed.world import world
@@ -16,13 +16,15 @@ from analyzer.errors import ProfileFormatError
 from analyzer.hardware import ClusterSpec, DeviceSpec, list_unseen
 from analyzer.output import write_output
 from analyzer.record.options import ProfileOptions
-from analyzer.tools.solver.block_plan import BlockPlan, BlockPlanner
 from analyzer.zoo.target import Target, load_target
 
 from .figures import FigureReader, Figures
 from .layout import Layout
 from .rank import RankJob
 from .stage import Piece, Template
+
+if TYPE_CHECKING:
+    from analyzer.tools.solver.block_plan import BlockPlan
 
 #: Ranks of the short pipeline in which each kind of stage runs, its place there, how many of its micro-batches are in
 #: flight at once in 1F1B, and how many there are: one more than that.
@@ -120,6 +122,8 @@ def plan_rank(subject: Subject, layout: Layout, part: Piece) -> BlockPlan:
     """The plan of a rank's blocks within the device's memory, in the world that there is. Gradients of micro-batches
     before have their place there.
     """
+    from analyzer.tools.solver.block_plan import BlockPlanner  # of few searches
+
     job = RankJob(find_template(subject), layout, [part], [0], subject.sequence)
     inner = "0.module" if layout.replicate > 1 and not layout.is_sharded else "0"
     planner = BlockPlanner(job.build, job.inputs(), device=subject.device, step=job.step, budget_of="allocated",

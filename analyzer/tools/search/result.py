@@ -1,4 +1,6 @@
-"""What a search found: the ranked table, the Pareto front, the best layout in detail; text, page, JSON, DataFrame."""
+"""What a search found: the ranked table, the Pareto front, the best layout in detail; text, page, JSON, DataFrame, each
+of which imports what draws it when it is called.
+"""
 from __future__ import annotations
 
 import json
@@ -10,12 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analyzer.output import write_output
-from analyzer.parallel.pipeline_page import pipeline_part
-from analyzer.report.export.table_file import import_pandas
-from analyzer.report.page.document import Headline, Panel, Tile, headline_part, summary_part, write_page
-from analyzer.report.text_table import print_rows
 from analyzer.results.run_cost import SECONDS_PER_HOUR
-from analyzer.tools.sweep.result import list_dimensions, list_fits
 from analyzer.units import format_bytes, format_count, format_ends, format_percent, format_seconds
 
 from .compose import JobStep
@@ -23,6 +20,8 @@ from .layout import Layout
 
 if TYPE_CHECKING:
     import pandas
+
+    from analyzer.report.page.document import Panel
 
 _DAY = 24 * SECONDS_PER_HOUR
 _WIDTH = 120
@@ -132,10 +131,14 @@ class SearchResult:
 
     def to_dataframe(self) -> pandas.DataFrame:
         """The rows of all composed steps. Raises MissingExtraError without pandas."""
+        from analyzer.report.export.table_file import import_pandas
+
         return import_pandas().DataFrame(self.rows(self.composed))
 
     def table(self, steps: Sequence[JobStep] | None = None, fmt: str = "text") -> str:
         """The ranked layouts, a row each."""
+        from analyzer.report.text_table import print_rows
+
         headers = ["", "Layout", "Needed", "Free", "Step", "Bound", "MFU", "Tokens/s", "Days", "Cost"]
         rows = []
         for i, step in enumerate(self.steps if steps is None else steps, 1):
@@ -191,6 +194,8 @@ class SearchResult:
 
     def stage_table(self) -> str:
         """Memory and time of the ranks of the best layout, those that are alike in one row."""
+        from analyzer.report.text_table import print_rows
+
         rows: list[list[str]] = []
         for figures, alike in groupby(self.best.stages, key=lambda stage: replace(stage, rank=0)):
             ranks = [stage.rank for stage in alike]
@@ -206,6 +211,9 @@ class SearchResult:
         """A page, also written to ``path``: memory and time of all composed layouts, the best one's schedule, all as
         text. Raises MissingExtraError without plotly.
         """
+        from analyzer.parallel.pipeline_page import pipeline_part
+        from analyzer.report.page.document import Headline, Tile, headline_part, summary_part, write_page
+
         best = self.best
         tiles = [Tile("Step", format_seconds(best.step_seconds), str(best.layout)),
                  Tile("MFU", format_percent(best.mfu), f"bound: {best.bound}"),
@@ -220,6 +228,9 @@ class SearchResult:
         return write_page(f"Layouts of {self.name} on {self.devices:,} {self.device}", parts, path)
 
     def _sweep_part(self) -> Panel:
+        from analyzer.report.page.document import Panel
+        from analyzer.tools.sweep.result import list_dimensions, list_fits
+
         rows = self.rows(self.composed)
         quantities = [{"title": title, "unit": unit, "more": more, "values": [row[name] for row in rows]}
                       for title, unit, name, more in (("Needed", "bytes", "needed_bytes", False),

@@ -20,7 +20,7 @@ from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.hardware import ClusterSpec, cluster_of, find_cluster
 from analyzer.record.options import count_tokens
 from analyzer.results.build import package_version
-from analyzer.tools.sweep.run import start_worker
+from analyzer.tools.sweep.worker import start_worker
 from analyzer.zoo.target import Target
 
 from .advice import list_assumptions, list_changes, list_neighbors

@@ -2,11 +2,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import multiprocessing
 import os
 import pickle  # nosec B403 # written, to see whether jobs can be sent, and never read
-import signal
 import threading
 import time
 from collections import deque
@@ -25,7 +23,7 @@ from analyzer.api.argument import build_model
 from analyzer.api.device_run import profile_each
 from analyzer.api.profile import ProfileOptions
 from analyzer.api.result import Profile
-from analyzer.errors import InputError, MissingExtraError, how_to_install
+from analyzer.errors import InputError
 from analyzer.hardware import split_devices
 from analyzer.output import print_error
 from analyzer.recipe.recipe import Recipe
@@ -40,6 +38,7 @@ from analyzer.zoo.target import Target, load_target
 
 from .configuration import AXES, Configuration, expand_grid, resolve_inputs
 from .result import COLUMNS, Row, SweepResult, check_table
+from .worker import connect, start_worker
 
 TargetLike = str | Callable[[], nn.Module]
 
@@ -184,13 +183,6 @@ def _run_until_death(queue: deque[SweptJob], workers: int) -> Generator[Done, No
     return suspects
 
 
-def start_worker() -> None:
-    """Prepare a process of which each core has one."""
-    torch.set_num_threads(1)  # nothing is computed; the cores belong to the other workers
-    # Ctrl-C reaches every process of the terminal: the caller keeps the rows, a worker has nothing to say
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-
-
 class SweepInterrupted(KeyboardInterrupt):
     """Ctrl-C during a sweep; ``result`` holds the rows that were done."""
 
@@ -309,26 +301,6 @@ def _read_values(axis: str, text: str) -> list[Any]:
     if axis in _SIZES:
         return list(map(int, words))
     return [_SWITCH[word] if axis == "checkpointing" else None if word == "none" else word for word in words]
-
-
-@contextlib.contextmanager
-def connect(address: str | None) -> Iterator[Executor | None]:
-    """The executor of the Dask cluster whose scheduler has this address; none without one. Raises InputError."""
-    if address is None:
-        yield None
-        return
-    try:
-        from distributed import Client
-    except ImportError as error:
-        raise MissingExtraError(
-            f"--dask {address}: Dask is not installed: {how_to_install('sweep')}") from error
-    connect: Any = Client  # untyped
-    try:
-        client = connect(address)
-    except (OSError, ValueError) as error:
-        raise InputError(f"--dask {address}: no scheduler answers there: {error}") from error
-    with client:
-        yield client.get_executor()
 
 
 _SHOWN = (("peak_reserved_bytes", "Peak reserved", "bytes"), ("free_bytes", "Free", "bytes"), ("fits", "Fits", "text"),

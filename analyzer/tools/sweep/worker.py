@@ -1,0 +1,40 @@
+"""Where jobs run beside this process: processes, of which each core has one, and clusters of Dask."""
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from analyzer.errors import InputError, MissingExtraError, how_to_install
+
+
+def start_worker() -> None:
+    """Prepare a process of which each core has one."""
+    torch.set_num_threads(1)  # nothing is computed; the cores belong to the other workers
+    # Ctrl-C reaches every process of the terminal: the caller keeps the rows, a worker has nothing to say
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+
+
+@contextmanager
+def connect(address: str | None) -> Iterator[Executor | None]:
+    """The executor of the Dask cluster whose scheduler has this address; none without one. Raises InputError."""
+    if address is None:
+        yield None
+        return
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise MissingExtraError(
+            f"--dask {address}: Dask is not installed: {how_to_install('sweep')}") from error
+    connect: Any = Client  # untyped
+    try:
+        client = connect(address)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--dask {address}: no scheduler answers there: {error}") from error
+    with client:
+        yield client.get_executor()
