@@ -85,7 +85,8 @@ def summary(model: torch.nn.Module, input_size: Any = None, input_data: Any = No
     given = input_data is not None or input_size is not None
     usual = (ColumnSettings.OUTPUT_SIZE, ColumnSettings.NUM_PARAMS) if given else (ColumnSettings.NUM_PARAMS, )
     columns = usual if col_names is None else tuple(_find(ColumnSettings, name, "col_names") for name in col_names)
-    rows = {_find(RowSettings, name, "row_settings") for name in row_settings or (RowSettings.DEPTH, )}
+    rows = {_find(RowSettings, name, "row_settings") for name in (
+        (RowSettings.DEPTH, ) if row_settings is None else row_settings)}
     training = _find(Mode, mode or Mode.EVAL, "mode") is Mode.TRAIN
     verbose = (0 if hasattr(sys, "ps1") else 1) if verbose is None else int(verbose)
     _check(model, input_size, input_data, columns, col_width, verbose)

@@ -257,7 +257,8 @@ class LayerList:
         layer = self._running.get(id(module))
         if layer is not None:
             with torch._C.DisableTorchFunction():
-                if layer.contains_lazy_param:
+                if layer.contains_lazy_param:  # its class is another one, too, once its parameters are made
+                    layer.class_name = type(module).__name__
                     layer.calculate_num_params()
                 layer.describe_run(args, result, self._batch_dim)
 

@@ -60,8 +60,9 @@ def test_tables_are_those_of_torchinfo(theirs, capsys, name):
 @pytest.mark.parametrize("options", [
     {"depth": 1, "col_names": COLUMNS, "row_settings": ("var_names", "ascii_only")}, {"mode": "train", "depth": 0},
     {"row_settings": ("hide_recursive_layers", "depth"), "col_width": 12}, {"batch_dim": 0, "device": "cpu"},
+    {"row_settings": (), "col_names": ()},
     {"verbose": 2, "col_names": ("num_params", "kernel_size"), "cache_forward_pass": True}],
-    ids=["names", "train", "narrow", "batch", "verbose"])
+    ids=["names", "train", "narrow", "batch", "none", "verbose"])
 def test_options_mean_what_they_mean_there(theirs, capsys, options):
     def make():
         model, inputs = make_model("mixed" if "row_settings" in options else "resnet18")
@@ -89,6 +90,15 @@ class Pruned(nn.Module):
             x = layer(x)
         packed = nn.utils.rnn.pack_padded_sequence(self.masked(x) * factor, torch.tensor([2, 1]), batch_first=True)
         return self.gru(packed)[0], self.scale
+
+
+def test_lazy_layers_have_the_class_that_they_become(theirs, capsys):
+    def make():
+        return nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2)), {
+            "input_size": (2, 3, 8, 8)}
+
+    assert "LazyConv2d" not in same(capsys, theirs, make, col_names=COLUMNS)
+    assert "LazyConv2d" in same(capsys, theirs, lambda: (make()[0], {}))
 
 
 def test_what_models_of_libraries_lack(theirs, capsys):
