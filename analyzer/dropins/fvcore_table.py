@@ -23,7 +23,7 @@ def print_table(model: nn.Module, parameters: Mapping[str, int], columns: Sequen
                 shows_shapes: bool) -> str:
     """Rows of modules and, where it ``shows_shapes``, of parameters."""
     shapes = {name: str(tuple(p.shape)) for name, p in model.named_parameters()}
-    rows: dict[str, list[str]] = {}
+    rows: dict[str, list[str | None]] = {}
     for path in _list_rows(parameters, columns):
         if path in shapes and not shows_shapes:
             continue
@@ -33,8 +33,8 @@ def print_table(model: nn.Module, parameters: Mapping[str, int], columns: Sequen
     return _draw(["module", *headers[:len(columns) + 1]], _TableRows(rows).nest(max_depth))
 
 
-def _write(counts: Mapping[str, int], path: str) -> str:
-    return format_count(counts[path]) if path in counts else ""
+def _write(counts: Mapping[str, int], path: str) -> str | None:
+    return format_count(counts[path]) if path in counts else None
 
 
 def _list_rows(parameters: Mapping[str, int], columns: Sequence[Column]) -> list[str]:
@@ -64,15 +64,18 @@ def _list_children(paths: Iterable[str]) -> dict[str, list[str]]:
 
 
 class _TableRows:
-    """Rows by path, the cells of which an only child may share with its parent."""
+    """Rows by path, the cells of which an only child may share with its parent. A parameter has no counts (None), which
+    is drawn as nothing; those of a module that was not called are "", indented as figures are, so that tabulate takes
+    no column with one for numbers.
+    """
 
-    def __init__(self, cells: dict[str, list[str]]) -> None:
+    def __init__(self, cells: dict[str, list[str | None]]) -> None:
         self.cells, self.children = cells, _list_children(cells)
 
     def nest(self, max_depth: int) -> Iterator[list[str]]:
         """The rows to print, each cell indented as deep as its row."""
         root = self._skip("")
-        yield [root or "model", *self.cells[root]]
+        yield [root or "model", *(text or "" for text in self.cells[root])]
         yield from self._nest_below(root, root + "." if root else "", 1, max_depth)
 
     def _nest_below(self, path: str, prefix: str, level: int, max_depth: int) -> Iterator[list[str]]:
@@ -80,7 +83,8 @@ class _TableRows:
             return
         for child in self.children.get(path, ()):
             last = self._skip(child)
-            yield [" " * level + text for text in (last.removeprefix(prefix), *self.cells[last])]
+            yield [" " * level + last.removeprefix(prefix), *("" if text is None else " " * level + text
+                                                              for text in self.cells[last])]
             yield from self._nest_below(last, prefix, level + 1, max_depth)
 
     def _skip(self, path: str) -> str:
@@ -89,9 +93,9 @@ class _TableRows:
         if len(children) != 1:
             return path
         above, below = self.cells[path], self.cells[children[0]]
-        if any(a != b and a and b for a, b in zip(above, below)):
+        if any((a is None) != (b is None) or (a != b and a and b) for a, b in zip(above, below)):
             return path
-        self.cells[children[0]] = [b or a for a, b in zip(above, below)]
+        self.cells[children[0]] = [a or b for a, b in zip(above, below)]
         return self._skip(children[0])
 
 

@@ -55,6 +55,27 @@ def test_tables_are_those_of_fvcore(theirs, name):
     assert texts[0] == texts[1]
 
 
+class _Listed(torch.nn.Module):
+    """Lists of parameters are modules that are not called; a layer that stands twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.listed = torch.nn.ParameterList([torch.nn.Parameter(torch.rand(4, 4))])
+        self.first = self.second = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.second(self.first(x @ self.listed[0]))
+
+
+@pytest.mark.parametrize("make", [_Listed, lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())],
+                         ids=["listed", "small"])
+def test_columns_of_small_figures_are_numbers_where_fvcore_has_numbers(theirs, make):
+    model, inputs = make(), (torch.rand(2, 4), )
+    texts = [lib.flop_count_table(lib.FlopCountAnalysis(model, inputs),
+                                  activations=lib.ActivationCountAnalysis(model, inputs)) for lib in (ours, theirs)]
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("training", [True, False])
 def test_training_flags_count_as_they_are(theirs, training):
