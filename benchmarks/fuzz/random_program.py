@@ -1,30 +1,82 @@
 """Random small models: features stacked in blocks, blocks in a model, each by a number alone.
 
-`draw_program` says what a number means, `build_model` makes the model, with all state that its features keep outside of
-it (globals, classes, generators) as it was at first.
+`draw_program` says what a number means, `build` makes the model, with all state that its features keep outside of it
+(globals, classes, generators) as it was at first. Features are a table, ``features.txt``.
 """
 from __future__ import annotations
 
-import importlib.util
+import linecache
 import os
 import random
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.fuzz.program_features import convention, hidden_state, stack
-from benchmarks.fuzz.program_features.convention import Convention
-from benchmarks.fuzz.program_features.feature import WIDTH, Feature, Place
+from benchmarks.fuzz import stack
+from benchmarks.fuzz.stack import WIDTH, Convention
 
-PACKAGE = f"{__package__}.program_features"
-ROOMS = ("layer", "state", "hidden_state", "gradient", "inplace", "shared", "parent")
+_TABLE = Path(__file__).with_name("features.txt").read_text("utf-8")
+#: By room: the Python that its features use, and each feature's name, whether it is alone, and its lines.
+ROOMS = {name: re.split(r"^-- (\w+)( \(alone\))?: .*\n", text, flags=re.MULTILINE)
+         for name, text in re.findall(r"^== (\w+).*\n((?:(?!== ).*\n)*)", _TABLE, re.MULTILINE)}
+VARIABLE = "ANALYZER_RANDOM_PROGRAM"  #: of the process's environment, in which a feature counts
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of how many blocks is built."""
+
+    index: int
+    count: int
+
+    @property
+    def is_odd(self) -> bool:  # whether the index is odd: the usual way in which the features of two blocks differ
+        return self.index % 2 == 1
+
+
+class Feature(nn.Module):
+    """Part of a block: `build` makes what it holds, `forward` computes with it. Here a linear layer.
+
+    A block may be one feature, hold several as children, or inherit from several: so `build` and `forward` use nothing
+    of ``self`` but what they make.
+    """
+
+    if TYPE_CHECKING:  # what `build` makes may be anything
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    linear: Any
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.build(place)
+
+    def build(self, at: Place) -> None:
+        """Make the modules, parameters and other attributes of the block at a place."""
+        self.linear = linear()
+
+    def forward(self, x: Tensor) -> Any:
+        """What the feature computes from a tensor of ``(batch, length, WIDTH)``, of the same shape."""
+        return self.linear(x)
+
+    @staticmethod
+    def link(model: nn.Module, parts: Sequence[Any]) -> None:
+        """Connect the feature's ``parts``, one of each block, once the whole ``model`` exists."""
+
+
+def linear(inputs: int = WIDTH, outputs: int = WIDTH, **options: Any) -> nn.Linear:
+    return nn.Linear(inputs, outputs, **options)
 
 
 @dataclass(frozen=True)
@@ -64,23 +116,49 @@ class Built(NamedTuple):  # a model, or a callable that builds one, and its inpu
 
 @cache
 def list_features() -> tuple[str, ...]:  # all features, as ``room.Class``
-    return tuple(f"{room}.{name}" for room in ROOMS for name in _classes_of(load_room(room), Feature))
+    return tuple(f"{room}.{name}" for room, (_, *entries) in ROOMS.items() for name in entries[::3])
 
 
 def load_room(room: str) -> ModuleType:  # a module of features, executed anew: its globals and classes are as at first
-    name = f"{PACKAGE}.{room}"
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    exec(_compile_room(name), vars(module))
-    _classes_of(module, Feature)
+    name = f"{__package__}.features.{room}"
+    module = sys.modules[name] = ModuleType(name)
+    vars(module).update({"torch": torch, "nn": nn, "F": F, "Tensor": Tensor, "np": np, "Feature": Feature,
+                         "linear": linear, "WIDTH": WIDTH, "VARIABLE": VARIABLE})
+    exec(_compile_room(room), vars(module))
     return module
 
 
 @cache
-def _compile_room(name: str) -> Any:
-    loader: Any = importlib.util.find_spec(name).loader  # type: ignore[union-attr]
-    return loader.get_code(name)
+def _compile_room(room: str) -> CodeType:
+    head, *entries = ROOMS[room]
+    source = "\n\n".join([head, *map(write_class, entries[::3], entries[1::3], entries[2::3])])
+    place = f"<features of {room}>"
+    linecache.cache[place] = (len(source), None, source.splitlines(True), place)
+    return compile(source, place, "exec")
+
+
+def write_class(name: str, alone: str | None, text: str) -> str:
+    """The source of a feature's class.
+
+    >>> print(write_class("Twice", None, "+ times: at.index\\n? self.times > 1"))
+    class Twice(Feature):
+        def build(self, at):
+            super().build(at)
+            self.times = at.index
+        def forward(self, x):
+            return self.linear(x).relu() if self.times > 1 else self.linear(x)
+    """
+    if text.startswith("class "):
+        return text
+    held = dict(re.findall(r"^\+ (\w+): (.*)$", text, re.MULTILINE))
+    link, body = held.pop("link", None), re.sub(r"^\+ .*\n?", "", text, flags=re.MULTILINE).strip("\n")
+    body = re.sub(r"^\? (.*)", r"return self.linear(x).relu() if \1 else self.linear(x)", body, flags=re.MULTILINE)
+    build = [*([] if alone else ["super().build(at)"]),
+             *(f"self.{part} = {what}" if part != "also" else what for part, what in held.items())]
+    return "\n".join([
+        f"class {name}(Feature):", *([f"    link = staticmethod({link})"] if link else []),
+        *(["    def build(self, at):", textwrap.indent("\n".join(build), " " * 8)] if held or alone else []),
+        *(["    def forward(self, x):", textwrap.indent(body, " " * 8)] if body else [])])
 
 
 def _classes_of(module: ModuleType, base: type) -> list[str]:
@@ -92,7 +170,7 @@ def _classes_of(module: ModuleType, base: type) -> list[str]:
     return [*found]
 
 
-STACKS, CONVENTIONS = (sorted(_classes_of(*pair)) for pair in ((stack, stack.Plain), (convention, Convention)))
+STACKS, CONVENTIONS = (sorted(_classes_of(stack, kind)) for kind in (stack.Plain, Convention))
 
 
 def draw_program(number: int) -> Program:
@@ -119,7 +197,7 @@ def draw_program(number: int) -> Program:
 
 def build(program: Program) -> Built:
     """What the program profiles. All state, also of the process's generators, is as before the first run."""
-    os.environ.pop(hidden_state.VARIABLE, None)
+    os.environ.pop(VARIABLE, None)
     random.seed(5)
     np.random.seed(5)
     torch.manual_seed(5)
@@ -133,7 +211,7 @@ def build(program: Program) -> Built:
 
 def build_model(program: Program, features: Sequence[type[Feature]]) -> nn.Module:
     """The model of a program, of ``features`` that were loaded for it."""
-    called: type[Convention] = getattr(convention, program.convention)
+    called: type[Convention] = getattr(stack, program.convention)
     block_class = make_block_class(program.layout, features, called)
     blocks = []
     for index in range(program.blocks):
@@ -166,13 +244,13 @@ def make_block_class(layout: str, features: Sequence[type[Feature]], called: typ
             x = feature.forward(block, x)
         return x
 
-    def build_block(block: Any, place: Place) -> None:
+    def build_block(block: Any, at: Place) -> None:
         if layout == "parts":
-            block.parts = nn.ModuleList(feature(place) for feature in features)
+            block.parts = nn.ModuleList(feature(at) for feature in features)
             return
-        Feature.build(block, place)
+        Feature.build(block, at)
         for feature in features:
-            feature.build(block, place)
+            feature.build(block, at)
 
     # the more special ones first, as inheritance asks
     bases = (Feature,) if layout == "parts" else tuple(sorted(features, key=lambda f: -len(f.__mro__)))
