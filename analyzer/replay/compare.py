@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,13 @@ from .part import FAR, Part, laps_of
 from .short_run import KEPT, ORDERED
 from .update import UpdateDiffers
 
-_BEFORE, _BEHIND = -1, 1  # where a block of which something is read is, as seen from the one that reads
-
 
 def compare_laps(names: RunNames) -> None:
     """Compare the laps of the two blocks beside those that were not run; let those of the first stand for these too.
     Raises NotRepeated where they differ.
     """
     all_laps = list(laps_of(names.parts))
-    comparison = _Comparison(names, all_laps)
+    comparison = _Comparison(names)
     seen = set()
     for laps in all_laps:
         some = next(iter(laps.values()))
@@ -48,41 +45,16 @@ def compare_laps(names: RunNames) -> None:
         reference.copy(chain.skipped, backwards=shorts[0] > shorts[-1])
     if len(seen) < len(names.chains):
         raise NotRepeated("its blocks are not called")
-    comparison.finish()
     _check_reach(names)
 
 
 class _Comparison:
-    """Compares laps, as seen from their blocks.
-
-    In forward, the blocks at the ends call the same operators and make the same tensors as these two. Two blocks see
-    the same where they see one thing, or things that have the same place in laps of one kind, as far from each. What a
-    block at an end makes may have another place: the backward pass of a first block whose input has no gradient makes
-    less than others. Its places and those of others have to be in one order.
-
-    A block that was not run (`Names.of_copies`) sees, of the block before it, what the block behind the gap sees of the
-    one before itself; and of the block behind it what the reference block sees of the one behind itself.
+    """Compares laps, as seen from their blocks: they see the same where they see things that have the same place in
+    laps of one kind, as far from each, or one thing that is far from the reference block.
     """
 
-    def __init__(self, names: RunNames, all_laps: list[dict[int, Part]]) -> None:
+    def __init__(self, names: RunNames) -> None:
         self.names = names
-        self.unusual: dict[int, list[int]] = {}  #: of each end: the kinds of laps in which its block makes other things
-        for end, beside in ((_BEFORE, -1), (_BEHIND, 2)):
-            self.unusual[end] = [laps[at].kind for laps in all_laps for at in names.references
-                                 if at in laps and at + beside in laps and self._made(laps[at]) != self._made(
-                                     laps[at + beside])]
-        self.all_names = (names.storages, names.nodes, names.calls, names.module_calls, names.modules,
-                          names.marks)
-        for each in self.all_names:
-            each.of_copies = each.short.copy(), each.place.copy()
-        self.of_all: list[set[int]] = [set() for _ in self.all_names]   #: what all blocks see, of the first one
-        self.of_next: list[set[int]] = [set() for _ in self.all_names]  #: what the one behind it sees alone
-        #: of each end, names, and kind of lap: pairs of places
-        self.pairs: dict[tuple[int, int, int], set[tuple[int, int]]] = {}
-
-    def _made(self, part: Part) -> Any:
-        return ([(life.nbytes, life.device, life.category) for life in self._births(part)], len(part.numbers(CALLED)),
-                len(part.nodes), len(part.module_calls))
 
     def _births(self, part: Part) -> list[StorageLifetime]:
         return [self.names.log.storages[number] for number in part.numbers(BORN)]
@@ -102,37 +74,12 @@ class _Comparison:
             if a != b:
                 raise BlocksDiffer(f"its blocks differ in {what}")
         for what, (names, index), (_, others) in zip(_NAMED, self._named(mine), self._named(other)):
-            if len(index) != len(others) or not self._is_same(
-                    names, index, names.seen_from(mine, index), names.seen_from(other, others), index == others):
+            if len(index) != len(others):
                 raise BlocksDiffer(f"its blocks differ in {what}")
-
-    def _is_same(self, names: Names, index: Numbers, seen: Numbers, others: Numbers, is_one: Any) -> bool:
-        """Whether two blocks see the same of the things ``index``, of which some are one thing for both."""
-        number = self.all_names.index(names)
-        short, usual = names.of_copies
-        is_before = (seen[0] < 0) & (seen[0] != FAR)
-        is_one = is_one & (is_before | (seen[0] == FAR))  # of an end; another may be of each block one
-        short[index[is_before & is_one]] = FAR
-        self.of_all[number].update(index[is_before & is_one].tolist())
-        self.of_next[number].update(index[is_before & ~is_one].tolist())
-        is_same = (seen == others).all(0) | is_one
-        for end, unusual in self.unusual.items():
-            is_of_end = (seen[:3] == others[:3]).all(0) & (seen[0] == end) & np.isin(seen[1], unusual) & ~is_one
-            is_same |= is_of_end
-            for kind, here, there in zip(*(row[is_of_end].tolist() for row in (seen[1], seen[3], others[3]))):
-                self.pairs.setdefault((end, number, kind), set()).add((here, there))
-            if end == _BEFORE:
-                usual[index[is_of_end]] = others[3][is_of_end]
-        return bool(is_same.all())
-
-    def finish(self) -> None:
-        """Check what was noted. Raises BlocksDiffer."""
-        for pairs in self.pairs.values():
-            if any(here >= next_here or there >= next_there
-                   for (here, there), (next_here, next_there) in pairwise(sorted(pairs))):
-                raise BlocksDiffer("its blocks differ in what they hand on")
-        if any(of_all & of_next for of_all, of_next in zip(self.of_all, self.of_next)):
-            raise BlocksDiffer("its blocks differ in what they see of the first one")
+            seen = names.seen_from(mine, index)
+            is_one = (index == others) & (seen[0] == FAR)  # as a gradient to which each block adds
+            if not ((seen == names.seen_from(other, others)).all(0) | is_one).all():
+                raise BlocksDiffer(f"its blocks differ in {what}")
 
     def _outline(self, part: Part) -> list[Any]:
         """What a lap does; `_LINES` says what is what."""

@@ -16,12 +16,12 @@ from .name import Numbers, RunNames
 
 
 class Facts:
-    """Repeats what is told of a reference block for those that were not run: ``base`` are the first numbers of things
+    """Repeats what is told of a reference block for those that were not run: ``end`` are the numbers behind things
     in the log that is written, ``own`` those of each chain's parameters by block, ``calls`` how many calls it has.
     """
 
-    def __init__(self, names: RunNames, base: Mapping[str, Numbers], own: Sequence[Numbers], calls: int) -> None:
-        self.names, self.source, self.base, self.own, self.calls = names, names.log, base, own, calls
+    def __init__(self, names: RunNames, end: Mapping[str, Numbers], own: Sequence[Numbers], calls: int) -> None:
+        self.names, self.source, self.end, self.own, self.calls = names, names.log, end, own, calls
         self.chain_of_kind = {part.kind: part.lap.chain for part in names.parts if part.lap is not None}
 
     def _repeat_assumptions(self) -> list[str]:
@@ -65,7 +65,7 @@ class Facts:
             blocks += self.names.chains[chain].skipped
         if kind < -1:
             return [int(self.own[-2 - kind][each, place]) for each in blocks]
-        return [number] if kind < 0 else (self.base["storage"][0, kind, blocks] + place).tolist()
+        return [number] if kind < 0 else (self.end["storage"][0, kind, blocks] + place).tolist()
 
     def _repeat_compiled(self, call: CompiledCall) -> list[CompiledCall]:
         """A call of compiled code, and those of blocks that were not run."""
@@ -77,7 +77,7 @@ class Facts:
             calls, first = self.names.calls, self.names.first_modules[chain]
             found += [call._replace(
                 module=int(first[place] + modules.place[at]), position=int(
-                    self.base["call"][0, calls.kind[call.position], place] + calls.place[call.position]))
+                    self.end["call"][0, calls.kind[call.position], place] + calls.place[call.position]))
                 for place in self.names.chains[chain].skipped]
         return found
 
@@ -104,7 +104,7 @@ class Facts:
         calls = self.names.calls
         if not 0 <= index < len(calls.kind):
             return int(min(index, self.calls))
-        return int(self.base["call"][0, calls.kind[index], calls.block[index]] + calls.place[index])
+        return int(self.end["call"][0, calls.kind[index], calls.block[index]] + calls.place[index])
 
 
 def _mentions(path: re.Pattern[str], text: str) -> bool:

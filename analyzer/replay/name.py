@@ -1,7 +1,7 @@
 """Names of what is in a short run, from which names in a run of all blocks follow."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,13 @@ class Names:
         self.short = np.full(count, FAR, np.int64)
         self.block = np.zeros(count, np.int64)
         self.place = np.arange(count, dtype=np.int64)
-        self.of_copies = self.short, self.place  #: the same for blocks that were not run; see `compare_laps`
 
     def give(self, index: Any, part: Part) -> None:
-        """Name things after the part that made them, in order."""
+        """Name things after the part that made them: what is made last has the place -1. What a block hands on has one
+        place then, also where a first block makes less before it, as of an input without gradient.
+        """
         self.kind[index], self.short[index], self.block[index] = part.kind, part.short, part.place
-        self.place[index] = np.arange(len(self.kind[index]))
+        self.place[index] = np.arange(-len(self.kind[index]), 0)
 
     def seen_from(self, part: Part, index: Any) -> Numbers:
         """Names that things have from a block, in rows: the distance, the kind, the block of what is far, the place."""
@@ -86,13 +87,6 @@ class RunNames:
         self.nodes.give(slice(part.nodes.start, part.nodes.stop), part)
         self.module_calls.give(slice(part.module_calls.start, part.module_calls.stop), part)
         self.marks.give([self.mark_at[number] for number in part.recorded], part)
-
-    def name_again(self, parts: Iterable[Part]) -> None:
-        """Name what parts make that were cut once more."""
-        for part in parts:
-            self.storages.give([self.where[number] for number in part.numbers(BORN)], part)
-            self.calls.give(part.numbers(CALLED), part)
-            self.marks.give([self.mark_at[number] for number in part.recorded], part)
 
     def _name_gaps(self) -> None:
         """What is born before a block that is run, behind those that are not, is what the block before it left."""

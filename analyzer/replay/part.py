@@ -41,7 +41,6 @@ class Part:
 
     def __post_init__(self) -> None:
         self.copies = [self.place]  #: places of the blocks whose laps it stands for
-        self.is_copy = False        #: whether all of these were not run
         self.written = [self]       #: what is written in its place: itself, and its copy before or behind it
         self.inside = 0             #: how many of its events come before its block is left
 
@@ -50,7 +49,7 @@ class Part:
         the last one first, before it.
         """
         copied = replace(self)
-        copied.copies, copied.is_copy = sorted(places, reverse=backwards), True
+        copied.copies = sorted(places, reverse=backwards)
         self.written = [copied, self] if backwards else [self, copied]
 
     @property
@@ -220,7 +219,7 @@ class Cutter:
                 current = self._current = self._open(*found)
                 current.events = _take_births(self.parts[-2].events)
             self._part_of_call[what] = current
-        elif kind in (BEGAN, ENDED) and current.key[0] == "backward":
+        elif kind in (BEGAN, ENDED) and (current.key[0] == "backward" or what == "optimizer"):
             current = self._current = self._open_outside()
         current.events.append((kind, what))
 
@@ -300,18 +299,6 @@ class Cutter:
         run = self.chains[first[0]].run
         places = [owner[1] for owner, _ in groups[:len(run)] if owner is not None and owner[0] == first[0]]
         return len(run) if places in (run, run[::-1]) else 0
-
-    def split_update(self, part: Part) -> Part | None:
-        """Cut off of a part what begins with an optimizer; None where there is none."""
-        stop = next((i for i, event in enumerate(part.events) if event == (BEGAN, "optimizer")), None)
-        if stop is None:
-            return None
-        key = "outside", "optimizer", part.kind
-        rest = Part(self.kinds.setdefault(key, len(self.kinds)), key, None)
-        rest.events, part.events = part.events[stop:], part.events[:stop]
-        self.parts.insert(self.parts.index(part) + 1, rest)
-        self.again = [at + 1 for at in self.again]
-        return rest
 
 
 def _take_births(events: list[tuple[int, Any]]) -> list[tuple[int, Any]]:

@@ -1,13 +1,13 @@
 """The log of a run of all blocks, written from that of a short run: every copy of a part is a gather.
 
-A thing in the log of all blocks has the number ``base[repetition, kind, block] + place``. The bases follow from how
-much each part makes, and are known before anything is written.
+A thing in the log of all blocks has the number ``end[repetition, kind, block] + place``: places are counted from the
+end of a part. The ends follow from how much each part makes, and are known before anything is written.
 """
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate, pairwise, starmap
+from itertools import accumulate, pairwise, starmap, takewhile
 from typing import Any
 
 import numpy as np
@@ -72,27 +72,21 @@ class Repeat:
         self._write_parts()
         for index, signature in self.wide.items():
             self.calls.signatures[index] = signature
-        self.facts = Facts(names, self.base, self.own[0], self.count["call"])
+        self.facts = Facts(names, self.end, self.own[0], self.count["call"])
         self.facts.count_module_calls(self.module_calls)
 
     def _list_repeated(self) -> list[Part]:
         """The parts of the first step's model, which end where its optimizer begins."""
-        names = self.names
-        first = next(i for i, part in enumerate(names.parts) if (STEP, 0) in part.events)
-        found: list[Part] = []
-        for part in names.parts[first:names.cutter.again[0]]:
-            found.append(part)
-            rest = names.cutter.split_update(part)
-            if rest is not None:
-                names.name_again((rest,))
-                break
-        return found
+        parts = self.names.parts
+        first = next(i for i, part in enumerate(parts) if (STEP, 0) in part.events)
+        return list(takewhile(lambda part: part.events[:1] != [(BEGAN, "optimizer")],
+                              parts[first:self.names.cutter.again[0]]))
 
     def _count(self) -> None:
         """Give each part of the run of all blocks its numbers."""
         names = self.names
         shape = self.repetitions, len(names.cutter.kinds), max([len(chain.blocks) for chain in names.chains], default=1)
-        self.base = {name: np.full(shape, UNKNOWN, np.int64) for name in _KINDS}
+        self.end = {name: np.full(shape, UNKNOWN, np.int64) for name in _KINDS}
         self.first_number = int(names.numbers[-1]) + 1 if len(names.numbers) else 0
         self.count = dict.fromkeys(_KINDS, 0) | {
             "storage": self.first_number, "mark": max(names.mark_at) + 1}
@@ -100,8 +94,9 @@ class Repeat:
             blocks = np.array(part.copies, np.int64)
             for name, number in zip(_KINDS, (len(part.numbers(BORN)), len(part.numbers(CALLED)), len(part.nodes),
                                              0 if repetition else len(part.module_calls), len(part.recorded))):
-                self.base[name][repetition, part.kind, blocks] = self.count[name] + number * np.arange(len(blocks))
-                self.count[name] += number * len(blocks)
+                ends = self.count[name] + number * np.arange(1, len(blocks) + 1)
+                self.end[name][repetition, part.kind, blocks] = ends
+                self.count[name] = int(ends[-1])
 
     def _list_own(self, repetition: int) -> list[Numbers]:
         """`RunNames.own` in the numbers of the log that is written, where some of it is made outside of blocks."""
@@ -109,10 +104,10 @@ class Repeat:
         held = {number for run in names.short_run.runs for numbers in run.held.values() for number in numbers}
         if not held:
             return names.own
-        base = self.base["storage"]
-        made = {number: int(base[repetition if self.is_repeated[part.kind] else 0, part.kind, 0]) + place
+        end = self.end["storage"]
+        made = {number: int(end[repetition if self.is_repeated[part.kind] else 0, part.kind, 0]) - place
                 for part, _ in self.written if part.lap is None
-                for place, number in enumerate(part.numbers(BORN)) if number in held}
+                for place, number in enumerate(reversed(part.numbers(BORN)), 1) if number in held}
         return [np.vectorize(lambda number: made.get(number, number), otypes=[np.int64])(own) if own.size else own
                 for own in names.own]
 
@@ -122,11 +117,11 @@ class Repeat:
         """What things are in each copy of a part: an array (copies, things)."""
         index = np.asarray(index, np.int64)
         kinds, repetitions = names.kind[index], names.repetition[index]
-        places = self._seen(names, part)[1][index]
+        places = names.place[index]
         if repetition:
             repetitions = np.where((kinds >= 0) & self.is_repeated[np.maximum(kinds, 0)], repetition, repetitions)
         blocks = self._blocks(names, index, part)
-        made = self.base[kind][repetitions, np.maximum(kinds, 0), np.where(kinds >= 0, blocks, 0)] + places
+        made = self.end[kind][repetitions, np.maximum(kinds, 0), np.where(kinds >= 0, blocks, 0)] + places
         found: Numbers = np.where(kinds >= 0, made, places)
         for chain, own in enumerate(self.own[repetition]):
             if (is_own := kinds == -2 - chain).any():
@@ -139,13 +134,9 @@ class Repeat:
         blocks = np.broadcast_to(names.block[index], (len(copies), len(index)))
         if part.lap is None:
             return blocks
-        distance = self._seen(names, part)[0][index] - part.short
+        distance = names.short[index] - part.short
         found: Numbers = np.where(np.abs(distance) <= names.reach, copies + distance, blocks)
         return found
-
-    def _seen(self, names: Names, part: Part) -> tuple[Numbers, Numbers]:
-        """The short places of blocks that made things, and the places of these, as a part of the log sees them."""
-        return names.of_copies if part.is_copy else (names.short, names.place)
 
     def _optional(self, kind: str, names: Names, index: Numbers, part: Part, repetition: int) -> Numbers:
         """As `_numbers`, of indices below 0 for none."""
@@ -159,7 +150,7 @@ class Repeat:
         index, names = np.asarray(index, np.int64), self.names
         if part.lap is None:
             return np.broadcast_to(index, (1, len(index)))
-        distance = self._seen(names.modules, part)[0][index] - part.short
+        distance = names.modules.short[index] - part.short
         is_near = np.abs(distance) <= names.reach
         blocks = np.where(is_near, np.array(part.copies, np.int64)[:, None] + distance, 0)
         found: Numbers = np.where(is_near, names.first_modules[part.lap.chain][blocks] + names.modules.place[index],
@@ -201,8 +192,8 @@ class Repeat:
         what = np.zeros((len(part.copies), len(events)), np.int64)
         for code, kind in ((BORN, "storage"), (CALLED, "call")):
             is_one = kinds == code
-            first = self.base[kind][repetition, part.kind, np.array(part.copies)][:, None]
-            what[:, is_one] = first + np.arange(int(is_one.sum()))
+            end = self.end[kind][repetition, part.kind, np.array(part.copies)][:, None]
+            what[:, is_one] = end + np.arange(-int(is_one.sum()), 0)
         if dead := [number for code, number in events if code == DIED]:
             names = self.names
             what[:, kinds == DIED] = self._numbers("storage", names.storages, names.rows(dead), part, repetition)
@@ -259,7 +250,7 @@ class Repeat:
         for i, index in enumerate(calls):
             wide, stop = self.widening.widen(self.source.call_slots[index]), at + int(old[i, 1] + old[i, 2])
             if wide is not None:
-                self.wide[int(self.base["call"][repetition, part.kind, 0]) + i] = wide.signature
+                self.wide[int(self.end["call"][repetition, part.kind, 0]) + i - len(calls)] = wide.signature
                 for first, inserts in ((at, wide.inputs), (at + int(old[i, 1]), wide.outputs)):
                     for chain, end, number in inserts:
                         found.append(operands[0, at:first + end])

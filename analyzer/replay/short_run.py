@@ -25,7 +25,7 @@ from analyzer.record.tensor_walk import local_part, tensors_in
 
 from .cache_slot import fill_as, list_counting, noting_slots, numbers_held
 from .chain import ENDS, Chain, ChainRun, check_held, excuse_changes, watching_reads
-from .match import USES_STREAMS, BlocksDiffer, Mismatch, NotRepeated, list_done
+from .match import USES_STREAMS, Mismatch, NotRepeated, list_done
 
 CUT, LEFT, STEP, AGAIN, KEPT, ORDERED = range(ENDED + 1, ENDED + 7)
 """Events beside those of `analyzer.record.storage_lifetime`: CUT with a `Cut`, LEFT where a block was left, STEP with a
@@ -148,13 +148,17 @@ class ShortRun(RunListener):
         skipped already, NotRepeated is raised.
         """
         with ExitStack() as stack:
-            tell_of = [(run.chain, partial(self._note_read, run)) for run in self.runs]
-            for run, (chain, tell) in zip(self.runs, tell_of):
-                counting = list_counting(chain.blocks, chain.differing, len(chain.members[0]))
+            for run in self.runs:
                 run.noting = stack.enter_context(ExitStack())
-                run.filled = run.noting.enter_context(noting_slots(chain.blocks[chain.reference], counting, tell))
-            stack.enter_context(watching_reads(tell_of))
+                self._note_slots(run)
+            stack.enter_context(watching_reads([(run.chain, partial(self._note_read, run)) for run in self.runs]))
             yield
+
+    def _note_slots(self, run: ChainRun) -> None:
+        chain = run.chain
+        counting = list_counting(chain.blocks, chain.differing, len(chain.members[0]))
+        run.filled = run.noting.enter_context(
+            noting_slots(chain.blocks[chain.reference], counting, partial(self._note_read, run)))
 
     def _note_read(self, run: ChainRun, path: str, name: str) -> None:
         if run in self.runs:
@@ -305,12 +309,12 @@ class ShortRun(RunListener):
             before, last = (list_done(self.recorder.log, self.events[slice(*span)])
                             for span in pairwise([*run.begun[-2:], len(self.events)]))
             if before != last:
-                if run.filled:  # slots of a cache, which are noted of the reference block alone
-                    raise BlocksDiffer("its first block does other things than the next")
+                run.noting.close()
                 run.chain = chain._replace(head=chain.head + 1)
                 self._list_chains()
                 with without_modes():
                     self.let_run(chain.modules[place])
+                    self._note_slots(run)
                     run.record_state()
 
     def _pass_on(self, chain: int, place: int, is_skipped: bool) -> None:

@@ -41,7 +41,7 @@ class Widening:
         #: of each chain: a lap in which the blocks that were not run see what the reference block does
         self.copies = [Part(0, (), Lap(i, names.references[i], chain.reference)) for i, chain in enumerate(self.chains)]
         for part, chain in zip(self.copies, self.chains):
-            part.copies, part.is_copy = list(chain.skipped), True
+            part.copies = list(chain.skipped)
 
     def widen(self, call: OpCall) -> WideCall | None:
         """The call over all parameters; None for one that gets none of a block. Raises UpdateDiffers."""
