@@ -124,7 +124,7 @@ def _list_periods(neighbours: Sequence[nn.Module], count: int, differing: set[Pl
     if count < FEWEST:
         return list(range(1, LONGEST + 1))
     held = [[vars(module.get_submodule(path))[name] for module in neighbours[:count]] for path, name in differing]
-    again = {period: sum(all(map(_same, values, values[period:])) for values in held)
+    again = {period: sum(all(map(same, values, values[period:])) for values in held)
              for period in range(2, count // FEWEST + 1) if period <= LONGEST}
     return sorted([1, *again], key=lambda period: (-again.get(period, 0), period))
 
@@ -217,7 +217,7 @@ def compare_blocks(mine: Outline, other: Outline, differing: set[Place]) -> None
             found = others[name]
             if value is found or type(value) is type(found) and type(value) in _CONTAINERS and not value and not found:
                 continue  # most are, and this is faster than the question below
-            if name not in _LEFT_OUT and (path, name) not in differing and not _same(value, found):
+            if name not in _LEFT_OUT and (path, name) not in differing and not same(value, found):
                 if name in _ALWAYS_READ:
                     raise Mismatch(f"its blocks differ in {path + '.' if path else ''}{name}")
                 differing.add((path, name))
@@ -261,7 +261,7 @@ def _spec_of(value: Any, name: str, depth: int = 0) -> Any:
     raise Mismatch(f"its parameters have attributes: {name}")
 
 
-def _same(mine: Any, other: Any, depth: int = 0) -> bool:
+def same(mine: Any, other: Any, depth: int = 0) -> bool:
     """Whether two values are the same to code that does not ask for their identity."""
     if mine is other:
         return True
@@ -272,19 +272,19 @@ def _same(mine: Any, other: Any, depth: int = 0) -> bool:
     if isinstance(mine, dict):
         pairs, is_hooks = zip(mine.items(), other.items()), isinstance(mine, OrderedDict)  # by a number of the process
         return len(mine) == len(other) and all(
-            (is_hooks and isinstance(a, int) or a == b) and _same(x, y, depth + 1) for (a, x), (b, y) in pairs)
+            (is_hooks and isinstance(a, int) or a == b) and same(x, y, depth + 1) for (a, x), (b, y) in pairs)
     if isinstance(mine, (list, tuple)):
-        return len(mine) == len(other) and all(_same(x, y, depth + 1) for x, y in zip(mine, other))
+        return len(mine) == len(other) and all(same(x, y, depth + 1) for x, y in zip(mine, other))
     if isinstance(mine, MethodType):
         return mine.__func__ is other.__func__ and _same_owner(mine.__self__, other.__self__, depth)
     if isinstance(mine, partial):
-        return _same((mine.func, mine.args, mine.keywords), (other.func, other.args, other.keywords), depth + 1)
+        return same((mine.func, mine.args, mine.keywords), (other.func, other.args, other.keywords), depth + 1)
     compiled = compiled_from(mine), compiled_from(other)
     if None not in compiled:
-        return _same(*compiled, depth + 1)
+        return same(*compiled, depth + 1)
     if isinstance(mine, FunctionType):  # equal code of another file may find other globals
-        return mine.__code__ is other.__code__ and _same(
-            _cells(mine), _cells(other), depth + 1) and _same(mine.__defaults__, other.__defaults__, depth + 1)
+        return mine.__code__ is other.__code__ and same(
+            _cells(mine), _cells(other), depth + 1) and same(mine.__defaults__, other.__defaults__, depth + 1)
     return _same_owner(mine, other, depth)
 
 
@@ -309,14 +309,14 @@ def _same_owner(mine: Any, other: Any, depth: int) -> bool:
         if names_prefetched(mine) or names_prefetched(other):
             raise Mismatch("its blocks prefetch blocks that are named")
         settings, groups = zip(sharding_settings(mine), sharding_settings(other))
-        return _same(*settings, depth + 1) and len(groups[0]) == len(groups[1]) and all(
+        return same(*settings, depth + 1) and len(groups[0]) == len(groups[1]) and all(
             a is b or type(a) is type(b) and bool(a == b) for a, b in zip(*groups))
     if getattr(type(mine), "__eq__", None) is not getattr(object, "__eq__", None):
         return _equal(mine, other)
     is_torchs = type(mine).__module__.startswith(("torch.distributed", "torch.utils"))
     is_plain = is_plain_object(mine) and type(mine).__basicsize__ == _Plain.__basicsize__ and not any(
         "__slots__" in vars(base) for base in type(mine).__mro__[:-1])
-    return (is_plain or is_torchs and hasattr(mine, "__dict__")) and _same(vars(mine), vars(other), depth + 1)
+    return (is_plain or is_torchs and hasattr(mine, "__dict__")) and same(vars(mine), vars(other), depth + 1)
 
 
 class _Plain:
@@ -336,6 +336,7 @@ class ChainRun:
         self.filled: list[Filled] = []  #: slots of caches, by the reference block
         #: by the place of a block: storages of what its slots of caches held before, as it was filled
         self.held: dict[int, list[int]] = {}
+        self.arguments: dict[int, Any] = {}  #: of each member of the reference block: what it was called with
         self.begun: list[int] = []      #: of blocks in this forward pass: how many events came before
         self.has_skipped = False
 

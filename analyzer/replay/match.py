@@ -2,15 +2,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from analyzer.meta.spec import Signature, TensorSpec
+from analyzer.meta.address_space import MetaStorage, next_number
+from analyzer.meta.spec import ARGUMENTS, Signature, TensorSpec
 from analyzer.meta.state import Restart
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import BORN, CALLED
+from analyzer.record.tensor_walk import describe, local_part, tensors_in
 
 _OLDEST = (2, 11)  # with 2.9.1 a random program aborted the process
 CAPTURES = "it captures CUDA graphs, and a step that replays them is another than the one before"
@@ -38,6 +41,51 @@ class BlocksDiffer(NotRepeated):
     """The blocks beside those that were not run did different things, as a second block may that the first prepares
     something for: more blocks at the ends of chains may tell.
     """
+
+
+class Output:
+    """What a block gave: a tensor, or a tuple of tensors and None."""
+
+    def __init__(self, result: Any) -> None:
+        items = result if isinstance(result, tuple) else (result,)
+        self.is_tuple, self.number = isinstance(result, tuple), next_number()
+        self._items = [None if x is None else weakref.ref(x) for x in items] if all(
+            x is None or isinstance(x, torch.Tensor) for x in items) else []
+
+    def find(self, arguments: Any) -> Any:
+        """The output, where the next block is given some of it; else None."""
+        items, given = [None if item is None else item() for item in self._items], tensors_in(arguments)
+        output = next((t for t in items if t is not None and any(t is other for other in given)), None)
+        if output is None:
+            return None
+        found = [None if item is None else output if t is None else t for item, t in zip(self._items, items)]
+        return tuple(found) if self.is_tuple else output  # what is gone was of no use to what surrounds the blocks
+
+    def describe(self, value: Any, storage_of: Callable[[torch.Tensor], MetaStorage | None]) -> Any:
+        """What is compared of the arguments of the block behind: of tensors what they are, and whether they are in a
+        storage that this gave, in one that was made since, or in which other.
+        """
+        def number_of(tensor: torch.Tensor | None) -> int:
+            storage = None if tensor is None else storage_of(local_part(tensor))
+            return -1 if storage is None else storage.number
+
+        def look(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                number = number_of(value)
+                where = ("given", given.index(number)) if number in given else (
+                    "made" if number > self.number else "older", min(number, self.number))
+                return where, id(describe(value)), value.requires_grad
+            if isinstance(value, (list, tuple)):
+                return [look(item) for item in value]
+            if isinstance(value, dict):
+                return {key: look(item) for key, item in value.items()}
+            try:
+                return value if type(value) in ARGUMENTS else weakref.ref(value)
+            except TypeError:
+                return value
+
+        given = [number_of(None if item is None else item()) for item in self._items]
+        return look(value)
 
 
 def list_done(log: Log, events: Sequence[tuple[int, Any]]) -> tuple[list[Any], list[Any]]:

@@ -1,7 +1,6 @@
 """A run in which the blocks between the ends of a chain only hand on what they are given, and what is noted of it."""
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -21,11 +20,11 @@ from analyzer.record.failure import first_line
 from analyzer.record.recorded_run import RunListener
 from analyzer.record.recorder import Recorder
 from analyzer.record.storage_lifetime import ENDED
-from analyzer.record.tensor_walk import local_part, tensors_in
+from analyzer.record.tensor_walk import local_part
 
 from .cache_slot import fill_as, list_counting, noting_slots, numbers_held
-from .chain import ENDS, Chain, ChainRun, check_held, excuse_changes, watching_reads
-from .match import USES_STREAMS, Mismatch, NotRepeated, list_done
+from .chain import ENDS, Chain, ChainRun, check_held, excuse_changes, same, watching_reads
+from .match import USES_STREAMS, Mismatch, NotRepeated, Output, list_done
 
 CUT, LEFT, STEP, AGAIN, KEPT, ORDERED = range(ENDED + 1, ENDED + 7)
 """Events beside those of `analyzer.record.storage_lifetime`: CUT with a `Cut`, LEFT where a block was left, STEP with a
@@ -34,6 +33,7 @@ keeps, ORDERED with what was asked of a stream, the stream's number and that of 
 """
 
 _NOT_GIVEN = "a block is not given what the one before it gave"
+_OTHER_ARGUMENTS = "its blocks are called with other arguments"
 
 
 class Cut(NamedTuple):
@@ -77,13 +77,6 @@ class Spec(NamedTuple):
     device: torch.device
 
 
-class _Output(NamedTuple):
-    """What a block gave: a tensor, or a tuple of tensors and None."""
-
-    items: list[weakref.ref[torch.Tensor] | None]
-    is_tuple: bool
-
-
 class ShortRun(RunListener):
     """What is noted of a run of a few blocks of each chain: events in order, stand-ins by number of their storage, and
     of gradients of blocks that are run the block whose parameters they are of. As seen from a block, others within
@@ -103,7 +96,7 @@ class ShortRun(RunListener):
         self.is_ordered = False  #: whether it uses streams, waits for the device or gives workspaces back
         self.states: Any = None  #: of an optimizer, by parameter, where it steps for the blocks alone that run
         self.dropped: set[int] = set()  #: storages that slots of caches held, and that stand-ins replaced
-        self._output: _Output | None = None
+        self._output = Output(None)  #: of the block that was left last
         self._list_chains()
 
     def _list_chains(self) -> None:
@@ -213,10 +206,7 @@ class ShortRun(RunListener):
         if found is None or self.recorder.run.phase != "forward":
             return
         chain, place, member = found
-        items = result if isinstance(result, tuple) else (result,)
-        self._output = None
-        if all(x is None or isinstance(x, torch.Tensor) for x in items):
-            self._output = _Output([None if x is None else weakref.ref(x) for x in items], isinstance(result, tuple))
+        self._output = Output(result)
         self.events.append((LEFT, None))
         members = self.runs[chain].chain.members
         if (place, member) == (len(members) - 1, len(members[0]) - 1):
@@ -257,10 +247,16 @@ class ShortRun(RunListener):
             return NotImplemented
         if not place and not member:
             excuse_changes(self.runs)
-        given = self._find_given(args, kwargs) if place in run.chain.skipped else None
-        is_skipped = self._decide(run, place, member, is_given=given is not None)
+        given = self._output.find((args, kwargs))
+        arguments = self._output.describe((args, kwargs), self.recorder.memory.storage_of)
+        why_not = _NOT_GIVEN if given is None else None
+        if place in run.chain.skipped and not same(run.arguments.get(member, arguments), arguments):
+            why_not = why_not or _OTHER_ARGUMENTS
+        is_skipped = self._decide(run, place, member, why_not)
         if run not in self.runs:
             return NotImplemented
+        if place == run.chain.reference:
+            run.arguments[member] = arguments
         if not member:
             run.begun[place:] = [len(self.events)]
         log, call = self.recorder.log, self.recorder.modules.running_call()
@@ -271,8 +267,8 @@ class ShortRun(RunListener):
         if not is_skipped:
             return NotImplemented
         run.has_skipped = True
-        if given is None:
-            raise NotRepeated(_NOT_GIVEN)
+        if why_not is not None:
+            raise NotRepeated(why_not)
         return given
 
     def will_skip(self, module: nn.Module, args: Any) -> bool:
@@ -280,32 +276,22 @@ class ShortRun(RunListener):
         if found is None or self.recorder.run.phase != "forward":
             return False
         number, place, member = found
-        return self._decide(self.runs[number], place, member, is_given=self._find_given(args, {}) is not None)
+        why_not = _NOT_GIVEN if self._output.find(args) is None else None
+        return self._decide(self.runs[number], place, member, why_not)
 
-    def _decide(self, run: ChainRun, place: int, member: int, *, is_given: bool) -> bool:
+    def _decide(self, run: ChainRun, place: int, member: int, why_not: str | None) -> bool:
         """Whether a block that is called is skipped. The first that may be decides it for all of its chain."""
         if not member and place in run.chain.skipped and not run.has_skipped:
-            self._look_back(run, place, is_given)
+            self._look_back(run, place, why_not)
         return run in self.runs and place in run.chain.skipped
 
-    def _find_given(self, args: Any, kwargs: Any) -> Any:
-        """What the block before gave, where that is among these arguments; else None."""
-        given, mine = self._output, tensors_in((args, kwargs))
-        before = [] if given is None else [None if item is None else item() for item in given.items]
-        output = next((t for t in before if t is not None and any(t is other for other in mine)), None)
-        if given is None or output is None:
-            return None
-        items = [None if item is None else output if t is None else t for item, t in zip(given.items, before)]
-        return tuple(items) if given.is_tuple else output  # what is gone was of no use to what surrounds the blocks
-
-    def _look_back(self, run: ChainRun, place: int, is_given: bool) -> None:
+    def _look_back(self, run: ChainRun, place: int, why_not: str | None) -> None:
         """The first block that is to be skipped is called. All blocks run where those before it show that none can be
         skipped. This one runs, as the reference block, where the two blocks before it did not do the same.
         """
-        chain, change = run.chain, run.change()
-        if change is not None or not is_given:
-            self._give_up(run, change or _NOT_GIVEN)
-        elif len(run.begun) == place < min(ENDS[-1], len(chain.blocks) - chain.tail):
+        chain, reason = run.chain, run.change() or why_not
+        may_differ = len(run.begun) == place < min(ENDS[-1], len(chain.blocks) - chain.tail)
+        if reason in (None, _OTHER_ARGUMENTS) and may_differ:
             before, last = (list_done(self.recorder.log, self.events[slice(*span)])
                             for span in pairwise([*run.begun[-2:], len(self.events)]))
             if before != last:
@@ -316,6 +302,9 @@ class ShortRun(RunListener):
                     self.let_run(chain.modules[place])
                     self._note_slots(run)
                     run.record_state()
+                return
+        if reason is not None:
+            self._give_up(run, reason)
 
     def _pass_on(self, chain: int, place: int, is_skipped: bool) -> None:
         """Fill the slots of a block that is not run with stand-ins for what the reference block put into its own."""

@@ -212,7 +212,30 @@ class Skipping(Stack):
         return x
 
 
+class Told(Block):
+    """Does what it is told."""
+
+    def forward(self, x: Tensor, rectifies: bool = False) -> Tensor:
+        return super().forward(x).relu() if rectifies else super().forward(x)
+
+
+class Telling(Stack):
+    """Calls one block in the middle otherwise, with a flag or with a mask of another shape."""
+
+    def __init__(self, told: str) -> None:
+        super().__init__((Told if told == "flag" else Shared)() for _ in range(COUNT))
+        self.told = told
+        self.masks = nn.ParameterList(torch.ones(shape) for shape in ((4, 16), (16,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, block in enumerate(self.blocks):
+            x = block(x, i == 4) if self.told == "flag" else block(x, self.masks[i == 4])[0]
+        return x
+
+
 @pytest.mark.parametrize(("build", "reason"), [
+    (lambda: Telling("flag"), "its blocks are called with other arguments"),
+    (lambda: Telling("mask"), "its blocks are called with other arguments"),
     (lambda: Stack(Reading(index) for index in range(COUNT)), "its blocks read index, in which they differ"),
     (lambda: Collecting(Block() for _ in range(COUNT)), "its blocks differ in the operators that they call"),
     (lambda: Between(Block() for _ in range(COUNT)), "a block is not given what the one before it gave"),
