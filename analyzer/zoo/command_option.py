@@ -29,6 +29,8 @@ def refuse_batch_size(arguments: argparse.Namespace) -> None:
     from .target import load_target
 
     size = arguments.batch_size
+    if size < 1:
+        raise InputError(f"--batch-size {size}: a batch has at least one sample")
     specs = load_target(arguments.target).choose_inputs(parse_inputs(arguments.input), train=False)
     said = " ".join(f"--input {spec.resize('batch', size)}" for spec in specs or ()) or f"e.g. --input {size}x3x224x224"
     raise InputError(f"--batch-size {size}: the batch is the first size of an input; write {said}")

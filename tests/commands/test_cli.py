@@ -66,6 +66,7 @@ def test_the_sample_in_the_readme_is_what_make_profile_prints(run):
      "--input float32:32x3x224x224\n"),
     (["plan", "gpt2", "--budget", "1GiB", "--bs", "4"], "write --input input_ids=int64:4x1024\n"),
     (["advise", "resnet18", "--input", "8x3x64x64", "--batch", "2"], "write --input float32:2x3x64x64\n"),
+    (["profile", "resnet18", "--batch-size", "0"], "--batch-size 0: a batch has at least one sample\n"),
     (["profile", "torch.nn:Identity", "--batch-size", "2"], "e.g. --input 2x3x224x224"),
     (["profile", "resnet18", "--optimizer", "AdamWW"], "did you mean adamw?"),
     (["fit", "resnet18", "--optimizer", "nadam"], "did you mean torch.optim:NAdam?"),

@@ -131,6 +131,12 @@ def test_an_error_of_the_scripts_own_is_told_with_its_own_traceback(script, caps
     assert "no optimizer step was taken, the script failed" in shown.out and f'File "{path}", line 9' in shown.err
 
 
+def test_an_error_of_syntax_is_told_as_python_tells_it(script):
+    path = script("def f(:")
+    text = dry_run(path).format_error()
+    assert text.startswith(f'  File "{path}", line ') and text.endswith("SyntaxError: invalid syntax\n")
+
+
 def test_a_script_that_never_steps_is_profiled_whole(script, capsys):
     path = script("""
     with torch.no_grad():

@@ -248,4 +248,6 @@ def _without_own_frames(error: BaseException, path: Path) -> BaseException:
     frame: TracebackType | None = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename != str(path):
         frame = frame.tb_next
+    if frame is None and isinstance(error, SyntaxError) and error.filename == str(path):  # it ran no line of its own
+        return error.with_traceback(None)
     return error.with_traceback(frame if frame is not None else error.__traceback__)

@@ -25,7 +25,7 @@ from .training import TrainedJob
 def run_job(arguments: argparse.Namespace) -> int:
     """The exit code: 0, or 3 where the job does not fit as it is."""
     if (arguments.file is None) == (not arguments.words):
-        raise InputError("analyzer job: give a FILE, or a command after --, as in analyzer job -- vllm serve "
+        raise InputError("job: give a FILE, or a command after --, as in analyzer job -- vllm serve "
                          "Qwen/Qwen3-8B")
     shown = [] if arguments.show is None else read_shown(arguments.show)
     check_output(arguments.json)
