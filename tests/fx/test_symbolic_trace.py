@@ -382,6 +382,16 @@ def test_meta_and_claimed_models() -> None:
     assert gm.fc.weight is model.fc.weight
 
 
+def test_arguments_on_meta_are_where_the_model_is() -> None:
+    class Model(Nested):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ones(2, device=x.device, dtype=x.dtype) + super().forward(x)
+
+    model = Model()
+    gm = symbolic_trace(model, meta_args={"x": X.to("meta")})
+    assert torch.equal(gm(X), model(X))
+
+
 def test_compiled_modules_are_the_modules_they_wrap(traced_like: Any) -> None:
     model = Nested()
     model.fc = torch.compile(model.fc)  # type: ignore[assignment]

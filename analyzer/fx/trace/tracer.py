@@ -246,8 +246,13 @@ def _make_fakes(bound: Bound, borrowed: Borrowed, merges: bool) -> dict[str, Any
         made[id(tensor)] = fake
         return fake
 
-    with without_modes():
-        return {name: replace_tensors(value, make) for name, value in bound.given.items()}
+    # an argument on meta tells a shape: it is where the model is, before an operator uses it
+    keeps_meta, borrowed.fakes.keeps_meta = borrowed.fakes.keeps_meta, False
+    try:
+        with without_modes():
+            return {name: replace_tensors(value, make) for name, value in bound.given.items()}
+    finally:
+        borrowed.fakes.keeps_meta = keeps_meta
 
 
 def _write_placeholders(tape: Tape, bound: Bound, values: dict[str, Any]) -> None:
