@@ -5,12 +5,9 @@
 """
 from __future__ import annotations
 
-import linecache
 import os
 import random
-import re
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
@@ -23,13 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.feature_table import compile_classes, read_table
 from benchmarks.fuzz import stack
 from benchmarks.fuzz.stack import WIDTH, Convention
 
-_TABLE = Path(__file__).with_name("features.txt").read_text("utf-8")
-#: By room: the Python that its features use, and each feature's name, whether it is alone, and its lines.
-ROOMS = {name: re.split(r"^-- (\w+)( \(alone\))?: .*\n", text, flags=re.MULTILINE)
-         for name, text in re.findall(r"^== (\w+).*\n((?:(?!== ).*\n)*)", _TABLE, re.MULTILINE)}
+ROOMS = read_table(Path(__file__).with_name("features.txt"))
 VARIABLE = "ANALYZER_RANDOM_PROGRAM"  #: of the process's environment, in which a feature counts
 
 
@@ -116,7 +111,7 @@ class Built(NamedTuple):  # a model, or a callable that builds one, and its inpu
 
 @cache
 def list_features() -> tuple[str, ...]:  # all features, as ``room.Class``
-    return tuple(f"{room}.{name}" for room, (_, *entries) in ROOMS.items() for name in entries[::3])
+    return tuple(f"{name}.{entry.name}" for name, room in ROOMS.items() for entry in room.entries)
 
 
 def load_room(room: str) -> ModuleType:  # a module of features, executed anew: its globals and classes are as at first
@@ -130,35 +125,8 @@ def load_room(room: str) -> ModuleType:  # a module of features, executed anew: 
 
 @cache
 def _compile_room(room: str) -> CodeType:
-    head, *entries = ROOMS[room]
-    source = "\n\n".join([head, *map(write_class, entries[::3], entries[1::3], entries[2::3])])
-    place = f"<features of {room}>"
-    linecache.cache[place] = (len(source), None, source.splitlines(True), place)
-    return compile(source, place, "exec")
-
-
-def write_class(name: str, alone: str | None, text: str) -> str:
-    """The source of a feature's class.
-
-    >>> print(write_class("Twice", None, "+ times: at.index\\n? self.times > 1"))
-    class Twice(Feature):
-        def build(self, at):
-            super().build(at)
-            self.times = at.index
-        def forward(self, x):
-            return self.linear(x).relu() if self.times > 1 else self.linear(x)
-    """
-    if text.startswith("class "):
-        return text
-    held = dict(re.findall(r"^\+ (\w+): (.*)$", text, re.MULTILINE))
-    link, body = held.pop("link", None), re.sub(r"^\+ .*\n?", "", text, flags=re.MULTILINE).strip("\n")
-    body = re.sub(r"^\? (.*)", r"return self.linear(x).relu() if \1 else self.linear(x)", body, flags=re.MULTILINE)
-    build = [*([] if alone else ["super().build(at)"]),
-             *(f"self.{part} = {what}" if part != "also" else what for part, what in held.items())]
-    return "\n".join([
-        f"class {name}(Feature):", *([f"    link = staticmethod({link})"] if link else []),
-        *(["    def build(self, at):", textwrap.indent("\n".join(build), " " * 8)] if held or alone else []),
-        *(["    def forward(self, x):", textwrap.indent(body, " " * 8)] if body else [])])
+    found = ROOMS[room]
+    return compile_classes(found, {entry.name: entry for entry in found.entries}, f"<features of {room}>")
 
 
 def _classes_of(module: ModuleType, base: type) -> list[str]:
