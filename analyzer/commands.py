@@ -78,7 +78,8 @@ TARGET is one of
 
 Several targets make one table. With --world, a factory wraps the model as a script would: the profile of one rank.
 """,
-            {**_RECIPE, "ranks of a job": "world, rank, devices-per-host, cluster, deepspeed"}, """\
+            {"samples of different lengths": "lengths, batching, padding", **_RECIPE,
+             "ranks of a job": "world, rank, devices-per-host, cluster, deepspeed"}, """\
 analyzer profile vit_b_16 --input 8x3x224x224
 analyzer profile hf:BertConfig --input input_ids=int64:8x512 --optimizer adamw --autocast bfloat16
 analyzer profile llama_1b --dtype bf16 --quantize nf4 --lora r=16 --checkpointing --optimizer adamw8bit

@@ -129,8 +129,7 @@ _OF_A_STEP = (
            default="train"),
     Option("--mode", "train: forward, loss, backward, optimizer (default); infer: forward; inference_mode: under it",
            name="mode of profile", choices=("train", "infer", "inference_mode"), default="train", metavar="MODE"),
-    Option("--autocast", "run forward under torch.autocast, in bf16 or fp16", choices=_AUTOCAST,
-           metavar="DTYPE"),
+    Option("--autocast", "run forward under torch.autocast, in bf16 or fp16", choices=_AUTOCAST, metavar="DTYPE"),
     Option("--device", "device to predict for (default h200), e.g. h100_sxm,power=500; see `analyzer devices`",
            default="h200"),
     Option("--dtype", "dtype of floating parameters and inputs, e.g. bf16 (default: as the model is built)",
@@ -150,6 +149,9 @@ _OF_A_STEP = (
     _number("--accumulate", "micro-batches of a step, each as large as --input says", 1),
     Option("--convention", "how FLOPs are counted: own (default; every operator, both passes), deepspeed (forward "
            "alone)", choices=("own", "deepspeed"), default="own", metavar="NAME"),
+    Option("--lengths", "samples of an epoch: {analyzer.tools.lengths.distribution:GRAMMAR}", metavar="LENGTHS"),
+    Option("--batching", "{analyzer.tools.lengths.batching:GRAMMAR} (default random)", metavar="HOW"),
+    Option("--padding", "longest (default), longest:8 for multiples of 8, max, none", metavar="HOW"),
     Option("others", argparse.SUPPRESS, nargs="*", default=(), metavar="TARGET"))
 
 _OF_RANKS = (

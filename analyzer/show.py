@@ -11,6 +11,7 @@ from analyzer.api.prediction import check_world_options, predict
 from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.hardware.price import read_prices
+from analyzer.on_use import load
 from analyzer.output import check_output, print_error, write_output
 from analyzer.parallel.rank_table import RankTable
 from analyzer.record.progress import report_progress
@@ -30,10 +31,18 @@ from analyzer.tools.advice.search import find_advice
 from analyzer.tools.generation.generation_profile import FORMAT, GenerationProfile
 from analyzer.zoo.target import import_file, import_own_code
 
+_RUN_LENGTHS = "analyzer.tools.lengths.command:run_lengths"
+_OF_LENGTHS = ("batching", "padding")
+
 
 def run_profile(arguments: argparse.Namespace) -> int:
     """``analyzer profile``."""
     import_own_code(arguments.target)  # which may register reports and exporters
+    if arguments.lengths is not None:
+        return load(_RUN_LENGTHS)(arguments)  # type: ignore[no-any-return]
+    for name in _OF_LENGTHS:
+        if (value := getattr(arguments, name)) is not None:
+            raise InputError(f"--{name.replace('_', '-')} {value}: is of an epoch of batches; add --lengths")
     shown = choice.read_shown(arguments.show)
     check_output(arguments.json)
     check_page(arguments.html)

@@ -1,0 +1,167 @@
+"""`profile_epoch`: a step profiled at a few sizes, then the allocator over the steps of an epoch."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from analyzer.api.profile import profile
+from analyzer.api.result import Profile
+from analyzer.errors import InputError
+from analyzer.hardware import DeviceSpec, find_device, list_unseen
+from analyzer.memory.allocator import AllocatorOptions
+from analyzer.on_use import rare_collections
+from analyzer.profilers.annotation import Annotation
+from analyzer.record.failure import first_line
+from analyzer.record.log import Log
+from analyzer.record.options import ProfileOptions
+from analyzer.record.progress import progress_part
+
+from .batching import Batching, Cell, Epoch
+from .columns import Columns, read_columns
+from .distribution import Lengths
+from .epoch_memory import EpochMemory
+from .epoch_profile import Course, EpochProfile
+from .inputs import call_maker
+from .limit import find_limit
+from .varied_step import Probe, VariedStep
+
+STEPS = 2_000  #: steps over which the allocator runs, where it is not said how many
+_LARGEST = 10  # steps that are always among them
+_TRIES = 3  # times that a limit is sought, each with one more profile
+EMPTY_EVERY = 10  #: as peft's benchmark empties the cache (method_comparison/MetaMathQA/run.py)
+
+
+def profile_epoch(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: Callable[..., Any],
+                  lengths: Lengths | Sequence[int], batching: Batching, *, device: str | DeviceSpec = "h200",
+                  steps: int = STEPS, options: ProfileOptions | None = None, courses: bool = True,
+                  assumptions: Sequence[str] = (), **profile_options: Any) -> EpochProfile:
+    """Predict memory and time of an epoch whose batches differ in size.
+
+    ``make_inputs(batch=..., sequence=...)`` gives the arguments of a step: a tensor, a tuple of positional ones, a
+    dictionary of named ones, or a pair ``(tuple, dict)``; beside the batch it is given the dimensions of ``lengths`` by
+    their names. The step is profiled at some sizes; the memory of the others is exact where they make the same calls.
+    The allocator then runs over as many as ``steps`` of the epoch. With ``courses`` it also tells
+    what emptying the cache, expandable segments and a first step with the largest batch give, and the limits.
+    ``options`` and ``profile_options`` are those of `analyzer.profile`; ``options.capacity_bytes`` takes the place of
+    the device's memory.
+
+    Raises InputError for steps that leave behind what the next ones do not, and for what `profile` does.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Embedding(1000, 64), torch.nn.Linear(64, 1000))
+    >>> make = lambda batch, sequence: torch.empty(batch, sequence, dtype=torch.int64, device="meta")
+    >>> found = profile_epoch(model, make, [5, 9, 300, 120, 50, 70, 40, 200], Batching(rows=2), device="l4")
+    >>> found.steps, found.fits, round(found.padding_share, 2)
+    (4, True, 0.42)
+    """
+    spec = find_device(device)
+    lengths = lengths if isinstance(lengths, Lengths) else Lengths.of(lengths)
+    epoch = batching.divide(lengths)
+    options = options or ProfileOptions()
+    capacity = options.capacity_bytes
+    if capacity is None and spec.memory_bytes is not None:
+        capacity = spec.memory_bytes - sum(unseen.bytes or 0 for unseen in list_unseen(spec))
+    plain = replace(options, capacity_bytes=None, limit_to_device=False, keep_events=True)
+
+    settings: list[AllocatorOptions] = []  # which the environment may say
+
+    def run(cell: Cell) -> Probe:
+        columns: list[Columns] = []
+
+        def read(log: Log) -> Annotation:
+            columns[:] = [read_columns(log, spec)]
+            assert log.memory_at_start is not None
+            settings[:] = [log.memory_at_start.options]
+            return Annotation()
+
+        args, kwargs = call_maker(make_inputs, epoch.dims, cell.rows, cell.sizes)
+        found = profile(model, args, kwargs, device=spec, options=plain, profilers={"columns": read},
+                        **profile_options)
+        return Probe(cell, columns[0], found.step_seconds, found)
+
+    chosen, remarks = choose_steps(epoch, steps)
+    with rare_collections():
+        with progress_part(0, 0.3, "profiles"):
+            varied = VariedStep(run, [epoch.cells[i] for i in chosen], epoch.dims, spec)
+        return _tell(varied, epoch, chosen, lengths, batching, capacity, settings[0],
+                     [*assumptions, *epoch.assumptions, *remarks], courses)
+
+
+def choose_steps(epoch: Epoch, count: int) -> tuple[list[int], list[str]]:
+    """So many steps of an epoch, evenly over it, with the largest of all; and what is to be said of that."""
+    if count < 1:
+        raise InputError(f"steps={count!r}: must be at least 1")
+    whole = len(epoch.cells)
+    if count >= whole:
+        return list(range(whole)), []
+    largest = sorted(range(whole), key=lambda i: -epoch.cells[i].volume)[:_LARGEST]
+    chosen = sorted({*largest, *(i * whole // count for i in range(count))})
+    return chosen, [f"memory is told of {len(chosen):,} of {whole:,} steps, the largest among them"]
+
+
+def _tell(varied: VariedStep, epoch: Epoch, chosen: Sequence[int], lengths: Lengths, batching: Batching,
+          capacity: int | None, options: AllocatorOptions, remarks: Sequence[str], courses: bool) -> EpochProfile:
+    cells = [epoch.cells[i] for i in chosen]
+    memory = EpochMemory(varied.at, options, capacity)
+    with progress_part(0.3, 0.5, "epoch"):
+        run = memory.run(cells)
+    found = [Course.of("as it is", run)]
+    longest = None
+    if courses:
+        found += _list_courses(memory, varied, cells, options, capacity)
+        if capacity is not None:
+            with progress_part(0.9, 1.0, "limits"):
+                longest, remark = _find_longest(memory, varied, cells)
+                remarks = [*remarks, *remark]
+    seconds_at = varied.interpolate(lambda probe: probe.seconds)
+    ends = [varied.interpolate(lambda probe, end=end: None if probe.profile.step_seconds_range is None  # type: ignore
+                               else probe.profile.step_seconds_range[end]) for end in (0, 1)]
+    times = [seconds_at(cell) for cell in epoch.cells]
+    known = None if None in times else sum(time for time in times if time is not None)
+    low, high = (sum(at(cell) or 0.0 for cell in epoch.cells) for at in ends)
+    one: Profile = next(iter(varied.probes.values())).profile
+    return EpochProfile(
+        one.name, one.device or "", one.optimizer and f"optimizer {one.optimizer}" or one.mode, epoch.dims,
+        lengths.describe(), batching.describe(), epoch.samples, len(epoch.cells), epoch.padding_share, capacity,
+        tuple(cells), tuple(step.peak_allocated for step in run), tuple(step.reserved for step in run),
+        tuple(step.failed for step in run), tuple(times[i] for i in chosen), known,
+        (low, high) if known is not None and low else None, sum(cell.volume for cell in epoch.cells), sum(epoch.used),
+        tuple(found), longest, None, tuple(varied.tree.rules()), tuple(varied.probes), tuple(varied.checked),
+        tuple(dict.fromkeys([*remarks, *varied.assumptions, *one.assumptions])))
+
+
+def _find_longest(memory: EpochMemory, varied: VariedStep, cells: Sequence[Cell]) -> tuple[int | None, list[str]]:
+    """The limit of `find_limit`, once a profile there has the memory that follows from shorter ones."""
+    rows, dims = max(cell.rows for cell in cells), len(varied.dims)
+    for _ in range(_TRIES):
+        longest = find_limit(memory, cells)
+        if longest is None:
+            return None, []
+        try:
+            if varied.confirm(Cell(rows, (longest,) * dims)):
+                return longest, []
+        except Exception as error:  # of the model's own, which has a longest input
+            return max(max(cell.sizes) for cell in cells), [
+                f"memory would hold up to {longest:,}, at which the model itself fails: {first_line(error)}"]
+        memory.forget()
+    return longest, [f"the limit of {longest:,} is not confirmed by a profile"]
+
+
+def _list_courses(memory: EpochMemory, varied: VariedStep, cells: Sequence[Cell], options: AllocatorOptions,
+                  capacity: int | None) -> list[Course]:
+    """The epoch with each thing that may help."""
+    largest = max(cells, key=lambda cell: cell.volume)
+    found = []
+    with progress_part(0.5, 0.6, "emptying the cache"):
+        found.append(Course.of(f"cache emptied every {EMPTY_EVERY} steps", memory.run(cells, empty_every=EMPTY_EVERY)))
+    with progress_part(0.6, 0.7, "largest batch first"):
+        found.append(Course.of("one step with the largest batch first", memory.run(cells, first=largest)))
+    if not options.expandable_segments:
+        with progress_part(0.7, 0.9, "expandable segments"):
+            growing = EpochMemory(varied.at, replace(options, expandable_segments=True), capacity)
+            growing.keep_from(memory)
+            found.append(Course.of("expandable segments", growing.run(cells)))
+    return found
