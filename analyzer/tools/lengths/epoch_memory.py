@@ -49,7 +49,7 @@ class EpochMemory:
     def run(self, cells: Sequence[Cell], *, empty_every: int | None = None, first: Cell | None = None,
             stop_at_failure: bool = False, what: str = "steps") -> list[StepMemory]:
         """What the allocator says of each step. ``empty_every`` so many steps its cache is given back; a step at the
-        cell ``first`` comes before all others, and is not among the results.
+        cell ``first`` comes before all others, and is not among the results unless it fails.
         """
         self._goes_on = not stop_at_failure
         try:
@@ -69,7 +69,7 @@ class EpochMemory:
             if empty_every and number % empty_every == 0:
                 self.allocator.empty_cache()
             one = self._step(cell, 0 if not number else 1)
-            if first is None or number:
+            if first is None or number or one.failed:
                 found.append(one)
             if one.failed and not (self._goes_on and number):
                 break
