@@ -27,8 +27,8 @@ class StepMemory:
 
 
 class EpochMemory:
-    """Runs steps one after another over one allocator, the first of them the one that makes states. ``capacity_bytes``
-    is what it may reserve; None: without limit.
+    """Runs steps one after another over one allocator; the first that does not fail makes the states.
+    ``capacity_bytes`` is what may be reserved; None: without limit.
     """
 
     def __init__(self, columns_at: Callable[[Cell], CellColumns], options: AllocatorOptions,
@@ -62,23 +62,35 @@ class EpochMemory:
         self.allocator = CachingAllocator(self.capacity_bytes, self.options)
         self._inputs: list[Any] = []
         self._carried: list[Any] = []
+        order = cells if first is None else [first, *cells]
         found: list[StepMemory] = []
-        for number, cell in enumerate(cells if first is None else [first, *cells]):
+        try:
+            at = self._find(order[0])
+            for row in at.columns.existing:
+                self.allocator.allocate(int(at.nbytes[row]))
+        except DeviceOutOfMemoryError as error:  # before the first step
+            return [self._fail(error, None)] * len(cells)
+        step = 0
+        for number, cell in enumerate(order):
             if number % 64 == 0:
                 report_progress(number / (len(cells) + 1), f"{what} {number:,}")
             if empty_every and number % empty_every == 0:
                 self.allocator.empty_cache()
-            one = self._step(cell, 0 if not number else 1)
+            one = self._step(cell, step)
+            step = step if one.failed else 1
             if first is None or number or one.failed:
                 found.append(one)
-            if one.failed and not (self._goes_on and number):
+            if one.failed and not self._goes_on:
                 break
         return found
 
-    def _step(self, cell: Cell, step: int) -> StepMemory:
+    def _find(self, cell: Cell) -> CellColumns:
         if cell not in self._kept:
             self._kept[cell] = self._columns_at(cell)
-        at, allocator = self._kept[cell], self.allocator
+        return self._kept[cell]
+
+    def _step(self, cell: Cell, step: int) -> StepMemory:
+        at, allocator = self._find(cell), self.allocator
         columns = at.columns
         instructions = columns.instructions(allocator, at.nbytes, at.workspaces, at.blocks, step)
         saved = (*allocator.copy(is_limited=True), self._inputs) if self._saves and self._goes_on else None
@@ -86,16 +98,13 @@ class EpochMemory:
         retries = allocator.alloc_retry_count
         allocator.begin_lap()
         try:
-            if step == 0:
-                for row in columns.existing:
-                    allocator.allocate(int(at.nbytes[row]))
-            else:
+            if step:
                 self._take_batch(at)
                 for row, block in zip(columns.carried[0], self._carried):
                     slots[row] = block
             allocator.replay(instructions, slots, Placements(allocator.allocated_bytes))
         except DeviceOutOfMemoryError as error:
-            if saved is None and step and self._goes_on:
+            if saved is None and self._goes_on:
                 raise
             return self._fail(error, saved)
         if step == 0:
