@@ -22,7 +22,7 @@ from analyzer.meta.state import MetaState, active, current, indexed_device
 from analyzer.meta.structure import host_tensors, make_tuple
 from analyzer.meta.tensor import MetaTensor, device_of
 from analyzer.record.tensor_walk import REGISTRIES, walk_modules
-from analyzer.replay.state_value import behind_proxy, refill_mapping
+from analyzer.state.value import behind_proxy, refill_mapping
 
 from .fake_tensor import FakeTensors, GradientHooks, is_unquantized, quantize_on, restore_generators, save_generators
 from .module_wrapper import uncompiled

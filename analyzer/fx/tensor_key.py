@@ -21,8 +21,8 @@ from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.structure import make_tuple
 from analyzer.meta.tensor import data_ptr
 from analyzer.record.tensor_walk import REGISTRIES
-from analyzer.replay.state_fingerprint import StateRecord
-from analyzer.replay.state_value import look_up, set_value
+from analyzer.state.fingerprint import StateRecord
+from analyzer.state.value import look_up, set_value
 
 from .fake_tensor import FakeTensors
 from .module_borrow import Borrowed

@@ -19,11 +19,11 @@ from analyzer.meta.intercept.compiled_function import COMPILER_ATTRIBUTES, compi
 from analyzer.meta.spec import LEAVES
 from analyzer.meta.structure import is_plain_object
 from analyzer.record.tensor_walk import walk_modules
+from analyzer.state.fingerprint import StateRecord
+from analyzer.state.value import look_up, watch_attribute
 
 from .cache_slot import Filled, Index
 from .match import Mismatch, NotRepeated
-from .state_fingerprint import StateRecord
-from .state_value import look_up, watch_attribute
 
 #: blocks that are run at each end of a chain: at first, and where those beside the ones that are not run differ
 ENDS = 2, 3

@@ -14,6 +14,7 @@ from analyzer.meta.structure import tensors_of
 from analyzer.record.eager import EagerStep, default_loss
 from analyzer.record.log import Log
 from analyzer.record.storage_lifetime import BEGAN, BORN, DIED, ENDED
+from analyzer.state.fingerprint import StateFingerprint
 
 from .chain import Chain, find_chains
 from .compare import compare_laps
@@ -22,7 +23,6 @@ from .name import RunNames
 from .placing import Before
 from .repeat import Repeat
 from .short_run import AGAIN, KEPT, ShortRun, Spec
-from .state_fingerprint import StateFingerprint
 from .update import is_update_alike
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2] / "analyzer"
 # The order of the rooms; a file may import from its own and earlier ones. What stands side by side does not know of the
 # other.
 ORDER = [{"units", "errors", "registry", "output", "on_use", "saved_format", "hardware", "memory"}, {"meta"}, {"cuda"},
-         {"distributed"}, {"record"}, {"replay", "compiled"}, {"fx"}, {"profilers"}, {"recipe"}, {"results"},
+         {"distributed"}, {"record"}, {"state"}, {"replay", "compiled"}, {"fx"}, {"profilers"}, {"recipe"}, {"results"},
          {"report", "zoo"}, {"api"},
          {"parallel", "search", "solver", "generation", "serving", "diffusion", "sweep", "dryrun", "runtime",
           "calibration", "lengths"},

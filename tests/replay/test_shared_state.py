@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from analyzer.replay.reachable_code import find_globals
-from analyzer.replay.state_fingerprint import StateFingerprint
+from analyzer.state.fingerprint import StateFingerprint
+from analyzer.state.reachable_code import find_globals
 
 
 def is_same(state: StateFingerprint) -> bool:

@@ -17,7 +17,7 @@ import torch
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import InterruptsHeld
 from analyzer.meta.state import MetaState
-from analyzer.replay.state_value import PLAIN, is_equal, refill_of
+from analyzer.state.value import PLAIN, is_equal, refill_of
 
 _COPIED_BYTES = 1 << 20  #: of arrays that are put back; of larger ones a digest is kept
 _SUSPENDED = {GeneratorType: "gi_frame", CoroutineType: "cr_frame", AsyncGeneratorType: "ag_frame"}

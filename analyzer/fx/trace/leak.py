@@ -26,9 +26,9 @@ from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.source_line import is_user_code, user_line
 from analyzer.meta.state import MetaState
 from analyzer.meta.structure import holds_tensor, is_plain_object
-from analyzer.replay.reachable_code import CodeSearch
-from analyzer.replay.state_fingerprint import CodeRecord, StateRecord
-from analyzer.replay.state_value import MISSING, PLAIN, are_alike, find_added, look_up, set_value
+from analyzer.state.fingerprint import CodeRecord, StateRecord
+from analyzer.state.reachable_code import CodeSearch
+from analyzer.state.value import MISSING, PLAIN, are_alike, find_added, look_up, set_value
 
 from .outline import Site, code_of
 

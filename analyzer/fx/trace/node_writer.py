@@ -24,7 +24,7 @@ from analyzer.meta.state import MetaState
 from analyzer.meta.structure import children, holds_tensor, is_plain_object
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.contents import read_known
-from analyzer.replay.state_value import MISSING, look_up
+from analyzer.state.value import MISSING, look_up
 
 from .function_call import BuildFunction, BuildObject, CallTarget, HeldModule, NodeCall
 from .input_check import keep_contents

@@ -31,7 +31,7 @@ from analyzer.meta.structure import read_slot
 from analyzer.record.tensor_walk import REGISTRIES
 
 from .reachable_code import CodeSearch, is_standard, is_stateless
-from .state_value import (
+from .value import (
     IMMUTABLE,
     MISSING,
     MOST_OBJECTS,

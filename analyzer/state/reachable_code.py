@@ -21,8 +21,8 @@ _METHODS = (FunctionType, staticmethod, classmethod, property, functools.partial
 _STATELESS = frozenset({"torch", "numpy", *sys.stdlib_module_names} - {"__main__"})
 #: rooms that hold the run itself, and what was found by earlier ones, which graphs keep: neither is the model's state,
 #: and put back, the run's books would be those of before
-_OF_THE_RUN = ("analyzer.meta.", "analyzer.record.", "analyzer.memory.", "analyzer.replay.", "analyzer.results.",
-               "analyzer.api.")
+_OF_THE_RUN = ("analyzer.meta.", "analyzer.record.", "analyzer.memory.", "analyzer.state.", "analyzer.replay.",
+               "analyzer.results.", "analyzer.api.")
 #: attributes that tell of a tensor's or an object's past, or by which code evades that its reads are seen
 _REVEALING = frozenset((
     "__getattribute__ getattr_static data_ptr _version grad_fn _base _is_view retains_grad _getframe "
