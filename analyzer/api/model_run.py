@@ -28,8 +28,7 @@ from analyzer.results.tree import list_wrappers
 
 from .argument import expect_values
 from .build_profile import build_for, build_profile, build_unplaced
-from .further_module import add_reached
-from .run import Run, open_run
+from .run import Run, add_reached, open_run
 from .session import Session
 
 #: why blocks at the ends of a chain are run

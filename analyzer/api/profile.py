@@ -23,8 +23,8 @@ from analyzer.record.failure import noting_failures
 from analyzer.record.options import ProfileOptions
 
 from .argument import argument_names, as_arguments, as_keywords, build_model, keep_flags, without_data
-from .further_module import list_given, refuse_outside
 from .model_run import ModelCall, SharedRun, limit_run, run_model
+from .run import list_given, refuse_outside
 from .session import Profilers, Session
 
 if TYPE_CHECKING:

@@ -1,17 +1,18 @@
 """The process group of a collective as plain data, read while it is there: no other file reads torch's groups."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 
-from analyzer.distributed import call_shape  # noqa: F401  # which registers shapes
 from analyzer.distributed.world_state import current_world_state, find_process_group, is_world_elsewhere
 from analyzer.hardware import ClusterSpec
-from analyzer.meta.operator_info import COLLECTIVE_NAMESPACES
+from analyzer.meta.operator_info import COLLECTIVE_NAMESPACES, device_shapes, host_shapes
 from analyzer.meta.spec import Signature
 
 #: what torch/distributed/device_mesh.py, `_init_one_process_group`, begins the description of a dimension's group with
@@ -174,3 +175,24 @@ def list_runs(ranks: Iterable[int]) -> list[tuple[int, int, int]]:
         runs.append((ordered[i], ordered[j - 1], step))
         i = j
     return runs
+
+
+# What operators of c10d return on tensors without data, in process groups of no simulated world.
+# Torch has kernels for them since 2.11, and older versions get what they return in a world.
+
+
+def _answer(op: Any, *args: Any, **kwargs: Any) -> Any:
+    from analyzer.distributed.collective import returned_by  # slow to import
+    run: Callable[..., Any] | None = returned_by(op)
+    if run is None:
+        raise NotImplementedError(f"{op} returns what is not known")
+    return run(*args, **kwargs)
+
+
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+if not _has_kernel("c10d::allreduce_", "Meta"):
+    for _name in [schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")]:
+        if not _has_kernel(_name, "Meta") and not _has_kernel(_name, "CompositeImplicitAutograd"):
+            _op = getattr(torch.ops.c10d, _name.partition("::")[2]).default
+            for _table in (device_shapes, host_shapes):
+                _table[_op] = partial(_answer, _op)

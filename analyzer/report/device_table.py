@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analyzer.results.device import CopyInfo, DeviceInfo
 from analyzer.results.profile import ProfileData
 from analyzer.results.view import register_report
+from analyzer.results.world import CopyInfo, DeviceInfo
 from analyzer.units import add_quantities
 
 from .fits import check_each

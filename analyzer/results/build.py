@@ -22,7 +22,6 @@ from analyzer.record.options import choose_samples, count_tokens
 from analyzer.record.process_group import ProcessGroupSpec
 from analyzer.units import add_quantities
 
-from .device import list_copies, list_devices
 from .info import (
     OPERATOR_COSTS,
     BreakInfo,
@@ -41,6 +40,7 @@ from .run_cost import CommInfo
 from .timeline import describe_shortage, find_peak_call, find_unfinished, list_finished_phases, read_memory
 from .tree import ModulePaths, ModuleShape, ModuleTree, describe_all, list_module_calls
 from .view import Groups
+from .world import list_copies, list_devices
 
 _LOOKUPS = ("aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 

@@ -10,7 +10,6 @@ from analyzer.on_use import load
 from analyzer.record.device_log import EVALUATION, PREPARATION
 from analyzer.units import add_quantities
 
-from .device import CopyInfo, DeviceInfo
 from .info import (
     CompiledInfo,
     CycleInfo,
@@ -28,7 +27,7 @@ from .info import (
 from .lane import SpanInfo
 from .node_info import NodeInfo, PeakNode, TensorInfo
 from .run_cost import CommInfo, Roofline, RunCost, StepEnergy
-from .world import CommandInfo, DeviceRecord, WorldInfo
+from .world import CommandInfo, CopyInfo, DeviceInfo, DeviceRecord, WorldInfo
 
 AnyProfile = TypeVar("AnyProfile", bound="ProfileData")
 

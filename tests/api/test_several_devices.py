@@ -9,7 +9,7 @@ from analyzer import MetaTensorMode, Profile, ProfileOptions, fits, profile, sym
 from analyzer.errors import InputError
 from analyzer.meta.state import MetaOptions
 from analyzer.parallel import world
-from analyzer.results.device import CopyInfo
+from analyzer.results.world import CopyInfo
 
 KIB, MIB = 1 << 10, 1 << 20
 WIDTH, ROWS = 256, 64

@@ -103,8 +103,6 @@ NAMES = {
         torch.distributed.optim.zero_redundancy_optimizer._broadcast_object""",
     "distributed/world_state.py": """
         torch._C._distributed_c10d._resolve_process_group torch.distributed.ProcessGroup.unbox""",
-    "distributed/call_shape.py": """
-        torch._C._jit_get_all_schemas torch._C._dispatch_has_kernel_for_dispatch_key""",
     "distributed/replacement.py": """
         torch.nn.parallel.distributed._verify_param_shape_across_processes
         torch.nn.parallel.distributed.DistributedDataParallel._ddp_init_helper
@@ -141,6 +139,7 @@ NAMES = {
     "fx/graph/offload.py": """
         torch.UntypedStorage._cdata torch._C._SetExcludeDispatchKeyGuard torch._C.DispatchKey.ADInplaceOrView""",
     "record/process_group.py": """
+        torch._C._jit_get_all_schemas torch._C._dispatch_has_kernel_for_dispatch_key
         torch.distributed.distributed_c10d._world.pg_names
         torch.distributed.distributed_c10d._world.pg_group_ranks
         torch.distributed.device_mesh.DeviceMesh._get_root_mesh""",

@@ -17,7 +17,6 @@ from analyzer.api.result import Profile
 from analyzer.errors import InputError, OutputError, ProfileFormatError
 from analyzer.hardware.device_spec import is_device_file
 from analyzer.report.export.json_format import find_fault
-from analyzer.results.device import CopyInfo, DeviceInfo
 from analyzer.results.info import (
     BreakInfo,
     CompiledInfo,
@@ -39,7 +38,7 @@ from analyzer.results.info import (
 from analyzer.results.lane import SpanInfo
 from analyzer.results.node_info import NodeInfo, SavedTensorInfo, TensorInfo
 from analyzer.results.run_cost import CommInfo
-from analyzer.results.world import CommandInfo, GroupInfo, RankRun, WorldInfo
+from analyzer.results.world import CommandInfo, CopyInfo, DeviceInfo, GroupInfo, RankRun, WorldInfo
 
 texts = st.text(st.characters(codec=None), max_size=6)  # lone surrogates too: they occur in file names
 integers = st.integers(0, 2**70)
