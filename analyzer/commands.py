@@ -306,11 +306,16 @@ analyzer explain snapshot.pickle.gz --json explained.json
 """, {0: "the file was read", 2: "the command line or the file cannot be used"}),
 
     Command("dryrun", "execute a training script without data or a GPU", "analyzer.tools.dryrun.job:run_dryrun",
-            "script, arguments, device, device count, alloc-conf, steps, allow-download, show, json, html", """\
+            "script, arguments, device, device count, alloc-conf, steps, stop-at-oom, no-advice of profile, "
+            "allow-download, show, json, html", """\
 Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step
 costs. The script is run as `python SCRIPT ARGS` would run it and needs no change. What it prints is passed through;
 what it does besides torch (files it writes, servers it calls) happens. The profile lists what was
 assumed.
+
+Where the memory of the device does not suffice, the script goes on as on a larger device: what it prints says where it
+would fail first, what its peak is, and what to change. Code of the script or of its libraries that waits for an
+out-of-memory error, as finders of batch sizes do, is given one.
 
 A model that the script names as on the hub (from_pretrained("meta-llama/Llama-3.1-8B")) is the shape of that name that
 ships, with a tokenizer that stands in for its own; a data set of load_dataset is a stand-in with the same columns.

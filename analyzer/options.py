@@ -383,6 +383,8 @@ _OF_THIS_MACHINE = (
     Option("arguments", "the script's own arguments, after --", nargs="*", metavar="-- ARG"),
     _number("--steps", "end the script after so many optimizer steps (default 3, or where its second cycle of rollout "
             "and updates has ended)"),
+    _switch("--stop-at-oom", "raise the error where memory runs out, as CUDA does (default: go on as on a larger "
+            "device, but for code that waits for the error, as finders of batch sizes do)"),
     _switch("--allow-download", "leave names on the hub to the script, which may download them (default: stand-ins)"),
     Option("file", "where to write it, e.g. lab_card.json", name="written file", metavar="FILE"),
     Option("--device", "what to measure: cuda, cuda:1, cpu (default: cuda where there is one, else cpu)",

@@ -109,7 +109,7 @@ def _mem_get_info(device: Any = None) -> tuple[int, int]:
         active_state().assume(
             f"the memory of {simulated_spec().name!r} is not known: torch.cuda.mem_get_info() answers what is reserved")
         total_bytes = reserved_bytes
-    return total_bytes - reserved_bytes, total_bytes
+    return max(0, total_bytes - reserved_bytes), total_bytes  # a dry run may go on beyond what there is
 
 
 def _set_memory_fraction(fraction: float, device: int) -> None:

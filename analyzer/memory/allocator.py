@@ -388,8 +388,8 @@ class CachingAllocator(SegmentMemory):
         if span is None:
             self.stats.failure_count += 1
             limits = [limit for limit in (self._allowed_bytes, self.capacity_bytes) if limit is not None]
-            raise DeviceOutOfMemoryError(nbytes, self._short_bytes, self.allocated_bytes, self.reserved_bytes,
-                                         min(limits), self.device)
+            span = self.outgrow(pool, size_bytes, DeviceOutOfMemoryError(
+                nbytes, self._short_bytes, self.allocated_bytes, self.reserved_bytes, min(limits), self.device))
         return pool.insert(span)
 
 

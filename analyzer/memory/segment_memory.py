@@ -54,6 +54,8 @@ class SegmentMemory:
         self.stats = AllocatorStats(options.max_split_bytes)
         #: told of every event: (action, address, bytes), with the names of ``torch.cuda.memory._snapshot``'s traces
         self.observer: Callable[[str, int, int], None] | None = None
+        #: asked of an error where a request fails: whether it is served all the same, as by a larger device
+        self.outgrows: Callable[[Exception], bool] | None = None
         self.memory_fraction = 1.0  #: the share of the device that may be reserved
         self._allowed_bytes: int | None = None
         self._collects_garbage = False
@@ -148,6 +150,19 @@ class SegmentMemory:
         self._count(pool, segment_bytes, 1)
         if self.observer is not None:
             self.observer("segment_alloc", span.address, segment_bytes)
+        return span
+
+    def outgrow(self, pool: Pool, size_bytes: int, error: Exception) -> Span:
+        """A new span beyond the limits, of which there is none from then on. Raises ``error`` unless it `outgrows`."""
+        try:
+            if self.outgrows is None or not self.outgrows(error):
+                raise error
+        finally:
+            del error  # else this frame, which the error holds, held the error: tensors of a caller would live on
+        self.capacity_bytes = self._allowed_bytes = None
+        self._collects_garbage = False
+        span = self.reserve(pool, size_bytes)
+        assert span is not None
         return span
 
     def _count(self, pool: Pool, nbytes: int, segments: int) -> None:

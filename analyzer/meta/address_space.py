@@ -62,6 +62,7 @@ class AddressSpace:
         self.pooled: PoolStreams | None = None  #: the same, while a ``torch.cuda.MemPool`` takes what is allocated
         self.is_replaying = False  #: whether that graph was captured before: what it holds is no allocator's
         self._private: dict[object, tuple[PoolStreams, list[None]]] = {}  # by pool: these, and an entry a user
+        self.outgrows: Callable[[Any], bool] | None = None  #: that of each allocator (`SegmentMemory`)
         self.host = HostMemory()
         self.unplaced: Unplaced | None = None  #: while devices' allocators are not asked: they place all of it later
         self.nowhere = HostMemory(_META_BASE)  #: of what the program puts on meta, which takes no memory
@@ -82,6 +83,12 @@ class AddressSpace:
         self.settle()
         return self.host if device.type in ("cpu", "meta") else self.allocator(device.index or 0)
 
+    def let_outgrow(self, outgrows: Callable[[Any], bool] | None) -> None:
+        """Ask this of an error where a request fails: whether it is served all the same (`SegmentMemory.outgrows`)."""
+        self.outgrows = outgrows
+        for allocator in self.allocators.values():
+            allocator.outgrows = outgrows
+
     def describe_settings(self, device: torch.device) -> str | None:
         """The settings of the allocator of ``device`` as text; None where it has none."""
         return None if device.type in ("cpu", "meta") or self.options is None else self.options.text
@@ -96,6 +103,7 @@ class AddressSpace:
                 self.capacity_bytes, self.options, top_address=_DEVICE_TOP + index * _DEVICE_SPAN,
                 total_bytes=simulated_memory, counts=self.counts)
             made.device = f"cuda:{index}" if self.devices > 1 else None
+            made.outgrows = self.outgrows
         return self.allocators[index]
 
     def reserve(self, device: torch.device, nbytes: int) -> Region:

@@ -329,7 +329,8 @@ class _Replay:
                 peak_bytes = max(peak_bytes, self._held_bytes)
             else:
                 self.memory.free(self.live.pop(address))
-        peak, limit = self.memory.peak_reserved_bytes, self.log.journal.limit_bytes
+        peak = self.memory.peak_reserved_bytes
+        limit = self.log.journal.limit_bytes if self.log.first_shortage is None else None
         return HeldBack(blocks, peak_bytes, peak if limit is None else min(peak, limit))
 
     def _pass(self, calls: int, marks: int, step: int) -> None:

@@ -233,11 +233,16 @@ class CallRecorder:
         """An operator could not get its memory. The run need not end here: the user's code may catch the error."""
         if error is self._shortage_cause():
             return  # the operators that called it see the same error
+        shortage = self.describe_shortage(operator, error)
+        self.memory.end()
+        self._shortage_cause = weakref.ref(error)  # weak: its traceback holds tensors
+        self.shortage = shortage
+
+    def describe_shortage(self, operator: str, error: DeviceOutOfMemoryError) -> Shortage:
+        """Where the run is, and what an ``operator`` that runs now cannot get."""
         module, node = self.modules.running(), self.run.node
         if self.run.phase == "backward" and not self._recomputes():
             _, module, node = self._forward_of_gradient(module, False)
-        self.memory.end()
-        self._shortage_cause = weakref.ref(error)  # weak: its traceback holds tensors
-        self.shortage = Shortage(operator, self.run.phase, self.run.step, module, node, self.log.events,
-                                 len(self.log.allocator_events), error.requested_bytes, error.short_bytes,
-                                 error.allocated_bytes, error.reserved_bytes, error.capacity_bytes, error.device)
+        return Shortage(operator, self.run.phase, self.run.step, module, node, self.log.events,
+                        len(self.log.allocator_events), error.requested_bytes, error.short_bytes,
+                        error.allocated_bytes, error.reserved_bytes, error.capacity_bytes, error.device)

@@ -68,13 +68,18 @@ def first_line(error: BaseException) -> str:
 def own_traceback(error: BaseException) -> str:
     """The traceback through the model's own code; all of it where this package seems to have failed."""
     whole = traceback.TracebackException.from_exception(error)
-    if isinstance(error, _OF_A_DEFECT) and whole.stack and not is_outside(whole.stack[-1].filename):
+    if is_own_defect(error, whole):
         return "".join(whole.format())
     frames = list(whole.stack)
     called = next((i for i, frame in enumerate(frames) if frame.name == "_call_impl"), 0)
     own = [frame for frame in frames[called:] if is_user_code(frame.filename)]
     return "".join(["Traceback (most recent call last), of the model's own code:\n", *traceback.format_list(own),
                     f"{type(error).__name__}: {error}\n"]) if own else ""
+
+
+def is_own_defect(error: BaseException, whole: traceback.TracebackException) -> bool:
+    """Whether this package seems to have failed, by the traceback of the error."""
+    return isinstance(error, _OF_A_DEFECT) and bool(whole.stack) and not is_outside(whole.stack[-1].filename)
 
 
 @contextmanager

@@ -119,6 +119,7 @@ class Shortage:
     reserved_bytes: int
     capacity_bytes: int
     device: str | None = None               #: that lacks memory, of several
+    source: str | None = None               #: the line that asked, where that is looked for
 
 
 class Tally(NamedTuple):
@@ -170,6 +171,7 @@ class Log(DeviceLog):
     keeps_allocator_events: bool = False
     events_at_start: int = 0  #: how many of them are of what was there already
     shortage: Shortage | None = None         #: where the run ended for want of memory
+    first_shortage: Shortage | None = None   #: where a run that went on, as on a larger device, would have ended
     world: WorldFacts | None = None          #: the job that the process was one of
     #: of the calls of a signature, as it was when one of them was recorded
     groups: dict[Signature, ProcessGroupSpec | None] = field(default_factory=dict)

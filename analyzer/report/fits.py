@@ -122,6 +122,8 @@ def _check_peak(profile: ProfileData, peak: _Peak, spec: DeviceSpec, world_size:
     # out of memory: it stopped before its peak, so only a refusal is certain
     is_complete = profile.out_of_memory is None and all(line.bytes is not None for line in own)
     fits = None if capacity.bytes is None else False if known > capacity.bytes else True if is_complete else None
+    if profile.first_shortage is not None and profile.device == spec.name:
+        return FitInfo(spec.name, False, capacity, own + unseen, peak.place)  # a share of the memory may be the limit
     if capacity.bytes is not None and known > capacity.bytes and is_complete:
         own, fits = _weigh_cache(profile, peak, spec, own, known - capacity.bytes, world_size)
     return FitInfo(spec.name, fits, capacity, own + unseen, peak.place)

@@ -7,7 +7,7 @@ from functools import partial
 
 from analyzer.errors import InputError
 from analyzer.profilers.latency import NOT_GIVEN
-from analyzer.results.info import BOUNDS, OutOfMemoryInfo
+from analyzer.results.info import BOUNDS, FirstShortage, OutOfMemoryInfo
 from analyzer.results.profile import ProfileData
 from analyzer.results.run_cost import sum_communication
 from analyzer.results.view import register_report
@@ -148,6 +148,8 @@ def list_sections(profile: ProfileData) -> Iterator[tuple[str, str]]:
         least, given = find_least_need(p), p.out_of_memory.capacity_bytes
         of = f", of {_size(given)} that the allocator may take" if given else ""
         yield "Needed in all", "not known" if least is None else f"at least {_size(least)}{of}"
+    if p.first_shortage is not None:
+        yield "Out of memory", describe_first_shortage(p.first_shortage, p.fullest_device)
     yield "Model", lay_out(("", "Count", "Size"), [
         ("parameters", UNKNOWN if p.params is None else f"{p.params:,}", _size(p.param_bytes)),
         ("buffers", "", _size(p.buffer_bytes)), ("optimizer states", "", _size(p.optimizer_bytes))])
@@ -231,6 +233,17 @@ def _list_beyond(p: ProfileData) -> Iterator[tuple[str, str]]:
 def _print_known(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     known = [row for row in rows if any(cell not in ("", UNKNOWN) for cell in row[1:])]
     return _print(headers, known) if known else ""
+
+
+def describe_first_shortage(short: FirstShortage, device: str | None = None) -> str:
+    """Where a run would have ended first, and of which line."""
+    is_in_step = short.step is not None and short.phase in ("forward", "backward", "optimizer", "zero_grad")
+    when = f"{short.phase} of step {(short.step or 0) + 1}" if is_in_step else short.phase
+    where = ", ".join([part for part in (short.source and f"at {short.source}", f"in {when}", short.module_path and
+                                         f"module {short.module_path}") if part])
+    return (f"would fail first {where}: {short.operator} asks for {_size(short.requested_bytes)}, "
+            f"{_size(short.short_bytes)} more than there is{'' if device is None else f' on {device}'} "
+            f"({_size(short.allocated_bytes)} allocated, {_size(short.reserved_bytes)} reserved)")
 
 
 def describe_out_of_memory(oom: OutOfMemoryInfo, device: str | None = None) -> str:

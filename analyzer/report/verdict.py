@@ -194,7 +194,7 @@ def format_summary(advice: Advice) -> str:
     found = advice.cheapest
     if not found:
         return f"no change that was tried makes it fit on {advice.device}"
-    lines = [f"{i}. {_describe(option)}" for i, option in enumerate(found, 1)]
+    lines = [f"{i}. {describe_option(option)}" for i, option in enumerate(found, 1)]
     return "\n".join([f"{_COUNTED[len(found)]} with which it fits on {advice.device}:", *lines])
 
 
@@ -203,7 +203,7 @@ def format_cheapest(advice: Advice) -> str:
     found = advice.cheapest
     if advice.baseline.fits or not found:
         return format_summary(advice)
-    return f"to fit on {advice.device}: {_describe(found[0])}\n   others: `analyzer advise` with the same options"
+    return f"to fit on {advice.device}: {describe_option(found[0])}\n   others: `analyzer advise` with the same options"
 
 
 def format_advice(advice: Advice) -> str:
@@ -223,7 +223,8 @@ def describe_step(profile: ProfileData) -> str:
     return f"{profile.name}: one {profile.mode} step" + (f" ({', '.join(facts)})" if facts else "")
 
 
-def _describe(option: AdviceOption) -> str:
+def describe_option(option: AdviceOption) -> str:
+    """A change and the step with it, in a line or two."""
     result = "" if option.keeps_result else ", another result"
     seconds = "time not known" if option.step_seconds is None else (
         f"{format_quantity(option.step_seconds, 'seconds')} a step")

@@ -37,7 +37,14 @@ from .lane import describe_spans
 from .node_info import NodeInfo, PeakNode, TensorInfo, describe_saved, describe_spec
 from .profile import AnyProfile, ProfileData
 from .run_cost import CommInfo
-from .timeline import describe_shortage, find_peak_call, find_unfinished, list_finished_phases, read_memory
+from .timeline import (
+    describe_first_shortage,
+    describe_shortage,
+    find_peak_call,
+    find_unfinished,
+    list_finished_phases,
+    read_memory,
+)
 from .tree import ModulePaths, ModuleShape, ModuleTree, describe_all, list_module_calls
 from .view import Groups
 from .world import list_copies, list_devices
@@ -146,7 +153,8 @@ class ProfileBuilder:
                 "inputs": inputs, **count_step(log, inputs),
                 "torch_version": str(torch.__version__), "analyzer_version": package_version(),
                 "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),
-                "out_of_memory": describe_shortage(log, self.paths), "compiled": self._describe_compiled()}
+                "out_of_memory": describe_shortage(log, self.paths),
+                "first_shortage": describe_first_shortage(log, self.paths), "compiled": self._describe_compiled()}
 
     def _describe_compiled(self) -> tuple[CompiledInfo, ...] | None:
         """A row for each module and function under torch.compile, of the last step that was run and not replayed."""

@@ -206,6 +206,15 @@ class OutOfMemoryInfo:
     step: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class FirstShortage(OutOfMemoryInfo):
+    """The first allocation that the device could not serve, of a run that went on as on a larger one."""
+
+    #: the line of the script, "train.py:12", and behind > the line of a library that asks; in the backward pass that of
+    #: which a gradient is computed
+    source: str | None = None
+
+
 class TimelinePoint(NamedTuple):
     """Memory after an event, which is named by the index of its operator call or by a label."""
 
@@ -316,13 +325,17 @@ class CyclePhase:
     kernels: int | None
     seconds: float | None                   #: wall time: until the device has done what the phase launched
     seconds_range: tuple[float, float] | None = None  #: low and high, which hold nine of ten measured cases
+    host_allocated_bytes: int | None = None  #: of tensors on the host, at its end
+    host_peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CycleInfo:
-    """One iteration of a script's outermost repetition, with its phases in the order in which they came."""
+    """One iteration of a script's outermost repetition, with its phases in the order in which they came; or all that
+    it did, as loading, the first step, steady steps, evaluation, saving and resuming.
+    """
 
-    number: int                             #: 1 is the first
+    number: int                             #: 1 is the first; 0 of all that the script did
     steps: int                              #: whole optimizer steps
     phases: tuple[CyclePhase, ...]
     samples: int | None                     #: rows that its rollouts begin with; without one, those of its updates

@@ -13,6 +13,7 @@ from analyzer.units import add_quantities
 from .info import (
     CompiledInfo,
     CycleInfo,
+    FirstShortage,
     HolderInfo,
     MemoryEvent,
     ModuleCall,
@@ -40,7 +41,7 @@ class ProfileData(DeviceRecord):
     3
     """
 
-    format_version: ClassVar[int] = 15  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 16  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"
@@ -99,12 +100,15 @@ class ProfileData(DeviceRecord):
     phases: dict[str, PhaseInfo] = field(default_factory=dict)
     #: of a script that is run dry and does more than update: its first cycle and the second, whose states are warm
     cycles: tuple[CycleInfo, ...] = ()
+    course: CycleInfo | None = None          #: of a script that is run dry: all that it did, from loading to saving
     timeline: tuple[TimelinePoint, ...] = ()
     memory_events: tuple[MemoryEvent, ...] = ()
     #: of PyTorch's allocator, as PYTORCH_CUDA_ALLOC_CONF would say them: "" are the defaults, None of what was measured
     #: or ran on the host
     allocator_settings: str | None = None
-    out_of_memory: OutOfMemoryInfo | None = None
+    out_of_memory: OutOfMemoryInfo | None = None  #: where the run ended for want of memory
+    #: of a script that is run dry, and went on as on a larger device: where it would have ended
+    first_shortage: FirstShortage | None = None
     #: where the process has several devices, each of them; the peaks and phases above are those of ``fullest_device``,
     #: the one that decides whether the step fits
     devices: tuple[DeviceInfo, ...] = ()

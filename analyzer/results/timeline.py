@@ -4,6 +4,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -11,10 +12,10 @@ from analyzer.meta.address_space import find_device_index
 from analyzer.profilers.held_memory import category_of, forward_ends
 from analyzer.profilers.schedule import PICOSECONDS
 from analyzer.record.device_log import device_index
-from analyzer.record.log import Log
+from analyzer.record.log import Log, Shortage
 from analyzer.record.storage_lifetime import AllocatorEvent, StorageLifetime
 
-from .info import MemoryEvent, OutOfMemoryInfo, TimelinePoint
+from .info import FirstShortage, MemoryEvent, OutOfMemoryInfo, TimelinePoint
 from .tree import ModulePaths
 
 PHASES = ("forward", "backward", "optimizer", "zero_grad")  #: of a step, in order
@@ -26,14 +27,21 @@ _WHOLE_STEP = ("step_seconds", "kernel_seconds")
 
 def describe_shortage(log: Log, paths: ModulePaths) -> OutOfMemoryInfo | None:
     """Where the run ended for want of memory, None where it did not."""
-    short = log.shortage
-    if short is None:
-        return None
-    return OutOfMemoryInfo(
-        operator=short.operator, phase=short.phase, node=log.nodes[short.node].name if short.node >= 0 else None,
-        module_path=paths.find(log.modules[short.module].path) or None, step=short.step,
-        requested_bytes=short.requested_bytes, short_bytes=short.short_bytes, allocated_bytes=short.allocated_bytes,
-        reserved_bytes=short.reserved_bytes, capacity_bytes=short.capacity_bytes)
+    return None if log.shortage is None else OutOfMemoryInfo(**_describe(log, paths, log.shortage))
+
+
+def describe_first_shortage(log: Log, paths: ModulePaths) -> FirstShortage | None:
+    """Where the run would have ended on the device, None where it would not."""
+    short = log.first_shortage
+    return None if short is None else FirstShortage(**_describe(log, paths, short), source=short.source)
+
+
+def _describe(log: Log, paths: ModulePaths, short: Shortage) -> dict[str, Any]:
+    return {"operator": short.operator, "phase": short.phase, "step": short.step,
+            "node": log.nodes[short.node].name if short.node >= 0 else None,
+            "module_path": paths.find(log.modules[short.module].path) or None,
+            **{name: getattr(short, name) for name in (
+                "requested_bytes", "short_bytes", "allocated_bytes", "reserved_bytes", "capacity_bytes")}}
 
 
 def list_finished_phases(log: Log) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from analyzer.results.info import (
     CostInfo,
     CycleInfo,
     CyclePhase,
+    FirstShortage,
     HolderInfo,
     MemoryEvent,
     ModuleCall,
@@ -52,8 +53,8 @@ scalars = (st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity
 TENSOR = TensorInfo((2, 3), "float32", "cuda:0")
 #: Records that stand in a profile or in one another, whatever their fields; a module holds no others here.
 KINDS = (TensorInfo, OperatorInfo, UncountedInfo, HolderInfo, NodeInfo, PhaseInfo, CostInfo, OutOfMemoryInfo,
-         ReplayReport, ReplayInfo, SavedTensorInfo, CompiledInfo, BreakInfo, CommInfo, GroupInfo, WorldInfo,
-         CommandInfo, DeviceInfo, CopyInfo, CycleInfo, CyclePhase)
+         FirstShortage, ReplayReport, ReplayInfo, SavedTensorInfo, CompiledInfo, BreakInfo, CommInfo, GroupInfo,
+         WorldInfo, CommandInfo, DeviceInfo, CopyInfo, CycleInfo, CyclePhase)
 SIMPLE = {
     "bool": st.booleans(), "str": texts, "Scalar": scalars, "int": integers, "int | None": counts,
     "tuple[int, int] | None": st.none() | st.tuples(integers, integers),
@@ -127,7 +128,7 @@ def test_files(mlp, tmp_path):
 
 def test_text_says_what_it_is(bare):
     data = json.loads(bare.to_json())
-    assert (data["format"], data["version"]) == ("analyzer.profile", 15) and "format_version" not in data
+    assert (data["format"], data["version"]) == ("analyzer.profile", 16) and "format_version" not in data
 
 
 @pytest.mark.parametrize(("damage", "words"), [

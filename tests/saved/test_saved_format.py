@@ -1,6 +1,6 @@
 """Saved records of the last format are read, with what they could not know unknown; others are refused in a sentence.
 
-`saved/` holds what the last formats wrote: profiles of versions 7 and 9 to 14, a plan of version 2, a plan of
+`saved/` holds what the last formats wrote: profiles of versions 7 and 9 to 15, a plan of version 2, a plan of
 blocks of version 1.
 """
 import json
@@ -26,6 +26,10 @@ from analyzer.tools.solver import BlockPlan, Plan, block_plan, plan
 SAVED = Path(__file__).parent
 FORMATS = [json_format.FORMAT, plan._FORMAT, block_plan._FORMAT, generation_profile.FORMAT, served_profile.FORMAT,
            diffusion_profile.FORMAT, rank_table.FORMAT, device_spec.FORMAT]
+
+
+#: of today's profiles, which none of those had
+NEW = {"first_shortage": None, "course": None}
 
 
 def fields_of(name: str) -> dict[str, Any]:
@@ -82,7 +86,7 @@ def with_operators(data: dict[str, Any]) -> dict[str, Any]:
 
 def with_requested(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "memory_events": [[*event, None] for event in data["memory_events"]], "grad_mode": None,
-            "allocator_settings": None, "cycles": []}
+            "allocator_settings": None, "cycles": [], **NEW}
 
 
 def test_a_profile_of_version_10() -> None:
@@ -116,15 +120,26 @@ def test_a_profile_of_version_13() -> None:
     profile = Profile.from_json(SAVED / "profile_13.json")
     assert profile.allocator_settings is None and {event.action for event in profile.memory_events} > {"segment_map"}
     assert json.loads(profile.to_json()) == {**fields_of("profile_13.json"), "allocator_settings": None, "cycles": [],
-                                             "version": Profile.format_version}
+                                             **NEW, "version": Profile.format_version}
 
 
 def test_a_profile_of_version_14() -> None:
     """A script's phases were those of its steps."""
     profile = Profile.from_json(SAVED / "profile_14.json")
     assert profile.cycles == () and profile.allocator_settings is not None
-    assert json.loads(profile.to_json()) == {**fields_of("profile_14.json"), "cycles": [],
+    assert json.loads(profile.to_json()) == {**fields_of("profile_14.json"), "cycles": [], **NEW,
                                              "version": Profile.format_version}
+
+
+def test_a_profile_of_version_15() -> None:
+    """A dry run ended where memory ran out; of the host each phase of a cycle told nothing."""
+    profile = Profile.from_json(SAVED / "profile_15.json")
+    assert profile.first_shortage is None and len(profile.cycles) == 2 and profile.course is None
+    assert {phase.host_peak_bytes for cycle in profile.cycles for phase in cycle.phases} == {None}
+    fields = fields_of("profile_15.json")
+    host = {"host_allocated_bytes": None, "host_peak_bytes": None}
+    assert json.loads(profile.to_json()) == {**fields, **NEW, "version": Profile.format_version, "cycles": [
+        {**cycle, "phases": [{**phase, **host} for phase in cycle["phases"]]} for cycle in fields["cycles"]]}
 
 
 def test_a_plan_of_version_2() -> None:
@@ -188,8 +203,8 @@ def test_a_device_s_file_says_its_format_and_one_by_hand_need_not(tmp_path: Path
 @pytest.mark.parametrize(("read", "text", "message"), [
     (Profile.from_json, '{"format": "analyzer.profile", "version": 6, "analyzer_version": "0.0.9"}',
      "from_json(text): format version 6, written by analyzer 0.0.9, and this analyzer reads version 7 and 8 and 9 and "
-     "10 and 11 and 12 and 13 and 14 and 15 of a saved profile: read it with the analyzer that wrote it, or profile "
-     "the model again"),
+     "10 and 11 and 12 and 13 and 14 and 15 and 16 of a saved profile: read it with the analyzer that wrote it, or "
+     "profile the model again"),
     (Profile.from_json, '{"format": "analyzer.profile"}', "format version None, and this analyzer reads version 7"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": 1}',
      "Plan.from_json(text): format version 1, and this analyzer reads version 2 and 3 and 4 and 5 and 6 of a saved "

@@ -146,11 +146,18 @@ def _add_allocator_settings(fields: Fields) -> Fields:
     return {**fields, "allocator_settings": None}
 
 
+def _add_course(fields: Fields) -> Fields:
+    """To version 16; an older dry run ended where memory ran out, and did not tell what the host has in each phase."""
+    host = {"host_allocated_bytes": None, "host_peak_bytes": None}
+    return {**fields, "first_shortage": None, "course": None, "cycles": [
+        {**cycle, "phases": [{**phase, **host} for phase in cycle["phases"]]} for cycle in fields["cycles"]]}
+
+
 FORMAT = SavedFormat("analyzer.profile", ProfileData.format_version, "profile", "profile the model again",
                      {7: lambda fields: {**fields, "made_by": None},
                       8: lambda fields: {**fields, "peak_allocated_bytes_range": None}, 9: _leave_fused,
                       10: _add_devices, 11: _add_operators, 12: _add_grad_mode,
-                      13: _add_allocator_settings, 14: lambda fields: {**fields, "cycles": []}})
+                      13: _add_allocator_settings, 14: lambda fields: {**fields, "cycles": []}, 15: _add_course})
 DERIVED = "derived"  # figures that follow from the others; they are written, and not read back
 _ROUNDING = 1e-9  # what a difference of seconds may be below zero
 MOST = 10**60  #: no quantity is as large: so much is a mistake, and soon no number of floating point

@@ -14,7 +14,7 @@ from analyzer.report.fits import list_peaks
 from analyzer.report.holder_group import describe_world, group_holders
 from analyzer.report.module_tree import OWN, name_module
 from analyzer.report.speed import describe_bound, describe_speed, find_longest
-from analyzer.report.summary import describe_out_of_memory, title_run
+from analyzer.report.summary import describe_first_shortage, describe_out_of_memory, title_run
 from analyzer.report.text_table import sort_by
 from analyzer.report.text_width import clean, cut_end, cut_middle, measure_width
 from analyzer.report.verdict import describe_air, describe_devices, describe_fit, find_peak, judge
@@ -48,6 +48,9 @@ def describe_run(p: ProfileData, paint: Paint, width: int) -> list[str]:
         lines.append(cut_end(describe_world(p.world), width))
     lines += [cut_end(given, width)] if given else []
     lines += _describe_verdict(p, paint, width)
+    if p.first_shortage is not None:
+        said = describe_first_shortage(p.first_shortage, p.fullest_device)
+        lines += [paint(line, "red") for line in wrap(said, width)]
     longest, speed = find_longest(p), describe_speed(p)
     if longest and speed:
         most = "bound by" if longest[1] >= _MOST else "bound by several things, most by"

@@ -27,9 +27,12 @@ from analyzer.output import check_output
 from analyzer.parallel.rank_row import describe_rank
 from analyzer.parallel.rank_table import RankTable
 from analyzer.profilers.collective import POINT_TO_POINT
+from analyzer.record.script_frames import CAUGHT
 from analyzer.report.choice import end_with_verdict, make_text, read_shown, save_profile
 from analyzer.report.page.document import check_page
+from analyzer.results.verdict import Advice, AdviceOption
 
+from .change import AS_IT_IS, ScriptChange, find_least_change
 from .script import check_script, dry_run
 
 # A rank of a job in a process of its own. Libraries keep what they were told of a world for as long as a process lives
@@ -42,14 +45,17 @@ _LOG_LINES = 40  # of what a rank that died printed
 
 @dataclass(frozen=True)
 class ScriptRank:
-    """A script, and the rank as which it is to run."""
+    """A script, and the rank as which it is to run, if it is one of a job."""
 
     script: Path
     arguments: tuple[str, ...]
-    world: WorldSpec
+    world: WorldSpec | None
     device: DeviceSpec
     steps: int | None = None
+    devices: int = 1
     allow_download: bool = False
+    stop_at_oom: bool = False
+    change: ScriptChange = AS_IT_IS
     mail: dict[int, Any] = field(default_factory=dict)  #: what pipeline stages before this rank's were sent
 
 
@@ -100,10 +106,13 @@ class RankProcess:
 def run_job(folder: str) -> None:
     torch.set_num_threads(1)  # nothing is computed; the cores belong to the other ranks
     job: ScriptRank = pickle.loads((Path(folder) / "job.pickle").read_bytes())  # nosec B301 # as above
+    if job.change.alloc_conf is not None:
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = job.change.alloc_conf
     with mail_kept() as mail:
         mail.update(job.mail)
-        run = dry_run(job.script, job.arguments, device=job.device, steps=job.steps, world=World(job.world),
-                      allow_download=job.allow_download)
+        run = dry_run(job.script, job.arguments, device=job.device, steps=job.steps, devices=job.devices,
+                      world=None if job.world is None else World(job.world), allow_download=job.allow_download,
+                      stop_at_oom=job.stop_at_oom, change=job.change)
     sent = {stage: meta for stage, meta in mail.items() if stage not in job.mail}
     sys.stdout.flush()
     whole = RankResult(run.profile, run.steps, run.is_stopped, run.format_error(), sent)
@@ -129,7 +138,7 @@ class JobDryRun:
 def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: int, ranks: Iterable[int] | None = None,
                   devices_per_host: int | None = None, cluster: str | ClusterSpec | None = None,
                   device: str | DeviceSpec = "h200", steps: int | None = None,
-                  allow_download: bool = False) -> JobDryRun:
+                  allow_download: bool = False, stop_at_oom: bool = False) -> JobDryRun:
     """`dry_run` of ``script`` as ``ranks`` of a job of ``size``, each in a process of its own, two or more at once.
 
     By default the ranks are chosen: the first, the last, one of each further pipeline stage (a rank that the first one
@@ -139,7 +148,8 @@ def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: in
     """
     path = check_script(script, steps).absolute()
     spec = WorldSpec.of(size, 0, devices_per_host, cluster)
-    job = ScriptRank(path, tuple(arguments), spec, find_device(device), steps, allow_download)
+    job = ScriptRank(path, tuple(arguments), spec, find_device(device), steps, allow_download=allow_download,
+                     stop_at_oom=stop_at_oom)
     if ranks is not None:
         reasons = dict.fromkeys([replace(spec, rank=rank).rank for rank in ranks], ASKED)
         if not reasons:
@@ -162,6 +172,7 @@ def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: in
 
 
 def _run_chosen(job: ScriptRank) -> tuple[dict[int, str], dict[int, RankResult]]:
+    assert job.world is not None
     size = job.world.size
     reasons = {0: FIRST}
     results = _run(job, [0], {}, 0)
@@ -193,18 +204,20 @@ def list_peers(profile: Profile) -> list[int]:
 
 def figures(profile: Profile) -> object:
     """By which kinds of ranks are told apart: all that a row of the table says."""
-    return replace(describe_rank(profile, 0, (0,), ""), step_seconds=None), profile.out_of_memory
+    row = replace(describe_rank(profile, 0, (0,), ""), step_seconds=None)
+    return row, profile.out_of_memory, profile.first_shortage
 
 
 def _run(job: ScriptRank, ranks: Sequence[int], mail: Mapping[int, object], shown: int | None) -> dict[int, RankResult]:
     """The results of ranks, as many at once as there are cores; in turn where stages leave each other mail."""
+    assert job.world is not None
     results: dict[int, RankResult] = {}
-    letters = dict(mail)
+    letters, world = dict(mail), job.world
     at_once = 1 if letters else max(1, os.cpu_count() or 1)
     for begin in range(0, len(ranks), at_once):
         with ExitStack() as stack:
             running = {rank: stack.enter_context(RankProcess(replace(
-                job, world=replace(job.world, rank=rank), mail=dict(letters)), shows=rank == shown))
+                job, world=replace(world, rank=rank), mail=dict(letters)), shows=rank == shown))
                 for rank in ranks[begin:begin + at_once]}
             for rank, process in running.items():
                 results[rank] = process.wait()
@@ -223,7 +236,8 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
         return _run_ranks(arguments, shown, *outputs)
 
     run = dry_run(arguments.script, arguments.arguments, device=arguments.device, steps=arguments.steps,
-                  world=read_world(arguments), devices=arguments.devices or 1, allow_download=arguments.allow_download)
+                  world=read_world(arguments), devices=arguments.devices or 1, allow_download=arguments.allow_download,
+                  stop_at_oom=arguments.stop_at_oom)
     sys.stdout.flush()  # what the script printed comes before what follows on the other stream
     print(run.format_error(), end="", file=sys.stderr)
     found = run.profile
@@ -232,33 +246,67 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
         raise InputError(f"{arguments.script}: it ran no model and no optimizer step; for a class or function in it "
                          f"use analyzer profile {arguments.script}:{'Net' if named is None else named[1]} --input SPEC")
     if found.out_of_memory is not None:
-        ended = "the script would run out of memory"
+        ended = "it ran out of memory"
     elif run.error is not None:
         ended = "the script failed"
     else:
         ended = "ended here" if run.is_stopped else "the script ended by itself"
     taken = f"{run.steps} optimizer step{'s' if run.steps > 1 else ''}" if run.steps else "no optimizer step was taken"
-    has_ended_early = run.error is not None and not run.steps
+    has_ended_early = run.error is not None and not run.steps and found.out_of_memory is None
     if not has_ended_early:
         save_profile(found, *outputs)  # before anything is printed, for a reader that goes
     print(f"\n--- dry run of {arguments.script}: {taken}, {ended}")
     if any(line.startswith(STAND_IN) for line in found.assumptions):
         print("numbers that it read from tensors, such as a loss of 1.0, are stand-ins: there are no data")
+    for line in found.assumptions:
+        if line.startswith(CAUGHT):
+            print(line)
     if has_ended_early:
         return 1  # of what little ran there is nothing to tell
-    return _print_profile(found, shown, run.error is not None)
+    return _print_profile(found, shown, run.error is not None, _read_job(arguments, arguments.rank))
 
 
-def _print_profile(found: Profile, shown: list[str], has_failed: bool) -> int:
+def _print_profile(found: Profile, shown: list[str], has_failed: bool, job: ScriptRank | None) -> int:
+    """Print a profile, and of one that does not fit the least change of a ``job`` with which it would."""
     print(f"\n{make_text(found, shown)}")
     code = end_with_verdict(found.verdict, is_told="screen" in shown)
-    return 3 if found.out_of_memory is not None else 1 if has_failed else code
+    if found.out_of_memory is None and found.first_shortage is None:
+        return 1 if has_failed else code
+    if job is not None:
+        sys.stdout.flush()  # the answer is there before what would mend it is sought
+        print(_find_change(found, job))
+    return 3
+
+
+def _find_change(found: Profile, job: ScriptRank) -> str:
+    def run(change: ScriptChange) -> Profile | None:
+        with RankProcess(replace(job, change=change), shows=False) as process:
+            result = process.wait()
+        return None if result.error and not result.steps else result.profile
+
+    option = find_least_change(found, run)
+    if option is None:
+        return (f"no change that could be tried makes it fit on {found.device}: settings of the allocator, activation "
+                "checkpoints, smaller batches of its loaders")
+    told = Advice(found.name, str(found.device), None, AdviceOption((), False), (option,)).summary()
+    return told.replace("\n1. ", " ")
+
+
+def _read_job(arguments: argparse.Namespace, rank: int | None) -> ScriptRank | None:
+    """What the options ask for, as that rank; None where no change is to be sought."""
+    if arguments.no_advice:
+        return None
+    world = None if arguments.world is None else WorldSpec.of(
+        arguments.world, rank or 0, arguments.devices_per_host, arguments.cluster)
+    return ScriptRank(check_script(arguments.script, arguments.steps).absolute(), tuple(arguments.arguments), world,
+                      find_device(arguments.device), arguments.steps, arguments.devices or 1, arguments.allow_download)
 
 
 def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | None, html: Path | None) -> int:
     run = dry_run_ranks(arguments.script, arguments.arguments, size=arguments.world, ranks=arguments.ranks,
                         devices_per_host=arguments.devices_per_host, cluster=arguments.cluster,
-                        device=arguments.device, steps=arguments.steps, allow_download=arguments.allow_download)
+                        device=arguments.device, steps=arguments.steps, allow_download=arguments.allow_download,
+                        stop_at_oom=arguments.stop_at_oom)
     failed, rank = run.failed_rank, run.table.deciding_rank
     found = None if rank is None else run.table.profiles[rank]
     if failed is not None:
@@ -273,4 +321,4 @@ def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | Non
         return 1
     if len(run.table.profiles) > 1:
         print(f"\n--- rank {rank}")
-    return _print_profile(found, shown, failed is not None)
+    return _print_profile(found, shown, failed is not None, _read_job(arguments, rank))

@@ -39,6 +39,7 @@ from analyzer.meta.tensor import device_of
 from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.zoo.torchvision_ops import simulate_detection_ops
 
+from .change import AS_IT_IS, ScriptChange
 from .checkpoint import SAVES, read_headers_alone, write_nowhere
 from .hub import Repositories, stand_in_for_names
 from .saved_file import SavedFiles, assume
@@ -192,7 +193,7 @@ _WORKER_SETTINGS = ("prefetch_factor", "persistent_workers", "multiprocessing_co
 
 
 @contextmanager
-def scripted(*, allows_download: bool = False) -> Iterator[None]:
+def scripted(change: ScriptChange = AS_IT_IS, *, allows_download: bool = False) -> Iterator[None]:
     with ExitStack() as undo:
         files = SavedFiles()
         repositories = Repositories(files)
@@ -200,7 +201,7 @@ def scripted(*, allows_download: bool = False) -> Iterator[None]:
         for owner, name, instead in _INSTEAD:
             undo.callback(answer(owner, name, instead, passes_original=True,
                                  where=lambda: None if _thread.real_depth else current()))
-        for one in chain(run_one_process(), files.replacements(), read_headers_alone(files)):
+        for one in chain(run_one_process(), files.replacements(), read_headers_alone(files), change.replacements()):
             # each is noted before the next is made
             undo.callback(one)
         undo.enter_context(replaced_once_imported(

@@ -6,12 +6,10 @@ import os
 import re
 import runpy
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -25,17 +23,18 @@ from analyzer.distributed.world_state import current_world
 from analyzer.errors import InputError, how_to_install
 from analyzer.fx.trace.tracer_impl import find_leaf_impl, is_leaf
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.profilers.communication import name_buffers
 from analyzer.profilers.latency import call_seconds
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
+from analyzer.record.script_frames import Shortages, cut_traceback, format_error, is_shortage
 from analyzer.record.script_recorder import EnoughSteps, ScriptRecorder
 from analyzer.results.tree import ModuleShape, ParameterShape
 from analyzer.units import add_quantities
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
+from .change import AS_IT_IS, ScriptChange
 from .hub import NotThereError
 from .patch import EMPTY_LOADER, scripted
 
@@ -118,12 +117,13 @@ class DryRun:
         if isinstance(self.error, SystemExit):
             return f"the script exited with {self.error.code!r}\n"
         advice = advise_install(self.error) or advise_on_name(self.error)
-        return "".join([*traceback.format_exception(self.error), *([] if advice is None else [f"{advice}\n"])])
+        return "".join([format_error(self.error), *([] if advice is None else [f"{advice}\n"])])
 
 
 def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | DeviceSpec = "h200",
             steps: int | None = None, options: ProfileOptions | None = None, world: World | None = None,
-            devices: int = 1, allow_download: bool = False) -> DryRun:
+            devices: int = 1, allow_download: bool = False, stop_at_oom: bool = False,
+            change: ScriptChange = AS_IT_IS) -> DryRun:
     """Execute ``script`` as ``python script arguments`` would, on tensors without data that may be on ``device``.
 
     It is ended when its optimizers have stepped ``steps`` times; by default after three, or where updates follow a
@@ -132,8 +132,11 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
     (``loss.item()``) are placeholders, `DataLoader` workers are not started, ``torch.save`` writes nothing;
     `Profile.assumptions` lists what was taken so. Names on the hub (``from_pretrained("meta-llama/Llama-3.1-8B")``)
     stand for shapes that ship, and nothing is downloaded, unless ``allow_download`` leaves them to the script. What is
-    under ``torch.compile`` is profiled as the compiler makes it. What the script does besides torch it does. By default
-    memory is limited to the device's: `Profile.out_of_memory` tells where it would run out.
+    under ``torch.compile`` is profiled as the compiler makes it. What the script does besides torch it does.
+    By default memory is limited to the device's. Where a request fails the script goes on as on a larger device, and
+    `Profile.first_shortage` tells where; code that waits for the error, as finders of batch sizes do, is given it
+    (`analyzer.record.script_frames`). With ``stop_at_oom`` the error is raised in any case, and
+    `Profile.out_of_memory` tells where the script ended. A ``change`` is made to what the script does.
     An error of the script's own is in the result, not raised. Raises InputError for a script that is not there, steps
     below 1 and a script that runs nothing as its `DataLoader` gives no batch, UnknownDeviceError.
 
@@ -149,7 +152,7 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
     with nullcontext() if world is None else world:
         options = options or ProfileOptions(unknown_value="placeholder", limit_to_device=spec.memory_bytes is not None)
         return _execute(path, arguments, spec, steps, replace(options, devices=devices) if devices != 1 else options,
-                        allow_download)
+                        allow_download, stop_at_oom, change)
 
 
 def check_script(script: str | Path, steps: int | None) -> Path:
@@ -162,7 +165,7 @@ def check_script(script: str | Path, steps: int | None) -> Path:
 
 
 def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int | None,
-             options: ProfileOptions, allows_download: bool) -> DryRun:
+             options: ProfileOptions, allows_download: bool, stops_at_oom: bool, change: ScriptChange) -> DryRun:
     session = Session(spec, options)
     define_torchvision_ops()  # so that a script can import torchvision beside a torch without CUDA
     error: BaseException | None = None
@@ -172,24 +175,34 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int 
         mode.space.counts = True
         recorder = ScriptRecorder(mode, session.device, is_leaf, find_leaf_impl, steps, _describe)
         run = Run(session, recorder, recorder.script)
+        shortages = Shortages(recorder)
+        if not stops_at_oom:
+            mode.space.let_outgrow(shortages)
         mode.state.timer = PredictedTimer(recorder.log, spec)
         with run.recording():
             try:
                 if reads_clock(path):
                     mode.state.assume(HOST_CLOCK)
-                with _as_main(path, arguments), scripted(allows_download=allows_download), \
+                with _as_main(path, arguments), scripted(change, allows_download=allows_download), \
                         recorder.counting_steps():
                     # keeps what the script made until the log is closed
                     left = runpy.run_path(str(path), run_name="__main__")
                 recorder.finish()
             except EnoughSteps:
                 is_stopped = True
-            except (DeviceOutOfMemoryError, KeyboardInterrupt):
+            except KeyboardInterrupt:
                 raise
             except BaseException as raised:
+                if is_shortage(raised):
+                    error = cut_traceback(raised, path)
+                    raise
                 recorder.finish()
-                error = None if isinstance(raised, SystemExit) and raised.code in (None, 0) else _without_own_frames(
+                error = None if isinstance(raised, SystemExit) and raised.code in (None, 0) else cut_traceback(
                     raised, path)
+            finally:
+                mode.space.let_outgrow(None)
+                for text in shortages.describe():
+                    mode.state.assume(text)
         del left
         _check_batches(recorder, path, error)
         whole: dict[str, Any] = {}
@@ -242,12 +255,3 @@ def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv, sys.path[:] = before
-
-
-def _without_own_frames(error: BaseException, path: Path) -> BaseException:
-    frame: TracebackType | None = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename != str(path):
-        frame = frame.tb_next
-    if frame is None and isinstance(error, SyntaxError) and error.filename == str(path):  # it ran no line of its own
-        return error.with_traceback(None)
-    return error.with_traceback(frame if frame is not None else error.__traceback__)
