@@ -5,9 +5,8 @@ import dis
 import functools
 import itertools
 import os
-import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -74,7 +73,7 @@ class CodeSearch:
         self.constructs = False  #: whether code makes objects of the classes that it names
         self.pending: list[Any] = []
         self.names: set[str] = set()
-        self.patterns: set[str] = set()
+        self.prefixes: set[str] = set()
         # of the classes met, those not followed yet: by name, and whether their class is a library's
         self.methods: dict[tuple[str, bool], list[Any]] = {}
         self.seen: set[Any] = set()  #: classes and functions that were met
@@ -114,7 +113,7 @@ class CodeSearch:
                 if name == "__init__" and not self.constructs or not _is_method(value):
                     continue
                 if all_run or name == "forward" and is_module or name in self.names or name[:2] == "__" or any(
-                        _fits(pattern, name, in_library) for pattern in self.patterns):
+                        _fits(prefix, name, in_library) for prefix in self.prefixes):
                     self.pending.append(value)
                 else:
                     self.methods.setdefault((name, in_library), []).append(value)
@@ -145,7 +144,7 @@ class CodeSearch:
             self.add_class(type(value))
 
     def _follow(self, function: FunctionType) -> None:
-        _, named_globals, names, stored, revealing, patterns = _names_in(function.__code__)
+        _, named_globals, names, stored, revealing, prefixes = _names_in(function.__code__)
         found = self.found
         if revealing:
             told = revealing & _REVEALING - {function.__name__}  # a class's own way to look up attributes
@@ -154,11 +153,11 @@ class CodeSearch:
             found.reads_environment |= not revealing.isdisjoint(_ENVIRONMENT)
         for name, in_library in itertools.product(names - self.names, (False, True)):
             self.pending += self.methods.pop((name, in_library), ())
-        for pattern in patterns - self.patterns:
-            for key in [key for key in self.methods if _fits(pattern, *key)]:
+        for prefix in prefixes - self.prefixes:
+            for key in [key for key in self.methods if _fits(prefix, *key)]:
                 self.pending += self.methods.pop(key)
         self.names |= names
-        self.patterns |= patterns
+        self.prefixes |= prefixes
         for cell_name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             if cell_name == "__class__":  # which Python keeps for ``super()``
                 continue
@@ -195,21 +194,22 @@ def _is_method(value: Any) -> bool:
     return type(value) not in CODE_CONSTANTS and (isinstance(value, _METHODS) or hasattr(value, "__wrapped__"))
 
 
-@functools.lru_cache(1 << 14)
-def _fits(pattern: str, name: str, in_library: bool) -> bool:
-    """Whether a method may be what a name that is worked out means: with no part known, it may be any of no library."""
-    return re.fullmatch(pattern, name) is not None and not (in_library and not pattern.strip(".*"))
+def _fits(prefix: str, name: str, in_library: bool) -> bool:
+    """Whether a method may be what a name that is worked out means: one without a prefix may be any of no library."""
+    return name.startswith(prefix) if prefix else not in_library
 
 
 class _Names(NamedTuple):
-    """What code names, with functions in it: globals, all, what it sets, what reveals, patterns that it works out."""
+    """What code names, with functions in it: globals, all, what it sets, what reveals; prefixes of names that it works
+    out.
+    """
 
     code: CodeType
     named_globals: frozenset[str]
     names: frozenset[str]
     stored: frozenset[str]
     revealing: frozenset[str]
-    patterns: frozenset[str]
+    prefixes: frozenset[str]
 
 
 _names: dict[int, _Names] = {}  # by id(code), which never changes and is kept alive here; hashing code reads all of it
@@ -228,7 +228,7 @@ def _names_in(code: CodeType) -> _Names:
         stored = stored.union(*(n.stored for n in inner))
         found = _Names(code, named_globals, names, stored,
                        names & (_REVEALING | _ENVIRONMENT),
-                       frozenset(_find_patterns(code)))
+                       frozenset(_find_prefixes(code)))
         if len(_names) >= _MOST_NAMES:
             _names.clear()
         _names[id(code)] = found
@@ -250,64 +250,29 @@ def find_globals(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(found), frozenset(stored)
 
 
-class _Step(NamedTuple):
-    """One instruction: its name and argument, and what it adds to the stack."""
-
-    name: str
-    argument: Any
-    effect: int
-
-
-def _find_patterns(code: CodeType, around: Set[str] = frozenset()) -> Iterator[str]:
-    """What names may be that code works out and asks a first parameter for, its own or of code ``around`` it."""
+def _find_prefixes(code: CodeType, around: Set[str] = frozenset()) -> Iterator[str]:
+    """The texts with which names begin that code works out and asks a first parameter for, its own or of code
+    ``around`` it; "" where that is no constant.
+    """
     own = around & set(code.co_freevars) | set(code.co_varnames[:min(code.co_argcount, 1)])
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _find_patterns(inner, own)
+            yield from _find_prefixes(inner, own)
     if "getattr" not in code.co_names:
         return
-    steps: list[_Step] = []
+    steps: list[tuple[str, Any]] = []
     for one in dis.get_instructions(code):
         if one.opname.startswith("LOAD_FAST") and type(one.argval) is tuple:  # two in one, from Python 3.13 on
-            steps += [_Step(one.opname, variable, 1) for variable in one.argval]
+            steps += [(one.opname, variable) for variable in one.argval]
         elif one.opname not in ("EXTENDED_ARG", "CACHE"):
-            steps.append(_Step(one.opname, one.argval, dis.stack_effect(one.opcode, one.arg, jump=False)))
-    for place, (first, second, third) in enumerate(zip(steps, steps[1:], steps[2:])):
-        if first.argument == "getattr" and first.name in ("LOAD_GLOBAL", "LOAD_NAME") and second.argument in own and (
-                second.name.startswith(("LOAD_FAST", "LOAD_DEREF"))) and third.name not in ("LOAD_ATTR", "LOAD_METHOD"):
-            argument = _second_argument(steps[place + 2:])
-            if argument is not None and [step.name for step in argument] != ["LOAD_CONST"]:
-                yield _pattern(argument)
-
-
-def _second_argument(steps: Sequence[_Step]) -> Sequence[_Step] | None:
-    """The steps of a call's second argument; none where code branches, None where the first is not whole."""
-    depth, starts = 1, dict[int, int]()  # where what is on the stack at each depth begins
-    for place, step in enumerate(steps):
-        if depth < 1 or "JUMP" in step.name or "ITER" in step.name:
-            return ()
-        if step.name in ("PRECALL", "CALL", "CALL_FUNCTION") and step.argument == depth:
-            return None if starts.get(1) != 0 else steps[:place if depth == 2 else starts[2]]
-        starts[depth] = place
-        depth += step.effect
-    return ()
-
-
-def _pattern(steps: Sequence[_Step]) -> str:
-    """A regular expression of what such steps give: a text, of which the parts that are constants are known."""
-    if len(steps) == 1 and steps[0].name == "LOAD_CONST" and type(steps[0].argument) is str:
-        return re.escape(steps[0].argument)
-    name, argument, _ = steps[-1] if steps else _Step("", None, 0)
-    is_sum = name == "BINARY_ADD" or name == "BINARY_OP" and argument == 0
-    parts = argument if name == "BUILD_STRING" else 2 if is_sum else 0
-    if not parts:
-        return ".*"
-    depth, starts = 0, dict[int, int]()
-    for place, step in enumerate(steps[:-1]):
-        starts[depth] = place
-        depth += step.effect
-    bounds = [*(starts[part] for part in range(parts)), len(steps) - 1]
-    return "".join([_pattern(steps[start:stop]) for start, stop in itertools.pairwise(bounds)])
+            steps.append((one.opname, one.argval))
+    for (_, function), (load, variable), (name, argument), (then, _) in zip(steps, steps[1:], steps[2:], steps[3:]):
+        if function != "getattr" or variable not in own or not load.startswith(("LOAD_FAST", "LOAD_DEREF")):
+            continue
+        is_whole = name == "LOAD_CONST" and then in ("LOAD_CONST", "PRECALL", "CALL", "CALL_FUNCTION")
+        of_held = name in ("LOAD_ATTR", "LOAD_METHOD") or then == "BINARY_SUBSCR" or type(argument) is int
+        if not is_whole and not of_held:
+            yield argument if name == "LOAD_CONST" and type(argument) is str else ""
 
 
 def is_constant(value: Any) -> bool:
