@@ -186,8 +186,9 @@ them.
 diffusers:CONFIG is a pipeline of images or videos: a folder with model_index.json and configs, the same as one JSON
 file, or a name such as FLUX.1-dev. --batch of them, --attention flash (default) or sdpa.
 """, {"serving (decoders of transformers)": "cache, cache-dtype, block-size, max-sequences, memory-share, batches, "
-      "prefill-chunk", "server": "engine, server, server-version, receive-interval, stream-interval, concurrency, "
-      "rate, weights, experts, skew, draft, acceptance, prices, carbon", "ranks of a server": "tp, pp, dp, ep, cluster",
+      "prefill-chunk", "server": "engine, server, server-version, receive-interval, stream-interval, batch-wait, "
+      "burst, concurrency, rate, weights, experts, skew, draft, acceptance, prices, carbon",
+      "ranks of a server": "tp, pp, dp, ep, cluster",
       "fleets": "ttft, tpot, percentile",
       "pipelines of diffusers": "height, width, frames, denoising steps, guidance, ring, ulysses",
       "recipe": "dtype, quantize, lora, attention, compile"}, """\

@@ -67,6 +67,19 @@ def split_words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def read_wait(text: str) -> tuple[int, float]:
+    """Passes and a share, as a type of argparse.
+
+    >>> read_wait("20:0.9")
+    (20, 0.9)
+    """
+    passes, _, share = text.partition(":")
+    try:
+        return int(passes), float(share)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be PASSES:SHARE, such as 20:0.9") from None
+
+
 def read_numbers(text: str) -> list[int]:
     """Numbers between commas, as a type of argparse."""
     words = [word.strip() for word in text.split(",")]
@@ -249,8 +262,8 @@ _OF_GENERATION = (
            "--max-sequences (default 1), e.g. 0.9", type=float, metavar="F"),
     Option("--batches", "a row for each number of sequences: decode speed, memory", type=read_numbers,
            metavar="N,N,..."),
-    _number("--prefill-chunk", "tokens of a prompt that a server reads at once",
-            "analyzer.tools.generation.serving:PREFILL_CHUNK"),
+    _number("--prefill-chunk", "tokens that a server reads at once (default the server's own; without one "
+            "{analyzer.tools.generation.serving:PREFILL_CHUNK})"),
     Option("--engine", "how a pass is launched: transformers (eager, kernel by kernel) or server (one CUDA graph; "
            "default with a paged cache or an option of a server)", choices=("transformers", "server")),
     Option("--server", "one of {analyzer.tools.serving.engine:ENGINES} (default vllm)",
@@ -259,6 +272,9 @@ _OF_GENERATION = (
            metavar="VERSION"),
     _number("--receive-interval", "passes of decoding after which a server looks for new requests (default its own)"),
     _number("--stream-interval", "tokens that a stream sends at once (default the server's own)"),
+    Option("--batch-wait", "PASSES:SHARE: prompts wait for others at most so many passes, until they fill this share "
+           "of one, e.g. 20:0.9 (default the server's own)", type=read_wait, metavar="N:F"),
+    _switch("--burst", "clients all begin at once and ask ten times each, as benchmarks of servers do"),
     Option("--concurrency", "number of requests in flight, or several numbers for a row each (default --batch)",
            type=read_numbers, metavar="N[,N...]"),
     Option("--rate", "requests a second, which come at random times; replaces --concurrency", type=float, metavar="R"),

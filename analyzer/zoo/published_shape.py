@@ -19,7 +19,7 @@ _FOLDER = Path(__file__).parent / "published"
 _ENDINGS = re.compile(
     r"[-_](?:instruct(?:-v?\d[\d.]*)?|chat(?:-hf)?|it|base|hf|pt|bnb-4bit|unsloth|bf16|fp8|fp8-dynamic|nf4|awq|gptq|"
     r"gptq-int[48]|int[48]|4bit|8bit|thinking|dynamic|distill|sft|dpo|reward|rm|\d{4}|v\d[\d.]*|linearized|"
-    r"128e|fused|quantized(?:\.w\d+a\d+)?|mxfp4|nvfp4|text|mtp)$", re.IGNORECASE)
+    r"128e|fused|quantized(?:\.w\d+a\d+)?|mxfp4|nvfp4|fp4|preview|text|mtp)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +106,8 @@ def find_alike(name: str) -> PublishedShape | None:
 
 
 #: What names say of the format of weights, the first that is there, by names of formats of servers.
-_FORMATS = {"nvfp4": "nvfp4", "mxfp4": "mxfp4", "fp8": "fp8", "w8a8": "int8", "int8": "int8", "8bit": "int8",
-            "w4a16": "int4", "int4": "int4", "4bit": "int4", "awq": "int4", "gptq": "int4"}
+_FORMATS = {"nvfp4": "nvfp4", "mxfp4": "mxfp4", "fp4": "nvfp4", "fp8": "fp8", "w8a8": "int8", "int8": "int8",
+            "8bit": "int8", "w4a16": "int4", "int4": "int4", "4bit": "int4", "awq": "int4", "gptq": "int4"}
 
 
 def tell_format(name: str) -> str | None:

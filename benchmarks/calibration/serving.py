@@ -4,13 +4,17 @@ Data: ``benchmarks/truth/serving`` (github.com/ai-dynamo/aiconfigurator, github.
 token (TPOT; median inter-token latency) less what the kernels of a pass take, by the models of kernels. For each engine
 
 - ``pass_seconds``, ``sequence_seconds``: the host's work of a pass, and of each sequence in it;
-- ``gap_seconds``: what the device waits between two passes even where the host works ahead;
+- ``launch_seconds``: what the host takes to launch a kernel of a pass that is no CUDA graph;
 - ``request_seconds``: of a request before and after the passes (HTTP, tokens of its text);
 
-and for all ``all_reduce_seconds`` (a server's own all-reduce, barriers and bytes aside) and ``grouped_share`` (the rate
-of grouped products over that of one product). Least absolute logarithms of predicted over measured. SGLang is in no
-data: it takes TensorRT-LLM's, which works ahead as it does. The rate of grouped products is sought with the host's
-times of dense models, which know none. Spreads come from predictions of what was left out (`find_spreads`).
+for all ``gap_seconds`` (what the device waits between two passes even where the host works ahead, which does not depend
+on the engine: where it does not work ahead, only the sum with its work shows), ``all_reduce_seconds`` (a server's own
+all-reduce, barriers and bytes aside) and ``grouped_share`` (the rate of grouped products over that of one product); and
+``triton_seconds`` (a layer's routing in triton_kernels, of TensorRT-LLM on Hopper alone; 0 where no such case is left).
+Launches in Triton take a host longer by an unknown factor, so ``launch_seconds`` is fitted without those cases. Least
+absolute logarithms of predicted over measured. SGLang is in no data: it takes TensorRT-LLM's, which works ahead and
+launches prompts from Python as it does. The rate of grouped products is sought with the host's times of dense models,
+which know none. Spreads come from predictions of what was left out (`find_spreads`).
 """
 from __future__ import annotations
 
@@ -18,12 +22,12 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import NamedTuple
 
-from analyzer.tools.serving.batch import Batch
-from analyzer.tools.serving.pass_time import PassTimer
+from analyzer.tools.serving.batch import Batch, Chunk
+from analyzer.tools.serving.pass_time import PassTimer, wait_for_host
 from benchmarks.accuracy.serving import (
     KINDS,
     LEFT_OUT,
@@ -40,8 +44,9 @@ from benchmarks.accuracy.serving import (
 from benchmarks.page import quantile
 from benchmarks.truth.table import rounded, write_constants, write_left_out
 
-ZERO = {f"{engine}.{name}": 0.0 for engine in ("vllm", "sglang", "trtllm")
-        for name in ("pass_seconds", "sequence_seconds", "gap_seconds", "request_seconds")}
+OF_ENGINES = ("pass_seconds", "sequence_seconds", "launch_seconds")
+ZERO = {"gap_seconds": 0.0, "triton_seconds": 0.0} | {
+    f"{engine}.{name}": 0.0 for engine in ("vllm", "sglang", "trtllm") for name in (*OF_ENGINES, "request_seconds")}
 START = {"all_reduce_seconds": 3e-6}
 
 
@@ -57,6 +62,9 @@ class Point:
     kernel_seconds: float
     prompt_passes: float   # of all passes, those that read a prompt
     reduces: int           # all-reduces of a pass
+    tritons: int           # layers whose experts are routed by triton_kernels
+    prompt_seconds: float  # kernels of a pass that reads a prompt too, where it is no graph
+    launches: int          # of such a pass; 0 where it is a graph, or partly Triton's
     overlaps: bool
     measured: float
 
@@ -71,26 +79,34 @@ def point_of(case: Case, share: float) -> Point | None:
     timer = PassTimer(deployment, constants)
     batch = Batch(max(1, round(found.running)), round(found.context))
     time = timer.time(batch)
-    reads = min(1.0, found.running / case.traffic.new_tokens * max(1, case.traffic.prompt_tokens / 8192))
-    reduces = time.parts.get("all-reduce", (0, 0.0))[0]
+    chunk = min(case.traffic.prompt_tokens, deployment.engine.chunk)
+    reads = min(1.0, found.running / case.traffic.new_tokens * case.traffic.prompt_tokens / chunk)
+    mixed = replace(batch, chunks=(Chunk(chunk, chunk),))
+    prompt = timer.time(mixed)
+    tritons = sum(count for product, count in deployment.model.products if product.experts and product.split == "row")
+    tritons *= deployment.has_triton_experts
+    launches = 0 if tritons or mixed.tokens <= deployment.graph_tokens else sum(n for n, _ in prompt.parts.values())
     return Point(case.model, deployment.device.name, case.engine, found.running, found.mean("token_seconds"),
-                 time.seconds, reads, reduces, deployment.engine.overlaps, case.tpot)
+                 time.seconds, reads, time.parts.get("all-reduce", (0, 0.0))[0], tritons, prompt.seconds, launches,
+                 deployment.engine.overlaps, case.tpot)
 
 
 def point_of_itl(itl: Itl, share: float) -> Point:
     timer = PassTimer(itl.deployment, {**ZERO, **START, "grouped_share": share})
     time = timer.time(itl.batch)
     return Point(itl.model, itl.deployment.device.name, "vllm", itl.batch.sequences, time.seconds, time.seconds, 0.0,
-                 time.parts.get("all-reduce", (0, 0.0))[0], False, itl.seconds)
+                 time.parts.get("all-reduce", (0, 0.0))[0], 0, 0.0, 0, False, itl.seconds)
 
 
 def apply(point: Point, constants: Mapping[str, float]) -> float:
     work = constants[f"{point.engine}.pass_seconds"] + point.sequences * constants[f"{point.engine}.sequence_seconds"]
-    extra = point.reduces * (constants["all_reduce_seconds"] - START["all_reduce_seconds"])
-    gap = constants[f"{point.engine}.gap_seconds"]
-    if point.overlaps:
-        work = (1 - point.prompt_passes) * max(0.0, work - point.kernel_seconds - extra)
-    return point.token_seconds + extra + gap + work
+    extra = point.reduces * (constants["all_reduce_seconds"] - START["all_reduce_seconds"]) + (
+        point.tritons * constants["triton_seconds"])
+    launching = point.launches * constants[f"{point.engine}.launch_seconds"]
+    waits = [wait_for_host(kernels + extra, work, launches, point.overlaps) for kernels, launches in (
+        (point.kernel_seconds, 0.0), (point.prompt_seconds, launching))]
+    wait = (1 - point.prompt_passes) * waits[0] + point.prompt_passes * waits[1]
+    return point.token_seconds + extra + constants["gap_seconds"] + wait
 
 
 def minimize(names: Sequence[str], start: Mapping[str, float], loss: Callable[[Mapping[str, float]], float],
@@ -114,15 +130,16 @@ def minimize(names: Sequence[str], start: Mapping[str, float], loss: Callable[[M
     return best
 
 
-STEPS = {"pass_seconds": 1e-3, "sequence_seconds": 2e-5, "gap_seconds": 4e-4, "all_reduce_seconds": 2e-6}
+STEPS = {"pass_seconds": 1e-3, "sequence_seconds": 2e-5, "gap_seconds": 4e-4, "all_reduce_seconds": 2e-6,
+         "launch_seconds": 2e-5, "triton_seconds": 2e-5}
 
 
 def fit(points: Iterable[Point]) -> dict[str, float]:
     """Constants of all engines of which there are points, TensorRT-LLM's for SGLang; others as those of the rest."""
     found = list(points)
     engines = sorted({point.engine for point in found})
-    names = [f"{engine}.{name}" for engine in engines for name in ("pass_seconds", "sequence_seconds")]
-    names += [f"{engine}.gap_seconds" for engine in engines] + ["all_reduce_seconds"]
+    names = [f"{engine}.{name}" for engine in engines for name in OF_ENGINES] + ["gap_seconds", "all_reduce_seconds"]
+    names += ["triton_seconds"] if any(point.tritons for point in found) else []
     steps = {name: STEPS[name.rpartition(".")[2]] for name in names}
 
     def loss(constants: Mapping[str, float]) -> float:
@@ -131,8 +148,10 @@ def fit(points: Iterable[Point]) -> dict[str, float]:
     start = {**ZERO, **START}
     for engine in engines:
         start[f"{engine}.pass_seconds"] = 1e-3
-    best = minimize(names, start, loss, steps)
-    for name in ("pass_seconds", "sequence_seconds", "gap_seconds"):
+    # launches and the work of sequences explain each other in part: from both ends, and the better one
+    starts = [start | {f"{engine}.launch_seconds": seconds for engine in engines} for seconds in (0.0, 4e-5)]
+    best = min((minimize(names, each, loss, steps) for each in starts), key=loss)
+    for name in OF_ENGINES:
         best[f"sglang.{name}"] = best[f"trtllm.{name}"]
     return best
 

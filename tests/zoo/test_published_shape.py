@@ -62,9 +62,9 @@ def agrees(said: PublishedCount, counted: int) -> bool:
     rest = counted - said.more
     if isinstance(said.parameters, int):
         return rest == said.parameters
-    found = re.fullmatch(r"(\d+)(?:\.(\d+))?([MB])", said.parameters)
+    found = re.fullmatch(r"(\d+)(?:\.(\d+))?([MBT])", said.parameters)
     assert found is not None, said.parameters
-    unit = {"M": 10**6, "B": 10**9}[found[3]]
+    unit = {"M": 10**6, "B": 10**9, "T": 10**12}[found[3]]
     return f"{rest / unit:.{len(found[2] or '')}f}{found[3]}" == said.parameters
 
 

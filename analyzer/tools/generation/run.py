@@ -34,7 +34,16 @@ from analyzer.zoo.target import load_target
 
 from .decoder import TokenDecoder, kept_bytes, make_decoder, prompt_shape
 from .generation_profile import GenerationProfile, GenerationStep, fill_in, spread
-from .serving import ServingPoint, fill_costs, max_sequences, run_pass, serving_table, sweep_sequences, tell_which_fit
+from .serving import (
+    PREFILL_CHUNK,
+    ServingPoint,
+    fill_costs,
+    max_sequences,
+    run_pass,
+    serving_table,
+    sweep_sequences,
+    tell_which_fit,
+)
 from .stored_cache import BLOCK_SIZE, CacheForm
 
 # the phase in which the cache grows by tokens that are not run: inference has no gradients to zero
@@ -237,7 +246,7 @@ def asks_for_server(arguments: argparse.Namespace) -> bool:
 def _run_serving(arguments: argparse.Namespace, model: Any, options: dict[str, Any]) -> tuple[str, int]:
     from analyzer.tools.serving.run import time_points
 
-    context, chunk = arguments.prompt + arguments.new_tokens, arguments.prefill_chunk
+    context, chunk = arguments.prompt + arguments.new_tokens, arguments.prefill_chunk or PREFILL_CHUNK
     if arguments.batches is not None:
         with model_errors(arguments.target):
             points: Sequence[ServingPoint] = sweep_sequences(model, arguments.batches, context, prefill_chunk=chunk,

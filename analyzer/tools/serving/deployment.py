@@ -18,12 +18,14 @@ class WeightFormat(NamedTuple):
 
     - ``arithmetic``: torch's name of the format that products run in; None where the device multiplies in 16 bits, by
       which weights are expanded in registers.
+    - ``is_scaled``: the input of a product has scales for parts of its rows, by a kernel of its own.
     - ``capability``: the first compute capability whose tensor cores take it; older ones expand to 16 bits.
     """
 
     bits: float
     arithmetic: str | None = None
     capability: tuple[int, int] = (0, 0)
+    is_scaled: bool = False
 
 
 #: Names by the servers' own: vLLM --quantization, docs "Supported Hardware"; scales as in compressed-tensors and the
@@ -31,11 +33,12 @@ class WeightFormat(NamedTuple):
 WEIGHT_FORMATS = {
     "bf16": WeightFormat(16), "fp16": WeightFormat(16),
     "fp8": WeightFormat(8, "float8_e4m3fn", (8, 9)),
-    "fp8-block": WeightFormat(8 + 32 / 128**2, "float8_e4m3fn", (8, 9)),  # DeepSeek-V3: a float for 128 x 128
+    # DeepSeek-V3: a float for 128 x 128; vLLM's fp8_utils.py and SGLang's fp8_kernel.py, per_token_group_quant_fp8
+    "fp8-block": WeightFormat(8 + 32 / 128**2, "float8_e4m3fn", (8, 9), True),
     "int8": WeightFormat(8, "int8", (7, 5)),
     "int4": WeightFormat(4 + 16 / 128),                                   # AWQ, GPTQ: 16 bits for 128 elements
     "mxfp4": WeightFormat(4 + 8 / 32, "float8_e4m3fn", (10, 0)),
-    "nvfp4": WeightFormat(4 + 8 / 16, "float8_e4m3fn", (10, 0))}
+    "nvfp4": WeightFormat(4 + 8 / 16, "float8_e4m3fn", (10, 0), True)}  # vLLM's modelopt.py, scaled_fp4_quant
 CACHE_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 
 
@@ -106,6 +109,27 @@ class Deployment:
     block_size: int = BLOCK_SIZE
     skew: float = 0.0
     is_share_given: bool = False
+
+    @property
+    def graph_tokens(self) -> int:
+        """Tokens of a pass with prompts up to which it is replayed as CUDA graphs. SGLang has none with copies of
+        attention or stages, nor with latents on Blackwell, whose kernel is trtllm_mla (cuda_graph_hook.py).
+        """
+        layout, engine = self.layout, self.engine
+        has_latents = any(kernel.is_latent for kernel, _ in self.model.attentions)
+        is_blackwell = (self.device.compute_capability or (0, 0)) >= (10, 0)
+        if engine.name == "sglang" and (layout.dp > 1 or layout.pp > 1 or has_latents and is_blackwell):
+            return 0
+        return min(engine.graph_tokens, engine.chunk)
+
+    @property
+    def has_triton_experts(self) -> bool:
+        """TensorRT-LLM on Hopper has no kernels of its own for experts in MXFP4, and takes those of triton_kernels
+        (examples/models/core/gpt_oss/README.md; _torch/modules/fused_moe/fused_moe_triton.py).
+        """
+        form = WEIGHT_FORMATS[self.experts or self.weights]
+        return self.engine.name == "trtllm" and form.bits < 8 and form.arithmetic is not None and (
+            self.device.compute_capability or (0, 0)) < form.capability
 
     def format_of(self, product: Product) -> WeightFormat:
         """Of weights: heads and routers stay in 16 bits (vLLM's and compressed-tensors' ``ignore`` lists)."""

@@ -1,6 +1,7 @@
 """What servers differ in, by their versions: limits of a pass, memory, and how they schedule."""
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,13 @@ class Engine(NamedTuple):
     - ``mixes``: whether prompts are read in passes that decode too; else in passes of their own, before others.
     - ``receive_interval``: passes of decoding alone after which the scheduler looks for new requests; it looks after
       every pass that reads a prompt, and while it has nothing to do.
-    - ``stream_interval``: tokens that a stream sends at once; the first is sent by itself.
+    - ``stream_interval``: tokens that a stream sends at once. The first is sent by itself, except where a server
+      ``holds_first``: it comes with those of the first interval.
+    - ``graph_tokens``: of a pass that reads prompts, up to which it is replayed as CUDA graphs; the host launches the
+      kernels of larger ones one by one.
+    - ``splits``: whether a prompt that does not fit into the rest of a pass is split.
+    - ``wait_passes``, ``wait_share``: while others decode, new prompts wait for more of them, at most so many passes,
+      until their tokens are this share of ``chunk``.
     """
 
     name: str
@@ -35,21 +42,30 @@ class Engine(NamedTuple):
     mixes: bool = True
     receive_interval: int = 1
     stream_interval: int = 1
+    holds_first: bool = False
+    graph_tokens: int = 0
+    splits: bool = True
+    wait_passes: int = 0
+    wait_share: float = 0.0
 
     def check(self) -> None:
         """Raises InputError."""
         if self.memory_share is not None and not 0 < self.memory_share <= 1:
             raise InputError(f"--memory-share {self.memory_share:g}: a share lies above 0 and is at most 1")
-        for name in ("receive_interval", "stream_interval"):
-            if getattr(self, name) < 1:
-                raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be 1 or more")
+        for name, value in (("receive-interval", self.receive_interval), ("stream-interval", self.stream_interval),
+                            ("prefill-chunk", self.chunk)):
+            if value < 1:
+                raise InputError(f"--{name} {value}: must be 1 or more")
+        if self.wait_passes < 0 or not 0 <= self.wait_share <= 1:
+            raise InputError(f"--batch-wait {self.wait_passes}:{self.wait_share:g}: PASSES:SHARE, 0 passes or more, "
+                             "and a share between 0 and 1")
 
 
 _PUBLISHED = json.loads((Path(__file__).parents[2] / "zoo" / "published" / "servers" / "servers.json").read_text())
 #: Which operators a server runs as one kernel, and where that is published. Told with every answer.
 RULES = tuple(_PUBLISHED["rules"])
 #: The newest versions known. Where each figure is published is beside it in the data.
-ENGINES = {name: Engine(name, **{field: fields[field] for field in Engine._fields[1:]})
+ENGINES = {name: Engine(name, **{field: fields[field] for field in Engine._fields[1:] if field in fields})
            for name, fields in _PUBLISHED["engines"].items()}
 
 
@@ -69,11 +85,11 @@ def find_engine(name: str, version: str | None = None) -> Engine:
     return engine
 
 
-def _number(version: str | None) -> tuple[int, int]:
+def _number(version: str | None) -> tuple[int, ...]:
     parts = (version or "").lstrip("v").split(".")
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
         raise InputError(f"find_engine(version={version!r}): a version begins with two numbers, e.g. 0.14")
-    return int(parts[0]), int(parts[1])
+    return tuple(int(part) for part in itertools.takewhile(str.isdigit, parts[:3]))
 
 
 def static_share(memory_bytes: int, chunk: int, tp: int, pp: int = 1, copies: int = 1,

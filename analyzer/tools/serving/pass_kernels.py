@@ -325,8 +325,10 @@ class PassReading:
             raise InputError("a server runs models that decode: in this one there are no products by weights; give a "
                              "language model")
         kernels: Counter[Kernel] = Counter()
+        added = self._find_added()
         for place, item in enumerate(items):
             if isinstance(item, Product):
+                item = replace(item, is_added=place in added)
                 if place == head and is_whole:
                     item = replace(item, is_head=True, is_held=False, split="column", rows=1)
                 elif item.split == "none":  # a router
@@ -340,6 +342,22 @@ class PassReading:
         last = next(call for call in reversed(self.calls) if _short_name(call) in _PRODUCTS and not is_view(call))
         return ServedModel(name="", kernels=dict(kernels), hidden=output.k, vocabulary=output.n, top_k=self.top_k,
                            table=self.table, shares_table=self.table_weight in last.inputs)
+
+    def _find_added(self) -> set[int]:
+        """Places of products whose results are added to those of experts before the next norm: shared experts."""
+        found: set[int] = set()
+        block: list[int] = []
+        attends = False
+        for place, item in enumerate(self.items):
+            if isinstance(item, Product) and item.split == "row":
+                block += [] if attends else [place]  # the first one after attention is its own
+                attends = False
+            attends |= isinstance(item, AttentionKernel)
+            if isinstance(item, PassKernel) and item.name.endswith("norm") or place == len(self.items) - 1:
+                dense = {at for at in block if not getattr(self.items[at], "experts", 0)}
+                found |= dense if len(dense) < len(block) else set()
+                block = []
+        return found
 
     def _expand(self, place: int, item: AttentionKernel) -> AttentionKernel:
         """Latent attention: what a query and a value of a head have in a prompt, by the products around it."""

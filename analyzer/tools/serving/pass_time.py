@@ -73,16 +73,20 @@ class PassTimer:
         model = self.deployment.model
         if model.encoder is not None:
             return self.time(batch).seconds
-        attention = sum(count * _known(self._time_attention(kernel, batch)).seconds
-                        for kernel, count in model.attentions)
-        kernels = attention + self._rest(_round(batch.tokens, 6), batch.sampled)
-        return kernels + self._host_seconds(batch, kernels)
+        kernels, launches = self._rest(_round(batch.tokens, 6), batch.sampled)
+        for kernel, count in model.attentions:
+            time = _known(self._time_attention(kernel, batch))
+            kernels, launches = kernels + count * time.seconds, launches + count * time.kernels
+        return kernels + self._host_seconds(batch, kernels, launches)
 
-    def _time_rest(self, tokens: int, sampled: int) -> float:
-        """Of all kernels but attention, which so many tokens take, of whatever sequences."""
+    def _time_rest(self, tokens: int, sampled: int) -> tuple[float, int]:
+        """Seconds and number of all kernels but attention, which so many tokens take, of whatever sequences."""
         read = max(1, tokens - sampled + 1)
         batch = Batch(sampled, 1) if tokens <= sampled else Batch(sampled - 1, 1, (Chunk(read, read),))
-        return sum(count * kernel.seconds for _, kernel, count in self._list_kernels(batch, attends=False))
+        seconds, launches = 0.0, 0
+        for _, kernel, count in self._list_kernels(batch, attends=False):
+            seconds, launches = seconds + count * kernel.seconds, launches + count * kernel.kernels
+        return seconds, launches
 
     def time(self, batch: Batch) -> PassTime:
         """Raises UnknownSpeedError."""
@@ -94,17 +98,20 @@ class PassTimer:
             parts[name] = number + count * kernel.kernels, seconds + count * kernel.seconds
             bounds[kernel.bound] += count * kernel.seconds
             errors.add((name, kernel.seconds), count, kernel.seconds, kernel.spread)
-        total = sum(seconds for _, seconds in parts.values())
-        return PassTime(total, self._host_seconds(batch, total), parts, dict(bounds), errors.spread)
+        launches, total = (sum(column) for column in zip(*parts.values()))
+        return PassTime(total, self._host_seconds(batch, total, int(launches)), parts, dict(bounds), errors.spread)
 
-    def _host_seconds(self, batch: Batch, kernels: float) -> float:
+    def _host_seconds(self, batch: Batch, kernels: float, launches: int) -> float:
         """What a pass takes beside its kernels: scheduling, and the handling of each sequence. Where the host works
-        ahead, only what is longer than the kernels, beside what the device needs to start a graph.
+        ahead, only what is longer than the kernels, beside what the device needs to start a graph. A pass that is no
+        graph takes as long as the host needs to launch its kernels at least.
         """
-        constants, engine = self.constants, self.deployment.engine
-        work = constants[f"{engine.name}.pass_seconds"] + batch.sequences * constants[f"{engine.name}.sequence_seconds"]
-        gap = constants[f"{engine.name}.gap_seconds"]
-        return gap + (max(0.0, work - kernels) if engine.overlaps else work)
+        name, constants = self.deployment.engine.name, self.constants
+        work = constants[f"{name}.pass_seconds"] + batch.sequences * constants[f"{name}.sequence_seconds"]
+        launching = 0.0
+        if batch.chunks and batch.tokens > self.deployment.graph_tokens:
+            launching = launches * constants[f"{name}.launch_seconds"]
+        return constants["gap_seconds"] + wait_for_host(kernels, work, launching, self.deployment.engine.overlaps)
 
     # --- kernels ---
 
@@ -133,11 +140,18 @@ class PassTimer:
     def _list_product(self, product: Product, batch: Batch) -> Iterator[tuple[str, KernelTime, int]]:
         """The product, and the collective that it ends in."""
         layout, local = self.deployment.layout, self.deployment.local_product(product)
+        form = self.deployment.format_of(product)
+        if form.is_scaled and not product.is_head and _narrow_of(form, self.device) is not None:
+            copies = layout.dp if product.experts else 1
+            # experts' rows have their scales before they are copied to each
+            rows = batch.tokens * copies * (product.rows if not product.experts or product.split == "row" else 1)
+            yield "quantization", _known(stream_time(rows * local.k * (16 + form.bits) / 8, self.device)), 1
         if product.experts:
             yield "experts", _known(self._time_experts(product, local, batch)), 1
+            if product.split == "row" and self.deployment.has_triton_experts:
+                yield "routing of experts", KernelTime(self.constants["triton_seconds"], 0.0, "latency"), 1
         else:
             tokens = batch.sampled if product.is_head else batch.tokens * product.rows
-            form = self.deployment.format_of(product)
             yield ("output head" if product.is_head else "products",
                    _known(product_time(local.batch, tokens, local.n, local.k, form, self.device)), 1)
         if product.is_head and layout.tp > 1:
@@ -145,7 +159,7 @@ class PassTimer:
             yield "gathering of logits", _known(self._collective("all_gather", nbytes, layout.tp)), 1
         elif product.split == "row" and product.experts and layout.dp > 1:
             yield from self._exchange_tokens(product, batch)
-        elif product.split == "row" and layout.tp > 1:
+        elif product.split == "row" and layout.tp > 1 and not product.is_added:
             yield "all-reduce", self._all_reduce(product.n * 2 * batch.tokens), 1
 
     def _exchange_tokens(self, product: Product, batch: Batch) -> Iterator[tuple[str, KernelTime, int]]:
@@ -268,6 +282,16 @@ class PassTimer:
         else:                # a part summed by each, a barrier more, and gathered
             seconds = start + 3 * hop + 2 * nbytes * (ranks - 1) / ranks / rate
         return min(KernelTime(seconds, nccl.spread, "communication"), nccl, key=lambda time: time.seconds)
+
+
+def wait_for_host(kernels: float, work: float, launching: float, overlaps: bool) -> float:
+    """Seconds that a device waits for the host, whose work of a pass is done beside the kernels where it ``overlaps``,
+    and which launches kernels in ``launching`` seconds while they run.
+
+    >>> [wait_for_host(3, 2, launching, overlaps) for launching in (0, 5) for overlaps in (True, False)]
+    [0.0, 2.0, 2.0, 4.0]
+    """
+    return max(0.0, max(work, launching) - kernels) if overlaps else work + max(0.0, launching - kernels)
 
 
 def split_pass(model: ServedModel, batch: Batch) -> list[tuple[Mapping[Kernel, int], Batch, bool]]:

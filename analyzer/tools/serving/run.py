@@ -27,7 +27,7 @@ from .served_profile import table_of_points
 from .simulation import NoRoomError
 
 _OF_SERVER = ("concurrency", "rate", "weights", "experts", "ttft", "tpot", "draft", "prices", "carbon",
-              "server_version", "receive_interval", "stream_interval")
+              "server_version", "receive_interval", "stream_interval", "batch_wait", "burst")
 _RANKS = ("tp", "pp", "dp", "ep")
 _SERVER = "vllm"  # where --server is not given
 #: What ``--quantize`` of the eager model is on a server.
@@ -37,7 +37,7 @@ _WEIGHTS = {"int8": "int8", "int4": "int4", "nf4": "int4", "fp8": "fp8"}
 def names_server(arguments: argparse.Namespace) -> list[str]:
     """The options that only a server has, as they were given."""
     return [f"--{'price' if name == 'prices' else name.replace('_', '-')}" for name in _OF_SERVER
-            if (value := getattr(arguments, name)) is not None and (name != "draft" or value)] + [
+            if (value := getattr(arguments, name)) is not None and (name not in ("draft", "burst") or value)] + [
         f"--{name}" for name in _RANKS if getattr(arguments, name) != 1]
 
 
@@ -55,8 +55,9 @@ def read_settings(arguments: argparse.Namespace, layout: Layout | None = None) -
         "fp16" if arguments.dtype in ("fp16", "float16") else "bf16")
     return {"cluster": arguments.cluster, "engine": arguments.server or _SERVER, "version": arguments.server_version,
             "memory_share": arguments.memory_share, "receive_interval": arguments.receive_interval,
-            "stream_interval": arguments.stream_interval, "weights": weights, "experts": arguments.experts,
-            "cache": cache, "block_size": arguments.block_size, "skew": arguments.skew,
+            "stream_interval": arguments.stream_interval, "prefill_chunk": arguments.prefill_chunk,
+            "batch_wait": arguments.batch_wait, "weights": weights, "experts": arguments.experts, "cache": cache,
+            "block_size": arguments.block_size, "skew": arguments.skew,
             "layout": layout or Layout(*(getattr(arguments, name) for name in _RANKS))}
 
 
@@ -116,8 +117,8 @@ def run_server(arguments: argparse.Namespace) -> tuple[str, int]:
     try:
         points = [profile_served(
             model, arguments.prompt, arguments.new_tokens, concurrency=number, rate=arguments.rate, device=devices[0],
-            price=price, carbon=arguments.carbon, drafted=arguments.draft, acceptance=arguments.acceptance, **settings)
-            for number in (numbers or [None])]
+            bursts=arguments.burst, price=price, carbon=arguments.carbon, drafted=arguments.draft,
+            acceptance=arguments.acceptance, **settings) for number in (numbers or [None])]
     except NoRoomError as error:
         return f"does NOT fit: {error}", 3
     if arguments.json is not None:

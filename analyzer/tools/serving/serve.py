@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -26,7 +27,8 @@ from .watts import find_watts
 def make_deployment(model: ServedModel, *, device: str | DeviceSpec = "h200", cluster: str | ClusterSpec | None = None,
                     layout: Layout | None = None, engine: str = "vllm", version: str | None = None,
                     memory_share: float | None = None, receive_interval: int | None = None,
-                    stream_interval: int | None = None, weights: str = "bf16", experts: str | None = None,
+                    stream_interval: int | None = None, prefill_chunk: int | None = None,
+                    batch_wait: tuple[int, float] | None = None, weights: str = "bf16", experts: str | None = None,
                     cache: str = "bf16", block_size: int = BLOCK_SIZE, skew: float = 0.0) -> Deployment:
     """What is not given of an engine is its default, in its newest version or in ``version``; see `Engine`. Raises
     InputError for names and numbers that cannot be.
@@ -38,10 +40,11 @@ def make_deployment(model: ServedModel, *, device: str | DeviceSpec = "h200", cl
     layout = layout or Layout()
     layout.check(model)
     server = find_engine(engine, version)
-    server = server._replace(
-        memory_share=server.memory_share if memory_share is None else memory_share,
-        receive_interval=server.receive_interval if receive_interval is None else receive_interval,
-        stream_interval=server.stream_interval if stream_interval is None else stream_interval)
+    passes, share = batch_wait or (None, None)
+    given: dict[str, Any] = {
+        "memory_share": memory_share, "receive_interval": receive_interval, "stream_interval": stream_interval,
+        "chunk": prefill_chunk, "wait_passes": passes, "wait_share": share}
+    server = server._replace(**{name: value for name, value in given.items() if value is not None})
     server.check()
     if engine == "vllm" and layout.ep not in (1, layout.tp * layout.dp):
         raise InputError(f"--ep {layout.ep}: vLLM spreads experts over all ranks of a stage, "
@@ -55,12 +58,13 @@ def make_deployment(model: ServedModel, *, device: str | DeviceSpec = "h200", cl
 
 def profile_served(model: nn.Module | Callable[[], nn.Module] | ServedModel | Deployment, prompt_tokens: int = 1024,
                    new_tokens: int = 256, *, concurrency: int | None = None, rate: float | None = None,
-                   name: str = "model", price: float | None = None, carbon: float | None = None, drafted: int = 0,
-                   acceptance: float = 0.7, **settings: object) -> ServedProfile:
+                   bursts: bool = False, name: str = "model", price: float | None = None, carbon: float | None = None,
+                   drafted: int = 0, acceptance: float = 0.7, **settings: object) -> ServedProfile:
     """Predict what a server of ``model`` gives: time to the first token, time of each, tokens a second, memory, watts.
 
     ``concurrency`` clients (by default 1) ask again as soon as they are answered, or requests come at ``rate`` a second
-    by chance. ``settings`` are of `make_deployment`. ``price``: dollars of a GPU and hour; ``carbon``: grams of carbon
+    by chance; with ``bursts`` clients begin all at once and ask ten times each, as benchmarks of servers do.
+    ``settings`` are of `make_deployment`. ``price``: dollars of a GPU and hour; ``carbon``: grams of carbon
     dioxide of a kWh. ``drafted`` tokens are proposed for each and verified at once (speculative decoding), each kept
     with a chance of ``acceptance`` if those before it are. Raises NoRoomError where not even one sequence fits.
     """
@@ -76,7 +80,9 @@ def profile_served(model: nn.Module | Callable[[], nn.Module] | ServedModel | De
     accepted = sum(acceptance ** place for place in range(1, drafted + 1))
     if concurrency is None and rate is None:
         concurrency = 1
-    traffic = Traffic(prompt_tokens, new_tokens, concurrency, rate, drafted=drafted, accepted=accepted)
+    if bursts and concurrency is None:
+        raise InputError(f"profile_served(bursts=True, rate={rate:g}): clients that begin at once have a concurrency")
+    traffic = Traffic(prompt_tokens, new_tokens, concurrency, rate, bursts=bursts, drafted=drafted, accepted=accepted)
     try:
         timer = PassTimer(deployment)
         line = simulate(deployment, timer, traffic)
@@ -161,9 +167,17 @@ def _list_assumptions(deployment: Deployment, traffic: Traffic) -> list[str]:
     if deployment.engine.name == "sglang":
         found.append("SGLang's host takes what TensorRT-LLM's does, a request beside its passes the mean of those of "
                      "TensorRT-LLM and vLLM, a pass 8,192 tokens of prompts on any device: none of it was measured")
+    if deployment.graph_tokens < min(traffic.prompt_tokens, engine.chunk):
+        found.append("passes that read more than " + (f"{deployment.graph_tokens:,} tokens of prompts"
+                     if deployment.graph_tokens else "the next tokens") + " are no CUDA graphs: the host launches "
+                     "their kernels one by one")
+    if engine.wait_passes:
+        found.append(f"prompts wait for others while some decode, at most {engine.wait_passes} passes, until they fill "
+                     f"{engine.wait_share:.0%} of one (--batch-wait)")
     if engine.stream_interval > 1:
-        found.append(f"a stream sends {engine.stream_interval} tokens at once, the first and the last ones without "
-                     "waiting for others: that many times the time of a token lies between two messages")
+        first = "the last ones" if engine.holds_first else "the first and the last ones"
+        found.append(f"a stream sends {engine.stream_interval} tokens at once, {first} without waiting for others: "
+                     "that many times the time of a token lies between two messages")
     if traffic.drafted:
         found.append(f"{traffic.drafted} drafted tokens by a head of one layer; {traffic.accepted:.2f} are kept in the "
                      "mean (--acceptance)")

@@ -14,6 +14,8 @@ class Product:
 
     - ``split``: how tensor parallelism divides it; ``heads``: ``batch`` products, one a head.
     - ``least``: the columns of each part that a rank keeps at least: whole heads of keys.
+    - ``is_added``: its result is added to that of experts, so ranks reduce both at once (vLLM's and SGLang's
+      deepseek_v2.py, TensorRT-LLM's modeling_deepseekv3.py: shared experts, whose ``reduce_results`` is false).
     - ``experts``: 0 where it is dense. ``is_held``: whether a format of weights applies (not to heads and routers).
     """
 
@@ -26,6 +28,7 @@ class Product:
     batch: int = 1
     is_held: bool = True
     is_head: bool = False
+    is_added: bool = False
 
     @property
     def n(self) -> int:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections import deque
 from dataclasses import dataclass, replace
@@ -115,6 +116,7 @@ class Scheduler:
         self.waiting: deque[_Request] = deque()
         self.composed = 0.0              # when the pass that is next was composed
         self.unseen = 0                  # passes of decoding since the scheduler looked for requests
+        self.waited = 0                  # passes of decoding for which prompts have waited for others
         self.reading: list[_Request] = []
         self.running: list[tuple[float, int, _Request]] = []  # by the count of decoded tokens at which it ends
         self.context = 0.0               # tokens in the cache of those that decode
@@ -222,6 +224,9 @@ class Scheduler:
             steps = max(1, min(_MOST_STEPS, int(left) if left == int(left) else int(left) + 1))
             if self.sent:  # until they are seen
                 steps = min(steps, max(1, self.engine.receive_interval - self.unseen))
+            if self.waited:
+                steps = min(steps, self.engine.wait_passes - self.waited + 1)
+                self.waited += steps - 1
         context = (self.context / number if number else 0.0) + steps * self.pace / 2
         seconds = self.timer.seconds(Batch(number, max(1, round(context)), tuple(chunks), size))
         seconds *= 1 + self.traffic.drafted / self.deployment.model.layers  # drafts, by a head of one layer
@@ -247,10 +252,14 @@ class Scheduler:
         """Chunks of the next pass: those under way first, then those that wait and have room."""
         budget = self.engine.chunk - (len(self.running) if self.engine.mixes else 0)
         chunks: list[Chunk] = []
+        if self._waits_for_others():
+            return chunks
         for request in self.reading:
             budget -= self._read(request, budget, chunks)
         while self.waiting and budget > 0 and len(self.running) + len(self.reading) < self.slots:
             request = self.waiting[0]
+            if not self.engine.splits and chunks and request.prompt > budget:
+                break
             need = request.prompt + (request.new if self.engine.reserves else 0)
             used = self.taken if self.engine.reserves else self.context + sum(r.prompt for r in self.reading)
             if self.capacity is not None and used + need > self.capacity and (self.running or self.reading):
@@ -262,6 +271,17 @@ class Scheduler:
                 request.read = request.prompt
             budget -= self._read(request, budget, chunks)
         return chunks
+
+    def _waits_for_others(self) -> bool:
+        """Whether prompts wait for more of them (TensorRT-LLM's py_executor.py, ``_waiting_requests``)."""
+        engine, slots = self.engine, self.slots - len(self.running)
+        prompts = sum(request.prompt for request in itertools.islice(self.waiting, slots))
+        if not self.running or self.reading or not prompts or self.waited >= engine.wait_passes or (
+                len(self.running) + prompts >= engine.wait_share * engine.chunk):
+            self.waited = 0
+            return False
+        self.waited += 1
+        return True
 
     @staticmethod
     def _read(request: _Request, budget: int, chunks: list[Chunk]) -> int:
@@ -293,6 +313,9 @@ class Scheduler:
         self.answered += request.new
         if self.traffic.bursts or request.order >= (self.traffic.concurrency or 0):  # not of the beginning
             between = (self.now - request.first) / max(1, request.new - 1)
+            if self.engine.holds_first:  # tokens of the first interval are sent together
+                request.first += between * (min(self.engine.stream_interval, request.new) - 1)
+                between = (self.now - request.first) / max(1, request.new - 1)
             self.done.append(Served(request.first - request.arrival, between))
         if self.traffic.rate is None and not (self.traffic.bursts and self.born >= self.count):
             self._ask(self.now)
