@@ -5,7 +5,7 @@
 ``FOLDER`` is a stored copy of the program's repository. Comments of each file are dropped before it is read, beside all
 others of the folder. An example counts if it is a configuration or a command of the program: a file that the program's
 reader refuses does, one of another program does not. ``--verdicts N`` profiles N of those that are clean, taken evenly
-from their list, each for at most ``--seconds``. Nothing is written.
+from their list, each for at most ``--seconds`` of processor time, to which other programs add nothing. Nothing is written.
 """
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from analyzer.errors import AnalyzerError, ModelError
+from analyzer.tools.job.model_name import find_model
 from analyzer.tools.job.programs import list_programs
 from analyzer.tools.job.read import Job, read_job
 from benchmarks.accuracy.job_configs import drop_comments
@@ -85,27 +87,41 @@ def read_examples(folder: Path, under: str, program: str) -> Iterator[Example]:
 
 @contextmanager
 def limit(seconds: int) -> Iterator[None]:
-    """Raises TooLongError in what takes longer."""
+    """Raises TooLongError in what takes more processor time."""
     def stop(*_: Any) -> None:
         raise TooLongError(f"took longer than {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def find_verdict(job: Job, device: str, seconds: int) -> str:
-    """Whether it fits; where there is no verdict why."""
+    """Whether it fits, and the processor time that this took; where there is no verdict why."""
+    start = time.process_time()
     try:
         with limit(seconds):
             verdict = job.profile(device).verdict
     except (AnalyzerError, ModelError, TooLongError) as error:
         return f"no verdict: {next(iter(str(error).splitlines()), type(error).__name__)}"
-    return "no verdict" if verdict is None else "fits" if verdict else "does not fit"
+    said = "no verdict" if verdict is None else "fits" if verdict else "does not fit"
+    return f"{said}, {time.process_time() - start:.0f} s"
+
+
+def count_models(examples: Sequence[Example]) -> Counter[str]:
+    """Models of which no shape ships, each with the number of examples that name it."""
+    found: Counter[str] = Counter()
+    for job in (example.job for example in examples if example.job is not None):
+        try:
+            if getattr(job.plan, "config", None) is None and getattr(job.plan, "picture", None) is None:
+                find_model(job.plan.model, job.files)
+        except AnalyzerError:
+            found[job.plan.model] += 1
+    return found
 
 
 def count_reasons(examples: Sequence[Example]) -> list[tuple[str, int, int, str]]:
@@ -129,7 +145,7 @@ def main() -> None:
     parser.add_argument("--program", required=True, help=f"how its name begins: {', '.join(list_programs())}")
     parser.add_argument("--under", default="", help="the folder of examples in it")
     parser.add_argument("--verdicts", type=int, default=0, metavar="N", help="profile so many of the clean ones")
-    parser.add_argument("--seconds", type=int, default=120, help="for each of these")
+    parser.add_argument("--seconds", type=int, default=120, help="of processor time for each of these")
     parser.add_argument("--device", default="h200")
     parser.add_argument("--names", action="store_true", help="list all examples that are not clean")
     arguments = parser.parse_args()
@@ -145,6 +161,7 @@ def main() -> None:
     print(markdown(["option", "examples", "alone", "the first one"], rows))
     print(f"\n{len(examples)} examples: {len(read)} read, {len(clean)} of these clean"
           f" ({len(clean) / max(1, len(read)):.0%})")
+    print("\nmodels without a shape: " + ", ".join(f"{name} {n}" for name, n in count_models(examples).most_common()))
     if tried:
         print(f"{len(tried)} profiled, {sum(not said.startswith('no verdict') for _, said in tried)} to a verdict")
     for example, said in tried:

@@ -87,6 +87,16 @@ def test_a_step_of_many_passes_is_computed_from_two(folder: Path) -> None:
     assert eight.tokens_per_second == pytest.approx(8 * 2 * 512 / eight.step_seconds)
 
 
+@pytest.mark.parametrize("settings", [
+    {"adapter": Adapter(r=8), "quantize": "nf4", "autocast": "bf16", "checkpoints": "blocks"},
+    {"autocast": "bf16"}, {"task": "dpo", "reference": "copy", "micro_batch": 1}])
+def test_of_blocks_that_are_alike_a_few_are_run(tmp_path: Path, settings: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 12}))
+    plan = TrainingPlan(**{"model": str(tmp_path), "micro_batch": 2, "length": 64, "accumulate": 2, **settings})
+    found = profile_training(plan, "l4")
+    assert any(row.replayed for row in found.profile.replay), found.profile.replay.explain()
+
+
 def test_tasks_differ_in_their_passes(folder: Path) -> None:
     params = profile_training(_plan(folder), "h100").profile.params
     compared = profile_training(_plan(folder, task="dpo", reference="copy"), "h100").profile

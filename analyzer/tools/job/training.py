@@ -97,7 +97,8 @@ def profile_training(plan: TrainingPlan, device: str | DeviceSpec = "h200", *, f
         settings["optimizer"] = partial(make_for_backward, make) if make and plan.updates_in_backward else make
         settings["step"] = partial(_take_step, passes, plan.clips and plan.optimizer is not None,
                                    None if plan.autocast is None or plan.picture else DTYPES[plan.autocast],
-                                   plan.checkpoints in ("offloaded", "saved_offloaded"), plan.updates_in_backward)
+                                   _to_host if plan.checkpoints in ("offloaded", "saved_offloaded") else nullcontext,
+                                   plan.updates_in_backward)
     ranks = max(plan.ranks, 1)
     if ranks > 1 or by_deepspeed:
         settings["world"] = world(ranks, rank, plan.ranks_per_host, cluster)
@@ -178,13 +179,17 @@ def _update_alone(optimizer: torch.optim.Optimizer, group: dict[str, Any], param
     parameter.grad = None
 
 
-def _take_step(passes: int, clips: bool, autocast: torch.dtype | None, offloads: bool, is_updated: bool,
+def _take_step(passes: int, clips: bool, autocast: torch.dtype | None, saving: Callable[[], Any], is_updated: bool,
                model: nn.Module, optimizer: torch.optim.Optimizer, **inputs: torch.Tensor) -> None:
-    """As transformers' `Trainer` takes it: passes, of which the last communicates, the norm clipped, the update."""
+    """As transformers' `Trainer` takes it: passes, of which the last communicates, the norm clipped, the update.
+
+    ``saving`` makes the context of a forward pass. Code that reaches torch's hooks on saved tensors lets no blocks be
+    repeated: so `_to_host` is reached only where it is given.
+    """
     for number in range(passes):
         with _without_communication(model) if number < passes - 1 else nullcontext():
             with nullcontext() if autocast is None else torch.autocast("cuda", autocast):
-                with _to_host() if offloads else nullcontext():
+                with saving():
                     loss = _find_loss(model(**inputs), autocast is not None)
             (loss / passes).backward()
             del loss
