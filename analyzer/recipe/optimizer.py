@@ -49,11 +49,10 @@ class AdamW8bit(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+                    self._update(_own_part(parameter), _own_part(parameter.grad), self.state[parameter], group)
         return loss
 
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
+    def _update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         if not state:
             self._begin(parameter, state)
         state["step"] += 1
@@ -79,6 +78,12 @@ class AdamW8bit(torch.optim.Optimizer):
         blocks = -(-parameter.numel() // BLOCK)
         for name in ("absmax1", "absmax2"):
             state[name] = torch.zeros(blocks, dtype=torch.float32, device=device)
+
+
+def _own_part(tensor: Tensor) -> Tensor:
+    """What a rank holds of a DTensor, as torchao's optimizers of 8 bits update it (optim/adam.py, `_new_buffer`)."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()  # type: ignore[no-any-return]
 
 
 def _update(parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: int, lr: float, beta1: float,

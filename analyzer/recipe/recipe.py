@@ -1,7 +1,9 @@
 """What is done to a model before a step: dtype, checkpoints, a loss in chunks, adapters, in their order."""
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
@@ -185,6 +187,8 @@ def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 Tensor = torch.Tensor
 IGNORED = -100  # of `torch.nn.functional.cross_entropy`
+#: Ends of names of classes whose loss is that of next tokens (transformers/loss/loss_utils.py, ``LOSS_MAPPING``).
+_WITH_NEXT_TOKENS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 class HeadInLoss(nn.Module):
@@ -204,16 +208,26 @@ def chunk_loss(model: nn.Module, chunks: int) -> None:
         raise InputError(f"loss_chunks={chunks!r}: must be a whole number of at least 1")
     name = type(model).__name__
     get = getattr(model, "get_output_embeddings", None)
-    head = get() if callable(get) and name.endswith(("ForCausalLM", "LMHeadModel")) else None
+    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+    calls_loss = name.endswith(_WITH_NEXT_TOKENS) and code is not None and "loss_function" in code.co_names
+    head = get() if callable(get) and calls_loss else None
     place = next((path for path, module in model.named_modules() if module is head), None)
-    softcap = getattr(getattr(model, "config", None), "final_logit_softcapping", None)
-    if head is None or place is None or softcap is not None:
+    if head is None or place is None:
         raise InputError(f"loss_chunks={chunks}: {name} is no causal language model of transformers whose logits are "
                          "its head's")
     model.set_submodule(place, HeadInLoss(head))
+    config: Any = copy.deepcopy(getattr(model, "config", None))  # others may be built of the one that it has
+    inner = config.get_text_config()
+    softcap = getattr(inner, "final_logit_softcapping", None)
+    if softcap is not None:
+        inner.final_logit_softcapping = None  # what goes into the head is not to be capped
+        model.config = config
 
     def chunk(hidden: Tensor, labels: Tensor) -> Tensor:
-        return functional.cross_entropy(head(hidden).float(), labels, ignore_index=IGNORED, reduction="sum")
+        logits = head(hidden)
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap) * softcap
+        return functional.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
 
     def compute_loss(logits: Tensor, labels: Tensor, vocab_size: int, *_: Any, **__: Any) -> Tensor:
         """As transformers/loss/loss_utils.py, `ForCausalLMLoss`: the labels of the tokens that follow."""

@@ -5,7 +5,7 @@
 ``FOLDER`` is a stored copy of the program's repository. Comments of each file are dropped before it is read, beside all
 others of the folder. An example counts if it is a configuration or a command of the program: a file that the program's
 reader refuses does, one of another program does not. ``--verdicts N`` profiles N of those that are clean, taken evenly
-from their list, each for at most ``--seconds`` of processor time, to which other programs add nothing. Nothing is written.
+from their list, each for at most ``--seconds`` of processor time. Nothing is written.
 """
 from __future__ import annotations
 

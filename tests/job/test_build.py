@@ -100,3 +100,16 @@ def test_experts_in_four_bits_are_whole_while_they_run() -> None:
     found.sum().backward()
     with pytest.raises(InputError, match="quantized experts: LlamaForCausalLM has none that are one parameter"):
         make_model(replace(plan, quantizes_experts=True), _tiny_model)
+
+
+def test_fused_attention_of_a_model_that_cannot_take_pytorchs_own() -> None:
+    import transformers
+
+    def build() -> Any:
+        return transformers.GptOssForCausalLM(transformers.GptOssConfig(
+            vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+            head_dim=32, num_key_value_heads=2, num_local_experts=4))
+
+    plan = TrainingPlan(model="", micro_batch=1, length=8, attention="sdpa")
+    assert make_model(plan, build).config._attn_implementation == "flex_attention"  # type: ignore[union-attr]
+    assert make_model(plan, _tiny_model).config._attn_implementation == "sdpa"  # type: ignore[union-attr]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analyzer.tools.job import Job, JobError, read_job
-from analyzer.tools.job.plan import Adapter, Sharding, TrainingPlan
+from analyzer.tools.job.plan import Adapter, RolloutPlan, ServingPlan, Sharding, TrainingPlan
 
 LORA = """\
 nproc_per_node=2
@@ -141,7 +141,8 @@ def test_a_process_that_sees_several_devices_spreads_layers_over_them(tmp_path: 
 
 @pytest.mark.parametrize(("change", "problem"), [
     ("--max_length 2048=--max_length long", "train.sh:14: max_length: long: must be a whole number of at least 1"),
-    ("--tuner_type lora=--tuner_type lora2", "train.sh:7: tuner_type: lora2: must be one of full, lora, longlora, "),
+    ("--tuner_type lora=--tuner_type lora2",
+     "train.sh:7: tuner_type: lora2: must be one of full, lora, lora_llm, longlora, "),
     ("--attn_impl flash_attn=--packing true", "train.sh:16: packing: true: ms-swift needs a flash attention for it; "
      "give attn_impl flash_attn"),
     ("--model Qwen/Qwen2.5-7B-Instruct=", "train.sh: model: is not there, and ms-swift needs it"),
@@ -240,3 +241,47 @@ def test_what_megatron_refuses(tmp_path: Path, change: str, problem: str) -> Non
     with pytest.raises(JobError) as error:
         _read(tmp_path, MEGATRON.replace(before, after))
     assert str(error.value).removeprefix(f"{tmp_path}/").startswith(problem)
+
+
+GRPO = """\
+NPROC_PER_NODE=8 \\
+swift rlhf --rlhf_type grpo --model Qwen/Qwen2.5-7B-Instruct --per_device_train_batch_size 2 \\
+    --gradient_accumulation_steps 4 --max_length 1024 --max_completion_length 2048 --use_vllm true \\
+    --vllm_mode colocate --vllm_gpu_memory_utilization 0.5
+"""
+
+
+@pytest.mark.parametrize(("more", "server", "fields"), [  # of 2 x 4 x 8 = 64 answers each of 8 engines gives 8
+    ("", {"sequences": 8}, {"sequences": 8}),
+    ("--vllm_tensor_parallel_size 4 --sleep_level 1 --offload_model true", {"tp": 4, "sequences": 32},
+     {"sequences": 32, "sleeps": True, "offloads_model": True}),
+    ("--steps_per_generation 8 --num_iterations 2", {"sequences": 16}, {"sequences": 16, "steps": 4.0}),
+    ("--generation_batch_size 512 --vllm_max_num_seqs 16 --vllm_max_model_len 4096",
+     {"sequences": 16, "length": 4096}, {"sequences": 64, "steps": 8.0}),
+    ("--vllm_mode server --vllm_server_host here --async_generate true", {"memory_share": None, "sequences": None},
+     {"sequences": 64, "is_apart": True, "overlaps": True})])
+def test_rollouts(tmp_path: Path, more: str, server: dict[str, Any], fields: dict[str, Any]) -> None:
+    job = _read(tmp_path, f"{GRPO[:-1]} {more}\n")
+    assert not job.missing
+    usual = {"model": "Qwen/Qwen2.5-7B-Instruct", "engine": "vllm", "memory_share": 0.5}
+    assert isinstance(job.plan, TrainingPlan) and job.plan.length == 3072
+    assert job.plan.rollout == RolloutPlan(**{"new": 2048, "server": ServingPlan(**{**usual, **server}), **fields})
+
+
+def test_rollouts_that_are_not_modelled_or_refused(tmp_path: Path) -> None:
+    by_itself = _read(tmp_path, GRPO.replace("--use_vllm true", "--use_vllm false"))
+    assert [reading.name for reading in by_itself.missing] == ["rlhf_type"] and by_itself.plan.rollout is None
+    rewarded = _read(tmp_path, f"{GRPO[:-1]} --reward_model Qwen/Qwen3-0.6B\n")
+    assert [reading.name for reading in rewarded.missing] == ["reward_model"]
+    with pytest.raises(JobError, match="vllm_tensor_parallel_size: 3: 8 ranks cannot be divided by it"):
+        _read(tmp_path, f"{GRPO[:-1]} --vllm_tensor_parallel_size 3\n")
+
+
+def test_adapters_of_the_language_model_beside_towers_that_train(tmp_path: Path) -> None:
+    plan = _plan(tmp_path, "swift sft --model Qwen/Qwen2.5-VL-7B-Instruct --tuner_type lora_llm --max_length 2048\n")
+    paths = ("model.visual.blocks.0.attn.qkv.weight", "model.visual.merger.mlp.0.weight", "lm_head.weight",
+             "model.language_model.layers.0.mlp.up_proj.lora_A.weight",
+             "model.language_model.layers.0.mlp.up_proj.base_layer.weight")
+    trains = [path for path in paths if any(re.match(pattern, path) for pattern in plan.trained)]
+    assert [path.split(".")[-2] for path in trains] == ["qkv", "0", "lora_A"]
+    assert plan.adapter is not None and not re.fullmatch(plan.adapter.targets[0][3:], "model.visual.blocks.0.attn.qkv")

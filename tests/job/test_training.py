@@ -127,6 +127,8 @@ def test_ranks(folder: Path, kind: str) -> None:
     assert found.comm
     if kind == "fsdp":  # states of a quarter, in float32 where they were in bfloat16
         assert found.optimizer_bytes == pytest.approx(alone.optimizer_bytes / 2, rel=0.01)
+        small = profile_training(_plan(folder, ranks=4, sharding=Sharding(kind="fsdp"), optimizer="adamw8bit"), "h100")
+        assert small.profile.optimizer_bytes == pytest.approx(found.optimizer_bytes / 4, rel=0.05)  # codes of a byte
 
 
 def test_what_a_model_cannot_be(folder: Path) -> None:

@@ -192,6 +192,7 @@ def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     ("nvidia/DeepSeek-R1-0528-NVFP4", "deepseek-ai/DeepSeek-R1", "nvfp4"),
     ("RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8-dynamic", "meta-llama/Llama-3.1-70B", "fp8"),
     ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-ai/DeepSeek-V3.2", None),
+    ("axolotl-quants/Llama-4-Scout-17B-16E-Linearized-bnb-nf4-bf16", "meta-llama/Llama-4-Scout-17B-16E", None),
     ("someone/Qwen3-8B-AWQ", "Qwen/Qwen3-8B", "int4"), ("qwen3-8b", "Qwen/Qwen3-8B", None)])
 def test_names_of_other_weights_are_of_the_same_shape(name: str, shape: str, form: str | None) -> None:
     found = find_alike(name)

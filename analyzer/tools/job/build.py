@@ -71,10 +71,10 @@ def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
     """The model of one rank before ranks share it, in training mode."""
     keeps_some = plan.checkpoints == "operators" or plan.checkpoint_every > 1
     quantize: Any = plan.quantize
-    recipe = Recipe(dtype=DTYPES[plan.dtype], attention=plan.attention, quantize=quantize,
+    model = build()
+    recipe = Recipe(dtype=DTYPES[plan.dtype], attention=choose_attention(model, plan.attention), quantize=quantize,
                     loss_chunks=None if plan.task in ("classify", "reward") else plan.loss_chunks,
                     checkpointing=plan.checkpoints not in ("none", "saved_offloaded") and not keeps_some)
-    model = build()
     reference = None
     if plan.reference == "copy":
         reference = replace(recipe, checkpointing=False).apply(build()).requires_grad_(False)
@@ -102,6 +102,14 @@ def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
     if plan.task in _PAIRED:
         model = PairLoss(model, reference, plan.task, plan.reference != "none", plan.loss_chunks)
     return model.train()
+
+
+def choose_attention(model: nn.Module, wanted: str | None) -> str | None:
+    """What of transformers computes as fused kernels do: FlexAttention where a model, such as gpt-oss with its sinks,
+    cannot take PyTorch's own.
+    """
+    has_flex = getattr(model, "_supports_flex_attn", False) and not getattr(model, "_supports_sdpa", True)
+    return "flex_attention" if wanted == "sdpa" and has_flex else wanted
 
 
 def lora_spec(model: nn.Module, adapter: Adapter) -> LoraSpec:

@@ -14,11 +14,12 @@ from .read import Job
 from .training import TrainedJob
 
 #: What may be changed, in the order in which changes are tried and added up: what keeps the result first.
-AXES = ("batch", "checkpoints", "loss", "cache", "swap", "precision", "optimizer", "quantize", "length")
-_KEEPING = ("batch", "checkpoints", "loss", "cache", "swap")
+AXES = ("rollout", "batch", "checkpoints", "loss", "cache", "swap", "precision", "optimizer", "quantize", "length")
+_KEEPING = ("rollout", "batch", "checkpoints", "loss", "cache", "swap")
 _SHORTEST = 256  # tokens of a sequence, below which no length is proposed
 _SMALLEST = 512  # pixels of an image, each side
-_OF_PHASE = {"backward": ("checkpoints", "batch"), "optimizer": ("optimizer", "batch")}  # what is less in it
+_OF_PHASE = {"rollout": ("rollout",), "backward": ("checkpoints", "batch"),  # what is less in it
+             "optimizer": ("optimizer", "batch")}
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,8 @@ def _list_values(axis: str, plan: TrainingPlan) -> Iterator[object]:
             yield size
         if size > 1:
             yield 1
+    elif axis == "rollout" and plan.rollout is not None and plan.rollout.server.memory_share is not None:
+        yield from (round(plan.rollout.server.memory_share * part, 2) for part in (0.75, 0.5, 0.25))
     elif axis == "length" and plan.picture is not None:
         yield from range(plan.picture.height - _SMALLEST // 2, _SMALLEST - 1, -_SMALLEST // 2)
     elif axis == "cache":

@@ -16,6 +16,7 @@ from analyzer.zoo.target import Target
 from .build import load_model, make_model
 from .document import Files
 from .plan import ModelParallel, TrainingPlan
+from .rollout import Rollout, sample_rollout, wait
 
 _CHECKPOINTS = {"none": "none", "blocks": "blocks", "operators": "selective"}
 
@@ -27,28 +28,35 @@ class LaidOutJob:
     plan: TrainingPlan
     result: SearchResult
     assumptions: tuple[str, ...]
+    rollout: Rollout | None = None
 
     @property
     def verdict(self) -> Verdict:
-        """That of the rank which needs most."""
+        """That of the rank which needs most. Beside a rollout it holds what it does as it updates."""
         needed, capacity = self.result.best.needed_bytes, self.result.capacity_bytes
-        return Verdict(device=self.result.device, fits=None if capacity is None else needed <= capacity,
+        own = Verdict(device=self.result.device, fits=None if capacity is None else needed <= capacity,
                        needed_bytes=needed, capacity_bytes=capacity, count=self.plan.ranks,
-                       free_bytes=self.result.free_bytes(self.result.best))
+                      free_bytes=self.result.free_bytes(self.result.best))
+        if self.rollout is None:
+            return own
+        held, all_leaves = max(stage.update_peak_bytes for stage in self.result.best.stages), (
+            self.rollout.plan.offloads_model and self.rollout.plan.offloads_optimizer)
+        return self.rollout.judge(own, *((held, 0) if all_leaves else (0, held)))
 
     @property
-    def step_seconds(self) -> float:
-        return self.result.best.step_seconds
+    def step_seconds(self) -> float | None:
+        return wait(self.rollout, self.result.best.step_seconds)
 
     @property
     def step_range(self) -> tuple[float, float] | None:
         """The range of `step_seconds`."""
-        return self.result.best.step_seconds_range
+        low, high = (wait(self.rollout, end) for end in self.result.best.step_seconds_range or (None, None))
+        return None if low is None or high is None else (low, high)
 
     @property
-    def tokens_per_second(self) -> float:
+    def tokens_per_second(self) -> float | None:
         """Of all ranks, padding counted."""
-        return self.plan.tokens / self.step_seconds
+        return self.plan.tokens / self.step_seconds if self.step_seconds else None
 
 
 def profile_layout(plan: TrainingPlan, device: str | DeviceSpec, *, files: Files | None = None,
@@ -67,7 +75,8 @@ def profile_layout(plan: TrainingPlan, device: str | DeviceSpec, *, files: Files
     found = replace(known, device=spec)
     with model_errors(plan.model):
         result = compose_layout(Target(plan.model, make), found, layout, plan.length)
-    return LaidOutJob(plan, result, (*more, *plan.assumptions, *said, *result.assumptions))
+    return LaidOutJob(plan, result, (*more, *plan.assumptions, *said, *result.assumptions),
+                      sample_rollout(plan, spec, files))
 
 
 def make_layout(plan: TrainingPlan) -> tuple[Layout, list[str]]:

@@ -12,7 +12,7 @@ from .document import Document
 #: - ``dpo`` both answers of a pair in one pass, and in one of the reference without gradients; ``orpo`` and ``simpo``
 #:   the same without a reference; ``kto`` one answer, a second one for its divergence, and both of the reference;
 #: - ``reward`` one number for each of both answers of a pair;
-#: - ``policy`` the update of GRPO and PPO on answers that are there: the rollout that makes them is not in it.
+#: - ``policy`` the update of GRPO and PPO on answers that a `RolloutPlan` samples, or that are there.
 #: - ``denoise`` the noise in images.
 Task = Literal["sft", "classify", "dpo", "orpo", "simpo", "kto", "reward", "policy", "denoise"]
 #: How blocks are run again in backward: not at all, all of them, with all that is saved moved to the host, with the
@@ -135,6 +135,23 @@ class PicturePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RolloutPlan:
+    """How the answers of ``policy`` are sampled: each of some servers answers ``sequences`` at once, with ``new``
+    tokens at most, for ``steps`` updates.
+    """
+
+    server: ServingPlan
+    sequences: int
+    new: int
+    steps: float = 1.0
+    is_apart: bool = False                   #: whether it has devices of its own
+    overlaps: bool = False                   #: whether it answers while the model trains on the answers before
+    sleeps: bool = False                     #: whether its weights and cache leave the device while the model trains
+    offloads_model: bool = False             #: whether the trained model leaves the device meanwhile
+    offloads_optimizer: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
     """A training step of one rank, and how many ranks there are."""
 
@@ -170,6 +187,7 @@ class TrainingPlan:
     ranks: int = 1
     ranks_per_host: int | None = None
     sharding: Sharding | None = None         #: None where there is one rank
+    rollout: RolloutPlan | None = None       #: of ``policy``; None: answers are there
     parallel: ModelParallel | None = None    #: None where each rank holds a whole model, as far as it is not sharded
     assumptions: tuple[str, ...] = ()        #: sentences on what was taken for granted, and is of no one option
 

@@ -120,6 +120,7 @@ def describe_training(result: TrainedJob | LaidOutJob, price: float | None = Non
         lines.append("memory is fullest before the first step, while images or texts are encoded: "
                      f"{format_bytes(result.fullest.peak_allocated_bytes)} allocated, "
                      f"{format_bytes(result.fullest.peak_reserved_bytes)} reserved")
+    lines += [] if result.rollout is None else [str(result.rollout)]
     lines += [f"assumed: {sentence}" for sentence in result.assumptions]
     told = [fill(line, 120, subsequent_indent="  ") for line in lines]
     if isinstance(result, LaidOutJob):

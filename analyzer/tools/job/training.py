@@ -24,6 +24,7 @@ from .document import Files
 from .model_name import find_model
 from .picture import load_pictures, load_preparations
 from .plan import TrainingPlan
+from .rollout import Rollout, sample_rollout, wait
 from .vision import show_pictures
 
 #: Passes of a step that are run: the second adds to gradients, as each further one does.
@@ -38,6 +39,7 @@ class TrainedJob:
     profile: Profile
     assumptions: tuple[str, ...]
     preparations: tuple[Profile, ...] = ()   #: of what is encoded before the first step
+    rollout: Rollout | None = None
 
     @property
     def fullest(self) -> Profile:
@@ -46,12 +48,15 @@ class TrainedJob:
 
     @property
     def verdict(self) -> Verdict | None:
-        return self.fullest.verdict
+        found = self.profile
+        own = self.fullest.verdict
+        return own if own is None or self.rollout is None else self.rollout.judge(
+            own, (found.param_bytes or 0) + (found.buffer_bytes or 0), found.optimizer_bytes or 0)
 
     @property
     def step_seconds(self) -> float | None:
-        """Of all passes: those that were not run take as long as the mean of those that were."""
-        return self._scale(self.profile.step_seconds)
+        """Of all passes: those that were not run take as long as the mean of those that were; with the rollout."""
+        return wait(self.rollout, self._scale(self.profile.step_seconds))
 
     @property
     def step_range(self) -> tuple[float, float] | None:
@@ -60,6 +65,7 @@ class TrainedJob:
         if ends is None:
             return None
         low, high = (self._scale(end) for end in ends)
+        low, high = (wait(self.rollout, end) for end in (low, high))
         return None if low is None or high is None else (low, high)
 
     def _scale(self, seconds: float | None) -> float | None:
@@ -108,7 +114,8 @@ def profile_training(plan: TrainingPlan, device: str | DeviceSpec = "h200", *, f
         said.append(f"of the {plan.accumulate} passes of a step {MOST_PASSES} are run; memory is that of all, and the "
                     "others take as long")
     return TrainedJob(plan, found, tuple(said), tuple(
-        profile(make, (), given, device=device, mode="infer") for make, given in load_preparations(plan, files)))
+        profile(make, (), given, device=device, mode="infer") for make, given in load_preparations(plan, files)),
+        sample_rollout(plan, device, files))
 
 
 def _load_texts(plan: TrainingPlan, files: Files) -> tuple[Callable[[], nn.Module], dict[str, Any], list[str]]:

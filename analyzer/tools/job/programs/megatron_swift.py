@@ -10,6 +10,7 @@ from ..plan import TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
 from . import megatron, swift_model
 from .ms_swift import read_environment, set_four_bits
+from .rollout import add_rollout
 from .trainer import WITHOUT_EFFECT, accumulate_of
 
 # ms-swift 4.6, swift/megatron/arguments/megatron_args.py
@@ -43,7 +44,9 @@ def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> Train
         attention=_read_attention(options), checkpoints=megatron.read_checkpoints(options, "selective"),
         optimizer=megatron.read_optimizer(options),
         clips=options.fraction("clip_grad", 1.0) > 0, ranks=ranks, sharding=sharding, parallel=parallel)
+    plan = add_rollout(options, plan, "rlhf_type", uses_engine=True, counts_passes=False)
     options.text("ref_model")
+    options.leave_out("reward_model", "the model that gives rewards is left out")
     options.leave_out("teacher_model teacher_model_server", "the teacher is left out")
     options.leave_out("fp8_format fp4_format", "products of 16 bits are taken instead")
     options.leave_out("mtp_num_layers", "layers that predict further tokens are left out")
@@ -86,7 +89,7 @@ def _is_file(data: Mapping[str, Any], *, is_rlhf: bool) -> bool:
 
 
 _CHANGES = {"batch": megatron.set_batch, "checkpoints": megatron.set_checkpoints, "quantize": set_four_bits,
-            "length": set_option("max_length")}
+            "length": set_option("max_length"), "rollout": set_option("vllm_gpu_memory_utilization")}
 _VERSION, _SOURCE = "ms-swift 4.6", "modelscope/ms-swift swift/megatron/arguments"
 MEGATRON_SWIFT = JobProgram(
     name="Megatron-SWIFT", version=_VERSION, source=_SOURCE, read=read, is_file=partial(_is_file, is_rlhf=False),

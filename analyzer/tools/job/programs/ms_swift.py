@@ -14,6 +14,7 @@ from ..plan import Checkpoints, Sharding, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
 from . import swift_model
 from .deepspeed import read_deepspeed
+from .rollout import add_rollout
 from .trainer import CHANGES, FUSED_LOSS, OPTIMIZERS, WITHOUT_EFFECT, read_fsdp_config, read_optimizer
 
 # ms-swift 4.6, swift/arguments/sft_args.py and rlhf_args.py, swift/trainers/arguments.py
@@ -66,6 +67,8 @@ def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> Train
         options.text("ref_model")
     elif options.get("ref_model") is not None:
         raise options.fail("ref_model", f"ms-swift refuses one with rlhf_type {kind}")
+    plan = add_rollout(options, plan, "rlhf_type")
+    options.leave_out("reward_model", "the model that gives rewards is left out")
     options.leave_out("teacher_model teacher_model_server", "the teacher is left out")
     options.leave_out("deepspeed_autotp_size", "each rank is taken to hold whole layers")
     options.leave_out("zero_hpz_partition_size", "weights are taken to be shared by all ranks")
@@ -256,7 +259,8 @@ def _is_file(data: Mapping[str, Any], *, is_rlhf: bool) -> bool:
             and ("rlhf_type" in data) is is_rlhf)
 
 
-_CHANGES = {**CHANGES, "quantize": set_four_bits, "length": set_option("max_length")}
+_CHANGES = {**CHANGES, "quantize": set_four_bits, "length": set_option("max_length"),
+            "rollout": set_option("vllm_gpu_memory_utilization")}
 _VERSION, _SOURCE = "4.6", "modelscope/ms-swift swift/arguments"
 MS_SWIFT = JobProgram(
     name="ms-swift", version=_VERSION, source=_SOURCE, read=read, is_file=partial(_is_file, is_rlhf=False),

@@ -133,19 +133,19 @@ def read_quantize(options: Options, model: SwiftModel) -> str | None:
 
 _LIKE_LORA = {"longlora": "attention over whole rows, as without its shifted groups",
               "adalora": "LoRA of rank adalora_init_r, which it begins with"}
-_OTHERS = ("llamapro", "adapter", "vera", "boft", "fourierft", "reft", "bone", "ia3", "lora_llm", "dummy")
+_OTHERS = ("llamapro", "adapter", "vera", "boft", "fourierft", "reft", "bone", "ia3", "dummy")
 
 
 def read_trained(options: Options, model: SwiftModel, usual: str = "lora") -> Trained:
     """What trains by ``tuner_type``, which was ``train_type`` in ms-swift 3."""
     name = "tuner_type" if options.get("tuner_type") is not None or options.get("train_type") is None else "train_type"
-    known = ("full", "lora", *_LIKE_LORA, *_OTHERS)
+    known = ("full", "lora", "lora_llm", *_LIKE_LORA, *_OTHERS)
     choices = () if options.get("external_plugins") is not None else known
     kind = options.text(name, usual, choices=choices, means="what is trained") or usual
     rank = options.count("lora_rank", 8, means="rank of adapters" if kind != "full" else "")
     dropout = options.fraction("lora_dropout", 0.05)
     dtype = options.text("lora_dtype", choices=_DTYPES)
-    freezes = _read_freezes(options, model)
+    freezes = _read_freezes(options, model) if kind != "lora_llm" else _Freezes(llm=False, vit=True, aligner=True)
     targets, saved = _read_targets(options, model, freezes, kind), _read_saved(options)
     options.leave_out("target_parameters", "adapters of parameters that are no linear layers are left out")
     options.leave_out("use_dora", "DoRA's magnitudes and norms are left out")
@@ -159,10 +159,12 @@ def read_trained(options: Options, model: SwiftModel, usual: str = "lora") -> Tr
         rank = options.count("adalora_init_r", 12, means="rank of adapters")
     if kind in _LIKE_LORA:
         options.assume(name, f"{kind}: {_LIKE_LORA[kind]}")
-    elif kind != "lora":
+    elif kind not in ("lora", "lora_llm"):
         options.note(name, "not modelled", f"{kind}: taken as LoRA of rank {rank}")
+    # swift/tuner_plugin/lora_llm.py: adapters in the language model, all of what sees
+    whole = (r".*lora_[AB]\.", *(rf"(?:.*\.)?{part}\." for part in (_VISION, _ALIGNER))) if kind == "lora_llm" else ()
     return Trained(Adapter(r=rank, targets=targets, dropout=dropout, saved=saved,
-                           dtype=None if dtype is None else _DTYPES[dtype]))
+                           dtype=None if dtype is None else _DTYPES[dtype]), whole)
 
 
 class _Freezes(NamedTuple):
@@ -252,9 +254,7 @@ def read_task(options: Options, kind: str | None) -> Task:
     """The task of ``task_type``, or of a kind of `swift rlhf`; ``kind`` None: of `swift sft`."""
     said = options.text("task_type", "causal_lm", choices=("causal_lm", *_SCORES)) or "causal_lm"
     if kind is not None:
-        if TASKS[kind] == "policy":
-            options.note("rlhf_type", "not modelled", f"{kind}: the rollout is left out; the update is profiled")
-        elif kind == "gkd":
+        if kind == "gkd":
             options.note("rlhf_type", "not modelled", "gkd: the teacher and the rollout are left out")
         elif kind == "cpo":
             options.assume("rlhf_type", "cpo: as simpo, which has no reference either")
