@@ -1,7 +1,7 @@
 """A model's steps are run: once for all devices that the run is the same for, and of alike blocks only a few."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,6 @@ from analyzer.meta.state import Restart
 from analyzer.on_use import rare_collections
 from analyzer.record.eager import RUNS_MODEL, EagerStep
 from analyzer.record.log import Log
-from analyzer.record.optimizer_step import has_gradient_hooks
 from analyzer.record.options import ProfileOptions
 from analyzer.record.tensor_walk import walk_modules
 from analyzer.replay.chain import ENDS, FEWEST, Chain
@@ -77,12 +76,14 @@ def run_model(shared: SharedRun, call: ModelCall, reuse: bool, **settings: Any) 
     session = shared.session
     mode, step = session.mode, session.step
     session.further = session.further or dict(call.further)
-    repeats = Repeats(why_nothing(call.module, reuse, session.options.devices), why_no_step(step, session.options),
+    repeats = Repeats(why_nothing(reuse, session.options.devices), why_no_step(step, session.options),
                       shares_run=bool(shared.others))
 
     def run_step(run: Run, options: ProfileOptions) -> None:
+        if repeats.refusal is None and run.borrowed.has_gradient_hooks:
+            repeats.refusal = "hooks run with a parameter's gradient"
         run_args, run_kwargs = run.take_inputs(call.args, call.kwargs, call.names)
-        repeats.step = repeats.step_class(run.root)(
+        repeats.step = repeats.step_class(run.borrowed.walked)(
             run.recorder, run.root, run_args, run_kwargs, mode=mode, loss_fn=session.loss_fn,
             optimizer=session.optimizer if mode == "train" else None, autocast=session.autocast, step=step,
             device_type=session.device.type, options=options, further=session.further.values(), **settings)
@@ -114,15 +115,12 @@ def limit_run(shared: SharedRun, session: Session, call: ModelCall, reuse: bool,
     return again if again.out_of_memory is None else found
 
 
-def why_nothing(module: torch.nn.Module, reuse: bool, devices: int) -> str | None:
+def why_nothing(reuse: bool, devices: int) -> str | None:
     """Why nothing is repeated, as far as that is known before; None where something may be."""
     if not reuse:
         return "reuse=False"
     if devices > 1:
         return "the process has several devices"
-    if any([has_gradient_hooks(t) for _, m in walk_modules(module) if m._parameters for t in m._parameters.values()
-            if t is not None]):
-        return "hooks run with a parameter's gradient"
     return why_unsupported()
 
 
@@ -148,13 +146,15 @@ class Repeats:
         self._found: list[Chain] | None = None
         self.step: EagerStep | None = None
 
-    def step_class(self, root: torch.nn.Module) -> type[EagerStep]:
-        """What runs the steps, now that it is known what was refused before; `chains` are those that it repeats."""
+    def step_class(self, walked: Sequence[tuple[str, torch.nn.Module]]) -> type[EagerStep]:
+        """What runs the steps of a model, of these modules with their paths, now that it is known what was refused
+        before; `chains` are those that it repeats.
+        """
         self.chains = []
         if self.refusal is None and self.chain_refusal is None:
             if self._found is None:
                 with without_modes():  # objects may say by an operator on tensors whether they are equal
-                    self._found = chains_of(root)
+                    self._found = chains_of(walked)
             self.chains = list(self._found)
         is_repeated = self.chains or self.refusal is None and (self.step_refusal is None or self.shares_run)
         return RepeatedStep if is_repeated else EagerStep
@@ -234,10 +234,11 @@ def run_repeating(session: Session, call: ModelCall, run_step: Callable[[Run, Pr
             run.describe_training()
 
     def run_once(options: ProfileOptions) -> Profile:
-        wrappers = list_wrappers(module)
+        walked = walk_modules(module)
+        wrappers = list_wrappers(walked)
         if session.further:
             repeats.refusal = repeats.refusal or FURTHER_RUNS
-        with open_run(session, module, options, given=(call.args, call.kwargs)) as run:
+        with open_run(session, module, options, given=(call.args, call.kwargs), walked=walked) as run:
             try:
                 with run.recording():
                     run_step(run, options)

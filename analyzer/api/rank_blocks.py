@@ -6,6 +6,7 @@ import torch
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.record.log import Log
 from analyzer.record.recorder import Recorder
+from analyzer.record.tensor_walk import walk_modules
 from analyzer.replay.chain import Chain
 from analyzer.replay.match import CAPTURES, NotRepeated
 from analyzer.replay.placing import Before
@@ -23,7 +24,8 @@ NO_CHAIN = f"no {_FEWEST} neighbours in one of its lists of modules are alike"
 def find_chains(module: torch.nn.Module) -> list[Chain]:
     """The chains of a module that are long enough."""
     with without_modes():  # objects may say by an operator on tensors whether they are equal
-        return [chain._replace(head=_ENDS, tail=_ENDS) for chain in chains_of(module) if len(chain.blocks) >= _FEWEST]
+        return [chain._replace(head=_ENDS, tail=_ENDS) for chain in chains_of(walk_modules(module))
+                if len(chain.blocks) >= _FEWEST]
 
 
 class RankBlocks:

@@ -101,15 +101,16 @@ class Run:
 
 @contextmanager
 def open_run(session: Session, module: torch.nn.Module, options: ProfileOptions | None = None, *, eager: bool = True,
-             given: Any = ()) -> Iterator[Run]:
-    """A run of ``module``, which is borrowed for the block; ``eager`` is not by a graph interpreter. The containers
-    of what it is ``given`` are put back afterwards.
+             given: Any = (), walked: list[tuple[str, torch.nn.Module]] | None = None) -> Iterator[Run]:
+    """A run of ``module`` (``walked`` where its modules were listed), which is borrowed for the block; ``eager`` is not
+    by a graph interpreter. The containers of what it is ``given`` are put back afterwards.
     """
-    refuse_sharded(module)
+    walked = walk_modules(module) if walked is None else walked
+    refuse_sharded(walked)
     functions = session.loss_fn, session.step, session.factory
     with (InterruptsDeferred(), rare_collections(), session.simulate(options) as mode,
-          keep_surroundings(module, functions, given) as surroundings,
-          borrow_module(module, session.device, session.further) as borrowed,
+          keep_surroundings(module, functions, given, walked) as surroundings,
+          borrow_module(module, session.device, session.further, walked) as borrowed,
           TensorKeys(borrowed, surroundings.records)):
         session.reached = surroundings.modules
         if session.evaluates:
@@ -133,13 +134,13 @@ def list_given(root: nn.Module, named: Iterable[tuple[str, object]]) -> dict[str
     """The modules in arguments, ``named`` by forward, that hold tensors and are not in ``root``, by paths beside its
     own: ``heads_0`` is ``heads[0]``.
     """
-    inside = {id(module) for _, module in walk_modules(root)}
+    given = [(name, steps, module) for name, value in named for steps, module in find_paths(value, nn.Module)]
+    inside = {id(module) for _, module in walk_modules(root)} if given else set()
     found: dict[str, nn.Module] = {}
-    for name, value in named:
-        for steps, module in find_paths(value, nn.Module):
-            if id(module) not in inside and any(m._parameters or m._buffers for m in module.modules()):
-                inside.update(map(id, module.modules()))
-                found[_free_path(root, found, "_".join([name, *[str(step.key) for step in steps]]))] = module
+    for name, steps, module in given:
+        if id(module) not in inside and any(m._parameters or m._buffers for m in module.modules()):
+            inside.update(map(id, module.modules()))
+            found[_free_path(root, found, "_".join([name, *[str(step.key) for step in steps]]))] = module
     return found
 
 

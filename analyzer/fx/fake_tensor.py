@@ -284,17 +284,20 @@ class GradientHooks:
         self._replaced: dict[int, tuple[Any, Any]] = {}  # by id: the original, and what takes its place
         self._in_optimizer = False
 
-    def take(self) -> None:
+    def take(self) -> bool:
+        """Give them their hooks; whether there are any."""
         self.undo.append(self._on_host.let_go)
         if any(is_updated_in_backward(original) for original, _ in self.fakes):
             self.fakes.state.assume("hooks on the autograd nodes of parameters are not run: gradients, and the "
                                     "optimizers that they step in the backward pass, are counted as if there were none")
-        for original, fake in [pair for pair in self.fakes if has_gradient_hooks(pair[0])]:
+        hooked = [pair for pair in self.fakes if has_gradient_hooks(pair[0])]
+        for original, fake in hooked:
             for hooks in share_gradient_hooks(original, fake):
                 if id(hooks) not in self._replaced:
                     self._replaced[id(hooks)] = hooks, hooks
                     self.undo.append(functools.partial(_set_contents, hooks, dict(hooks)))
                     hooks.update([(key, self._replace(hook, 0)) for key, hook in hooks.items()])
+        return bool(hooked)
 
     def _replace(self, value: Any, depth: int) -> Any:
         kind = type(value)

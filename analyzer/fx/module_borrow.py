@@ -35,9 +35,10 @@ _OBJECT_DEPTH = 2  # plain objects of a module's (a config, a cache) and what th
 
 @contextmanager
 def borrow_module(root: nn.Module, claim: torch.device | None = None,
-                  others: Mapping[str, nn.Module] = MappingProxyType({})) -> Iterator[Borrowed]:
-    """Swap the tensors of ``root``, and of ``others`` that run with it, by the paths that they get, for fake tensors;
-    on leaving, everything is as it was, also after an exception.
+                  others: Mapping[str, nn.Module] = MappingProxyType({}),
+                  walked: list[tuple[str, nn.Module]] | None = None) -> Iterator[Borrowed]:
+    """Swap the tensors of ``root`` (``walked`` where its modules were listed), and of ``others`` that run with it, by
+    the paths that they get, for fake tensors; on leaving, everything is as it was, also after an exception.
 
     To be entered inside an active `MetaTensorMode`. Fake tensors claim ``claim``, or without one the device of the
     original (the state's ``adopted_device`` for CPU and meta); a model made under a mode, put on an accelerator, keeps
@@ -55,7 +56,8 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None,
     """
     state = current()
     assert state is not None, "borrow_module() needs an active MetaTensorMode"
-    borrowed = Borrowed(root, state, None if claim is None else indexed_device(claim), others)
+    borrowed = Borrowed(root, state, None if claim is None else indexed_device(claim), others,
+                        walk_modules(root) if walked is None else walked)
     generators, moves = save_generators(), active.generator_moves
     grad_enabled, default_dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     deterministic = torch.get_deterministic_debug_mode()
@@ -82,11 +84,11 @@ class Borrowed:
     """
 
     def __init__(self, root: nn.Module, state: MetaState, claim: torch.device | None,
-                 others: Mapping[str, nn.Module] = MappingProxyType({})) -> None:
-        self.root, self._state, self._claim = uncompiled(root), state, claim
-        inside = {id(module) for _, module in walk_modules(root)}
+                 others: Mapping[str, nn.Module], of_root: list[tuple[str, nn.Module]]) -> None:
+        self.root, self._state, self._claim, self._of_root = uncompiled(root), state, claim, of_root
+        inside = {id(module) for _, module in of_root} if others else set()
         self.others = {path: uncompiled(other) for path, other in others.items() if id(other) not in inside}
-        walked = [pair for path, module in {"": root, **others}.items() for pair in walk_modules(module, path)]
+        walked = [*of_root, *(pair for path, module in others.items() for pair in walk_modules(module, path))]
         #: how each module under torch.compile is compiled, by id; None for one under torch.compiler.disable
         self.compiled: dict[int, dict[str, Any] | None] = {}
         for _, module in walked:
@@ -107,6 +109,7 @@ class Borrowed:
         self.by_path: dict[str, nn.Module] = {}
         self.walked: list[tuple[str, nn.Module]] = []
         self.every: list[nn.Module] = []
+        self.has_gradient_hooks = False
         self._undo: list[Callable[[], object] | _Contents] = []
         self._unquantized: list[tuple[nn.Module, str, Tensor]] = []
         self._keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # modules of a class have the same ones
@@ -128,7 +131,7 @@ class Borrowed:
         with without_modes():
             for module in (self.root, *self.others.values()):
                 self._walk(module)
-            GradientHooks(self.fakes, self._undo).take()
+            self.has_gradient_hooks = GradientHooks(self.fakes, self._undo).take()
         for module, name, tensor in self._unquantized:  # weights that a move to the GPU quantizes are so
             fake = self.fakes.of(tensor)
             if fake is None:
@@ -301,7 +304,7 @@ class Borrowed:
 
     def _list_all(self) -> None:
         named: set[int] = set()
-        self.walked = walk_modules(self.root)
+        self.walked = walk_modules(self.root) if self.compiled else list(self._of_root)  # without those around others
         for path, other in self.others.items():
             before = {id(module) for _, module in self.walked}
             self.walked += [pair for pair in walk_modules(other, path) if id(pair[1]) not in before]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from analyzer.distributed.world_state import current_world
 from analyzer.errors import InputError
 from analyzer.meta.structure import tensors_of
 from analyzer.meta.tensor import device_of
-from analyzer.record.tensor_walk import walk_modules
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
@@ -78,12 +77,11 @@ def find_replica(walked: Iterable[tuple[str, nn.Module]]) -> str | None:
     return next((path for path, module in walked if isinstance(module, nn.parallel.DistributedDataParallel)), None)
 
 
-def refuse_sharded(root: nn.Module) -> None:
-    """Raise InputError where FSDP, ``fully_shard`` or tensor parallelism shards parameters of ``root``."""
+def refuse_sharded(walked: Sequence[tuple[str, nn.Module]]) -> None:
+    """Raise InputError where FSDP, ``fully_shard`` or tensor parallelism shards parameters of modules, with paths."""
     fsdp, tensor = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
     if fsdp is None and tensor is None:
         return  # nothing is sharded
-    walked = walk_modules(root)
     kinds = {type(module) for _, module in walked}.union(*[
         map(type, held.values()) for _, module in walked for held in (module._parameters, module._buffers) if held])
     sharding = (*(() if fsdp is None else (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)),

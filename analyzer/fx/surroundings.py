@@ -8,7 +8,7 @@ import random
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
@@ -42,12 +42,14 @@ R = TypeVar("R")
 
 
 @contextmanager
-def keep_surroundings(root: nn.Module | None, functions: Iterable[Any] = (),
-                      values: Any = ()) -> Iterator[Surroundings]:
-    """Put back, at the end of the block, what the code of ``root``, and ``functions`` that run with it, put tensors
-    without data into, among them ``values``. Raises InputError for a model that a run in another thread has now.
+def keep_surroundings(root: nn.Module | None, functions: Iterable[Any] = (), values: Any = (),
+                      walked: Sequence[tuple[str, nn.Module]] | None = None) -> Iterator[Surroundings]:
+    """Put back, at the end of the block, what the code of ``root`` (``walked`` where its modules were listed), and
+    ``functions`` that run with it, put tensors without data into, among them ``values``. Raises InputError for a model
+    that a run in another thread has now.
     """
-    walked = [] if root is None else walk_modules(root)
+    if walked is None:
+        walked = [] if root is None else walk_modules(root)
     with _running(walked):
         with without_modes(), torch._C.DisableTorchFunction():
             found = Surroundings([module for _, module in walked], functions, values)
@@ -60,7 +62,7 @@ def keep_surroundings(root: nn.Module | None, functions: Iterable[Any] = (),
 
 
 @contextmanager
-def _running(walked: list[tuple[str, nn.Module]]) -> Iterator[None]:
+def _running(walked: Sequence[tuple[str, nn.Module]]) -> Iterator[None]:
     thread = threading.get_ident()
     with _lock:
         for path, module in walked:

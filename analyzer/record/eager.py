@@ -18,7 +18,7 @@ from .options import ProfileOptions
 from .progress import report_progress
 from .recorder import Recorder
 from .reference_count import ReferenceCount
-from .tensor_walk import tensors_in
+from .tensor_walk import list_parameters, tensors_in
 
 OptimizerFactory = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 #: makes the optimizer of a step, from the parameters to train and the model that has them
@@ -114,8 +114,8 @@ class EagerStep:
     @property
     def parameters(self) -> list[torch.Tensor]:
         if not self.further:
-            return list(self.model.parameters())
-        return list({id(p): p for module in (self.model, *self.further) for p in module.parameters()}.values())
+            return [*list_parameters(self.model)]
+        return list({id(p): p for module in (self.model, *self.further) for p in list_parameters(module)}.values())
 
     @property
     def runs_model(self) -> bool:

@@ -37,6 +37,24 @@ def walk_modules(root: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module
     return list(found.values())
 
 
+#: what ``parameters()`` asks of a module and of those below it
+_LISTING = ("parameters", "named_parameters", "named_modules", "_named_members")
+
+
+def list_parameters(root: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a module, as its ``parameters()`` gives them.
+
+    >>> [tuple(parameter.shape) for parameter in list_parameters(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))]
+    [(3, 2), (3,)]
+    """
+    modules = [module for _, module in walk_modules(root)]
+    for kind in set(map(type, modules)):
+        if any([getattr(kind, name) is not getattr(nn.Module, name) for name in _LISTING]):
+            return list(root.parameters())  # its own way to list them
+    return list({id(parameter): parameter for module in modules for parameter in module._parameters.values()
+                 if parameter is not None}.values())
+
+
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors in nested lists, tuples, dicts and dataclasses."""
     if isinstance(tree, torch.Tensor):

@@ -73,13 +73,13 @@ class Chain(NamedTuple):
         return [place for place in range(len(self.blocks)) if place not in self.skipped]
 
 
-def find_chains(root: nn.Module) -> list[Chain]:
-    """The chains of a model, in its order; one that is inside a block of another is left out.
+def find_chains(walked: Sequence[tuple[str, nn.Module]]) -> list[Chain]:
+    """The chains among a model's modules with their paths, in order; one inside a block of another is left out.
 
-    >>> [len(chain.blocks) for chain in find_chains(nn.Sequential(*(nn.Linear(4, 4) for _ in range(9))))]
+    >>> layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(9)))
+    >>> [len(chain.blocks) for chain in find_chains(walk_modules(layers))]
     [9]
     """
-    walked = walk_modules(root)
     path_of = {id(module): path for path, module in walked}
     chains: list[Chain] = []
     inside: set[int] = set()

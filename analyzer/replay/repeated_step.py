@@ -218,9 +218,9 @@ def write_repeated(short_run: ShortRun, before: Before) -> tuple[Repeat, Log]:
     return repeat, repeat.write(before)
 
 
-def chains_of(root: nn.Module) -> list[Chain]:
-    """The chains of a model of which a few blocks may stand for all."""
+def chains_of(walked: Sequence[tuple[str, nn.Module]]) -> list[Chain]:
+    """The chains of a model, of these modules with their paths, of which a few blocks may stand for all."""
     wrappers = nn.parallel.DistributedDataParallel, torch.distributed.fsdp.FullyShardedDataParallel
-    if any(isinstance(module, wrappers) for module in root.modules()):  # in whose buffers the blocks' parameters are
+    if any([isinstance(module, wrappers) for _, module in walked]):  # in whose buffers the blocks' parameters are
         return []
-    return find_chains(root)
+    return find_chains(walked)

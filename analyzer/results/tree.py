@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from analyzer.fx.module_wrapper import uncompiled
 from analyzer.fx.tensor_key import NamedForFakes
 from analyzer.meta.tensor import is_around_tensors
 from analyzer.record.log import Log
-from analyzer.record.tensor_walk import count_elements, walk_modules
+from analyzer.record.tensor_walk import count_elements
 
 from .info import CostInfo, ModuleCall, ModuleInfo, OperatorInfo
 from .node_info import TensorInfo, describe_spec
@@ -111,11 +111,11 @@ WRAPPER_TYPE = "OptimizedModule"
 _HELD = "_orig_mod"  # the name under which torch.compile's module holds the one that it wraps
 
 
-def list_wrappers(module: nn.Module) -> frozenset[str]:
-    """The paths of the compiled modules in ``module``, ``""`` for itself."""
+def list_wrappers(walked: Iterable[tuple[str, nn.Module]]) -> frozenset[str]:
+    """The paths of the compiled modules among modules with their paths."""
     if "torch._dynamo.eval_frame" not in sys.modules:
         return frozenset()  # nothing is compiled
-    return frozenset([path for path, inner in walk_modules(module) if uncompiled(inner) is not inner])
+    return frozenset([path for path, inner in walked if uncompiled(inner) is not inner])
 
 
 class ModulePaths:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from analyzer.record.tensor_walk import walk_modules
 from analyzer.replay.chain import FEWEST, are_alike, find_chains
 
 
@@ -53,7 +54,7 @@ def _share(layers: list[nn.Module]) -> None:
     (_edit(lambda layers: layers[3].eval()), [8]),
 ])
 def test_chains_are_runs_of_alike_neighbours(root: nn.Module, lengths: list[int]) -> None:
-    assert [len(chain.blocks) for chain in find_chains(root)] == lengths
+    assert [len(chain.blocks) for chain in find_chains(walk_modules(root))] == lengths
 
 
 @pytest.mark.parametrize("layers, blocks", [
@@ -67,7 +68,7 @@ def test_chains_are_runs_of_alike_neighbours(root: nn.Module, lengths: list[int]
     ([Layer(number=i) for i in range(16)], [1] * 16),                  # which never comes again
 ])
 def test_neighbours_that_take_turns_are_one_block(layers: list[nn.Module], blocks: list[int]) -> None:
-    found = find_chains(nn.Sequential(*layers))
+    found = find_chains(walk_modules(nn.Sequential(*layers)))
     assert [len(members) for chain in found for members in chain.members] == blocks
     assert all(len(modules) == len(members) for chain in found
                for modules, members in zip(chain.modules, chain.members))
@@ -95,12 +96,13 @@ def test_objects_are_alike_where_their_whole_state_is(make: Callable[[int], obje
     layers = [Layer() for _ in range(9)]
     for i, layer in enumerate(layers):
         layer.held = make(i)  # type: ignore[assignment]
-    chain, = find_chains(nn.Sequential(*layers))
+    chain, = find_chains(walk_modules(nn.Sequential(*layers)))
     assert chain.differing == (set() if is_alike else {("", "held")})
 
 
 def test_a_chain_says_in_what_its_blocks_differ() -> None:
-    chain, = find_chains(nn.ModuleDict({"layers": nn.ModuleList(Layer(number) for number in range(9))}))
+    layers = nn.ModuleList(Layer(number) for number in range(9))
+    chain, = find_chains(walk_modules(nn.ModuleDict({"layers": layers})))
     assert chain.differing == {("", "number")}
     assert chain.members == [[(f"layers.{i}", block)] for i, block in enumerate(chain.blocks)]
     assert list(chain.skipped) == [2, 3, 4, 5, 6] and chain.run == [0, 1, 7, 8]

@@ -37,6 +37,7 @@ from analyzer.meta.tensor import take_class
 from analyzer.meta.value.known_value import Watched
 from analyzer.on_use import rare_collections
 from analyzer.record.failure import telling_depth
+from analyzer.record.tensor_walk import walk_modules
 
 from .data_watch import DataWatch
 from .effect_patch import RandomWatch
@@ -99,7 +100,7 @@ def symbolic_trace(root: nn.Module | Callable[..., Any], concrete_args: Mapping[
     else:
         module = nn.Module()
         module.forward = root
-    refuse_sharded(module)
+    refuse_sharded(walk_modules(module))
     bound = bind_arguments(module.forward, {} if meta_args is None else meta_args,
                            {} if concrete_args is None else concrete_args)
     outlined: dict[Site, str] = {}
