@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -158,7 +158,6 @@ class Log(DeviceLog):
     module_calls: list[LogModuleCall] = field(default_factory=list)
     outer_calls: list[OuterCall] = field(default_factory=list)  #: of steps that were not replayed
     compiled_calls: list[CompiledCall] = field(default_factory=list)  #: of steps that were not replayed
-    node_slots: list[LogNode] = field(default_factory=list)
     phases: list[PhaseRecord] = field(default_factory=list)
     events: int = 0                          #: births, deaths and workspaces so far
     #: numbers of input storages that autograd holds after a forward pass
@@ -178,6 +177,8 @@ class Log(DeviceLog):
     #: placements over a mesh of tensors that are parts of sharded ones, by number of the storage and shape of the part
     layouts: dict[tuple[int, tuple[int, ...]], tuple[str, ...]] = field(default_factory=dict)
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
+    make_nodes: Callable[[], list[LogNode]] = list  #: those that there are when they are asked for first
+    _nodes: list[LogNode] | None = None
     _tallies: tuple[int, list[Tally], Collection[Signature]] | None = None
     _read: list[OpCall] | None = None  # all calls, while many read them
     _named: int = 0
@@ -222,6 +223,13 @@ class Log(DeviceLog):
     @property
     def calls(self) -> Sequence[OpCall]:
         return self.call_slots if self._read is None else self._read
+
+    @property
+    def node_slots(self) -> list[LogNode]:
+        """The nodes as they are written, without names."""
+        if self._nodes is None:
+            self._nodes = self.make_nodes()
+        return self._nodes
 
     @property
     def nodes(self) -> list[LogNode]:

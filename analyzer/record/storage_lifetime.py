@@ -77,7 +77,7 @@ class AllocatorEventTable(Sequence[AllocatorEvent]):
         for action, *others in head:
             self.append(action, *others)
         for column, values in zip(self._columns, columns):
-            column.extend(values.tolist())
+            column.frombytes(np.asarray(values).astype(column.typecode).tobytes())
 
     def read_changes(self, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """By how many bytes each of the first events changes what is allocated, and in which call."""

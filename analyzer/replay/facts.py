@@ -1,15 +1,15 @@
-"""What the log of a run of all blocks says beside its tables: modules, compiled code, layouts, assumptions."""
+"""What the log of a run of all blocks says beside its tables: modules, nodes, compiled code, layouts, assumptions."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise, starmap
 from operator import attrgetter
 
 import numpy as np
 
-from analyzer.record.log import CompiledCall, Log, LogModuleCall
+from analyzer.record.log import CompiledCall, Log, LogModule, LogModuleCall, LogNode, identifier
 
 from .match import NotRepeated
 from .name import Numbers, RunNames
@@ -109,3 +109,29 @@ class Facts:
 
 def _mentions(path: re.Pattern[str], text: str) -> bool:
     return path.search(text) is not None
+
+
+NodeCopies = tuple[Sequence[LogNode], tuple[Numbers, Numbers, Numbers, Numbers], int]
+"""Nodes of a part, what is numbered of them in each copy (outputs, reads, inputs, modules), and which repetition of the
+step it is of.
+"""
+
+
+def make_nodes(copied: Iterable[NodeCopies], modules: Sequence[LogModule]) -> list[LogNode]:
+    """The nodes of all copies, in order."""
+    found: list[LogNode] = []
+    for nodes, numbers, repetition in copied:
+        spans = [list(starmap(slice, pairwise(accumulate(lengths, initial=0)))) for lengths in (
+            [len(x.outputs) for x in nodes], [len(x.inputs) for x in nodes], [len(x.reads) for x in nodes])]
+        specs = [[spec for _, spec in x.outputs] for x in nodes]
+        for out, read, given, module in zip(*[row.tolist() for row in numbers]):
+            for node, index, spec, makes, takes, looks in zip(nodes, module, specs, *spans):
+                target, base = node.target, node.base
+                if index != node.module and node.op == "call_module":
+                    target = modules[index].path
+                    base = identifier(target)
+                found.append(LogNode(
+                    node.op, "", target, index, base, node.source,
+                    tuple(zip(out[makes], spec)), tuple(given[takes]), tuple(read[looks]),
+                    node.region, node.step + repetition))
+    return found

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate, pairwise, starmap, takewhile
+from functools import cache, partial
+from itertools import pairwise, takewhile
 from typing import Any
 
 import numpy as np
 
 from analyzer.meta.spec import Signature
 from analyzer.record.call_table import Copies
-from analyzer.record.log import Log, LogModuleCall, LogNode, identifier
+from analyzer.record.log import Log, LogModuleCall
 from analyzer.record.storage_lifetime import (
     BEGAN,
     BIRTH,
@@ -33,7 +34,7 @@ from analyzer.record.storage_lifetime import (
 )
 from analyzer.record.storage_lifetime import STEP as STEP_COLUMN
 
-from .facts import Facts
+from .facts import Facts, NodeCopies, make_nodes
 from .match import NotRepeated
 from .name import UNKNOWN, Names, Numbers, RunNames, module_calls_of, nodes_of
 from .part import Part
@@ -65,7 +66,8 @@ class Repeat:
             "kinds", "what", "fields", "operands", "lives", "born_at", "first")}
         self.payloads: list[Any] = []
         self._held_payloads: list[int] = []  #: places of those of HELD events
-        self.nodes: list[LogNode] = []
+        self.nodes: list[NodeCopies] = []
+        self.list_nodes = cache(partial(make_nodes, self.nodes, self.source.modules))  # for all logs that are written
         self.module_calls: list[LogModuleCall] = []
         self._operands = 0
         self.widening, self.wide = Widening(names), dict[int, Signature]()
@@ -183,7 +185,7 @@ class Repeat:
         log = Log(device=self.source.device)
         self._finish_storages(log, before, device)
         log.call_slots = self.calls
-        log.node_slots, log.module_calls = self.nodes, self.module_calls
+        log.make_nodes, log.module_calls = self.list_nodes, self.module_calls
         self.facts.copy_to(log)
         return log
 
@@ -277,27 +279,14 @@ class Repeat:
         return np.frombuffer(self.source.lifetime_table.numbers, np.int64).reshape(-1, WIDTH)
 
     def _write_nodes(self, part: Part, repetition: int) -> None:
-        names, log = self.names, self.source
-        nodes = nodes_of(log, part)
+        names, nodes = self.names, nodes_of(self.source, part)
         outputs = self._numbers("storage", names.storages, names.rows([n for x in nodes for n, _ in x.outputs]), part,
                                 repetition)
         reads = self._numbers("storage", names.storages, names.rows([n for x in nodes for n in x.reads]), part,
                               repetition)
         inputs = self._numbers("node", names.nodes, [n for x in nodes for n in x.inputs], part, repetition)
         modules = self._modules([x.module for x in nodes], part)
-        spans = [list(starmap(slice, pairwise(accumulate(lengths, initial=0)))) for lengths in (
-            [len(x.outputs) for x in nodes], [len(x.inputs) for x in nodes], [len(x.reads) for x in nodes])]
-        specs = [[spec for _, spec in x.outputs] for x in nodes]
-        for out, read, given, module in zip(outputs.tolist(), reads.tolist(), inputs.tolist(), modules.tolist()):
-            for node, index, spec, makes, takes, looks in zip(nodes, module, specs, *spans):
-                target, base = node.target, node.base
-                if index != node.module and node.op == "call_module":
-                    target = log.modules[index].path
-                    base = identifier(target)
-                self.nodes.append(LogNode(
-                    node.op, "", target, index, base, node.source,
-                    tuple(zip(out[makes], spec)), tuple(given[takes]), tuple(read[looks]),
-                    node.region, node.step + repetition))
+        self.nodes.append((nodes, (outputs, reads, inputs, modules), repetition))
 
     def _write_module_calls(self, part: Part) -> None:
         calls = module_calls_of(self.source, part)
