@@ -5,8 +5,10 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from analyzer.record.log import Log
-from analyzer.record.storage_lifetime import StorageLifetime
+from analyzer.record.storage_lifetime import CATEGORY, DEATH, DEVICE, NBYTES, StorageLifetime
 
 
 def held_bytes(log: Log, category: str, device: str | None = None) -> int:
@@ -15,12 +17,14 @@ def held_bytes(log: Log, category: str, device: str | None = None) -> int:
     step counters stay on the host unless it is fused or capturable (``_init_group`` of torch/optim/adam.py).
     """
     end = max([record.end_event for record in log.phases if record.step == log.steps - 1], default=0)
-    held = [lifetime for lifetime in log.lifetimes_in(category) if lifetime.died is None or lifetime.died > end]
+    categories, deaths, places, nbytes = log.lives(CATEGORY, DEATH, DEVICE, NBYTES)
+    code_of = log.lifetime_table.code_of
+    is_held = (categories == code_of.get(category, -1)) & ((deaths == -1) | (deaths > end))
     if category == "optimizer state":
-        held = [lifetime for lifetime in held if lifetime.device == log.device or lifetime.device in log.others]
+        is_held &= np.isin(places, [code_of.get(place, -1) for place in (log.device, *log.others)])
     if device is not None:
-        return sum([lifetime.nbytes for lifetime in held if lifetime.device == device])
-    return sum([lifetime.nbytes for lifetime in held])
+        is_held &= places == code_of.get(device, -1)
+    return sum(nbytes[is_held].tolist())
 
 
 def forward_ends(log: Log) -> dict[int, list[int]]:

@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from analyzer.meta.spec import Signature
 from analyzer.on_use import rare_collections
 
 from .call_table import CallTable, OpCall
 from .device_log import DeviceLog, PhaseMemory, PhaseRecord, device_index, swap
 from .process_group import ProcessGroupSpec, WorldFacts, find_group
-from .storage_lifetime import AllocatorEventTable, LifetimeTable, StorageLifetime, StreamOrder
+from .storage_lifetime import CATEGORY, WIDTH, AllocatorEventTable, LifetimeTable, StorageLifetime, StreamOrder
 
 
 @dataclass(slots=True)
@@ -218,7 +221,21 @@ class Log(DeviceLog):
 
     def lifetimes_in(self, category: str) -> list[StorageLifetime]:
         """The storages of a category."""
-        return [lifetime for lifetime in self.storages.values() if lifetime.category == category]
+        code, found = self.lifetime_table.code_of.get(category), list[StorageLifetime]()
+        count = 0 if code is None else int((self.lives(CATEGORY) == code).sum())
+        for lifetime in self.storages.values() if count else ():  # inputs, which most ask for, are among the first
+            if lifetime.category == category:
+                found.append(lifetime)
+                if len(found) == count:
+                    break
+        return found
+
+    def lives(self, *columns: int) -> npt.NDArray[np.int64]:
+        """Columns of `LifetimeTable`, a number for each storage in each."""
+        rows = np.frombuffer(self.lifetime_table.numbers, np.int64).reshape(-1, WIDTH)
+        if len(rows) > len(self.storages):  # a number was given again: of its storages the last counts
+            rows = rows[[lifetime.row // WIDTH for lifetime in self.storages.values()]]
+        return rows.T[list(columns)]
 
     @property
     def calls(self) -> Sequence[OpCall]:
