@@ -73,7 +73,6 @@ def borrow_module(root: nn.Module, claim: torch.device | None = None,
             restore_generators(generators, is_torchs_moved=active.generator_moves != moves)
 
 
-_Contents = tuple[dict[Any, Any], tuple[Any, ...], tuple[Any, ...]]  # a mapping, its keys and values
 
 
 class Borrowed:
@@ -110,9 +109,8 @@ class Borrowed:
         self.walked: list[tuple[str, nn.Module]] = []
         self.every: list[nn.Module] = []
         self.has_gradient_hooks = False
-        self._undo: list[Callable[[], object] | _Contents] = []
+        self._undo: list[Callable[[], object] | dict[Any, Any]] = []  # mappings, each before what was in it
         self._unquantized: list[tuple[nn.Module, str, Tensor]] = []
-        self._keys: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # modules of a class have the same ones
         self._empty: list[Any] = []         # containers that were empty
         self._seen: dict[int, object] = {}  # modules, containers and objects already walked
 
@@ -149,14 +147,14 @@ class Borrowed:
     def give_back(self) -> None:
         while self._undo:
             last = self._undo.pop()
-            if type(last) is not tuple:
+            if type(last) is not dict:
                 last()  # type: ignore[operator]
                 continue
-            contents, keys, values = last
+            contents: Any = self._undo.pop()
             # some mappings refuse to be changed
-            if len(contents) != len(keys) or not all(map(operator.is_, contents, keys)) or not all(
-                    map(operator.is_, contents.values(), values)):
-                refill_mapping(contents, keys, values)
+            if len(contents) != len(last) or not all(map(operator.is_, contents.values(), last.values())) or not all(
+                    map(operator.is_, contents, last)):
+                refill_mapping(contents, last, last.values())
         for container in self._empty:
             if container:
                 container.clear()
@@ -229,10 +227,7 @@ class Borrowed:
             self._walk(child)
 
     def _snapshot(self, contents: dict[Any, Any]) -> None:
-        keys = tuple(contents)
-        if keys and type(keys[0]) is str:  # tensors are not compared
-            keys = self._keys.setdefault(keys, keys)
-        self._undo.append((contents, keys, tuple(contents.values())))
+        self._undo += contents, dict(contents)
 
     def _walk_items(self, contents: dict[Any, Any], skipped: frozenset[str], depth: int) -> None:
         changes: list[tuple[Any, Any]] = []

@@ -57,6 +57,7 @@ class TensorKeys:
         self._names = _Names(borrowed.fakes)
         self._containers: list[Any] = []
         self._places: list[tuple[Any, str]] = []
+        self._plain_names: set[str] = set()  #: of modules, parameters and buffers, that have no number
         self._registries: list[tuple[Any, str, dict[str, Any]]] = []  #: attributes of modules, names, what was there
 
     def __enter__(self) -> TensorKeys:
@@ -78,9 +79,16 @@ class TensorKeys:
         """Let modules, parameters and buffers whose names have numbers of originals be found by those of fakes."""
         for kind in REGISTRIES:
             held = attributes.get(kind)
-            if type(held) is dict and any([_may_name(name) and self._names.fake(name) is not name for name in held]):
+            if held and type(held) is dict and any(  # most hold none, or some of few names
+                    [name not in self._plain_names and self._is_renamed(name) for name in held]):
                 attributes[kind] = NamedForFakes(held, self._names.original)
                 self._registries.append((attributes, kind, held))
+
+    def _is_renamed(self, name: str) -> bool:
+        if _may_name(name) and self._names.fake(name) is not name:
+            return True
+        self._plain_names.add(name)
+        return False
 
     def _list_places(self) -> list[tuple[Any, str]]:
         """The places of single values that may be numbers, or hold them: attributes, globals, cells."""

@@ -9,7 +9,7 @@ chain of *spans*, live, free or (expandable segments only) unmapped; a *block* i
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -276,7 +276,7 @@ class CachingAllocator(SegmentMemory):
         assert span is not None
         return span if self._is_best_fit else block
 
-    def replay(self, instructions: Sequence[Instruction], slots: list[Any], placements: Placements,
+    def replay(self, instructions: Iterable[Instruction], slots: list[Any], placements: Placements,
                elsewhere: Elsewhere | None = None, stream: int = 0) -> None:
         """Repeat `allocate` and `free`; a slot then holds what `block_of` takes, and ``placements`` tell the rest."""
         before, self.observer = self.observer, placements.observe

@@ -301,7 +301,7 @@ def replay_one_by_one(memory: Any, instructions: Iterable[Instruction], slots: l
             memory.free(block)
 
 
-def replay_best_fit(memory: Any, instructions: Sequence[Instruction], slots: list[Any],
+def replay_best_fit(memory: Any, instructions: Iterable[Instruction], slots: list[Any],
                     placements: Placements, elsewhere: Elsewhere | None, stream: int) -> None:
     """Carry out the instructions on an allocator of best fit, split and merge alone; ``slots`` then hold its spans."""
     ALLOCATE, FREE = Opcode.ALLOCATE, Opcode.FREE
@@ -356,7 +356,7 @@ def replay_best_fit(memory: Any, instructions: Sequence[Instruction], slots: lis
                     top, placements.top_at, placements.top_workspace_bytes = higher, at, held
         else:
             memory.usage, placements.top_bytes = (allocated, peak, requested, requested_peak), top
-            replay_one_by_one(memory, [instructions[at]], slots, placements, None, at, stream)
+            replay_one_by_one(memory, [(opcode, slot, size, nbytes)], slots, placements, None, at, stream)
             (_, peak, _, requested_peak), top = memory.usage, placements.top_bytes
             higher = min(peak, top)
     memory.usage, placements.top_bytes = (allocated, peak, requested, requested_peak), top

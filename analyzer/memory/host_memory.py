@@ -1,7 +1,7 @@
 """The host's memory, and places that take none."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +80,7 @@ class HostMemory:
 
     place_of = block_of
 
-    def replay(self, instructions: Sequence[Instruction], slots: list[Any], placements: Placements,
+    def replay(self, instructions: Iterable[Instruction], slots: list[Any], placements: Placements,
                elsewhere: Elsewhere | None = None, stream: int = 0) -> None:
         before, self.observer = self.observer, None
         try:

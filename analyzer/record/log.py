@@ -18,7 +18,15 @@ from analyzer.on_use import rare_collections
 from .call_table import CallTable, OpCall
 from .device_log import DeviceLog, PhaseMemory, PhaseRecord, device_index, swap
 from .process_group import ProcessGroupSpec, WorldFacts, find_group
-from .storage_lifetime import CATEGORY, WIDTH, AllocatorEventTable, LifetimeTable, StorageLifetime, StreamOrder
+from .storage_lifetime import (
+    CATEGORY,
+    WIDTH,
+    AllocatorEventTable,
+    LifetimesLater,
+    LifetimeTable,
+    StorageLifetime,
+    StreamOrder,
+)
 
 
 @dataclass(slots=True)
@@ -221,14 +229,10 @@ class Log(DeviceLog):
 
     def lifetimes_in(self, category: str) -> list[StorageLifetime]:
         """The storages of a category."""
-        code, found = self.lifetime_table.code_of.get(category), list[StorageLifetime]()
-        count = 0 if code is None else int((self.lives(CATEGORY) == code).sum())
-        for lifetime in self.storages.values() if count else ():  # inputs, which most ask for, are among the first
-            if lifetime.category == category:
-                found.append(lifetime)
-                if len(found) == count:
-                    break
-        return found
+        if isinstance(self.storages, LifetimesLater):
+            code = self.lifetime_table.code_of.get(category, -1)
+            return self.storages.in_rows({*np.nonzero(self.lives(CATEGORY)[0] == code)[0].tolist()})
+        return [lifetime for lifetime in self.storages.values() if lifetime.category == category]
 
     def lives(self, *columns: int) -> npt.NDArray[np.int64]:
         """Columns of `LifetimeTable`, a number for each storage in each."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, TypeVar, overload
 
@@ -267,3 +267,55 @@ class StorageLifetime:
     def spec(self, value: object) -> None:
         if value is not None or self.row in self.table.specs:
             self.table.specs[self.row] = value
+
+
+class LifetimesLater(dict[int, StorageLifetime]):
+    """The lifetimes of storages whose rows are in a table already, by number, in order; made when they are asked for.
+
+    >>> table = LifetimeTable()
+    >>> first = StorageLifetime(table, 7, 512, 512, 0, "cuda:0", 0, 0, "forward", 0, -1, 0)
+    >>> later = LifetimesLater(table, [7], [0])
+    >>> 7 in later, later[7].nbytes, [lifetime.number for lifetime in later.values()], later.get(8)
+    (True, 512, [7], None)
+    """
+
+    def __init__(self, table: LifetimeTable, numbers: Iterable[int], rows: Iterable[int]) -> None:
+        super().__init__()
+        self._table, self._row_of = table, dict(zip(numbers, rows))
+        self._is_filled = False
+
+    def _fill(self) -> None:
+        if not self._is_filled:
+            self._is_filled = True
+            self.update([(number, StorageLifetime.at(self._table, row, number))
+                         for number, row in self._row_of.items()])
+
+    def __missing__(self, number: int) -> StorageLifetime:
+        return StorageLifetime.at(self._table, self._row_of[number], number)
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._row_of
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._row_of)
+
+    def get(self, number: int, default: Any = None) -> Any:
+        return self[number] if number in self._row_of else default
+
+    def keys(self) -> Any:
+        return self._row_of.keys()
+
+    def values(self) -> Any:
+        self._fill()
+        return super().values()
+
+    def items(self) -> Any:
+        self._fill()
+        return super().items()
+
+    def in_rows(self, rows: Collection[int]) -> list[StorageLifetime]:
+        """Those in some rows, in order."""
+        return [self[number] for number, row in self._row_of.items() if row in rows]

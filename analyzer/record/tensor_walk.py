@@ -47,12 +47,19 @@ def list_parameters(root: nn.Module) -> list[nn.Parameter]:
     >>> [tuple(parameter.shape) for parameter in list_parameters(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))]
     [(3, 2), (3,)]
     """
-    modules = [module for _, module in walk_modules(root)]
-    for kind in set(map(type, modules)):
+    modules: dict[int, nn.Module] = {}
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in modules:
+            modules[id(module)] = module
+            if held := module._modules:
+                waiting += [child for child in reversed(held.values()) if child is not None]
+    for kind in set(map(type, modules.values())):
         if any([getattr(kind, name) is not getattr(nn.Module, name) for name in _LISTING]):
             return list(root.parameters())  # its own way to list them
-    return list({id(parameter): parameter for module in modules for parameter in module._parameters.values()
-                 if parameter is not None}.values())
+    return list({id(parameter): parameter for module in modules.values() if module._parameters
+                 for parameter in module._parameters.values() if parameter is not None}.values())
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:

@@ -5,7 +5,8 @@ does; where memory runs out it raises DeviceOutOfMemoryError.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,13 +130,16 @@ class _Placing:
     def _place(self) -> None:
         events, log, memory = self.events, self.log, self.memory
         instructions, asked = self._list_instructions()
+        done = 0
         step, at, stream = 0, 0, self.before.stream
         switches = self._write_requests()
         for mark in (*sorted([*events.places(BEGAN, ENDED, STEP), *switches]), len(events.kinds)):
             if mark > at:
                 self.placements.top_at = -1
-                start, stop = np.searchsorted(asked, (at, mark)).tolist()
-                memory.replay(instructions[start:stop], self.slots, self.placements, self._place_elsewhere, stream)
+                stop = int(np.searchsorted(asked, mark))
+                memory.replay(islice(instructions, stop - done), self.slots, self.placements, self._place_elsewhere,
+                              stream)
+                done = stop
                 if self.placements.top_at >= 0:
                     log.peak_bytes = self.placements.top_bytes
                     log.peak_workspace_bytes = self.placements.top_workspace_bytes
@@ -167,8 +171,8 @@ class _Placing:
                 switches[at] = stream
         return switches
 
-    def _list_instructions(self) -> tuple[list[Any], Numbers]:
-        """What the allocator is asked for, and by which events."""
+    def _list_instructions(self) -> tuple[Iterator[Any], Numbers]:
+        """What the allocator is asked for, in turn, and by which events."""
         events, lives = self.events, self.lives
         codes = np.full(len(events.kinds), _NO_REQUEST, np.int8)
         codes[events.rows >= 0] = 0
@@ -177,18 +181,22 @@ class _Placing:
         codes[events.kinds == HELD] = _HELD
         asked = np.nonzero(codes != _NO_REQUEST)[0]
         codes, rows = codes[asked], events.rows[asked]
-        opcodes: list[Any] = [(Opcode.ALLOCATE, Opcode.FREE, None, None, None)[code] for code in codes.tolist()]
-        found: list[Any] = list(zip(opcodes, rows.tolist(), self.rounded[rows].tolist(), lives[rows, NBYTES].tolist()))
+        opcodes = np.array([Opcode.ALLOCATE, Opcode.FREE, None, None, None])[codes]
+        # in columns: a tuple for each would be an object more for the garbage collector
+        columns: list[list[Any]] = [opcodes.tolist(), rows.tolist(), self.rounded[rows].tolist(),
+                                    lives[rows, NBYTES].tolist()]
         names = self.source.lifetime_table.code_of.keys_at
         for i in np.nonzero(codes > 1)[0].tolist():
             if codes[i] == _HELD:
-                found[i] = self._hold(*events.payload(asked[i]))
-                continue
-            row = int(rows[i])
-            claim = torch.device(names[int(lives[row, DEVICE])])
-            found[i] = (Opcode.ALLOCATE_ELSEWHERE, row, claim, int(lives[row, NBYTES])) if codes[i] == 2 else (
-                Opcode.FREE_ELSEWHERE, row, claim, None)
-        return found, asked
+                instruction = self._hold(*events.payload(asked[i]))
+            else:
+                row = int(rows[i])
+                claim = torch.device(names[int(lives[row, DEVICE])])
+                instruction = (Opcode.ALLOCATE_ELSEWHERE, row, claim, int(lives[row, NBYTES])) if codes[i] == 2 else (
+                    Opcode.FREE_ELSEWHERE, row, claim, None)
+            for column, value in zip(columns, instruction):
+                column[i] = value
+        return zip(*columns), asked
 
     def _hold(self, claim: torch.device, blocks: tuple[int, ...]) -> Any:
         if str(claim) != self.source.device:

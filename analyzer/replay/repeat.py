@@ -30,7 +30,7 @@ from analyzer.record.storage_lifetime import (
     NBYTES,
     NODE,
     WIDTH,
-    StorageLifetime,
+    LifetimesLater,
 )
 from analyzer.record.storage_lifetime import STEP as STEP_COLUMN
 
@@ -369,6 +369,6 @@ class Repeat:
             known = np.isin(old * WIDTH, np.array(list(theirs), np.int64))
             for row in np.nonzero(known)[0].tolist():
                 mine[row * WIDTH] = theirs[int(old[row]) * WIDTH]
-        numbers = [*fixed, *range(self.first_number, self.first_number + len(lives) - len(fixed))]
-        for row in np.argsort(lives[:, BIRTH], kind="stable").tolist():
-            log.storages[numbers[row]] = StorageLifetime.at(table, row, numbers[row])
+        numbers = np.array([*fixed, *range(self.first_number, self.first_number + len(lives) - len(fixed))], np.int64)
+        rows = np.argsort(lives[:, BIRTH], kind="stable")
+        log.storages = LifetimesLater(table, numbers[rows].tolist(), rows.tolist())
