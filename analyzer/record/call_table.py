@@ -153,25 +153,29 @@ class CallTable(Sequence[OpCall]):
         made._fields.frombytes(fields.astype(np.int32).tobytes())
         return made
 
-    def count_alike(self, places: Iterable[int], sizes: Callable[[Sequence[int]], Hashable],
+    def _read(self, places: Sequence[int]) -> Iterator[tuple[Signature, int, array[int], int]]:
+        """Of each call at ``places`` the signature, the number of its kind, its storages, and how many are inputs."""
+        numbers = self._numbers
+        starts, inputs, outputs, kinds = self.fields_of(places)[:, :4].T.tolist()
+        for place, start, taken, made, kind in zip(places, starts, inputs, outputs, kinds):
+            yield self.signatures[place], kind, numbers[start:start + taken + made], taken
+
+    def count_alike(self, places: Sequence[int], sizes: Callable[[Sequence[int]], Hashable],
                     counts: Iterable[int] = repeat(1)) -> list[tuple[OpCall, int]]:
         """A call of each kind that sums could tell apart, by ``sizes`` too where it has a storage twice, and how many
         there are: each of those at ``places`` stands for as many as ``counts`` say.
         """
         alike: dict[tuple[Signature, int, Hashable], list[int]] = {}
-        for place, count in zip(places, counts):
-            start, inputs, outputs, kind = self._fields[place * _FIELDS:place * _FIELDS + 4]
-            used, shared = self._numbers[start:start + inputs + outputs], None
+        for place, count, (signature, kind, used, inputs) in zip(places, counts, self._read(places)):
+            shared = None
             if len(set(used)) < len(used):
                 first = {n: i for i, n in reversed(list(enumerate(used)))}
                 shared = tuple([first[n] for n in used]), sizes(used[:inputs])
-            alike.setdefault((self.signatures[place], kind, shared), [place, 0])[1] += count
+            alike.setdefault((signature, kind, shared), [place, 0])[1] += count
         return [(self[place], count) for place, count in alike.values()]
 
-    def kinds_at(self, places: Iterable[int]) -> Iterator[CallKind]:
+    def kinds_at(self, places: Sequence[int]) -> Iterator[CallKind]:
         """The kind of the call at each of ``places``, for which no call is made."""
-        for place in places:
-            start, inputs, outputs, kind = self._fields[place * _FIELDS:place * _FIELDS + 4]
-            middle = start + inputs
-            stays = outputs > 0 and set(self._numbers[middle:middle + outputs]).issubset(self._numbers[start:middle])
-            yield self.signatures[place], self._numbering.keys_at[kind], stays
+        for signature, kind, used, inputs in self._read(places):
+            stays = len(used) > inputs and set(used[inputs:]).issubset(used[:inputs])
+            yield signature, self._numbering.keys_at[kind], stays

@@ -290,7 +290,7 @@ class Log(DeviceLog):
             self._tallies = len(slots), tallies, dict.fromkeys([tally.call.signature for tally in tallies])
         return self._tallies[1:]
 
-    def count_alike(self, places: Iterable[int], counts: Iterable[int] = repeat(1)) -> list[tuple[OpCall, int]]:
+    def count_alike(self, places: Sequence[int], counts: Iterable[int] = repeat(1)) -> list[tuple[OpCall, int]]:
         """One of the calls at ``places`` of each kind, and how many there are."""
         storages = self.storages
         return self.call_slots.count_alike(
