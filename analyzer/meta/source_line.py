@@ -5,6 +5,7 @@ import contextlib
 import functools
 import os
 import sys
+import sysconfig
 from collections.abc import Callable
 from types import FrameType
 
@@ -13,6 +14,7 @@ import torch
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SKIPPED = (_PACKAGE, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep, contextlib.__file__,
             "<eval_with_key>", "<string>", "<frozen")
+_INSTALLED = tuple({path for name, path in sysconfig.get_paths().items() if "lib" in name})
 _OWN_MODELS = os.path.join(_PACKAGE, "zoo")
 
 
@@ -59,3 +61,39 @@ def asked_by(folder: str) -> bool:
     """Whether the innermost frame outside this package and torch's tensor classes is code in ``folder``."""
     frame = first_frame(lambda filename: filename.startswith(folder) or is_user_code(filename))
     return frame is not None and frame.f_code.co_filename.startswith(folder)
+
+
+# Lines of a script, beside those of the libraries that it calls.
+
+def name_frame(frame: FrameType) -> str:
+    """The file and the line of a frame, with the folder of a library's file.
+
+    >>> name_frame(sys._getframe()).rpartition(":")[0]
+    '<doctest analyzer.meta.source_line.name_frame[0]>'
+    """
+    return shorten_line(name_line(frame.f_code.co_filename, frame.f_lineno))
+
+
+def script_line(inner: str | None = None) -> str | None:
+    """The line of the script that runs now, and behind > the line of a library that it is in; or ``inner``, the line of
+    the forward pass of which a gradient is computed. None where no such line runs.
+    """
+    own = first_frame(_is_script)
+    asks = None if own is not None and inner is None and own is user_frame() else user_frame()
+    behind = None if asks is None else name_frame(asks)
+    if inner is not None:
+        behind = f"the gradient of {shorten_line(inner)}"
+    return behind if own is None else name_frame(own) if behind is None else f"{name_frame(own)} > {behind}"
+
+
+@functools.cache
+def _is_script(filename: str) -> bool:
+    """Whether a file is neither of an installed package nor of Python's library."""
+    return is_user_code(filename) and not filename.startswith((*_INSTALLED, "<"))
+
+
+@functools.lru_cache(4096)
+def shorten_line(place: str) -> str:
+    """The line of a script with its file's name, one of a package with the folders in it."""
+    installed = next((path for path in sorted(_INSTALLED, key=len, reverse=True) if place.startswith(path)), None)
+    return place[len(installed) + 1:] if installed is not None else place.rpartition("/")[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from analyzer.record.log import Log
+from analyzer.record.log import GROWS, Log
 from analyzer.record.storage_lifetime import StorageLifetime
 from analyzer.units import format_bytes
 
@@ -59,14 +59,24 @@ class Growth:
         kept_on = [sum([_is_kept(one, end) for one in alive]) for alive, end in zip(held, self.ends)]
         if any(after <= before for counts in ([*map(len, held)], kept_on) for before, after in pairwise(counts)):
             return None
-        kept = [one for one in held[-1] if one.step == self.ends[-1].step and one.died is None]
+        kept = [one for one in held[-1] if one.born > self.ends[-2].event and one.died is None]
         grown = sum([one.block_bytes for one in held[-1]]) - sum([one.block_bytes for one in held[-2]])
         if grown <= 0 or not kept:
             return None
         cause = ("an optimizer's state has more in each step" if made_once else
                  "something holds results of earlier steps, such as a list of losses (loss.item() keeps no graph)")
         where = f"in {len(held[-1]) - len(held[-2])} more tensors; the largest that it made and kept is of"
-        return self._say(grown, where, max(kept, key=lambda one: one.block_bytes), cause)
+        again = self._list_kept_again(held[-1], kept) or kept
+        last = self.log.find_line(max(again, key=lambda one: one.born))
+        return self._say(grown, where, max(again, key=lambda one: one.block_bytes), cause, last)
+
+    def _list_kept_again(self, held: list[StorageLifetime], kept: list[StorageLifetime]) -> list[StorageLifetime]:
+        """What is like something of an earlier step that is held too."""
+        def describe(one: StorageLifetime) -> object:
+            return one.block_bytes, one.module, self.log.find_line(one)
+
+        before = {describe(one) for one in held if one.born <= self.ends[-2].event}
+        return [one for one in kept if describe(one) in before]
 
     def _describe_longer(self) -> str | None:
         """Of a tensor that each step makes of the one before and more, as ``torch.cat([kept, new])`` does."""
@@ -92,12 +102,15 @@ class Growth:
                     if old.block_bytes < one.block_bytes and old.category not in _LASTING and old.died is not None
                     and old.born <= before.event < old.died and _is_kept(old, before)], default=0)
 
-    def _say(self, grown: int, where: str, one: StorageLifetime, cause: str) -> str:
+    def _say(self, grown: int, where: str, one: StorageLifetime, cause: str, last: str | None = None) -> str:
         number = self.log.steps
         node = self.log.nodes[one.node].name if one.node >= 0 else "an operator outside of modules"
-        path = self.log.modules[one.module].path
-        return (f"memory grows: step {number} ended with {format_bytes(grown)} more than the one before, {where} "
-                f"{one.label or node}{f' (module {path})' if path else ''}, {format_bytes(one.block_bytes)}. "
+        path, line = self.log.modules[one.module].path, self.log.find_line(one)
+        node = one.label or (node if line is None or one.node >= 0 else "")
+        place = " ".join([part for part in (node, line and f"at {line}", path and f"(module {path})") if part])
+        holds = f"; the last, which may hold the others, at {last}" if last not in (None, line) else ""
+        return (f"{GROWS} step {number} ended with {format_bytes(grown)} more than the one before, {where} "
+                f"{place}, {format_bytes(one.block_bytes)}{holds}. "
                 f"Where each step keeps as much, peaks are those of {number} steps and rise with every further one: "
                 f"{cause}")
 

@@ -11,6 +11,7 @@ from analyzer.distributed.world_state import module_worked_for
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.operator_info import describe_operator
+from analyzer.meta.source_line import script_line
 from analyzer.meta.spec import Launch, Signature
 
 from .log import Shortage
@@ -103,7 +104,17 @@ class CallRecorder:
             run.events.append((CALLED, index))
         log.call_slots.append(signature, in_numbers, out_numbers, run.step, phase, module, node, forward, recomputed)
         self._note_made(out_numbers, index, module, node, made_grad)
-        if self.is_cut_outside and not run.stack and run.phase == "forward":
+        if self.is_cut_outside and not run.stack:
+            self._end_call_outside(index)
+
+    def _end_call_outside(self, index: int) -> None:
+        """A call that no module of a script makes has ended."""
+        phase = self.run.phase
+        if phase == "forward" or phase != "backward" and not self.run.step:
+            line = script_line()
+            if line is not None:
+                self.log.lines[index] = line
+        if phase == "forward":
             self.memory.begin("forward")
 
     def _note_made(self, numbers: Iterable[int], call: int, module: int, node: int, made_grad: bool) -> None:

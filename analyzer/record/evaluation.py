@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from analyzer.units import format_bytes
+
 from .call_table import OpCall
 from .device_log import NO_STEP, PhaseRecord
-from .log import Log
+from .log import KEEPS_GRAPHS, Log
 
 
 class OuterRun(NamedTuple):
@@ -26,6 +28,7 @@ class OuterRun(NamedTuple):
     has_grad: bool
     step: int = 0
     shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    line: str | None = None  #: of the script that calls it
 
     @property
     def size(self) -> int:
@@ -46,6 +49,27 @@ def describe_batches(runs: Sequence[OuterRun], described: int) -> str | None:
     return (f"batches differ in size: the largest of the {len(by_step)} steps seen, that of step {most.step + 1}, has "
             f"{', '.join(differing)}. Peaks of memory are those of the batches seen: a larger one needs more, and more "
             "steps (--steps) see more of them")
+
+
+def describe_graphs(log: Log, evaluation: Sequence[OuterRun]) -> str | None:
+    """A sentence on passes of evaluation that keep results for a backward pass, with the line of the fullest; None
+    where none does.
+    """
+    kept = {number: 0 for number, run in enumerate(evaluation) if run.has_grad}
+    place = {index: number for number in kept for index in evaluation[number].calls}
+    for lifetime in log.storages.values():
+        if lifetime.requires_grad and lifetime.born_call in place and (
+                lifetime.died_call is None or lifetime.died_call >= evaluation[place[lifetime.born_call]].calls.stop):
+            kept[place[lifetime.born_call]] += lifetime.block_bytes
+    kept = {number: nbytes for number, nbytes in kept.items() if nbytes}
+    if not kept:
+        return None
+    fullest = max(kept, key=kept.__getitem__)
+    run = evaluation[fullest]
+    return (f"{KEEPS_GRAPHS} {len(kept)} pass{'es' if len(kept) > 1 else ''} of {log.modules[run.module].path} that "
+            f"lead{'' if len(kept) > 1 else 's'} to no update"
+            f"{f', as at {run.line},' if run.line is not None else ''} kept up to {format_bytes(kept[fullest])} for a "
+            "backward pass that never came; torch.no_grad() around them frees that at once")
 
 
 def find_evaluation(log: Log, runs: Sequence[OuterRun]) -> set[int]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from analyzer.meta.source_line import shorten_line
 from analyzer.meta.spec import Signature
 from analyzer.on_use import rare_collections
 
@@ -142,6 +143,10 @@ class Tally(NamedTuple):
     number: int
 
 
+#: How assumptions begin that tell of memory which a script need not take: first screens show them.
+GROWS, KEEPS_GRAPHS, WIDE_STATES = "memory grows:", "evaluation with gradients:", "wide optimizer states:"
+
+
 @functools.lru_cache(maxsize=1 << 14)
 def identifier(name: str) -> str:
     """``name`` as torch.fx would write it.
@@ -181,6 +186,8 @@ class Log(DeviceLog):
     keeps_allocator_events: bool = False
     events_at_start: int = 0  #: how many of them are of what was there already
     shortage: Shortage | None = None         #: where the run ended for want of memory
+    #: of a script, by index: the line behind a call outside of modules, in a forward pass and in the first step of all
+    lines: dict[int, str] = field(default_factory=dict)
     first_shortage: Shortage | None = None   #: where a run that went on, as on a larger device, would have ended
     world: WorldFacts | None = None          #: the job that the process was one of
     #: of the calls of a signature, as it was when one of them was recorded
@@ -260,6 +267,16 @@ class Log(DeviceLog):
             node.name = f"{node.base}_{count}" if count else node.base
         self._named = len(self.node_slots)
         return self.node_slots
+
+    def name_holder(self, lifetime: StorageLifetime) -> str:
+        """What a storage is held as: its label, its node, or the line of a script."""
+        node = self.nodes[lifetime.node].name if lifetime.node >= 0 else None
+        return lifetime.label or node or self.lines.get(lifetime.born_call, "(outside the model)")
+
+    def find_line(self, lifetime: StorageLifetime) -> str | None:
+        """The line of code that made a storage; None where it is not known."""
+        source = self.node_slots[lifetime.node].source if lifetime.node >= 0 else None
+        return self.lines.get(lifetime.born_call) if source is None else shorten_line(source)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

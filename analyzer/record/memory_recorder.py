@@ -16,12 +16,13 @@ from analyzer.meta.address_space import AddressSpace, MetaStorage, Region, find_
 from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
 from analyzer.meta.state import NO_EVENT, StreamAction
 from analyzer.meta.tensor import PLAIN_TENSORS, is_around_tensors, names_of_parts
+from analyzer.units import format_bytes
 
 from .device_log import NO_STEP, DeviceLog, PhaseMemory, PhaseRecord, device_index
-from .log import Log
+from .log import WIDE_STATES, Log
 from .recorded_run import RecordedRun
 from .storage_lifetime import BEGAN, BORN, DIED, ENDED, HELD, OUTSIDE, StorageLifetime
-from .tensor_walk import describe, parts_of_parameter, tensors_in
+from .tensor_walk import describe, local_part, parts_of_parameter, tensors_in
 
 BUILT = "held by the model"  #: category of what is there before the first step and no parameter, buffer or input
 _FIRST_WORKSPACE = -2
@@ -296,6 +297,25 @@ class MemoryRecorder:
         """Mark an optimizer's states, also those of one inside it, as `ZeroRedundancyOptimizer` has."""
         for keeper in (optimizer, getattr(optimizer, "optim", None)):
             self.mark_built(tensors_in(list(getattr(keeper, "state", {}).values())), "optimizer state")
+
+    def describe_wide_states(self, optimizer: torch.optim.Optimizer) -> str | None:
+        """A sentence on states as large as their parameter in elements, and wider; None where there are none."""
+        wide: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameter, state
+        for parameter, states in getattr(optimizer, "state", {}).items():
+            if isinstance(parameter, torch.Tensor) and isinstance(states, dict):
+                wide += [(parameter, one) for one in states.values() if isinstance(one, torch.Tensor)
+                         and one.shape == parameter.shape and one.element_size() > parameter.element_size()]
+        if not wide:
+            return None
+        parameter, state = wide[0]
+        storage = self.storage_of(local_part(state))
+        lifetime = None if storage is None else self.log.storages.get(storage.number)
+        line = None if lifetime is None else self.log.find_line(lifetime)
+        now, narrow = sum([one.nbytes for _, one in wide]), sum([one.numel() * p.element_size() for p, one in wide])
+        kinds = [str(tensor.dtype).removeprefix("torch.") for tensor in (state, parameter)]
+        return (f"{WIDE_STATES} {type(optimizer).__name__} keeps {kinds[0]} for parameters in {kinds[1]}"
+                f"{'' if line is None else f', made at {line}'}: {format_bytes(now)}, which would be "
+                f"{format_bytes(narrow)} in {kinds[1]}")
 
     def mark_built(self, tensors: Any, category: str) -> None:
         """As `mark`, also of what was there before the first step."""

@@ -5,10 +5,9 @@ import ast
 import linecache
 import re
 import sys
-import sysconfig
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +15,7 @@ from types import FrameType, TracebackType
 
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.meta.dispatch.mode import MetaDispatchMode
-from analyzer.meta.source_line import is_outside, is_user_code
+from analyzer.meta.source_line import is_outside, name_frame, script_line
 
 from .failure import is_own_defect
 from .script_recorder import ScriptRecorder
@@ -26,7 +25,6 @@ CAUGHT = "out of memory was raised, as on the device, where"
 # What a handler says that is there for the error: its name, the words of its text, and the functions that know it:
 # should_reduce_batch_size (accelerate/utils/memory.py), is_oom_error (lightning/pytorch/utilities/memory.py).
 _WAITS = re.compile(r"out[ _]?of[ _]?memory|(?<![a-z])oom(?![a-z])|should_reduce_batch_size", re.IGNORECASE)
-_INSTALLED = tuple({path for name, path in sysconfig.get_paths().items() if "lib" in name})
 
 
 class Shortages:
@@ -40,8 +38,7 @@ class Shortages:
 
     def __call__(self, error: Exception) -> bool:
         assert isinstance(error, DeviceOutOfMemoryError)
-        frames = list(_list_frames())
-        handler = next((name_frame(frame) for frame in frames if waits_for_memory(frame)), None)
+        handler = next((name_frame(frame) for frame in _list_frames() if waits_for_memory(frame)), None)
         if handler is not None:
             self.caught[handler] += 1
             return False
@@ -49,7 +46,7 @@ class Shortages:
         if log.first_shortage is None:
             short = self._recorder.calls.describe_shortage(_find_operator(), error)
             node = log.node_slots[short.node].source if short.phase == "backward" and short.node >= 0 else None
-            log.first_shortage = replace(short, source=name_line(frames, node))
+            log.first_shortage = replace(short, source=script_line(node))
         return True
 
     def describe(self) -> Iterator[str]:
@@ -73,38 +70,6 @@ def _find_operator() -> str:
     while frame is not None and frame.f_code is not MetaDispatchMode.handle.__code__:
         frame = frame.f_back
     return "(outside an operator)" if frame is None else str(frame.f_locals["func"])
-
-
-def name_frame(frame: FrameType) -> str:
-    """The file and the line of a frame, with the folder of a library's file.
-
-    >>> name_frame(sys._getframe()).rpartition(":")[0]
-    '<doctest analyzer.record.script_frames.name_frame[0]>'
-    """
-    return _shorten(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-
-
-def name_line(frames: Sequence[FrameType], node_source: str | None) -> str | None:
-    """The script's own line of a stack, innermost first, and behind > the line of a library that asks for memory; in a
-    backward pass the line of the forward pass of which a gradient is computed.
-    """
-    own = next((name_frame(frame) for frame in frames if is_own(frame.f_code.co_filename)), None)
-    inner = next((name_frame(frame) for frame in frames if is_user_code(frame.f_code.co_filename)), None)
-    if node_source is not None:
-        inner = f"the gradient of {_shorten(node_source)}"
-    return own if inner is None or inner == own else inner if own is None else f"{own} > {inner}"
-
-
-@cache
-def is_own(filename: str) -> bool:
-    """Whether a file is neither of an installed package nor of Python's library."""
-    return is_user_code(filename) and not filename.startswith((*_INSTALLED, "<"))
-
-
-def _shorten(place: str) -> str:
-    """A file of the script by its name, one of a package with the folders in it."""
-    installed = next((path for path in sorted(_INSTALLED, key=len, reverse=True) if place.startswith(path)), None)
-    return place[len(installed) + 1:] if installed is not None else place.rpartition("/")[2]
 
 
 # ---- who waits for the error

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from analyzer.meta.source_line import script_line
 from analyzer.meta.state import MetaState
 from analyzer.output import print_error
 
@@ -33,6 +34,7 @@ class _Outer:
     module: torch.nn.Module | None = None  #: that is called; of those that a function calls, the first with parameters
     is_model: bool = False
     has_grad: bool = False
+    line: str | None = None
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -74,7 +76,7 @@ class ScriptPasses(RunListener):
             outer = self._outer = self._outer or _Outer(self._count_all())
             if not outer.is_model:
                 outer.module, outer.is_model, outer.shapes = module, is_model, shapes
-                outer.has_grad = torch.is_grad_enabled()
+                outer.has_grad, outer.line = torch.is_grad_enabled(), script_line()
 
     def module_left(self, module: torch.nn.Module, result: Any) -> None:
         """The innermost call ended; where no module made it, what it did is noted."""
@@ -103,7 +105,8 @@ class ScriptPasses(RunListener):
     def _end(self, outer: _Outer, has_ended: bool) -> None:
         calls, nodes, module_calls = [range(start, end) for start, end in zip(outer.starts, self._count_all())]
         self.outer_runs.append(OuterRun(calls, nodes, module_calls, self.modules.index_of[id(outer.module)],
-                                        outer.is_model and has_ended, outer.has_grad, self.run.step, outer.shapes))
+                                        outer.is_model and has_ended, outer.has_grad, self.run.step, outer.shapes,
+                                        outer.line))
         self._outer = None
         self._passes += outer.is_model
         if not self.step_counts.counts and self._passes in _TOLD_AT:

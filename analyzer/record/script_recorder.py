@@ -15,7 +15,7 @@ from analyzer.meta.mode import MetaTensorMode
 
 from .cycle import OptimizerStep, find_cycles
 from .device_log import EARLIER_PREPARATION, EVALUATION, PREPARATION
-from .evaluation import describe_batches, find_evaluation, leave_out
+from .evaluation import describe_batches, describe_graphs, find_evaluation, leave_out
 from .joined_step import StepDescription, join_steps
 from .memory_recorder import MemoryRecorder
 from .module_recorder import ModuleRecorder
@@ -132,6 +132,8 @@ class ScriptRecorder(Recorder):
             self.mode.state.assume(f"forward passes that lead to no update ({many}) are a phase of their own, "
                                    f"{EVALUATION}: they are in no figure of a step, but peaks of memory are those of "
                                    "the whole run")
+        if (said := describe_graphs(self.log, evaluation)) is not None:
+            self.mode.state.assume(said)
         if prepared:
             self.mode.state.assume(describe_preparation(self.log, prepared))
         if never := [type(optimizer).__name__ for optimizer in self.step_counts.list_expected()]:
@@ -212,6 +214,8 @@ class ScriptRecorder(Recorder):
     def _count_step(self, optimizer: torch.optim.Optimizer | None, name: str) -> None:
         if optimizer is not None:
             self.memory.mark_states(optimizer)
+            if self.run.step == 0 and (said := self.memory.describe_wide_states(optimizer)) is not None:
+                self.mode.state.assume(said)
             self._steps_at.append((self.calls.count(), weakref.ref(optimizer), name))
         before = self.steps_taken
         self.step_counts.add(name, self.run.step)

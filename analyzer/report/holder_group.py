@@ -1,6 +1,7 @@
 """What holds memory and what ranks communicate, as text."""
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from analyzer.units import add_quantities
 from .text_table import Column, check_layout, format_quantity, print_rows
 
 _SHOWN = 10
+_LINE = re.compile(r"\.py:\d+")
 
 
 class HolderGroup(NamedTuple):
@@ -22,17 +24,20 @@ class HolderGroup(NamedTuple):
     category: str
     modules: int
     bytes: int
+    line: str | None = None  #: of a script, "train.py:12", where no module made it
 
     def __str__(self) -> str:
         size = format_quantity(self.bytes, "bytes")
         if self.type is None:
-            return f"{self.category}: {size}"
+            return f"{self.title}: {size}"
         return f"{self.modules:,} {self._name_type()}: {size} ({self.category})"
 
     @property
     def title(self) -> str:
         """What holds, without its size."""
-        return self.category if self.type is None else f"{self.modules:,} {self._name_type()} ({self.category})"
+        if self.type is None:
+            return self.category if self.line is None else f"{self.category} at {self.line}"
+        return f"{self.modules:,} {self._name_type()} ({self.category})"
 
     def _name_type(self) -> str:
         return f"{self.type}{'' if self.modules == 1 or str(self.type).endswith('s') else 's'}"
@@ -41,12 +46,14 @@ class HolderGroup(NamedTuple):
 def group_holders(profile: ProfileData) -> list[HolderGroup]:
     """The holders of a profile by module class and category, largest first."""
     types = {module.path: module.type for module in (() if profile.modules is None else profile.modules.walk())}
-    found: dict[tuple[str | None, str], tuple[set[str], int]] = {}
+    found: dict[tuple[str | None, str, str | None], tuple[set[str], int]] = {}
     for holder in profile.holders:
-        key = types.get(holder.module_path) if holder.module_path else None, holder.category
+        kind = types.get(holder.module_path) if holder.module_path else None
+        key = kind, holder.category, holder.label if kind is None and _LINE.search(holder.label) else None
         paths, nbytes = found.get(key, (set(), 0))
         found[key] = paths | {holder.module_path}, nbytes + holder.bytes
-    groups = [HolderGroup(*key, len(paths), nbytes) for key, (paths, nbytes) in found.items()]
+    groups = [HolderGroup(kind, category, len(paths), nbytes, line)
+              for (kind, category, line), (paths, nbytes) in found.items()]
     return sorted(groups, key=lambda group: -group.bytes)
 
 

@@ -353,9 +353,8 @@ class ProfileBuilder:
         log, ends = self.log, forward_ends(self.log)
         found: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
         for lifetime in alive_at(log, log.peak_event if log.shortage is None else log.shortage.event):
-            label = lifetime.label or (log.nodes[lifetime.node].name if lifetime.node >= 0 else "(outside the model)")
-            key = label, self.paths.find(log.modules[lifetime.module].path), category_of(lifetime, log, ends)
-            found[key].append(lifetime.block_bytes)
+            path = self.paths.find(log.modules[lifetime.module].path)
+            found[log.name_holder(lifetime), path, category_of(lifetime, log, ends)].append(lifetime.block_bytes)
         rows = [HolderInfo(*key, sum(blocks), len(blocks)) for key, blocks in found.items()]
         if log.peak_workspace_bytes and log.shortage is None:
             running = max(timeline, key=lambda point: point.allocated_bytes, default=None)

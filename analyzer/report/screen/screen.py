@@ -8,6 +8,7 @@ from operator import add
 from typing import NamedTuple
 
 from analyzer.errors import InputError, is_count
+from analyzer.record.log import GROWS, KEEPS_GRAPHS, WIDE_STATES
 from analyzer.report.compiled import describe_compiled
 from analyzer.report.device_table import DEVICE_HEADERS, DEVICE_LEFT, describe_copies, keep_fullest, list_device_rows
 from analyzer.report.fits import list_peaks
@@ -51,6 +52,8 @@ def describe_run(p: ProfileData, paint: Paint, width: int) -> list[str]:
     if p.first_shortage is not None:
         said = describe_first_shortage(p.first_shortage, p.fullest_device)
         lines += [paint(line, "red") for line in wrap(said, width)]
+    lines += [paint(line, "yellow") for said in p.assumptions if said.startswith((GROWS, KEEPS_GRAPHS, WIDE_STATES))
+              for line in wrap(said, width)]
     longest, speed = find_longest(p), describe_speed(p)
     if longest and speed:
         most = "bound by" if longest[1] >= _MOST else "bound by several things, most by"
@@ -246,20 +249,23 @@ def _name_together(members: Sequence[ModuleInfo], siblings: int) -> str:
 
 
 Format = Callable[[float | None], str]
-_ROWS, _ROWS_NARROW, _PARTS = 6, 4, 3
+_ROWS, _ROWS_NARROW, _PARTS, _LEAST_ROWS = 6, 4, 3, 3
+_LINES = 40  # of the screen
 _TYPE = 28
 _TIME = "Kernel time"
 _CLASSES = 100  # columns from which there is room for classes and bars
 
 
-def describe_modules(p: ProfileData, paint: Paint, width: int) -> list[str]:
-    """The modules that take most time, else FLOPs, else parameters, and what they hold; a last row has the rest."""
+def describe_modules(p: ProfileData, paint: Paint, width: int, most: int = _ROWS) -> list[str]:
+    """The modules that take most time, else FLOPs, else parameters, and what they hold, in as many rows at ``most``; a
+    last row has the rest.
+    """
     root = p.modules
     update = p.phases.get("optimizer")
     kernels = 1.0 if update is None or not update.seconds or update.kernel_seconds is None else (
         update.kernel_seconds / update.seconds)
     found = None if root is None else _choose_measure(root, p.mode == "train", kernels)
-    if root is None or found is None:
+    if root is None or found is None or most < _LEAST_ROWS:
         return []
     title, unit, measure = found
     if title == _TIME and p.measured_steps is not None:
@@ -268,7 +274,7 @@ def describe_modules(p: ProfileData, paint: Paint, width: int) -> list[str]:
     whole, is_wide = measure(root) or 0, width >= _CLASSES
     rows = []
     for name, type_, costs in _list_rows(choose_groups(root, measure), measure, whole,
-                                         _ROWS if is_wide else _ROWS_NARROW):
+                                         min(most - 1, _ROWS if is_wide else _ROWS_NARROW)):
         value = measure(costs)
         rows.append((name, *((cut_end(type_, _TYPE), ) if is_wide else ()), format_count(costs.params),
                      format_bytes(getattr(costs, kept)), unit(value), format_part(value, whole),
@@ -282,7 +288,8 @@ def _list_rows(groups: list[ModuleGroup], measure: Measure, whole: float,
                most: int) -> Iterator[tuple[str, str, CostInfo]]:
     """At most ``most`` rows and one for the rest: the largest groups, a first one that holds most with its parts."""
     largest = groups[0]
-    parts = list_parts(largest, measure)[:_PARTS] if (measure(largest.costs) or 0) > _LARGE * whole else []
+    is_opened = (measure(largest.costs) or 0) > _LARGE * whole
+    parts = list_parts(largest, measure)[:min(_PARTS, most - 1)] if is_opened else []
     named, rest = keep_largest(groups, most - len(parts))
     for group in named:
         yield group.name, group.type, group.costs
@@ -325,8 +332,10 @@ def render_screen(profile: ProfileData, *, width: int = WIDEST, color: bool = Fa
     if not is_count(width, NARROWEST):
         raise InputError(f"screen(width={width!r}): must be a number of columns, {NARROWEST} or more")
     paint = Paint(color)
-    sections = [describe_run(profile, paint, width), describe_several(profile, paint, width),
-                describe_cycle(profile, paint, width), describe_phases(profile, paint, width),
-                describe_peak(profile, paint, width),
-                describe_modules(profile, paint, width), describe_rest(profile, more, width)]
+    before = [describe_run(profile, paint, width), describe_several(profile, paint, width),
+              describe_cycle(profile, paint, width), describe_phases(profile, paint, width),
+              describe_peak(profile, paint, width)]
+    rest = describe_rest(profile, more, width)
+    room = _LINES - sum([len(lines) + 1 for lines in (*before, rest) if lines])
+    sections = [*before, describe_modules(profile, paint, width, room - 1), rest]
     return "\n\n".join("\n".join(line.rstrip() for line in lines) for lines in sections if lines)
