@@ -50,7 +50,7 @@ def run(tmp_path):
         path = tmp_path / "train.py"
         path.write_text(HEAD + textwrap.dedent(text))
         found = dry_run(path, steps=steps, **settings)
-        assert found.error is None, found.format_error()
+        assert found.error is None or "stop_at_oom" in settings, found.format_error()
         return found.profile
     return run
 
@@ -197,12 +197,15 @@ def test_the_peak_of_evaluation_is_that_of_the_run(run):
 
 
 def test_memory_may_run_out_after_evaluation(run):
-    p = run("""
+    text = """
     for step in range(10):
         x, y = batch(64 if step < 2 else 1 << 28)
         train(F.cross_entropy(model(x), y))
         with torch.no_grad():
             model(batch()[0])
-    """, steps=5)
+    """
+    p = run(text, steps=5)
+    assert p.first_shortage.step == 2 and p.phases["evaluation"].macs == 4 * PASS
+    p = run(text, steps=5, stop_at_oom=True)
     assert p.out_of_memory.step == 2 and p.fwd_macs == PASS
     assert p.phases["evaluation"].macs == 2 * PASS
