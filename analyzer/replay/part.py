@@ -38,18 +38,18 @@ class Part:
     nodes: range = range(0)
     module_calls: range = range(0)
     events: list[tuple[int, Any]] = field(default_factory=list)
+    copies: list[int] = field(default_factory=list)  #: places of the blocks whose laps it stands for
 
     def __post_init__(self) -> None:
-        self.copies = [self.place]  #: places of the blocks whose laps it stands for
-        self.written = [self]       #: what is written in its place: itself, and its copy before or behind it
-        self.inside = 0             #: how many of its events come before its block is left
+        self.copies = self.copies or [self.place]
+        self.written = [self]  #: what is written in its place: itself, and its copy before or behind it
+        self.inside = 0        #: how many of its events come before its block is left
 
     def copy(self, places: Sequence[int], backwards: bool) -> None:
         """Let it stand for the laps of the blocks at these ``places`` too, which come behind it or, ``backwards``,
         the last one first, before it.
         """
-        copied = replace(self)
-        copied.copies = sorted(places, reverse=backwards)
+        copied = replace(self, copies=sorted(places, reverse=backwards))
         self.written = [copied, self] if backwards else [self, copied]
 
     @property

@@ -37,10 +37,10 @@ from analyzer.record.storage_lifetime import STEP as STEP_COLUMN
 from .facts import Facts, NodeCopies, make_nodes
 from .match import NotRepeated
 from .name import UNKNOWN, Names, Numbers, RunNames, module_calls_of, nodes_of
-from .part import Part
+from .part import Lap, Part
 from .placing import Before, Events, place_events
 from .short_run import KEPT, ORDERED, STEP
-from .wide_call import Widening
+from .update import find_inserts, widen_signature
 
 _KINDS = ("storage", "call", "node", "module call", "mark")
 _FIELDS = 7  # of a call in a `CallTable`: first operand, inputs, outputs, kind, module, node, forward call
@@ -70,7 +70,10 @@ class Repeat:
         self.list_nodes = cache(partial(make_nodes, self.nodes, self.source.modules))  # for all logs that are written
         self.module_calls: list[LogModuleCall] = []
         self._operands = 0
-        self.widening, self.wide = Widening(names), dict[int, Signature]()
+        self.wide: dict[int, Signature] = {}  #: of calls over the parameters of all blocks, by number
+        #: of each chain: a lap in which the blocks that were not run see what the reference block does
+        self.copies = [Part(0, (), Lap(i, names.references[i], chain.reference), copies=list(chain.skipped))
+                       for i, chain in enumerate(names.chains)]
         self._write_parts()
         for index, signature in self.wide.items():
             self.calls.signatures[index] = signature
@@ -248,18 +251,21 @@ class Repeat:
         """The operands of calls outside of blocks, also of those that an update gets of the blocks that were not run;
         how many there are is written into the fields ``old``.
         """
-        storages, found, at = self.names.storages, list[Numbers](), 0
+        names, found, at = self.names, list[Numbers](), 0
+        first_call = int(self.end["call"][repetition, part.kind, 0]) - len(calls)
         for i, index in enumerate(calls):
-            wide, stop = self.widening.widen(self.source.call_slots[index]), at + int(old[i, 1] + old[i, 2])
-            if wide is not None:
-                self.wide[int(self.end["call"][repetition, part.kind, 0]) + i - len(calls)] = wide.signature
-                for first, inserts in ((at, wide.inputs), (at + int(old[i, 1]), wide.outputs)):
-                    for chain, end, number in inserts:
+            call, stop = self.source.call_slots[index], at + int(old[i, 1] + old[i, 2])
+            inputs, outputs = (find_inserts(numbers, names.cutter.owners, names.chains)
+                               for numbers in (call.inputs, call.outputs))
+            if inputs or outputs:
+                wide = self.wide[first_call + i] = widen_signature(call.signature, inputs, outputs, names.chains)
+                for first, inserts in ((at, inputs), (at + int(old[i, 1]), outputs)):
+                    for chain, end, count in inserts:
                         found.append(operands[0, at:first + end])
                         at = first + end
-                        found.append(self._numbers("storage", storages, rows[at - number:at],
-                                                   self.widening.copies[chain], repetition).ravel())
-                old[i, 1:3] = len(wide.signature.inputs), len(wide.signature.outputs)
+                        found.append(self._numbers("storage", names.storages, rows[at - count:at], self.copies[chain],
+                                                   repetition).ravel())
+                old[i, 1:3] = len(wide.inputs), len(wide.outputs)
             found.append(operands[0, at:stop])
             at = stop
         return np.concatenate(found)[None]

@@ -1,19 +1,22 @@
 """The update of parameters by an optimizer of torch's own, and what drops gradients: it runs for the parameters of the
-blocks that run and for those outside of chains, and is told of the others.
+blocks that run and for those outside of chains, and is told of the others. What it does with those of one block is a
+lap; a call over lists of parameters is written with those of all blocks in the lists.
 """
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 
+from analyzer.meta.spec import Signature, TensorSpec
 from analyzer.record.log import Log
 from analyzer.record.optimizer_step import TORCHS_OWN, has_step_hooks
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED
 from analyzer.record.tensor_walk import local_part, tensors_in
 
-from .chain import ChainRun
+from .chain import Chain, ChainRun
 from .match import NotRepeated
 from .short_run import ShortRun
 
@@ -25,6 +28,7 @@ Group = tuple[Owner | None, list[tuple[int, Any]]]
 #: Whose states and results are each of one parameter. ASGD and Rprop make others between those.
 _REPEATED = TORCHS_OWN - {torch.optim.ASGD, torch.optim.Rprop}
 _BEGINS = (BEGAN, "optimizer"), (BEGAN, "zero_grad")
+_OTHER_ORDER = "its optimizer takes parameters in another order than blocks have"
 
 
 class UpdateDiffers(NotRepeated):
@@ -46,18 +50,16 @@ def is_update_alike(optimizer: torch.optim.Optimizer | None, parameters: Sequenc
     for given in lists:
         found, at = [places.get(id(p)) for p in given], 0
         while at < len(found):
-            first = found[at]
-            if first is None:
+            if (owner := found[at]) is None:
                 at += 1
                 continue
-            number, place, _ = first
             members = []
             for other in found[at:]:
-                if other is None or other[:2] != (number, place):
+                if other is None or other[:2] != owner[:2]:
                     break
                 members.append(other[2])
-            count = len(runs[number].chain.blocks)
-            expected = [(number, block, i) for block in range(count) for i in members]
+            blocks = range(len(runs[owner[0]].chain.blocks))
+            expected = [(owner[0], place, i) for place in blocks for i in members]
             if found[at:at + len(expected)] != expected:
                 return False
             at += len(expected)
@@ -120,3 +122,64 @@ def group_update(events: Iterable[tuple[int, Any]], owners: dict[int, Owner], lo
         groups[-1][1].append((kind, what))
         has_call |= kind == CALLED
     return groups
+
+
+class Insert(NamedTuple):
+    """Behind the storages of a call up to ``end``, ``number`` are inserted for each block of a chain not run."""
+
+    chain: int
+    end: int
+    number: int
+
+
+def find_inserts(numbers: Sequence[int], owners: dict[int, Owner], chains: Sequence[Chain]) -> list[Insert]:
+    """What is inserted among the storages that a call outside of laps reads or gives: behind those of each reference
+    block, which those of the next block that is run follow. Raises UpdateDiffers.
+    """
+    groups = [(owner, len(list(same))) for owner, same in groupby([owners.get(number) for number in numbers])]
+    found: list[Insert] = []
+    at = 0
+    for (owner, count), behind in zip(groups, [*groups[1:], None]):
+        at += count
+        if owner is not None and owner[1] == (chain := chains[owner[0]]).reference:
+            if behind != ((owner[0], chain.skipped.stop), count):
+                raise UpdateDiffers(_OTHER_ORDER)
+            found.append(Insert(owner[0], at, count))
+    if {owner[0] for owner, _ in groups if owner is not None} - {insert.chain for insert in found}:
+        raise UpdateDiffers(_OTHER_ORDER)
+    return found
+
+
+def widen_signature(signature: Signature, inputs: Sequence[Insert], outputs: Sequence[Insert],
+                    chains: Sequence[Chain]) -> Signature:
+    """The signature of a call with what is inserted."""
+    key = "wide", len(inputs), *[(end, count, len(chains[chain].skipped)) for chain, end, count in (*inputs, *outputs)]
+    found: Signature | None = signature.memo.get(key)
+    if found is None:
+        size = next(len(value) for value in signature.args if _is_list(value))
+        in_list = [insert for insert in inputs if insert.end <= size]  # of the first one: all are alike
+
+        def widen(value: Any) -> Any:
+            return repeat_items(value, in_list, chains) if _is_list(value) and len(value) == size else value
+
+        found = signature.memo[key] = Signature(
+            signature.op, tuple(map(widen, signature.args)),
+            {name: widen(value) for name, value in signature.kwargs.items()},
+            tuple(repeat_items(signature.inputs, inputs, chains)),
+            tuple(repeat_items(signature.outputs, outputs, chains)), signature.launch)
+    return found
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and not isinstance(value, TensorSpec)
+
+
+def repeat_items(items: Sequence[Any], inserts: Iterable[Insert], chains: Sequence[Chain]) -> list[Any]:
+    """The items, with those of each reference block again for each block that was not run."""
+    found: list[Any] = []
+    at = 0
+    for chain, end, count in inserts:
+        found += items[at:end]
+        found += list(items[end - count:end]) * len(chains[chain].skipped)
+        at = end
+    return [*found, *items[at:]]
