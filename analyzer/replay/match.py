@@ -69,23 +69,23 @@ class Output:
             storage = None if tensor is None else storage_of(local_part(tensor))
             return -1 if storage is None else storage.number
 
-        def look(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                number = number_of(value)
-                where = ("given", given.index(number)) if number in given else (
-                    "made" if number > self.number else "older", min(number, self.number))
-                return where, id(describe(value)), value.requires_grad
-            if isinstance(value, (list, tuple)):
-                return [look(item) for item in value]
-            if isinstance(value, dict):
-                return {key: look(item) for key, item in value.items()}
-            try:
-                return value if type(value) in ARGUMENTS else weakref.ref(value)
-            except TypeError:
-                return value
+        return self._describe(value, number_of, [
+            number_of(None if item is None else item()) for item in self._items])
 
-        given = [number_of(None if item is None else item()) for item in self._items]
-        return look(value)
+    def _describe(self, value: Any, number_of: Callable[[torch.Tensor | None], int], given: list[int]) -> Any:
+        if isinstance(value, torch.Tensor):
+            number = number_of(value)
+            where = ("given", given.index(number)) if number in given else (
+                "made" if number > self.number else "older", min(number, self.number))
+            return where, id(describe(value)), value.requires_grad
+        if isinstance(value, (list, tuple)):
+            return [self._describe(item, number_of, given) for item in value]
+        if isinstance(value, dict):
+            return {key: self._describe(item, number_of, given) for key, item in value.items()}
+        try:
+            return value if type(value) in ARGUMENTS else weakref.ref(value)
+        except TypeError:
+            return value
 
 
 def list_done(log: Log, events: Sequence[tuple[int, Any]]) -> tuple[list[Any], list[Any]]:
