@@ -188,7 +188,7 @@ file, or a name such as FLUX.1-dev. --batch of them, --attention flash (default)
 """, {"serving (decoders of transformers)": "cache, cache-dtype, block-size, max-sequences, memory-share, batches, "
       "prefill-chunk", "server": "engine, server, server-version, receive-interval, stream-interval, batch-wait, "
       "burst, concurrency, rate, weights, experts, skew, draft, acceptance, prices, carbon",
-      "ranks of a server": "tp, pp, dp, ep, cluster",
+      "ranks of a server": "tp, pp, dp, ep, cluster, prefill, decode",
       "fleets": "ttft, tpot, percentile",
       "pipelines of diffusers": "height, width, frames, denoising steps, guidance, ring, ulysses",
       "recipe": "dtype, quantize, lora, attention, compile"}, """\

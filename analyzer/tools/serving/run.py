@@ -20,6 +20,7 @@ from .batch import Batch, Chunk
 from .deployment import CACHE_BYTES, Layout
 from .fleet import FleetTarget, find_fleets, price_of
 from .pass_time import PassTimer
+from .pools import profile_pools, read_pool
 from .read_model import read_served_model
 from .serve import make_deployment, profile_served
 from .served_model import ServedModel
@@ -27,7 +28,8 @@ from .served_profile import table_of_points
 from .simulation import NoRoomError
 
 _OF_SERVER = ("concurrency", "rate", "weights", "experts", "ttft", "tpot", "draft", "prices", "carbon",
-              "server_version", "receive_interval", "stream_interval", "batch_wait", "burst")
+              "server_version", "receive_interval", "stream_interval", "batch_wait", "burst", "prefill",
+              "decode")
 _RANKS = ("tp", "pp", "dp", "ep")
 _SERVER = "vllm"  # where --server is not given
 #: What ``--quantize`` of the eager model is on a server.
@@ -104,6 +106,8 @@ def run_server(arguments: argparse.Namespace) -> tuple[str, int]:
     devices = split_devices(arguments.device)
     for name in devices:  # before any work
         find_device(name)
+    if arguments.prefill is not None or arguments.decode is not None:
+        return _run_pools(arguments)
     if arguments.ttft is not None or arguments.tpot is not None:
         return _run_fleets(arguments, devices)
     if len(devices) > 1:
@@ -130,6 +134,31 @@ def run_server(arguments: argparse.Namespace) -> tuple[str, int]:
         text = table_of_points(points, "text" if arguments.format == "text" else fmt)
         return (f"{text}\n\n{points[0].head()}" if arguments.format == "text" else text), 0
     return points[0].summary(), 0
+
+
+def _run_pools(arguments: argparse.Namespace) -> tuple[str, int]:
+    if arguments.prefill is None or arguments.decode is None:
+        raise InputError("--prefill and --decode: two pools are given together, e.g. --prefill 4xh100:tp2 --decode "
+                         "8xh100:tp4")
+    given = [f"--{name}" for name in _RANKS if getattr(arguments, name) != 1] + [
+        f"--{name}" for name in ("ttft", "tpot", "burst", "draft") if getattr(arguments, name)]
+    if given:
+        raise InputError(f"{', '.join(given)}: does not work with --prefill and --decode; leave it out")
+    numbers = arguments.concurrency or [arguments.batch]
+    if len(numbers) > 1 or arguments.concurrency and arguments.rate is not None:
+        raise InputError("--prefill and --decode: give one --concurrency, or a --rate")
+    settings = read_settings(arguments, Layout())
+    settings.pop("layout")
+    try:
+        found = profile_pools(read_target(arguments), arguments.prompt, arguments.new_tokens,
+                              read_pool(arguments.prefill), read_pool(arguments.decode),
+                              concurrency=None if arguments.rate is not None else numbers[0], rate=arguments.rate,
+                              **settings)
+    except NoRoomError as error:
+        return f"does NOT fit: {error}", 3
+    if arguments.json is not None:
+        found.to_json(arguments.json)
+    return str(found), 0
 
 
 def _run_fleets(arguments: argparse.Namespace, devices: list[str]) -> tuple[str, int]:

@@ -25,7 +25,7 @@ class Traffic:
     - ``least_share``: lengths are even between this share of the given ones and the whole (1: all alike).
     - ``bursts``: clients all begin at once, as benchmarks do (vLLM benchmark_serving), and ask ten times each.
     - ``slots``: sequences that decode at once at most; None: what the engine and the cache have room for.
-    - ``is_read``: prompts come with their cache, read elsewhere.
+    - ``is_read``: prompts come with their cache, read elsewhere, each ``delay`` seconds after its client's last answer.
     - ``drafted``, ``accepted``: tokens that a draft proposes, and the mean number of them that are kept.
     """
 
@@ -37,6 +37,7 @@ class Traffic:
     slots: int | None = None
     bursts: bool = False
     is_read: bool = False
+    delay: float = 0.0
     drafted: int = 0
     accepted: float = 0.0
 
@@ -143,6 +144,8 @@ class Scheduler:
             if not (self.sent or self.waiting or self.reading or self.running):
                 self.now = self.composed = arrivals[0]
                 continue
+            if not (self.waiting or self.reading or self.running):
+                self.now = max(self.now, self.sent[0].arrival)
             self._receive()
             self._step(arrivals[0] if arrivals else None)
             if self.traffic.rate and len(self.waiting) + len(self.sent) > self.count // 2 and len(self.done) > _ENOUGH:
@@ -318,7 +321,7 @@ class Scheduler:
                 between = (self.now - request.first) / max(1, request.new - 1)
             self.done.append(Served(request.first - request.arrival, between))
         if self.traffic.rate is None and not (self.traffic.bursts and self.born >= self.count):
-            self._ask(self.now)
+            self._ask(self.now + self.traffic.delay)
 
     def _make_room(self) -> None:
         """Where pages run out, the sequence that came last starts over: its tokens are read again as a prompt."""
