@@ -18,7 +18,7 @@ from analyzer.meta.address_space import MetaStorage
 from analyzer.meta.intercept.replacement import replace
 from analyzer.record.tensor_walk import walk_modules
 
-from .match import Mismatch
+from .match import NotRepeated
 
 
 class Filled(NamedTuple):
@@ -159,7 +159,7 @@ def _flagging(original: Any) -> Any:
 
 def fill_as(filled: Filled, index: int, stand_in: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
     """Fill another slot with what a slot holds, with what ``stand_in`` gives for each of its new tensors. Raises
-    Mismatch where it is not free, or where a slot holds tensors from the beginning and nothing stands in for others.
+    NotRepeated where it is not free, or where a slot holds tensors from the beginning and nothing stands in for others.
     """
     cache, slot = filled.cache, filled.slot
     if isinstance(cache, SlotFlags) and not cache.get(index):
@@ -168,7 +168,7 @@ def fill_as(filled: Filled, index: int, stand_in: Callable[[torch.Tensor], torch
     layer = find_layer(cache, slot)
     if layer is None or find_layer(cache, index) is not layer or not is_free(cache, index) or (
             filled.held and stand_in is None):
-        raise Mismatch("a cache holds something of blocks that are not run")
+        raise NotRepeated("a cache holds something of blocks that are not run")
     numbers = numbers_held(cache, slot)
     contents = {name: stand_in(value) if stand_in is not None and isinstance(value, torch.Tensor) else value
                 for name, value in vars(cache.layers[slot]).items()

@@ -23,7 +23,7 @@ from analyzer.state.fingerprint import StateRecord
 from analyzer.state.value import look_up, watch_attribute
 
 from .cache_slot import Filled, Index
-from .match import Mismatch, NotRepeated
+from .match import NotRepeated
 
 #: blocks that are run at each end of a chain: at first, and where those beside the ones that are not run differ
 ENDS = 2, 3
@@ -95,7 +95,7 @@ def find_chains(walked: Sequence[tuple[str, nn.Module]]) -> list[Chain]:
 def _split(neighbours: list[nn.Module], path_of: dict[int, str]) -> list[Chain]:
     """The longest runs of alike blocks in a list of modules; none of modules that hold nothing."""
     found: list[Chain] = []
-    outlines = [_outline_or_none(module) for module in neighbours]
+    outlines = [outline(module) for module in neighbours]
     first = 0
     while len(neighbours) - first >= FEWEST:
         rest = outlines[first:]
@@ -103,14 +103,14 @@ def _split(neighbours: list[nn.Module], path_of: dict[int, str]) -> list[Chain]:
         behind = first + alone[0]
         for period in _list_periods(neighbours[first:], *alone):
             count, differing = alone if period == 1 else _count_alike(rest, period)
-            if count < FEWEST or not any(held for mine in rest[:period] for _, _, both in mine or () for held in both):
+            if count < FEWEST or not any(held for mine in rest[:period] for _, _, both in mine for held in both):
                 continue
             behind = first + count * period
             groups = [neighbours[at:at + period] for at in range(first, behind, period)]
             found.append(Chain(
                 [group[0] if period == 1 else nn.ModuleList(group) for group in groups],
                 [[(path_of[id(module)], module) for module in group] for group in groups], differing,
-                [[module for each in outlines[at:at + period] for _, module, _ in each or ()]
+                [[module for each in outlines[at:at + period] for _, module, _ in each]
                  for at in range(first, behind, period)]))
             break
         first = behind
@@ -129,40 +129,22 @@ def _list_periods(neighbours: Sequence[nn.Module], count: int, differing: set[Pl
     return sorted([1, *again], key=lambda period: (-again.get(period, 0), period))
 
 
-def _count_alike(outlines: Sequence[Outline | None], period: int) -> tuple[int, set[Place]]:
+def _count_alike(outlines: Sequence[Outline], period: int) -> tuple[int, set[Place]]:
     """How many groups of ``period`` neighbours are as the first one is, itself counted, and in what they differ."""
     differing = set[Place]()
     groups = (_join_outlines(outlines[at:at + period]) for at in range(0, len(outlines) - period + 1, period))
     first = next(groups, None)
     if first is None:
         return 1, differing
-    return 1 + sum(1 for _ in takewhile(lambda other: _is_alike(first, other, differing), groups)), differing
+    return 1 + sum(1 for _ in takewhile(lambda other: compare_blocks(first, other, differing), groups)), differing
 
 
-def _join_outlines(members: Sequence[Outline | None]) -> Outline | None:
+def _join_outlines(members: Sequence[Outline]) -> Outline:
     """The outline of a group, with the paths that its modules have in a ModuleList of its members."""
-    if len(members) == 1 or any(member is None for member in members):
-        return members[0] if len(members) == 1 else None
+    if len(members) == 1:
+        return members[0]
     return [(f"{place}.{path}" if path else str(place), module, registered)
-            for place, member in enumerate(members) for path, module, registered in member or ()]
-
-
-def _outline_or_none(block: nn.Module) -> Outline | None:
-    try:
-        return outline(block)
-    except Mismatch:  # it is like no other
-        return None
-
-
-def _is_alike(mine: Outline, other: Outline | None, differing: set[Place]) -> bool:
-    found = set(differing)
-    try:
-        if other is not None:
-            compare_blocks(mine, other, found)
-    except Mismatch:
-        return False
-    differing |= found
-    return other is not None
+            for place, member in enumerate(members) for path, module, registered in member]
 
 
 def _is_shared(chain: Chain, walked: Sequence[tuple[str, nn.Module]]) -> bool:
@@ -189,38 +171,37 @@ def are_alike(blocks: Sequence[nn.Module]) -> bool:
     (True, False)
     """
     first, *others = [outline(block, reads_attributes=False) for block in blocks]
-    return all(_is_alike(first, other, set()) for other in others)
+    return all(compare_blocks(first, other, set()) for other in others)
 
 
 def outline(block: nn.Module, *, reads_attributes: bool = True) -> Outline:
-    """What `compare_blocks` looks at. Raises Mismatch for parameters with attributes of their own, unless these are
-    not read.
-    """
+    """What `compare_blocks` looks at; attributes of parameters too, unless these are not read."""
     return [(path, module, _registered(module, reads_attributes)) for path, module in walk_modules(block)]
 
 
-def compare_blocks(mine: Outline, other: Outline, differing: set[Place]) -> None:
-    """Compare two blocks, and add to ``differing`` in what they differ. Raises Mismatch where no step could take one
-    for the other.
+def compare_blocks(mine: Outline, other: Outline, differing: set[Place]) -> bool:
+    """Whether a step could take one block for the other if it does not read in what they differ, which is added to
+    ``differing``.
     """
     if [path for path, _, _ in mine] != [path for path, _, _ in other]:
-        raise Mismatch("its blocks have other modules")
+        return False
+    found = set[Place]()
     for (path, module, registered), (_, its, theirs) in zip(mine, other):
-        if type(module) is not type(its) and type(module).__mro__[1:] != type(its).__mro__[1:]:
-            raise Mismatch(f"its blocks have other modules at {path!r}")
         held, others = vars(module), vars(its)
-        if held.keys() != others.keys():
-            raise Mismatch(f"its blocks have other attributes at {path!r}")
-        if registered != theirs:
-            raise Mismatch(f"its blocks have other parameters or buffers at {path!r}")
+        is_kind = type(module) is type(its) or type(module).__mro__[1:] == type(its).__mro__[1:]
+        if not is_kind or held.keys() != others.keys() or registered != theirs:
+            return False
         for name, value in held.items():
-            found = others[name]
-            if value is found or type(value) is type(found) and type(value) in _CONTAINERS and not value and not found:
+            another = others[name]
+            if value is another or type(value) is type(another) and type(value) in _CONTAINERS and not (
+                    value or another):
                 continue  # most are, and this is faster than the question below
-            if name not in _LEFT_OUT and (path, name) not in differing and not same(value, found):
+            if name not in _LEFT_OUT and (path, name) not in differing and not same(value, another):
                 if name in _ALWAYS_READ:
-                    raise Mismatch(f"its blocks differ in {path + '.' if path else ''}{name}")
-                differing.add((path, name))
+                    return False
+                found.add((path, name))
+    differing |= found
+    return True
 
 
 def _registered(module: nn.Module, reads_attributes: bool) -> list[Any]:
@@ -239,13 +220,13 @@ def _specs(tensor: Any, reads_attributes: bool) -> Any:
     if not reads_attributes:
         return found
     # _is_param: torch/nn/parameter.py
-    own = {name: _spec_of(value, name) for name, value in vars(tensor).items() if name != "_is_param"}
+    own = {name: _spec_of(value) for name, value in vars(tensor).items() if name != "_is_param"}
     return *found, own
 
 
-def _spec_of(value: Any, name: str, depth: int = 0) -> Any:
+def _spec_of(value: Any, depth: int = 0) -> Any:
     """What is compared of an attribute of a parameter: a mark, or how it is quantized (`Params4bit.quant_state` of
-    bitsandbytes). Raises Mismatch for others: a wrapper finds its buffers by them.
+    bitsandbytes). Others are like none: a wrapper finds its buffers by them.
     """
     kind = type(value)
     if kind in LEAVES and not isinstance(value, FunctionType):
@@ -255,10 +236,10 @@ def _spec_of(value: Any, name: str, depth: int = 0) -> Any:
     if isinstance(value, nn.Module):  # compared where it stands
         return kind
     if depth < _DEEPEST and isinstance(value, tuple):
-        return kind, [_spec_of(held, name, depth + 1) for held in value]
+        return kind, [_spec_of(held, depth + 1) for held in value]
     if depth < _DEEPEST and is_plain_object(value):
-        return kind, {key: _spec_of(held, name, depth + 1) for key, held in vars(value).items()}
-    raise Mismatch(f"its parameters have attributes: {name}")
+        return kind, {key: _spec_of(held, depth + 1) for key, held in vars(value).items()}
+    return object()
 
 
 def same(mine: Any, other: Any, depth: int = 0) -> bool:
@@ -307,7 +288,7 @@ def _same_owner(mine: Any, other: Any, depth: int) -> bool:
         return type(mine).__qualname__ == type(other).__qualname__
     if is_sharding_state(mine):
         if names_prefetched(mine) or names_prefetched(other):
-            raise Mismatch("its blocks prefetch blocks that are named")
+            return False
         settings, groups = zip(sharding_settings(mine), sharding_settings(other))
         return same(*settings, depth + 1) and len(groups[0]) == len(groups[1]) and all(
             a is b or type(a) is type(b) and bool(a == b) for a, b in zip(*groups))

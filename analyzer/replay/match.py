@@ -29,10 +29,6 @@ def why_unsupported() -> str | None:
     return None
 
 
-class Mismatch(Exception):
-    """Something may not be replayed, and is run; the message says why."""
-
-
 class NotRepeated(Restart):
     """The run begins again with all blocks: ``reason`` says why some of them do not tell what all do."""
 

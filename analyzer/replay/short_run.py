@@ -24,7 +24,7 @@ from analyzer.record.tensor_walk import local_part
 
 from .cache_slot import fill_as, list_counting, noting_slots, numbers_held
 from .chain import ENDS, Chain, ChainRun, check_held, excuse_changes, same, watching_reads
-from .match import USES_STREAMS, Mismatch, NotRepeated, Output, list_done
+from .match import USES_STREAMS, NotRepeated, Output, list_done
 
 CUT, LEFT, STEP, AGAIN, KEPT, ORDERED = range(ENDED + 1, ENDED + 7)
 """Events beside those of `analyzer.record.storage_lifetime`: CUT with a `Cut`, LEFT where a block was left, STEP with a
@@ -318,11 +318,8 @@ class ShortRun(RunListener):
             held.setdefault(place, []).extend(numbers.values())
             if not is_skipped:
                 continue
-            try:
-                with torch._C.DisableTorchFunction(), self.unheard():
-                    fill_as(one, index, lambda tensor: self._make(self._describe(tensor, False), chain, place))
-            except Mismatch as mismatch:
-                raise NotRepeated(str(mismatch)) from None
+            with torch._C.DisableTorchFunction(), self.unheard():
+                fill_as(one, index, lambda tensor: self._make(self._describe(tensor, False), chain, place))
             self.dropped.update({*numbers.values()}.difference(numbers_held(one.cache, index).values()))
         if not is_skipped:
             filled.clear()  # what is in it afterwards is of the reference block
