@@ -157,20 +157,19 @@ def _flagging(original: Any) -> Any:
     return __init__
 
 
-def fill_as(filled: Filled, index: int, stand_in: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+def fill_as(filled: Filled, index: int, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Fill another slot with what a slot holds, with what ``stand_in`` gives for each of its new tensors. Raises
-    NotRepeated where it is not free, or where a slot holds tensors from the beginning and nothing stands in for others.
+    NotRepeated where it is not free.
     """
     cache, slot = filled.cache, filled.slot
     if isinstance(cache, SlotFlags) and not cache.get(index):
         cache[index] = cache[slot]
         return
     layer = find_layer(cache, slot)
-    if layer is None or find_layer(cache, index) is not layer or not is_free(cache, index) or (
-            filled.held and stand_in is None):
+    if layer is None or find_layer(cache, index) is not layer or not is_free(cache, index):
         raise NotRepeated("a cache holds something of blocks that are not run")
     numbers = numbers_held(cache, slot)
-    contents = {name: stand_in(value) if stand_in is not None and isinstance(value, torch.Tensor) else value
+    contents = {name: stand_in(value) if isinstance(value, torch.Tensor) else value
                 for name, value in vars(cache.layers[slot]).items()
                 if name not in filled.held or filled.held[name] != numbers.get(name)}
     while len(cache.layers) <= index:

@@ -2,27 +2,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate, groupby, pairwise, starmap
 from operator import attrgetter
 
 import numpy as np
 
-from analyzer.record.log import CompiledCall, Log, LogModule, LogModuleCall, LogNode, identifier
+from analyzer.record.log import Log, LogModule, LogModuleCall, LogNode, identifier
 
 from .match import NotRepeated
-from .name import Numbers, RunNames
+from .name import Names, Numbers, RunNames
 
 
 class Facts:
-    """Repeats what is told of a reference block for those that were not run: ``end`` are the numbers behind things
-    in the log that is written, ``own`` those of each chain's parameters by block, ``calls`` how many calls it has.
+    """Repeats what is told of a reference block for those that were not run. ``list_numbers`` tells what a thing is in
+    the log that is written and what those in its place in such blocks are, ``calls`` how many calls that log has.
     """
 
-    def __init__(self, names: RunNames, end: Mapping[str, Numbers], own: Sequence[Numbers], calls: int) -> None:
-        self.names, self.source, self.end, self.own, self.calls = names, names.log, end, own, calls
-        self.chain_of_kind = {part.kind: part.lap.chain for part in names.parts if part.lap is not None}
+    def __init__(self, names: RunNames, list_numbers: Callable[[str, Names, int], list[int]], calls: int) -> None:
+        self.names, self.source, self.list_numbers, self.calls = names, names.log, list_numbers, calls
 
     def _repeat_assumptions(self) -> list[str]:
         """What is assumed of a reference block is assumed of those that were not run, behind it."""
@@ -46,40 +45,21 @@ class Facts:
         for name in ("saved_inputs", "groups", "steps", "listed_samples", "world", "modules",
                      "index_of_path", "events_at_start", "memory_at_start"):
             setattr(log, name, getattr(source, name))
+        storages, where = self.names.storages, self.names.where
         log.layouts = {(number, shape): placements for (old, shape), placements in source.layouts.items()
-                       for number in self._list_numbers(old)}
-        log.outer_calls = [call._replace(position=self._call(call.position)) for call in source.outer_calls]
-        log.compiled_calls = [call for one in source.compiled_calls for call in self._repeat_compiled(one)]
+                       for number in (self.list_numbers("storage", storages, where[old]) if old in where else [old])}
+        log.outer_calls = [call._replace(position=self._list_calls(call.position)[0]) for call in source.outer_calls]
+        log.compiled_calls = [
+            call._replace(module=module, position=position) for call in source.compiled_calls
+            for module, position in zip(self.list_numbers("module", self.names.modules, call.module),
+                                        self._list_calls(call.position))]
         if self.names.chains:
             log.compiled_calls.sort(key=attrgetter("position"))
 
-    def _list_numbers(self, number: int) -> list[int]:
-        """What a storage is in the log that is written, and what those in its place in other blocks are."""
-        names = self.names.storages
-        if (at := self.names.where.get(number)) is None:
-            return [number]
-        kind, block, place = int(names.kind[at]), int(names.block[at]), int(names.place[at])
-        chain = -2 - kind if kind < -1 else self.chain_of_kind.get(kind)
-        blocks = [block]
-        if chain is not None and block == self.names.chains[chain].reference:
-            blocks += self.names.chains[chain].skipped
-        if kind < -1:
-            return [int(self.own[-2 - kind][each, place]) for each in blocks]
-        return [number] if kind < 0 else (self.end["storage"][0, kind, blocks] + place).tolist()
-
-    def _repeat_compiled(self, call: CompiledCall) -> list[CompiledCall]:
-        """A call of compiled code, and those of blocks that were not run."""
-        modules, at = self.names.modules, call.module
-        chain, block = int(modules.kind[at]), int(modules.block[at])
-        found = [call._replace(position=self._call(call.position))]
-        if chain >= 0 and block == self.names.chains[chain].reference and 0 <= call.position < len(
-                self.names.calls.kind):
-            calls, first = self.names.calls, self.names.first_modules[chain]
-            found += [call._replace(
-                module=int(first[place] + modules.place[at]), position=int(
-                    self.end["call"][0, calls.kind[call.position], place] + calls.place[call.position]))
-                for place in self.names.chains[chain].skipped]
-        return found
+    def _list_calls(self, index: int) -> list[int]:
+        """As `list_numbers`, of calls; of an index that none has, how many there are."""
+        calls = self.names.calls
+        return self.list_numbers("call", calls, index) if 0 <= index < len(calls.kind) else [min(index, self.calls)]
 
     def count_module_calls(self, written: Sequence[LogModuleCall]) -> None:
         """Write what is told of the modules of blocks that were not run, as of those of reference blocks. They call
@@ -98,13 +78,6 @@ class Facts:
             if module.calls != before[index]:  # it ran in a recomputation, or counts a module that it holds aside
                 raise NotRepeated(f"its blocks call {module.path}, which is outside of them, more than in forward")
             module.calls = int(after[index])
-
-    def _call(self, index: int) -> int:
-        """Where a call of the short run is; of an index that none has, how many there are."""
-        calls = self.names.calls
-        if not 0 <= index < len(calls.kind):
-            return int(min(index, self.calls))
-        return int(self.end["call"][0, calls.kind[index], calls.block[index]] + calls.place[index])
 
 
 def _mentions(path: re.Pattern[str], text: str) -> bool:

@@ -112,7 +112,7 @@ class RunNames:
             for place, start in enumerate(first.tolist()):
                 span = slice(start, start + size)
                 self.modules.kind[span], self.modules.short[span] = number, short.get(place, FAR)
-                self.modules.block[span], self.modules.place[span] = place, np.arange(size)
+                self.modules.block[span], self.modules.place[span] = place, np.arange(-size, 0)
 
     def _name_parameters(self) -> None:
         """Parameters and buffers of blocks, and what slots of caches held before they were filled: `own` has, of each

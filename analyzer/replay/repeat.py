@@ -77,7 +77,7 @@ class Repeat:
         self._write_parts()
         for index, signature in self.wide.items():
             self.calls.signatures[index] = signature
-        self.facts = Facts(names, self.end, self.own[0], self.count["call"])
+        self.facts = Facts(names, self.list_numbers, self.count["call"])
         self.facts.count_module_calls(self.module_calls)
 
     def _list_repeated(self) -> list[Part]:
@@ -92,6 +92,9 @@ class Repeat:
         names = self.names
         shape = self.repetitions, len(names.cutter.kinds), max([len(chain.blocks) for chain in names.chains], default=1)
         self.end = {name: np.full(shape, UNKNOWN, np.int64) for name in _KINDS}
+        self.end["module"] = np.full(shape, UNKNOWN, np.int64)
+        for number, (first, size) in enumerate(zip(names.first_modules, names.block_sizes)):
+            self.end["module"][:, number, :len(first)] = first + size
         self.first_number = int(names.numbers[-1]) + 1 if len(names.numbers) else 0
         self.count = dict.fromkeys(_KINDS, 0) | {
             "storage": self.first_number, "mark": max(names.mark_at) + 1}
@@ -151,15 +154,15 @@ class Repeat:
         return found
 
     def _modules(self, index: Any, part: Part) -> Numbers:
-        """Modules in each copy of a part."""
-        index, names = np.asarray(index, np.int64), self.names
-        if part.lap is None:
-            return np.broadcast_to(index, (1, len(index)))
-        distance = names.modules.short[index] - part.short
-        is_near = np.abs(distance) <= names.reach
-        blocks = np.where(is_near, np.array(part.copies, np.int64)[:, None] + distance, 0)
-        found: Numbers = np.where(is_near, names.first_modules[part.lap.chain][blocks] + names.modules.place[index],
-                                  index)
+        return self._optional("module", self.names.modules, np.asarray(index, np.int64), part, 0)
+
+    def list_numbers(self, kind: str, names: Names, index: int) -> list[int]:
+        """What a thing is in the log that is written, and what those in its place in blocks that were not run are."""
+        thing = np.array([index])
+        found: list[int] = self._optional(kind, names, thing, Part(0, (), None), 0)[0].tolist()
+        for part in self.copies if index >= 0 else ():
+            if part.short == names.short[index]:
+                found += self._numbers(kind, names, thing, part, 0)[:, 0].tolist()
         return found
 
     # ---- writing
