@@ -94,6 +94,40 @@ def test_attention_is_chosen(pipeline):
         profile_diffusion(pipeline, attention="eager")
 
 
+class Masked(nn.Module):
+    """Attention of 256 tokens to themselves and to ``keys``, both with a mask where ``is_masked``."""
+
+    def __init__(self, keys, is_masked):
+        super().__init__()
+        self.keys, self.is_masked = keys, is_masked
+
+    def forward(self, latents, text):
+        for other in (latents, text[:, :, :self.keys]):
+            mask = torch.ones(2, 1, 1, other.shape[2], dtype=torch.bool, device=latents.device)
+            latents = nn.functional.scaled_dot_product_attention(
+                latents, other, other, attn_mask=mask if self.is_masked else None)
+        return latents
+
+
+def test_attention_among_all_tokens_has_no_mask(pipeline):
+    """What xDiT calls takes none; attention to a text keeps its own. PyTorch's kernels for masks are slower."""
+    with torch.device("meta"):
+        inputs = torch.ones(2, 2, 4096, 64, dtype=torch.bfloat16)
+    seconds = {}
+    for keys in (8, 4096):
+        for is_masked in (True, False):
+            found = replace(pipeline, tokens=4096, denoiser=Component("denoiser", Masked(keys, is_masked), (inputs,),
+                                                                      {"text": inputs}))
+            for attention in ("flash", "sdpa"):
+                seconds[keys, is_masked, attention] = profile_diffusion(
+                    found, device="a100", attention=attention).parts[1].bounds
+    kernels = {key: sum(value for bound, value in bounds.items() if bound != "launch")
+               for key, bounds in seconds.items()}
+    assert kernels[4096, True, "flash"] == pytest.approx(kernels[4096, False, "flash"])
+    assert kernels[8, True, "flash"] > kernels[8, False, "flash"]
+    assert kernels[4096, True, "sdpa"] > 1.2 * kernels[4096, False, "sdpa"]
+
+
 def part(**fields):
     return DiffusionPart(**{"name": "denoiser", "calls": 10, "seconds": 0.1, "flops": 10**13, "product_seconds": 0.04,
                             "traffic_seconds": 0.02, "bounds": {

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from analyzer.api.profile import profile
 from analyzer.api.result import Profile
@@ -44,7 +46,7 @@ def profile_diffusion(pipeline: str | Path | Mapping[str, Any] | Pipeline, batch
 
     ``pipeline`` and ``sizes`` are those of `read_pipeline`, or a `Pipeline` of any modules. Text encoders run once for
     each of the texts, the denoiser once a step (twice where guidance does not double the batch), the decoder once.
-    ``attention`` is FlashAttention 2, which servers of pipelines (xDiT) call where a mask does not forbid it, or
+    ``attention`` is FlashAttention 2, which servers of pipelines (xDiT) call, without masks among all tokens, or
     ``"sdpa"``, which leaves the choice to PyTorch as plain diffusers does. ``degrees`` spread the tokens of the
     denoiser over ranks of one host; texts are encoded on each, images decoded on one. ``carbon``: grams of carbon
     dioxide of a kWh.
@@ -71,15 +73,35 @@ class Runs(NamedTuple):
     host_seconds: float | None = None
 
 
+class _Unmasked(TorchFunctionMode):
+    """Attention among all tokens of latents has no mask: xDiT leaves out the tokens that pad a text, for FlashAttention
+    takes none (its examples/hunyuan_video_usp_example.py). Attention to texts alone keeps its mask.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.tokens = tokens
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is functional.scaled_dot_product_attention and kwargs.get("attn_mask") is not None:
+            query, key = (*args, kwargs.get("query"), kwargs.get("key"))[:2] if len(args) != 1 else (
+                args[0], kwargs["key"])
+            if min(query.shape[-2], key.shape[-2]) >= self.tokens:
+                kwargs["attn_mask"] = None
+        return func(*args, **kwargs)
+
+
 def run_components(pipeline: Pipeline, device: DeviceSpec, attention: str, shares: bool) -> Runs:
     """``shares``: whether several devices will share the denoiser's tokens."""
     parts: list[DiffusionPart] = []
     attentions: list[Attended] = []
     with nullcontext() if attention == "sdpa" else sdpa_kernel(_FLASH, set_priority=True):
         for component in pipeline.components:
-            is_shared = shares and component is pipeline.denoiser
-            found = _run(component, device, {"attentions": find_attentions(attentions, pipeline.tokens)}
-                         if is_shared and pipeline.tokens else {})
+            is_denoiser = component is pipeline.denoiser and pipeline.tokens is not None
+            with _Unmasked(pipeline.tokens or 0) if is_denoiser and attention == "flash" else nullcontext():
+                found = _run(component, device, {"attentions": find_attentions(attentions, pipeline.tokens or 0)}
+                             if shares and is_denoiser else {})
             work = find_step_work(found, device)
             parts.append(DiffusionPart(
                 name=component.name, calls=component.calls, seconds=found.step_seconds,
