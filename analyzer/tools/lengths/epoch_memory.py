@@ -14,7 +14,7 @@ from .varied_step import CellColumns
 
 
 @dataclass(frozen=True)
-class StepMemory:
+class EpochStep:
     """What the allocator said of a step, in bytes. ``retries`` are how often it gave back its cache to go on; a step
     that ``failed`` did not get what it asked for even then.
     """
@@ -47,7 +47,7 @@ class EpochMemory:
         self._kept.clear()
 
     def run(self, cells: Sequence[Cell], *, empty_every: int | None = None, first: Cell | None = None,
-            stop_at_failure: bool = False, what: str = "steps") -> list[StepMemory]:
+            stop_at_failure: bool = False, what: str = "steps") -> list[EpochStep]:
         """What the allocator says of each step. ``empty_every`` so many steps its cache is given back; a step at the
         cell ``first`` comes before all others, and is not among the results unless it fails.
         """
@@ -58,12 +58,12 @@ class EpochMemory:
             self._saves = True
             return self._run(cells, empty_every, first, what)
 
-    def _run(self, cells: Sequence[Cell], empty_every: int | None, first: Cell | None, what: str) -> list[StepMemory]:
+    def _run(self, cells: Sequence[Cell], empty_every: int | None, first: Cell | None, what: str) -> list[EpochStep]:
         self.allocator = CachingAllocator(self.capacity_bytes, self.options)
         self._inputs: list[Any] = []
         self._carried: list[Any] = []
         order = cells if first is None else [first, *cells]
-        found: list[StepMemory] = []
+        found: list[EpochStep] = []
         try:
             at = self._find(order[0])
             for row in at.columns.existing:
@@ -89,7 +89,7 @@ class EpochMemory:
             self._kept[cell] = self._columns_at(cell)
         return self._kept[cell]
 
-    def _step(self, cell: Cell, step: int) -> StepMemory:
+    def _step(self, cell: Cell, step: int) -> EpochStep:
         at, allocator = self._find(cell), self.allocator
         columns = at.columns
         instructions = columns.instructions(allocator, at.nbytes, at.workspaces, at.blocks, step)
@@ -111,7 +111,7 @@ class EpochMemory:
             self._inputs = [allocator.block_of(slots[row]) for row in columns.inputs]
         self._carried = [slots[row] for row in columns.carried[step]]
         allocated, _, reserved = allocator.lap_peaks()
-        return StepMemory(allocated, reserved, allocator.reserved_bytes, allocator.alloc_retry_count - retries)
+        return EpochStep(allocated, reserved, allocator.reserved_bytes, allocator.alloc_retry_count - retries)
 
     def _take_batch(self, at: CellColumns) -> None:
         """A loop has the batch before until it has the next one."""
@@ -121,11 +121,11 @@ class EpochMemory:
             allocator.free(block)
         self._inputs = blocks
 
-    def _fail(self, error: DeviceOutOfMemoryError, saved: Any) -> StepMemory:
+    def _fail(self, error: DeviceOutOfMemoryError, saved: Any) -> EpochStep:
         """Go on as a loop does that skips the step: what it held is freed, and the cache was given back."""
         if saved is not None:
             self.allocator, blocks, inputs = saved
             self.allocator.empty_cache()
             self._inputs = [blocks[block.address] for block in inputs]
             self._carried = [self.allocator.place_of(blocks[slot.address]) for slot in self._carried]
-        return StepMemory(error.allocated_bytes, error.reserved_bytes, self.allocator.reserved_bytes, 1, True)
+        return EpochStep(error.allocated_bytes, error.reserved_bytes, self.allocator.reserved_bytes, 1, True)

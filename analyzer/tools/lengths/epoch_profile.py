@@ -14,7 +14,7 @@ from analyzer.report.text_table import print_rows
 from analyzer.units import format_bytes, format_count, format_percent, format_seconds
 
 from .batching import Cell
-from .epoch_memory import StepMemory
+from .epoch_memory import EpochStep
 
 _SHARES = (50, 90, 99)
 _ASSUMED = 6  # sentences that are shown
@@ -35,7 +35,7 @@ class Course:
     steps: int
 
     @classmethod
-    def of(cls, name: str, steps: Sequence[StepMemory]) -> Course:
+    def of(cls, name: str, steps: Sequence[EpochStep]) -> Course:
         whole = [step for step in steps if not step.failed] or list(steps)
         return cls(name, max(step.peak_allocated for step in whole), max(step.peak_reserved for step in whole),
                    steps[-1].reserved, sum(step.failed for step in steps), sum(step.retries > 0 for step in steps),

@@ -35,7 +35,7 @@ class _Table:
         return self.places.setdefault(row, len(self.places))
 
 
-class Columns:
+class SnapshotColumns:
     """The columns of a snapshot, and the tables of stacks, frames and texts that they point into."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ def _code(names: tuple[str, ...], owner: dict[str, Any], key: str, what: str) ->
 class EventRows:
     """Events as rows, in the order in which they are added."""
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: SnapshotColumns) -> None:
         self._columns = columns
         self._parts: list[NDArray[np.void]] = []
         self.count = 0
@@ -144,7 +144,7 @@ class EventRows:
                    columns.texts.add(_text(event, "category", what)) if "category" in event else -1)
 
 
-def make_columns(found: Any, columns: Columns, rows: EventRows) -> tuple[dict[str, Any], dict[str, Any]]:
+def make_columns(found: Any, columns: SnapshotColumns, rows: EventRows) -> tuple[dict[str, Any], dict[str, Any]]:
     """The texts and the columns of a snapshot; events that are empty by now are the first of ``rows``. Raises
     ForeignError where it is none.
     """

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .columns import Columns, EventRows, ForeignError, make_columns
+from .columns import EventRows, ForeignError, SnapshotColumns, make_columns
 
 # A snapshot and its columns take 3 to 6 times the file (benchmarks/accuracy/snapshots.py); what is beyond 8 times is
 # none of an honest file.
@@ -110,7 +110,7 @@ def main(path: str, nbytes: str, seconds: str) -> None:
     gc.disable()  # a million dictionaries, none of which is part of a circle
     out = sys.stdout.buffer
     try:
-        columns = Columns()
+        columns = SnapshotColumns()
         rows = EventRows(columns)
         with io.BufferedReader(io.FileIO(path), _BUFFER) as file:
             is_packed = file.peek(2).startswith(GZIP)
