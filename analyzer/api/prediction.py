@@ -20,7 +20,7 @@ from analyzer.record.progress import progress_of
 from analyzer.results.world import CommandInfo, Option
 from analyzer.zoo import command_option
 from analyzer.zoo.input_spec import Target
-from analyzer.zoo.target import load_target
+from analyzer.zoo.target import load_target, model_errors
 
 from .argument import build_model
 from .profile import profile
@@ -79,7 +79,7 @@ def predict(arguments: argparse.Namespace, others: Sequence[str] = ()) -> list[P
         step["optimizer"] = None  # which the engine has
     found = []
     for i, (name, target, specs) in enumerate(zip(names, targets, inputs, strict=True)):
-        with progress_of(i, len(targets), target.name), command_option.model_errors(target.name):
+        with progress_of(i, len(targets), target.name), model_errors(target.name):
             args, kwargs = command_option.make_inputs(specs)
             found.append(profile(partial(build, target), args, kwargs, device=arguments.device,
                                  world=read_world(arguments), devices=arguments.devices or 1,

@@ -4,14 +4,15 @@ from typing import TYPE_CHECKING
 from analyzer.on_use import find_later
 
 if TYPE_CHECKING:
+    from .layer import list_blocks
     from .quantize import quantize_experts
     from .recipe import LoraSpec, Recipe
 
-__all__ = ["LoraSpec", "Recipe", "quantize_experts"]
+__all__ = ["LoraSpec", "Recipe", "list_blocks", "quantize_experts"]
 
 # `import analyzer` needs the optimizers here alone
-__getattr__ = find_later(__name__, {"analyzer.recipe.recipe": "LoraSpec Recipe", "analyzer.recipe.quantize":
-                                      "quantize_experts"})
+__getattr__ = find_later(__name__, {"analyzer.recipe.recipe": "LoraSpec Recipe", "analyzer.recipe.layer": "list_blocks",
+                                    "analyzer.recipe.quantize": "quantize_experts"})
 
 
 def __dir__() -> list[str]:

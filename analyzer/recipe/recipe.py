@@ -4,7 +4,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from analyzer.meta.state import current
 from analyzer.record.eager import check_loss, default_loss
 from analyzer.record.optimizer_step import takes_closure
 
-from .layer import find_linear, replace_layers
+from .layer import blocks_of, find_linear, replace_layers
 from .optimizer import find_optimizer, fold_optimizer
 from .quantize import DTYPES, Quantization, QuantizedLinear, find_layer, quantize
 
@@ -157,32 +157,6 @@ def checkpoint_blocks(model: nn.Module) -> None:
         raise InputError(f"checkpointing: {name} does not support it: {error}") from error
     for block in blocks_of(model, "checkpointing"):
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-
-
-def blocks_of(model: nn.Module, caller: str) -> list[nn.Module]:
-    """Those of `list_blocks`. Raises InputError, which begins with ``caller``, where there are none."""
-    blocks = list(list_blocks(model))
-    if not blocks:
-        raise InputError(f"{caller}: {type(model).__name__} has no repeated blocks (two or more modules of one class "
-                         "in a ModuleList or Sequential, with modules of their own)")
-    return blocks
-
-
-def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules that repeat: they hold modules, in a list or sequence that holds another of their class.
-
-    What is checkpointed or compiled one by one, as users wrap it. They need not be alike (`analyzer.replay.chain`): the
-    blocks of a Swin transformer are of one class and of several widths.
-    """
-    children = [child for child in model.children()]
-    kinds = [type(child) for child in children]
-    for child, kind in zip(children, kinds):
-        in_list = isinstance(model, (nn.ModuleList, nn.Sequential))
-        is_container = issubclass(kind, (nn.ModuleList, nn.Sequential, nn.ModuleDict))
-        if in_list and not is_container and kinds.count(kind) > 1 and next(child.children(), None) is not None:
-            yield child
-        else:
-            yield from list_blocks(child)
 
 
 Tensor = torch.Tensor

@@ -1,27 +1,20 @@
-"""What the commands that take a TARGET share: its options, its inputs, and how an error of the model's own is told."""
+"""What the commands that take a TARGET share: its options, its inputs."""
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
 import torch
 
-from analyzer.errors import AnalyzerError, InputError, ModelError
+from analyzer.errors import InputError
 from analyzer.output import print_error
 from analyzer.recipe.quantize import DTYPES as FLOATING
 from analyzer.recipe.recipe import LoraSpec, Recipe
-from analyzer.record.failure import find_failure, first_line
 
 from .input_spec import DTYPES, InputSpec, Target, parse_inputs
-from .torchvision_ops import detection_ops
-
-# what torch says of floating indices, classes and tokens
-_WANTS_INTEGERS = re.compile(r"\b(long|int64|longtensor|integer)\b", re.IGNORECASE)
 
 
 def refuse_batch_size(arguments: argparse.Namespace) -> None:
@@ -81,20 +74,3 @@ def choose_inputs(target: Target, texts: Sequence[str], train: bool,
 
 def make_inputs(specs: Sequence[InputSpec]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(s.make() for s in specs if s.name is None), {s.name: s.make() for s in specs if s.name is not None}
-
-
-@contextmanager
-def model_errors(name: str) -> Iterator[None]:
-    """Raise ModelError in place of what is no error of this package, e.g. for a sequence that the model cannot take."""
-    try:
-        with detection_ops():
-            yield
-    except AnalyzerError:
-        raise
-    except (Exception, SystemExit) as error:  # the latter: a factory that ends where it finds no data
-        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # this frame is not the model's
-        place, given = str(find_failure(error)), find_failure(error).given[-1:]
-        if _WANTS_INTEGERS.search(first_line(error)) and given and given[0].startswith("float"):
-            sizes = given[0].partition("[")[2].rstrip("]").replace(", ", "x")
-            place = f"{place}\n  integers are written --input NAME=int64:{sizes}; a SHAPE alone is of float32"
-        raise ModelError(f"{name} failed: {first_line(error)}\n  {place}") from error

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,20 +16,17 @@ from typing import Any
 
 from torch import nn
 
-from analyzer.errors import AnalyzerError, TargetError, find_close
+from analyzer.errors import AnalyzerError, ModelError, TargetError, find_close
 from analyzer.fx.module_wrapper import exported_module, ignore_flags
-from analyzer.record.failure import find_failure
+from analyzer.on_use import load
+from analyzer.record.failure import find_failure, first_line
 
 from .input_spec import LabelRule, Target, parse_input
-from .published_shape import find_alike as find_alike
-from .published_shape import find_pipeline as find_pipeline
-from .published_shape import find_shape as find_shape
-from .published_shape import list_names as list_names
-from .published_shape import list_pipelines as list_pipelines
 from .shipped import MODELS
-from .transformers_models import find_transformers_model
-from .vision_models import find_timm_model, find_torchvision_model
+from .torchvision_ops import detection_ops
 
+# what torch says of floating indices, classes and tokens
+_WANTS_INTEGERS = re.compile(r"\b(long|int64|longtensor|integer)\b", re.IGNORECASE)
 _WANTED = "give a callable of no arguments that returns an nn.Module"
 
 
@@ -161,6 +159,23 @@ def import_errors(what: str, text: str) -> Iterator[None]:
                           + (f", at {source}" if source else "")) from error
 
 
+@contextmanager
+def model_errors(name: str) -> Iterator[None]:
+    """Raise ModelError in place of what is no error of this package, e.g. for a sequence that the model cannot take."""
+    try:
+        with detection_ops():
+            yield
+    except AnalyzerError:
+        raise
+    except (Exception, SystemExit) as error:  # the latter: a factory that ends where it finds no data
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # this frame is not the model's
+        place, given = str(find_failure(error)), find_failure(error).given[-1:]
+        if _WANTS_INTEGERS.search(first_line(error)) and given and given[0].startswith("float"):
+            sizes = given[0].partition("[")[2].rstrip("]").replace(", ", "x")
+            place = f"{place}\n  integers are written --input NAME=int64:{sizes}; a SHAPE alone is of float32"
+        raise ModelError(f"{name} failed: {first_line(error)}\n  {place}") from error
+
+
 # The TARGET of the command line: which model to profile, in the forms of docs/usage.md.
 # No weights are ever loaded.
 
@@ -168,7 +183,8 @@ __all__ = ["LabelRule", "Target", "load_target"]
 
 FORMS = "torchvision:NAME, timm:NAME, hf:CONFIG.json, hf:ConfigClass, package.module:factory"
 FILE = "FILE.py:factory"
-LIBRARIES = {"torchvision": find_torchvision_model, "timm": find_timm_model, "hf": find_transformers_model}
+LIBRARIES = {"torchvision": "vision_models:find_torchvision_model", "timm": "vision_models:find_timm_model",
+             "hf": "transformers_models:find_transformers_model"}
 
 
 def load_target(text: str) -> Target:
@@ -191,11 +207,16 @@ def load_target(text: str) -> Target:
     if not rest:
         raise TargetError(f"{text}: nothing follows the colon; TARGET is one of {', '.join(MODELS)}, {FILE}, {FORMS}")
     if scheme in LIBRARIES:
-        return LIBRARIES[scheme](rest, text)
+        return _find_in_library(scheme, rest, text)
     hint = f"TARGET is one of {FORMS}, {FILE}{find_close(scheme, LIBRARIES)}"
     if not all(part.isidentifier() for part in scheme.split(".")):
         raise TargetError(f"{text}: {scheme!r} is no module name; {hint}")
     return find_factory(import_name(scheme, text, hint), scheme, rest, text)
+
+
+def _find_in_library(library: str, name: str, text: str) -> Target:
+    found: Target = load(f"analyzer.zoo.{LIBRARIES[library]}")(name, text)
+    return found
 
 
 def import_own_code(text: str) -> None:
@@ -207,9 +228,11 @@ def import_own_code(text: str) -> None:
 
 def _find_shipped_model(name: str) -> Target:
     if name not in MODELS:
+        from .published_shape import find_shape
+
         hint = f"; did you mean hf:{name}?" if find_shape(name) is not None else find_close(name, MODELS)
         with suppress(AnalyzerError):  # torchvision is not installed, or has none either
-            hint = f"; did you mean {find_torchvision_model(name, f'torchvision:{name}').name}?"
+            hint = f"; did you mean {_find_in_library('torchvision', name, f'torchvision:{name}').name}?"
         raise TargetError(f"{name}: no model of that name ships with analyzer{hint or ';'} TARGET is one of "
                           f"{', '.join(MODELS)}, {FILE}, {FORMS}")
     shipped = MODELS[name]

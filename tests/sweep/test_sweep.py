@@ -19,7 +19,8 @@ from analyzer.api import model_run
 from analyzer.cli import main
 from analyzer.errors import InputError, TargetError, UnknownDeviceError
 from analyzer.hardware import DeviceSpec
-from analyzer.recipe.recipe import checkpoint_blocks, list_blocks
+from analyzer.recipe.layer import list_blocks
+from analyzer.recipe.recipe import checkpoint_blocks
 from analyzer.tools.sweep import Configuration, SweepInterrupted, expand_grid, sweep
 from analyzer.tools.sweep import run as job_room
 from analyzer.tools.sweep import run as workers_room

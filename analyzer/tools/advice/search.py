@@ -20,8 +20,8 @@ from analyzer.recipe import Recipe
 from analyzer.record.progress import progress_part
 from analyzer.report.verdict import describe_step
 from analyzer.results.verdict import Advice, AdviceOption
-from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, model_errors, read_recipe
-from analyzer.zoo.target import load_target
+from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, read_recipe
+from analyzer.zoo.target import load_target, model_errors
 
 from .variant import SMALLEST_STATES, Change, Trial, Variant, change_variant, list_changes
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from analyzer.errors import AnalyzerError, InputError, TargetError, find_close
 from analyzer.zoo.input_spec import import_extra
-from analyzer.zoo.target import find_pipeline, list_pipelines
+from analyzer.zoo.published_shape import find_pipeline, list_pipelines
 
 PREFIX = "diffusers:"
 _DENOISERS = ("transformer", "unet")

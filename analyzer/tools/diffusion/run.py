@@ -25,7 +25,8 @@ from analyzer.report.text_table import FORMATS, format_quantity
 from analyzer.results.info import bound_seconds
 from analyzer.tools.serving.fleet import price_of
 from analyzer.tools.serving.run import names_server
-from analyzer.zoo.command_option import model_errors, read_recipe
+from analyzer.zoo.command_option import read_recipe
+from analyzer.zoo.target import model_errors
 
 from .diffusion_profile import DiffusionPart, DiffusionProfile
 from .pipeline import Component, Pipeline, read_pipeline, telling

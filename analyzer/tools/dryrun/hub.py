@@ -14,7 +14,7 @@ from typing import Any
 from analyzer.errors import InputError, find_close
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
-from analyzer.zoo.target import find_alike, find_pipeline, list_names
+from analyzer.zoo.published_shape import find_alike, find_pipeline, list_names
 
 from . import data_set, stand_in
 from .checkpoint import replace_everywhere

@@ -29,8 +29,8 @@ from analyzer.results.info import OutOfMemoryInfo
 from analyzer.results.timeline import describe_shortage
 from analyzer.results.tree import ModulePaths
 from analyzer.results.verdict import Verdict
-from analyzer.zoo.command_option import find_autocast, model_errors, read_recipe
-from analyzer.zoo.target import load_target
+from analyzer.zoo.command_option import find_autocast, read_recipe
+from analyzer.zoo.target import load_target, model_errors
 
 from .decoder import TokenDecoder, kept_bytes, make_decoder, prompt_shape
 from .generation_profile import GenerationProfile, GenerationStep, fill_in, spread

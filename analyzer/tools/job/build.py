@@ -13,8 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from analyzer.errors import InputError
-from analyzer.recipe import LoraSpec, Recipe, quantize_experts
-from analyzer.recipe.recipe import list_blocks
+from analyzer.recipe import LoraSpec, Recipe, list_blocks, quantize_experts
 from analyzer.zoo.input_spec import import_extra
 from analyzer.zoo.target import load_target
 

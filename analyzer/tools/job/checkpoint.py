@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from analyzer.errors import InputError
-from analyzer.recipe.recipe import list_blocks
+from analyzer.recipe import list_blocks
 
 from .plan import TrainingPlan
 

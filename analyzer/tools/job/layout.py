@@ -10,8 +10,7 @@ from analyzer.errors import InputError
 from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of, find_cluster, find_device
 from analyzer.results.verdict import Verdict
 from analyzer.tools.search import Layout, SearchResult, compose_layout
-from analyzer.zoo.command_option import model_errors
-from analyzer.zoo.target import Target
+from analyzer.zoo.target import Target, model_errors
 
 from .build import load_model, make_model
 from .document import Files

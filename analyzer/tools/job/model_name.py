@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import find_close
-from analyzer.zoo.target import find_alike, find_shape, list_names
+from analyzer.zoo.published_shape import find_alike, find_shape, list_names
 
 from .document import Files, JobError
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from analyzer.errors import find_close
 from analyzer.recipe.recipe import add_lora
 from analyzer.tools.diffusion.pipeline import Component, Pipeline, read_pipeline
-from analyzer.zoo.target import find_pipeline, list_pipelines
+from analyzer.zoo.published_shape import find_pipeline, list_pipelines
 
 from .build import DTYPES, lora_spec, offload_inputs
 from .document import Files, JobError

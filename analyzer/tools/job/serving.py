@@ -19,8 +19,7 @@ from analyzer.tools.serving import (
     static_share,
 )
 from analyzer.tools.serving.simulation import NoRoomError
-from analyzer.zoo.command_option import model_errors
-from analyzer.zoo.target import load_target
+from analyzer.zoo.target import load_target, model_errors
 
 from .document import Files
 from .model_name import find_model

@@ -16,8 +16,7 @@ from analyzer.hardware import ClusterSpec, DeviceSpec
 from analyzer.parallel import make_engine, world
 from analyzer.recipe.optimizer import find_optimizer
 from analyzer.results.verdict import Verdict
-from analyzer.zoo.command_option import model_errors
-from analyzer.zoo.target import load_target
+from analyzer.zoo.target import load_target, model_errors
 
 from .build import DTYPES, load_model, make_model, share_model
 from .document import Files

@@ -10,8 +10,8 @@ from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.output import check_output
 from analyzer.record.options import ProfileOptions
-from analyzer.zoo.command_option import find_step, model_errors, read_recipe
-from analyzer.zoo.target import load_target
+from analyzer.zoo.command_option import find_step, read_recipe
+from analyzer.zoo.target import load_target, model_errors
 
 from .batching import Batching
 from .distribution import Lengths

@@ -39,7 +39,7 @@ from analyzer.results.info import ModuleInfo
 from analyzer.units import add_quantities, format_seconds
 from analyzer.zoo import command_option
 from analyzer.zoo.input_spec import InputSpec
-from analyzer.zoo.target import import_own_code, load_target
+from analyzer.zoo.target import import_own_code, load_target, model_errors
 
 from .clock import Clock, choose_clock
 from .recorder import Key, RuntimeRecorder, device_of, has_data
@@ -344,7 +344,7 @@ def run_measure(arguments: argparse.Namespace) -> int:
     target = load_target(arguments.target)
     recipe = command_option.read_recipe(arguments)
     inputs = command_option.choose_inputs(target, arguments.input, train, recipe.dtype)
-    with command_option.model_errors(arguments.target):
+    with model_errors(arguments.target):
         with torch.device(device):
             model = recipe.build(target.build).train(train)
         args, kwargs = make_tensors(inputs, device)

@@ -13,7 +13,7 @@ from analyzer.output import check_output, print_error
 from analyzer.report.page.document import check_page
 from analyzer.report.progress_bar import ProgressBar
 from analyzer.tools.sweep.worker import connect
-from analyzer.zoo.command_option import model_errors
+from analyzer.zoo.target import model_errors
 
 from .export import FORMATS, export
 from .layout import Space

@@ -12,9 +12,9 @@ from analyzer.errors import InputError
 from analyzer.hardware import find_device, split_devices
 from analyzer.report.text_table import FORMATS
 from analyzer.tools.generation.serving import ServingPoint
-from analyzer.zoo.command_option import model_errors, read_recipe
+from analyzer.zoo.command_option import read_recipe
 from analyzer.zoo.published_shape import find_alike, tell_format
-from analyzer.zoo.target import load_target
+from analyzer.zoo.target import load_target, model_errors
 
 from .batch import Batch, Chunk
 from .deployment import CACHE_BYTES, Layout

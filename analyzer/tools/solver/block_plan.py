@@ -18,7 +18,7 @@ from analyzer.api.profile import profile
 from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec, find_device
-from analyzer.recipe.recipe import blocks_of
+from analyzer.recipe.layer import blocks_of
 from analyzer.record.options import ProfileOptions
 from analyzer.record.progress import progress_part
 from analyzer.report.export.json_format import read_record, write_record

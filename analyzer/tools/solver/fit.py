@@ -33,8 +33,8 @@ from analyzer.results.info import OutOfMemoryInfo
 from analyzer.results.verdict import Headroom
 from analyzer.tools.sweep.configuration import Configuration, resolve_inputs
 from analyzer.units import parse_bytes
-from analyzer.zoo.command_option import choose_inputs, find_step, make_inputs, model_errors, read_recipe
-from analyzer.zoo.target import load_target
+from analyzer.zoo.command_option import choose_inputs, find_step, make_inputs, read_recipe
+from analyzer.zoo.target import load_target, model_errors
 
 _FLAT_FACTOR = 64    # how far to go on where a larger size needs no more memory
 _FRAGMENTED = 0.99

@@ -21,14 +21,14 @@ from analyzer.hardware import DeviceSpec, find_device, simulating
 from analyzer.output import check_output, print_error
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.latency import call_seconds
-from analyzer.recipe.recipe import list_blocks
+from analyzer.recipe.layer import list_blocks
 from analyzer.record.call_table import OpCall
 from analyzer.record.eager import casting
 from analyzer.record.progress import progress_of, progress_part
 from analyzer.report.page.document import check_page
 from analyzer.units import format_bytes, format_seconds, parse_bytes
-from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, model_errors, read_recipe
-from analyzer.zoo.target import load_target
+from analyzer.zoo.command_option import choose_inputs, find_autocast, make_inputs, read_recipe
+from analyzer.zoo.target import load_target, model_errors
 
 from .block_plan import BlockPlan, BlockPlanner
 from .budget import InfeasibleBudgetError, read_share

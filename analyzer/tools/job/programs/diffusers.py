@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from analyzer.zoo.target import find_pipeline
+from analyzer.zoo.published_shape import find_pipeline
 
 from ..options import Options, names_of
 from ..plan import Adapter, EncodingPass, PicturePlan, TrainingPlan
