@@ -10,7 +10,7 @@ from .call_table import OpCall
 from .device_log import EVALUATION, PhaseRecord
 from .evaluation import OuterRun
 from .log import Log
-from .rollout import Rollout, find_rollouts
+from .rollout import RolloutCalls, find_rollouts
 
 ROLLOUT, SCORING, UPDATE, SYNC, SAVE = "rollout", "scoring", "update", "sync", "save"
 AFTERWARDS = (SYNC, EVALUATION, SAVE)  #: what follows a step, and begins no cycle
@@ -135,7 +135,7 @@ class _PhaseNames:
                 names[block.start - 1] = block.name
         self._fill_gaps()
 
-    def _name_evaluation(self, rolled: Sequence[Rollout], passes: Sequence[OuterRun],
+    def _name_evaluation(self, rolled: Sequence[RolloutCalls], passes: Sequence[OuterRun],
                          evaluation: Collection[int]) -> None:
         """What leads to no update, with a pass in it, is an evaluation. Where the data of a rollout go through the
         host, as texts do, nothing reads them: up to the end of the next optimizer's step the length of what passes are

@@ -10,7 +10,7 @@ from .log import Log
 _LASTING = ("parameter", "buffer")  # what a pass reads of itself, such as running statistics
 
 
-class Rollout(NamedTuple):
+class RolloutCalls(NamedTuple):
     """The calls of a rollout, and its passes in order."""
 
     calls: range
@@ -25,13 +25,13 @@ class Rollout(NamedTuple):
                    for shape in later.shapes.values())
 
 
-def find_rollouts(log: Log, passes: Sequence[OuterRun]) -> list[Rollout]:
+def find_rollouts(log: Log, passes: Sequence[OuterRun]) -> list[RolloutCalls]:
     """The calls of each rollout: from the first of passes of one module without gradients, of which each reads what the
     one before it gave, to the last, and after that what also followed the one before the last. A pass that reads what a
     rollout made, and after which something else follows, ends none: it scores. Data that go through the host are not
     followed.
     """
-    return [Rollout(range(chain[0].calls.start, stop), tuple([run for run in chain if run.calls.start < stop]))
+    return [RolloutCalls(range(chain[0].calls.start, stop), tuple([run for run in chain if run.calls.start < stop]))
             for chain in _list_chains(log, passes) if (stop := _find_end(log, chain)) is not None]
 
 
