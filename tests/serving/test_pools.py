@@ -4,7 +4,7 @@ import pytest
 from analyzer.cli import main
 from analyzer.errors import InputError
 from analyzer.tools.serving import Batch, Chunk, Layout, PassTimer, make_deployment, read_served_model
-from analyzer.tools.serving.pools import Pool, profile_pools, read_pool, send_seconds
+from analyzer.tools.serving.pools import DevicePool, profile_pools, read_pool, send_seconds
 from analyzer.zoo.target import load_target
 
 
@@ -14,8 +14,8 @@ def llama():
 
 
 @pytest.mark.parametrize(("text", "pool", "replicas"), [
-    ("4xh100:tp2", Pool(4, "h100", Layout(2)), 2), ("8xb200", Pool(8, "b200", Layout()), 8),
-    ("16xh200:dp8ep8", Pool(16, "h200", Layout(dp=8, ep=8)), 2)])
+    ("4xh100:tp2", DevicePool(4, "h100", Layout(2)), 2), ("8xb200", DevicePool(8, "b200", Layout()), 8),
+    ("16xh200:dp8ep8", DevicePool(16, "h200", Layout(dp=8, ep=8)), 2)])
 def test_pools_are_read(text, pool, replicas):
     assert (read_pool(text), read_pool(text).replicas) == (pool, replicas)
 
@@ -39,7 +39,7 @@ def test_the_cache_goes_over_the_network_or_within_a_host(llama):
 
 def test_few_clients_see_a_prompt_alone_and_tokens_of_few(llama):
     """One client: its prompt is read alone, sent, and it decodes alone."""
-    found = profile_pools(llama, 1024, 64, Pool(2, "h100"), Pool(1, "h100"), concurrency=1)
+    found = profile_pools(llama, 1024, 64, DevicePool(2, "h100"), DevicePool(1, "h100"), concurrency=1)
     timer = PassTimer(make_deployment(llama, device="h100"))
     alone = timer.seconds(Batch(0, 1, (Chunk(1024, 1024),)))
     start = timer.constants["vllm.request_seconds"]
@@ -51,8 +51,8 @@ def test_few_clients_see_a_prompt_alone_and_tokens_of_few(llama):
 
 def test_the_pool_that_is_too_small_is_busy(llama):
     """Long prompts and short answers keep the pool of prompts busy, and the other way round."""
-    prompts = profile_pools(llama, 4096, 16, Pool(1, "h100"), Pool(4, "h100"), concurrency=64)
-    answers = profile_pools(llama, 256, 256, Pool(4, "h100"), Pool(1, "h100"), concurrency=256)
+    prompts = profile_pools(llama, 4096, 16, DevicePool(1, "h100"), DevicePool(4, "h100"), concurrency=64)
+    answers = profile_pools(llama, 256, 256, DevicePool(4, "h100"), DevicePool(1, "h100"), concurrency=256)
     assert prompts.prefill_busy > 0.8 > prompts.decode_busy
     assert prompts.rate == pytest.approx(64 / (prompts.first_seconds + 15 * prompts.token_seconds), rel=0.1)
     assert answers.decode_busy > 0.7 > answers.prefill_busy
@@ -61,7 +61,7 @@ def test_the_pool_that_is_too_small_is_busy(llama):
 def test_copies_of_attention_share_the_clients():
     """Of a model with experts: as many answers a second as there are clients in the time of one."""
     model = read_served_model(load_target("hf:gpt-oss-20b").build, "hf:gpt-oss-20b")
-    found = profile_pools(model, 256, 64, Pool(4, "h100", Layout(4)), Pool(4, "h100", Layout(dp=4, ep=4)),
+    found = profile_pools(model, 256, 64, DevicePool(4, "h100", Layout(4)), DevicePool(4, "h100", Layout(dp=4, ep=4)),
                           concurrency=64)
     assert found.rate == pytest.approx(64 / (found.first_seconds + 63 * found.token_seconds), rel=0.1)
 

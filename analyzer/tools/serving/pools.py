@@ -28,7 +28,7 @@ _LONGEST = 3600.0  # seconds that are looked for
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class DevicePool:
     """Devices of one kind: ``gpus`` in all, in replicas of ``layout``."""
 
     gpus: int
@@ -43,7 +43,7 @@ class Pool:
         return f"{self.replicas} x {self.layout} on {self.device}"
 
 
-def read_pool(text: str) -> Pool:
+def read_pool(text: str) -> DevicePool:
     """``GPUSxDEVICE:LAYOUT``. Raises InputError.
 
     >>> pool = read_pool("8xh200:tp2ep2")
@@ -54,7 +54,7 @@ def read_pool(text: str) -> Pool:
     if found is None:
         raise InputError(f"{text!r}: a pool is GPUSxDEVICE:LAYOUT, e.g. 8xh100:tp4 or 16xb200:dp8ep8")
     ranks = {name: int(count) for name, count in re.findall(r"([a-z]+)(\d+)", found[3] or "")}
-    pool = Pool(int(found[1]), found[2], Layout(**ranks))
+    pool = DevicePool(int(found[1]), found[2], Layout(**ranks))
     if not pool.replicas or pool.gpus % pool.layout.gpus:
         raise InputError(f"{text!r}: {pool.gpus} devices are not replicas of {pool.layout}, of {pool.layout.gpus} each")
     return pool
@@ -72,8 +72,8 @@ class PooledProfile:
     """
 
     name: str
-    prefill: Pool
-    decode: Pool
+    prefill: DevicePool
+    decode: DevicePool
     prompt_tokens: int
     new_tokens: int
     concurrency: int | None
@@ -107,7 +107,7 @@ class PooledProfile:
         return escape_controls("\n".join(lines))
 
 
-def profile_pools(model: ServedModel, prompt_tokens: int, new_tokens: int, prefill: Pool, decode: Pool, *,
+def profile_pools(model: ServedModel, prompt_tokens: int, new_tokens: int, prefill: DevicePool, decode: DevicePool, *,
                   concurrency: int | None = None, rate: float | None = None, **settings: Any) -> PooledProfile:
     """Predict two pools under ``concurrency`` clients, or ``rate`` requests a second. ``settings`` are of
     `make_deployment`, but for device and layout. Raises NoRoomError where a sequence does not fit, InputError.
