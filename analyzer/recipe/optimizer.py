@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,6 +23,7 @@ _library.define("adamw_32bit(Tensor(a!) parameter, Tensor gradient, Tensor(b!) s
 ops: Any = torch.ops.analyzer
 
 BLOCK = 256          # bitsandbytes/optim/optimizer.py, Optimizer2State.init_state
+_PAGED_FROM = 100_000  # elements from which states may be paged: `get_state_buffer` there
 SMALLEST = 4096      # elements from which states have 8 bits: its min_8bit_size
 
 
@@ -37,6 +39,9 @@ class AdamW8bit(torch.optim.Optimizer):
     elements have states in float32 (bitsandbytes 0.50, optim/optimizer.py, `Optimizer2State`). A kernel updates one
     parameter, reads both states and writes them, and takes no memory besides.
     """
+
+    smallest = SMALLEST
+    is_paged = False
 
     def __init__(self, params: Iterable[Tensor], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, weight_decay: float = 1e-2) -> None:
@@ -65,9 +70,10 @@ class AdamW8bit(torch.optim.Optimizer):
 
     def _begin(self, parameter: Tensor, state: dict[str, Any]) -> None:
         state["step"] = 0
-        is_small = parameter.numel() < SMALLEST
+        is_small = parameter.numel() < self.smallest
+        where = "cpu" if self.is_paged and parameter.numel() >= _PAGED_FROM else parameter.device
         for name in ("state1", "state2"):
-            state[name] = torch.zeros_like(parameter, dtype=torch.float32 if is_small else torch.uint8)
+            state[name] = torch.zeros_like(parameter, dtype=torch.float32 if is_small else torch.uint8, device=where)
         if is_small:
             return
         device = parameter.device
@@ -78,6 +84,21 @@ class AdamW8bit(torch.optim.Optimizer):
         blocks = -(-parameter.numel() // BLOCK)
         for name in ("absmax1", "absmax2"):
             state[name] = torch.zeros(blocks, dtype=torch.float32, device=device)
+
+
+class PagedAdamW8bit(AdamW8bit):
+    """The same with states in managed memory, which the driver moves to the host where the device is full, and which
+    no allocator of PyTorch counts (bitsandbytes 0.50, optim/optimizer.py, `get_state_buffer`). Here they are the
+    host's.
+    """
+
+    is_paged = True
+
+
+class PagedAdamW(PagedAdamW8bit):
+    """The same with all states in float32."""
+
+    smallest = sys.maxsize
 
 
 def _own_part(tensor: Tensor) -> Tensor:

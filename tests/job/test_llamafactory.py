@@ -74,7 +74,7 @@ def test_a_lora(tmp_path: Path) -> None:
     ("bf16: true=bf16: true\ndisable_gradient_checkpointing: true", {"checkpoints": "none"}),
     ("bf16: true=bf16: true\nenable_liger_kernel: true", {"loss_chunks": 8}),
     ("bf16: true=bf16: true\nflash_attn: disabled", {"attention": "eager"}),
-    ("bf16: true=bf16: true\noptim: paged_adamw_8bit", {"optimizer": "adamw8bit"}),
+    ("bf16: true=bf16: true\noptim: paged_adamw_8bit", {"optimizer": "analyzer.recipe.optimizer:PagedAdamW8bit"}),
     ("finetuning_type: lora=finetuning_type: full\nuse_adam_mini: true", {"optimizer": "momentum"})])
 def test_options_and_what_becomes_of_them(tmp_path: Path, change: str, fields: dict[str, Any]) -> None:
     plan = _read(tmp_path, _change(change)).plan

@@ -118,6 +118,17 @@ def test_checkpoints_whose_inputs_lie_on_the_host(folder: Path) -> None:
     assert inputs <= saved <= inputs + 2 * 512 * 256 * 2
 
 
+def test_paged_states_need_nothing_of_the_device(folder: Path) -> None:
+    """But those of fewer than 100,000 elements: nine norms, and the weights of attention in four blocks."""
+    alone, exact, coarse = (profile_training(_plan(folder, optimizer=name), "h100").profile for name in (
+        "adamw_fused", "analyzer.recipe.optimizer:PagedAdamW", "analyzer.recipe.optimizer:PagedAdamW8bit"))
+    small = 9 * 256 + 4 * 2 * (256 * 256 + 128 * 256)
+    assert exact.optimizer_bytes == small * 2 * 4
+    assert coarse.optimizer_bytes is not None and coarse.optimizer_bytes < exact.optimizer_bytes
+    assert alone.optimizer_bytes > 2 * exact.optimizer_bytes
+    assert exact.peak_allocated_bytes < alone.peak_allocated_bytes
+
+
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_ranks(folder: Path, kind: str) -> None:

@@ -20,7 +20,7 @@ from transformers import (
 from analyzer import profile
 from analyzer.errors import InputError
 from analyzer.recipe import LoraSpec, Recipe
-from analyzer.recipe.optimizer import AdamW8bit, OffloadedAdamW, find_optimizer
+from analyzer.recipe.optimizer import AdamW8bit, OffloadedAdamW, PagedAdamW, PagedAdamW8bit, find_optimizer
 from analyzer.recipe.quantize import Fp8Linear, Int8Linear, Nf4Linear
 
 
@@ -107,10 +107,11 @@ def test_a_loss_in_chunks_is_the_loss(make):
     assert model.config.get_text_config().to_dict() == before
 
 
-def test_eight_bit_states_follow_adamw():
+@pytest.mark.parametrize("kind", [AdamW8bit, PagedAdamW8bit])
+def test_eight_bit_states_follow_adamw(kind):
     torch.manual_seed(0)
     one, other = (nn.Parameter(torch.ones(64, 128)) for _ in range(2))
-    exact, coarse = torch.optim.AdamW([one], lr=1e-2), AdamW8bit([other], lr=1e-2)
+    exact, coarse = torch.optim.AdamW([one], lr=1e-2), kind([other], lr=1e-2)
     for _ in range(5):
         gradient = torch.randn(64, 128)
         for parameter, optimizer in ((one, exact), (other, coarse)):
@@ -120,10 +121,11 @@ def test_eight_bit_states_follow_adamw():
     assert (one - other).abs().mean() < 0.25 * (one - 1).abs().mean()
 
 
+@pytest.mark.parametrize("kind", [OffloadedAdamW, PagedAdamW])
 @pytest.mark.parametrize("numel", [16, 8192])
-def test_states_on_the_host_follow_adamw(numel):
+def test_states_on_the_host_follow_adamw(numel, kind):
     one, other = (nn.Parameter(torch.ones(numel)) for _ in range(2))
-    exact, offloaded = torch.optim.AdamW([one], lr=1e-2), OffloadedAdamW([other], lr=1e-2)
+    exact, offloaded = torch.optim.AdamW([one], lr=1e-2), kind([other], lr=1e-2)
     for step in range(3):
         for parameter, optimizer in ((one, exact), (other, offloaded)):
             parameter.grad = torch.full((numel,), 0.5 + step)

@@ -11,7 +11,7 @@ from ..document import Document
 from ..options import Options, names_of
 from ..plan import Adapter, Checkpoints, FakeQuantization, Sharding, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_batch, set_option
-from .trainer import divide_model, reference_of
+from .trainer import PAGED, PAGED_ADAMW, PAGED_ADAMW8BIT, divide_model, reference_of
 
 # torchtune 0.7.0, recipes/*.py, torchtune/models/*/_model_builders.py and torchtune/modules/
 
@@ -42,14 +42,13 @@ _FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gat
           "up_proj": "gate_up_proj"}  # of Phi, in transformers
 _LENGTH = 4096  # where nothing bounds the rows of a data set
 
-_PAGED = "its states lie in managed memory, which counts as the device's until that is full"
 _EIGHT = "its states of 8 bits, as those of bitsandbytes"
 _OPTIMIZERS = {
     "torch.optim.AdamW": ("adamw", ""), "torch.optim.Adam": ("adam", ""), "torch.optim.SGD": ("sgd", ""),
     "torch.optim.adamw.AdamW": ("adamw", ""),
-    "bitsandbytes.optim.PagedAdamW8bit": ("adamw8bit", _PAGED), "bitsandbytes.optim.AdamW8bit": ("adamw8bit", ""),
-    "bitsandbytes.optim.PagedAdamW": ("adamw_fused", _PAGED), "bitsandbytes.optim.AdamW": ("adamw_fused", ""),
-    "bitsandbytes.optim.PagedAdamW32bit": ("adamw_fused", _PAGED),
+    "bitsandbytes.optim.PagedAdamW8bit": (PAGED_ADAMW8BIT, PAGED), "bitsandbytes.optim.AdamW8bit": ("adamw8bit", ""),
+    "bitsandbytes.optim.PagedAdamW": (PAGED_ADAMW, PAGED), "bitsandbytes.optim.AdamW": ("adamw_fused", ""),
+    "bitsandbytes.optim.PagedAdamW32bit": (PAGED_ADAMW, PAGED),
     "torchao.optim.AdamW8bit": ("adamw8bit", _EIGHT), "torchao.optim.AdamW4bit": (
         "adamw8bit", "its states have 4 bits; those of 8 are an upper bound"),
     "torchao.optim.AdamWFp8": ("adamw8bit", _EIGHT),

@@ -50,7 +50,8 @@ class _Optimizer(NamedTuple):
     is_left_out: bool = False
 
 
-_PAGED = "its states lie in managed memory, which counts as the device's until that is full"
+PAGED = "its states lie in managed memory, of which nothing is needed on the device"
+PAGED_ADAMW, PAGED_ADAMW8BIT = (f"analyzer.recipe.optimizer:Paged{name}" for name in ("AdamW", "AdamW8bit"))
 _STATE = "one state for each parameter, as momentum has"
 _PLAIN = "AdamW, whose states it keeps"
 _LOW_RANK = "its states are of projected gradients; those of AdamW for whole ones are an upper bound"
@@ -60,17 +61,17 @@ OPTIMIZERS = {
     "adamw_hf": _Optimizer("adamw", _PLAIN), "adamw_apex_fused": _Optimizer("adamw_fused", _PLAIN),
     "adamw_anyprecision": _Optimizer("adamw", _PLAIN),
     "adamw_bnb_8bit": _Optimizer("adamw8bit"), "adamw_8bit": _Optimizer("adamw8bit"),
-    "paged_adamw_8bit": _Optimizer("adamw8bit", _PAGED),
-    "paged_adamw": _Optimizer("adamw_fused", _PAGED), "paged_adamw_32bit": _Optimizer("adamw_fused", _PAGED),
+    "paged_adamw_8bit": _Optimizer(PAGED_ADAMW8BIT, PAGED),
+    "paged_adamw": _Optimizer(PAGED_ADAMW, PAGED), "paged_adamw_32bit": _Optimizer(PAGED_ADAMW, PAGED),
     "adamw_torch_8bit": _Optimizer("adamw8bit", "torchao's states of 8 bits, taken as those of bitsandbytes"),
     "adamw_torch_4bit": _Optimizer("adamw8bit", "its states have 4 bits; those of 8 are an upper bound"),
     "adafactor": _Optimizer("torch.optim:Adafactor", "PyTorch's own Adafactor"),
     "ademamix": _Optimizer("adamw", "three states, of which AdamW has two", True),
     "ademamix_8bit": _Optimizer("adamw8bit", "three states of 8 bits, of which AdamW has two", True),
     "lion_32bit": _Optimizer("momentum", _STATE), "lion": _Optimizer("momentum", _STATE),
-    "paged_lion_32bit": _Optimizer("momentum", f"{_STATE}; {_PAGED}"),
+    "paged_lion_32bit": _Optimizer(PAGED_ADAMW, f"one state; AdamW's two are an upper bound on the host; {PAGED}"),
     "lion_8bit": _Optimizer("adamw8bit", "one state of 8 bits; AdamW's two are an upper bound"),
-    "paged_lion_8bit": _Optimizer("adamw8bit", "one state of 8 bits; AdamW's two are an upper bound"),
+    "paged_lion_8bit": _Optimizer(PAGED_ADAMW8BIT, f"one state; AdamW's two are an upper bound on the host; {PAGED}"),
     "sgd": _Optimizer("sgd"), "adagrad": _Optimizer("torch.optim:Adagrad"),
     "rmsprop": _Optimizer("torch.optim:RMSprop"), "rmsprop_bnb": _Optimizer("torch.optim:RMSprop"),
     "rmsprop_bnb_32bit": _Optimizer("torch.optim:RMSprop"),
