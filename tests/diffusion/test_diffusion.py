@@ -298,15 +298,31 @@ SMALL_VAE = {"_class_name": "AutoencoderKL", "block_out_channels": [32, 32], "do
     ("Lumina2Pipeline", {"_class_name": "Lumina2Transformer2DModel", "num_layers": 1, "num_refiner_layers": 1}, 1024),
     ("Flux2Pipeline", {"_class_name": "Flux2Transformer2DModel", "num_layers": 1, "num_single_layers": 1}, 256),
     ("ZImagePipeline", {"_class_name": "ZImageTransformer2DModel", "n_layers": 1, "n_refiner_layers": 1}, 1024),
+    ("HunyuanDiTPipeline", {"_class_name": "HunyuanDiT2DModel", "num_layers": 2, "sample_size": 64, "patch_size": 2,
+                            "in_channels": 4, "cross_attention_dim_t5": 2048}, 128),
     ("CogView4Pipeline", {"_class_name": "CogView4Transformer2DModel", "num_layers": 1}, 256)])
 def test_denoisers_that_take_more(pipeline, transformer, size):
-    """Counted tokens of texts, coordinates of four axes, lists of images, sizes and crops. Sizes are those of their own
-    code: 128 latents of two or eight pixels, or 1,024.
+    """Counted tokens of texts, coordinates of four axes, lists of images, sizes and crops, two texts. Sizes are those of
+    their own code: 64 or 128 latents of two or eight pixels, or 1,024.
     """
     pytest.importorskip("diffusers")
     found = read_pipeline({"_class_name": pipeline, "transformer": transformer, "vae": SMALL_VAE})
     assert found.height == size
     assert profile_diffusion(found, device="h100").seconds > 0
+
+
+@pytest.mark.parametrize(("frames", "latents"), [(81, 22), (85, 22), (1, 2)])
+def test_frames_are_padded_to_whole_patches(frames, latents):
+    """Four frames a latent, the first alone; a patch is two latents, of which all but the padding are decoded."""
+    pytest.importorskip("diffusers")
+    found = read_pipeline({
+        "_class_name": "CogVideoXPipeline", "transformer": {
+            "_class_name": "CogVideoXTransformer3DModel", "num_layers": 1, "num_attention_heads": 2, "patch_size_t": 2,
+            "patch_bias": False, "use_rotary_positional_embeddings": True},
+        "vae": {"_class_name": "AutoencoderKLCogVideoX", "block_out_channels": [32] * 4}}, height=64, width=64,
+        frames=frames)
+    assert found.denoiser.kwargs["hidden_states"].shape[1] == latents
+    assert found.decoder.args[0].shape[2] == (frames - 1) // 4 + 1
 
 
 def test_sizes_that_nobody_says():

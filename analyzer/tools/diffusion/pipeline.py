@@ -32,6 +32,8 @@ _DENOISERS = ("transformer", "unet")
 _WIDTHS = ("caption_channels", "joint_attention_dim", "text_embed_dim", "text_dim", "cap_feat_dim",
            "cross_attention_dim")
 _CLIP_TOKENS = 77  # CLIPTextConfig.max_position_embeddings of transformers
+#: Tokens of a second text, where its encoder has a length of its own (pipeline_hunyuandit.py, ``encode_prompt``).
+_SECOND_TOKENS = {"HunyuanDiTPipeline": 256}
 #: Pipelines that put the tokens of CLIP before those of T5 (pipeline_stable_diffusion_3.py, ``encode_prompt``).
 _JOINED = ("StableDiffusion3Pipeline",)
 
@@ -212,13 +214,15 @@ class _PipelineReader:
 
     def _read_text(self, calls: int) -> tuple[tuple[Component, ...], int, int]:
         """The text encoders, the tokens that the denoiser sees of them, and the width of a pooled text."""
-        longest, found, tokens, pooled = self.defaults.get("max_sequence_length"), [], {}, 0
+        longest, tokens, pooled = self.defaults.get("max_sequence_length"), {}, 0
+        found: list[Component] = []
         for name in sorted(key for key, value in self.fields.items() if key.startswith("text_encoder")
                            and isinstance(value, dict)):
             module = self._build(name)
             config = getattr(module.config, "text_config", module.config)
             is_clip = type(module).__name__.startswith("CLIP")
-            count = _CLIP_TOKENS if is_clip or not longest else int(longest)
+            second = _SECOND_TOKENS.get(self.kind.__name__) if found else None
+            count = second or (_CLIP_TOKENS if is_clip or not longest else int(longest))
             ids = torch.ones((self.batch, count), dtype=torch.int64, device="meta")
             found.append(Component(name, module, (ids,), {} if is_clip else {"attention_mask": torch.ones_like(ids)},
                                    calls))
@@ -285,8 +289,11 @@ class _PipelineReader:
         channels = getattr(config, "in_channels", None) or config.in_visual_dim
         if "img_ids" in _names(self.denoiser.forward) or "img_shapes" in _names(self.denoiser.forward):
             channels //= 4  # two by two latents are one token (_pack_latents)
+        frames, deep, time = self.frames, getattr(config, "patch_size_t", None) or 1, self._scales()[1]
+        if frames is not None:  # padded to whole patches, which are not decoded (pipeline_cogvideox.py)
+            frames += -((frames - 1) // time + 1) % deep * time
         given = {"batch_size": self.rows, "num_channels_latents": channels, "num_latents_channels": channels,
-                 "num_channels": channels, "height": self.height, "width": self.width, "num_frames": self.frames,
+                 "num_channels": channels, "height": self.height, "width": self.width, "num_frames": frames,
                  "dtype": self.dtype, "device": torch.device("meta"), "generator": None, "latents": None}
         names = _names(self.shell.prepare_latents)
         found = self.shell.prepare_latents(**{name: value for name, value in given.items() if name in names})
@@ -320,6 +327,8 @@ class _PipelineReader:
         rotary = getattr(self.shell, "_prepare_rotary_positional_embeddings", None)
         if rotary is not None and getattr(self.denoiser.config, "use_rotary_positional_embeddings", False):
             made["image_rotary_emb"] = rotary(self.height, self.width, latents[0].shape[1], torch.device("meta"))
+        if "image_meta_size" in names:  # HunyuanDiT reads two texts
+            made |= self._two_texts()
         required = [name for name, parameter in inspect.signature(self.denoiser.forward).parameters.items()
                     if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
         missing = [name for name in required if name not in made]
@@ -327,6 +336,20 @@ class _PipelineReader:
             raise InputError(f"{PREFIX}{self.said}: {type(self.denoiser).__name__} takes {', '.join(missing)}, unknown "
                              "here; call profile_diffusion from Python with a Pipeline of its Components")
         return {name: made[name] for name in dict.fromkeys([*wanted, *required]) if made.get(name) is not None}
+
+    def _two_texts(self) -> dict[str, Any]:
+        """What HunyuanDiT's denoiser is called with besides latents (pipeline_hunyuandit.py, ``__call__``)."""
+        def empty(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        config, rows, second = self.denoiser.config, self.rows, _SECOND_TOKENS["HunyuanDiTPipeline"]
+        area = self.height * self.width // (self._scales()[0] * config.patch_size) ** 2
+        rotary = empty(area, self.denoiser.inner_dim // self.denoiser.num_heads, dtype=torch.float32)
+        return {"timestep": empty(rows), "encoder_hidden_states": empty(rows, _CLIP_TOKENS, config.cross_attention_dim),
+                "text_embedding_mask": empty(rows, _CLIP_TOKENS, dtype=torch.int64),
+                "encoder_hidden_states_t5": empty(rows, second, config.cross_attention_dim_t5),
+                "text_embedding_mask_t5": empty(rows, second, dtype=torch.int64), "image_meta_size": empty(rows, 6),
+                "style": empty(rows, dtype=torch.int64), "image_rotary_emb": (rotary, rotary)}
 
     def _text_inputs(self, pooled: int) -> dict[str, Any]:
         """What a denoiser reads of texts and times, by the names of its arguments."""
