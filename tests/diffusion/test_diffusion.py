@@ -299,10 +299,10 @@ SMALL_VAE = {"_class_name": "AutoencoderKL", "block_out_channels": [32, 32], "do
     ("Flux2Pipeline", {"_class_name": "Flux2Transformer2DModel", "num_layers": 1, "num_single_layers": 1}, 256),
     ("ZImagePipeline", {"_class_name": "ZImageTransformer2DModel", "n_layers": 1, "n_refiner_layers": 1}, 1024),
     ("HunyuanDiTPipeline", {"_class_name": "HunyuanDiT2DModel", "num_layers": 2, "sample_size": 64, "patch_size": 2,
-                            "in_channels": 4, "cross_attention_dim_t5": 2048}, 128),
+                            "in_channels": 4, "hidden_size": 1408}, 128),
     ("CogView4Pipeline", {"_class_name": "CogView4Transformer2DModel", "num_layers": 1}, 256)])
 def test_denoisers_that_take_more(pipeline, transformer, size):
-    """Counted tokens of texts, coordinates of four axes, lists of images, sizes and crops, two texts. Sizes are those of
+    """Counted tokens of texts, coordinates of four axes, lists of images, sizes and crops, two texts. Sizes are of
     their own code: 64 or 128 latents of two or eight pixels, or 1,024.
     """
     pytest.importorskip("diffusers")
