@@ -259,7 +259,7 @@ activations' memory at its peak.
     Command("job", "read another program's configuration, and what to change in it so that it fits",
             "analyzer.tools.job.command:run_job",
             "job file, job command, device, devices of a job file, cluster, model of a job, alloc-conf, "
-            "no-advice of profile, changed copy, prices, show of a job, json, html", """\
+            "no-advice of profile, changed copy, prices, show of a job, json, html, lengths, batching, padding", """\
 Reads the configuration that another program trains or serves with, or the command that starts it, and tells what the
 job needs: what was understood and what was not, whether it fits, how long a step takes, and what to change in the very
 file. Nothing of it is executed, and nothing is downloaded.

@@ -14,7 +14,7 @@ from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.memory.allocator import AllocatorOptions
 from analyzer.profilers.annotation import Annotation
-from analyzer.tools.lengths import Batching, Lengths, profile_epoch
+from analyzer.tools.lengths import Batching, Epoch, Lengths, profile_epoch
 from analyzer.tools.lengths.batching import Cell
 from analyzer.tools.lengths.columns import read_columns
 from analyzer.tools.lengths.epoch_memory import EpochMemory
@@ -162,18 +162,18 @@ def test_a_step_that_fails_is_skipped_and_counted():
     model = nn.Sequential(nn.Embedding(1000, 64), nn.Linear(64, 1000))
     make = lambda batch, sequence: torch.zeros(batch, sequence, dtype=torch.int64)  # noqa: E731
     lengths = Lengths.of([100, 200, 5000, 300, 150, 250, 4000, 120])
-    whole = profile_epoch(model, make, lengths, Batching(rows=1), device="l4", courses=False)
+    whole = profile_epoch(model, make, Batching(rows=1).divide(lengths), device="l4", courses=False)
     needed = {cell.sizes[0]: peak for cell, peak in zip(whole.cells, whole.peak_allocated)}
     assert whole.fits and needed[4000] > needed[300] + 2**23
     limit = ProfileOptions(capacity_bytes=needed[4000] - 1)
-    found = profile_epoch(model, make, lengths, Batching(rows=1), device="l4", options=limit)
+    found = profile_epoch(model, make, Batching(rows=1).divide(lengths), device="l4", options=limit)
     assert not found.fits
     assert [cell.sizes[0] >= 4000 for cell in found.cells] == list(found.failed)
     assert found.longest is not None and 300 < found.longest < 4000
     assert found.courses[0].failed == 2
     assert json.loads(found.to_json())["longest"] == found.longest
-    again = profile_epoch(model, make, lengths.at_most(found.longest), Batching(rows=1), device="l4", options=limit)
-    assert again.fits
+    cut = Batching(rows=1).divide(lengths.at_most(found.longest))
+    assert profile_epoch(model, make, cut, device="l4", options=limit).fits
 
 
 def test_what_outlives_a_step_must_be_alike():
@@ -187,5 +187,5 @@ def test_what_outlives_a_step_must_be_alike():
             return self.layer(x)
 
     with pytest.raises(InputError, match="what a step leaves behind"):
-        profile_epoch(Grows(), lambda batch, sequence: torch.zeros(batch, sequence, 8), [5, 9, 14, 20],
-                      Batching(rows=1), device="l4")
+        profile_epoch(Grows(), lambda batch, sequence: torch.zeros(batch, sequence, 8),
+                      Epoch.of([[5], [9], [14], [20]]), device="l4")

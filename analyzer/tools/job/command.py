@@ -16,7 +16,7 @@ from analyzer.report.page.document import check_page
 from .change import Changes, JobChange, list_smaller
 from .document import JobError
 from .layout import LaidOutJob
-from .plan import ServingPlan
+from .plan import ServingPlan, TrainingPlan
 from .read import COMMAND, Job, read_command, read_job
 from .screen import describe_change, describe_job, describe_training
 from .training import TrainedJob
@@ -33,6 +33,8 @@ def run_job(arguments: argparse.Namespace) -> int:
     if arguments.write is not None:
         _check_copy(arguments.write, arguments.file)
     find_device(arguments.device)
+    if arguments.lengths is None and (given := arguments.batching or arguments.padding) is not None:
+        raise InputError(f"--batching, --padding {given}: is of an epoch of batches; add --lengths")
     price = read_prices(arguments.prices, "--price ").find(arguments.device)
     job = read_command(arguments.words, ranks=arguments.world) if arguments.file is None else read_job(
         arguments.file, ranks=arguments.world)
@@ -41,8 +43,24 @@ def run_job(arguments: argparse.Namespace) -> int:
     print(f"{describe_job(job)}\n")
     sys.stdout.flush()  # what was understood is there before what takes seconds
     if isinstance(job.plan, ServingPlan):
+        if arguments.lengths is not None:
+            raise InputError(f"--lengths {arguments.lengths}: is of a job that trains, and this one serves")
         return _serve(job, arguments, price)
+    if arguments.lengths is not None:
+        return _tell_epoch(job, arguments)
     return _train(job, arguments, shown, price)
+
+
+def _tell_epoch(job: Job, arguments: argparse.Namespace) -> int:
+    from .epoch import profile_job_epoch
+
+    assert isinstance(job.plan, TrainingPlan)
+    found = profile_job_epoch(job.plan, arguments.lengths, arguments.batching, arguments.padding, arguments.device,
+                              files=job.files)
+    if arguments.json is not None:
+        found.to_json(arguments.json)
+    print(found)
+    return 0 if found.fits else 3
 
 
 def _serve(job: Job, arguments: argparse.Namespace, price: float | None) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -87,34 +87,47 @@ def profile_training(plan: TrainingPlan, device: str | DeviceSpec = "h200", *, f
     that is not found, and MissingExtraError where DeepSpeed's own code is run and is not installed.
     """
     files = files or Files()
-    build, inputs, said = load_pictures(plan, files) if plan.picture is not None else _load_texts(plan, files)
-    said += plan.assumptions
-    passes = min(plan.accumulate, MOST_PASSES)
-    by_deepspeed = plan.sharding is not None and plan.sharding.kind == "deepspeed"
-    settings: dict[str, Any] = {}
-    if by_deepspeed:
-        model: Callable[[], nn.Module] = partial(_make_engine, plan, build, passes)
-    else:
-        model = partial(_make_rank, plan, build)
-        make = find_optimizer(plan.optimizer)
-        if make and plan.picture is not None and plan.picture.text_adapter is not None:
-            make = partial(_make_for_updated, make)
-        settings["optimizer"] = partial(make_for_backward, make) if make and plan.updates_in_backward else make
-        settings["step"] = partial(_take_step, passes, plan.clips and plan.optimizer is not None,
-                                   None if plan.autocast is None or plan.picture else DTYPES[plan.autocast],
-                                   _to_host if plan.checkpoints in ("offloaded", "saved_offloaded") else nullcontext,
-                                   plan.updates_in_backward)
+    step = prepare_step(plan, files)
+    said, settings = step.assumptions, step.settings
     ranks = max(plan.ranks, 1)
-    if ranks > 1 or by_deepspeed:
+    if ranks > 1 or "optimizer" not in settings:
         settings["world"] = world(ranks, rank, plan.ranks_per_host, cluster)
     with model_errors(plan.model):
-        found = profile(model, (), inputs, device=device, **settings)
+        found = profile(step.model, (), step.inputs, device=device, **settings)
     if plan.accumulate > MOST_PASSES:
         said.append(f"of the {plan.accumulate} passes of a step {MOST_PASSES} are run; memory is that of all, and the "
                     "others take as long")
     return TrainedJob(plan, found, tuple(said), tuple(
         profile(make, (), given, device=device, mode="infer") for make, given in load_preparations(plan, files)),
         sample_rollout(plan, device, files))
+
+
+class PreparedStep(NamedTuple):
+    """What is profiled of a plan: what builds the model, the inputs of a pass, arguments of `profile`, and sentences on
+    what was taken for granted. An engine of DeepSpeed's has no ``optimizer`` in the settings.
+    """
+
+    model: Callable[[], nn.Module]
+    inputs: dict[str, Any]
+    settings: dict[str, Any]
+    assumptions: list[str]
+
+
+def prepare_step(plan: TrainingPlan, files: Files) -> PreparedStep:
+    build, inputs, said = load_pictures(plan, files) if plan.picture is not None else _load_texts(plan, files)
+    said += plan.assumptions
+    passes = min(plan.accumulate, MOST_PASSES)
+    if plan.sharding is not None and plan.sharding.kind == "deepspeed":
+        return PreparedStep(partial(_make_engine, plan, build, passes), inputs, {}, said)
+    make = find_optimizer(plan.optimizer)
+    if make and plan.picture is not None and plan.picture.text_adapter is not None:
+        make = partial(_make_for_updated, make)
+    return PreparedStep(partial(_make_rank, plan, build), inputs, {
+        "optimizer": partial(make_for_backward, make) if make and plan.updates_in_backward else make,
+        "step": partial(_take_step, passes, plan.clips and plan.optimizer is not None,
+                        None if plan.autocast is None or plan.picture else DTYPES[plan.autocast],
+                        _to_host if plan.checkpoints in ("offloaded", "saved_offloaded") else nullcontext,
+                        plan.updates_in_backward)}, said)
 
 
 def _load_texts(plan: TrainingPlan, files: Files) -> tuple[Callable[[], nn.Module], dict[str, Any], list[str]]:

@@ -1,6 +1,7 @@
 """Batches of an epoch: which samples are in each, and the sizes to which they are padded."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +15,8 @@ BATCHINGS = ("random", "grouped", "packed")
 _NUMBERS = ("batch", "tokens", "longest")
 #: how batches are made, as the command line says it
 GRAMMAR = "random, grouped or packed, with batch=N samples, or tokens=N; longest=N cuts samples"
-PADDINGS = ("longest", "max", "none")
+_PADDED = {"longest": "padded to the longest", "max": "padded to the longest of all", "none": "not padded"}
+PADDINGS = tuple(_PADDED)
 BATCH = "batch"  #: the dimension of samples
 _SEED = 0  # batches are the same each time
 
@@ -36,13 +38,32 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Epoch:
-    """The steps of an epoch in order: the cell of each, and how many positions of it are no padding."""
+    """The steps of an epoch in order: the cell of each, and how many positions of it are no padding. ``lengths`` and
+    ``batching`` say in words what they come from.
+
+    >>> Epoch.of([[300, 280], [12, 9]]).cells
+    (Cell(rows=2, sizes=(300,)), Cell(rows=2, sizes=(12,)))
+    """
 
     dims: tuple[str, ...]
     cells: tuple[Cell, ...]
     used: tuple[int, ...]
     samples: int
+    lengths: str
+    batching: str
     assumptions: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, batches: Sequence[Sequence[int]], dim: str = "sequence", padding: str = "longest") -> Epoch:
+        """Steps of a sampler of one's own: the lengths of the samples of each batch, padded to the longest, or with the
+        padding ``"none"`` one after another in a row. Raises InputError for no batch, and an empty one.
+        """
+        if not len(batches) or not all(map(len, batches)):
+            raise InputError(f"Epoch.of({list(batches)!r:.60}): give at least one batch, and no empty one")
+        cells = [Cell(1, (sum(batch),)) if padding == "none" else Cell(len(batch), (max(batch),)) for batch in batches]
+        lengths = Lengths.of([length for batch in batches for length in batch], (dim,))
+        return cls((dim,), tuple(cells), tuple(map(sum, batches)), len(lengths), lengths.describe(),
+                   f"batches as given, {_PADDED[padding]}")
 
     @property
     def padding_share(self) -> float:
@@ -96,11 +117,10 @@ class Batching:
 
     def describe(self) -> str:
         """In words."""
-        padding = {"longest": "padded to the longest", "max": "padded to the longest of all", "none": "not padded"}
         size = f"batches of up to {self.tokens:,} positions" if self.tokens else f"batches of {self.rows}"
         order = {"random": ", in random order", "grouped": ", grouped by length", "packed": ", packed"}
         several = f", a multiple of {self.multiple}" if self.multiple > 1 else ""
-        return f"{size}{order.get(self.order, '')}, {padding[self.padding]}{several}"
+        return f"{size}{order.get(self.order, '')}, {_PADDED[self.padding]}{several}"
 
     @property
     def is_padded(self) -> bool:
@@ -139,7 +159,7 @@ class Batching:
                 sizes = largest if self.padding == "max" else self._round(own.max(axis=0))
                 cells.append(Cell(len(batch), tuple(map(int, sizes))))
         left = len(lengths) - sum(map(len, batches))
-        return Epoch(lengths.dims, tuple(cells), tuple(used), len(lengths), (
+        return Epoch(lengths.dims, tuple(cells), tuple(used), len(lengths), lengths.describe(), self.describe(), (
             f"the last {left} samples, which do not fill a batch, are left out",) if left else ())
 
     def _round(self, sizes: Numbers) -> Numbers:
@@ -162,8 +182,9 @@ class Batching:
             raise InputError(f"{lengths.source}: fills {rows} rows of {longest:,}, fewer than a batch of {self.rows}")
         cell = Cell(1, (longest * self.rows,)) if self.padding == "none" else Cell(self.rows, (longest,))
         used = int(lengths.sizes.sum() * steps * self.rows / rows) // steps
-        return Epoch(lengths.dims, (cell,) * steps, (used,) * steps, len(lengths), (
-            f"samples are packed into rows of {longest:,}, which hold {lengths.sizes.sum() / rows:,.0f} in the mean",))
+        mean = lengths.sizes.sum() / rows
+        return Epoch(lengths.dims, (cell,) * steps, (used,) * steps, len(lengths), lengths.describe(), self.describe(),
+                     (f"samples are packed into rows of {longest:,}, which hold {mean:,.0f} in the mean",))
 
     def _fill(self, lengths: Lengths, rng: np.random.Generator) -> list[Numbers]:
         """Samples by length into batches of at most so many positions, in random order (fairseq 0.12, data/

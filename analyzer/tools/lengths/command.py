@@ -15,7 +15,7 @@ from analyzer.zoo.target import load_target, model_errors
 
 from .batching import Batching
 from .distribution import Lengths
-from .inputs import VariedInputs
+from .inputs import MASKING, VariedInputs
 from .run import profile_epoch
 
 #: options of `analyzer profile` that are of one step, by their names as attributes, and what they are without
@@ -41,9 +41,10 @@ def run_lengths(arguments: argparse.Namespace) -> int:
         model = build_model(partial(recipe.build, target.build), None, spec).train(train)
         if batching.is_padded:
             inputs = inputs.masking(model)
-        found = profile_epoch(model, inputs.make, lengths, batching, device=spec,
+        found = profile_epoch(model, inputs.make, batching.divide(lengths), device=spec,
                               options=ProfileOptions(inference_mode=arguments.mode == "inference_mode"),
                               assumptions=inputs.assumptions, **find_step(arguments, recipe))
+    found = found.leaving_out(MASKING) if inputs.has_mask else found
     if arguments.json is not None:
         found.to_json(arguments.json)
     print(found)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from textwrap import fill
 
@@ -86,6 +86,10 @@ class EpochProfile:
     def percentile(self, percent: float, what: str = "reserved") -> float:
         """Of the steps, a percentile of ``"reserved"``, ``"peak_allocated"`` or ``"seconds"``."""
         return float(np.percentile([value for value in getattr(self, what) if value is not None], percent))
+
+    def leaving_out(self, part: str) -> EpochProfile:
+        """The same without assumptions that name a file."""
+        return replace(self, assumptions=tuple([text for text in self.assumptions if part not in text]))
 
     def to_json(self, path: str | Path | None = None) -> str:
         """All of it as JSON, also written to ``path``."""

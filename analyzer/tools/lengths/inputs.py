@@ -17,6 +17,9 @@ from .batching import BATCH
 
 _PLACE = re.compile(r"\{(\w+)\}")
 MASK = "attention_mask"  #: what tokenizers of transformers call the mask of padding
+#: what is assumed of such a mask, and where transformers asks for it
+MASKED = f"batches have an {MASK}, in which some padding is masked"
+MASKING = "transformers/masking_utils.py"
 
 #: Dimensions by the inputs that have them, where none is named: of floating inputs with so many, by place.
 _FLOATING = {2: {"samples": 1}, 3: {"frames": 2}, 4: {"height": 2, "width": 3}, 5: {"frames": 1}}
@@ -89,7 +92,7 @@ class VariedInputs:
     def assumptions(self) -> list[str]:
         several = [spec.name for spec in self.list_specs(2, dict.fromkeys(self.dims, 8))
                    if spec.find_dims("sequence") and not _is_like_tokens(spec.name)]
-        return [*([f"batches have an {MASK}, in which some padding is masked"] if self.has_mask else []),
+        return [*([MASKED] if self.has_mask else []),
                 *([f"inputs {', '.join(map(str, several))} are as long as each other: name their sizes in --input for "
                    "others"] if len(several) > 1 and self.dims == ("sequence",) else [])]
 

@@ -19,9 +19,8 @@ from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
 from analyzer.record.progress import progress_part
 
-from .batching import Batching, Cell, Epoch
+from .batching import Cell, Epoch
 from .columns import Columns, read_columns
-from .distribution import Lengths
 from .epoch_memory import EpochMemory
 from .epoch_profile import Course, EpochProfile
 from .inputs import call_maker
@@ -29,21 +28,22 @@ from .limit import find_limit
 from .varied_step import Probe, VariedStep
 
 STEPS = 2_000  #: steps over which the allocator runs, where it is not said how many
-_LARGEST = 10  # steps that are always among them
+_LARGEST = 10  # steps of the others that come behind them
 _TRIES = 3  # times that a limit is sought, each with one more profile
 EMPTY_EVERY = 10  #: as peft's benchmark empties the cache (method_comparison/MetaMathQA/run.py)
 
 
 def profile_epoch(model: torch.nn.Module | Callable[[], torch.nn.Module], make_inputs: Callable[..., Any],
-                  lengths: Lengths | Sequence[int], batching: Batching, *, device: str | DeviceSpec = "h200",
-                  steps: int = STEPS, options: ProfileOptions | None = None, courses: bool = True,
+                  epoch: Epoch, *, device: str | DeviceSpec = "h200", steps: int = STEPS,
+                  empty_every: int | None = None, options: ProfileOptions | None = None, courses: bool = True,
                   assumptions: Sequence[str] = (), **profile_options: Any) -> EpochProfile:
     """Predict memory and time of an epoch whose batches differ in size.
 
     ``make_inputs(batch=..., sequence=...)`` gives the arguments of a step: a tensor, a tuple of positional ones, a
-    dictionary of named ones, or a pair ``(tuple, dict)``; beside the batch it is given the dimensions of ``lengths`` by
+    dictionary of named ones, or a pair ``(tuple, dict)``; beside the batch it is given the dimensions of the epoch by
     their names. The step is profiled at some sizes; the memory of the others is exact where they make the same calls.
-    The allocator then runs over as many as ``steps`` of the epoch. With ``courses`` it also tells
+    The allocator then runs over as many as ``steps`` of the epoch, its cache emptied every so many where
+    ``empty_every`` says so. With ``courses`` it also tells
     what emptying the cache, expandable segments and a first step with the largest batch give, and the limits.
     ``options`` and ``profile_options`` are those of `analyzer.profile`; ``options.capacity_bytes`` takes the place of
     the device's memory.
@@ -51,15 +51,15 @@ def profile_epoch(model: torch.nn.Module | Callable[[], torch.nn.Module], make_i
     Raises InputError for steps that leave behind what the next ones do not, and for what `profile` does.
 
     >>> import torch
+    >>> from analyzer.tools.lengths import Batching, Lengths
     >>> model = torch.nn.Sequential(torch.nn.Embedding(1000, 64), torch.nn.Linear(64, 1000))
     >>> make = lambda batch, sequence: torch.empty(batch, sequence, dtype=torch.int64, device="meta")
-    >>> found = profile_epoch(model, make, [5, 9, 300, 120, 50, 70, 40, 200], Batching(rows=2), device="l4")
+    >>> epoch = Batching(rows=2).divide(Lengths.of([5, 9, 300, 120, 50, 70, 40, 200]))
+    >>> found = profile_epoch(model, make, epoch, device="l4")
     >>> found.steps, found.fits, round(found.padding_share, 2)
     (4, True, 0.42)
     """
     spec = find_device(device)
-    lengths = lengths if isinstance(lengths, Lengths) else Lengths.of(lengths)
-    epoch = batching.divide(lengths)
     options = options or ProfileOptions()
     capacity = options.capacity_bytes
     if capacity is None and spec.memory_bytes is not None:
@@ -72,9 +72,10 @@ def profile_epoch(model: torch.nn.Module | Callable[[], torch.nn.Module], make_i
         columns: list[Columns] = []
 
         def read(log: Log) -> Annotation:
-            columns[:] = [read_columns(log, spec)]
-            assert log.memory_at_start is not None
-            settings[:] = [log.memory_at_start.options]
+            if not columns:  # then perhaps the log of a device that has too little memory
+                columns.append(read_columns(log, spec))
+                assert log.memory_at_start is not None
+                settings[:] = [log.memory_at_start.options]
             return Annotation()
 
         args, kwargs = call_maker(make_inputs, epoch.dims, cell.rows, cell.sizes)
@@ -86,33 +87,31 @@ def profile_epoch(model: torch.nn.Module | Callable[[], torch.nn.Module], make_i
     with rare_collections():
         with progress_part(0, 0.3, "profiles"):
             varied = VariedStep(run, [epoch.cells[i] for i in chosen], epoch.dims, spec)
-        return _tell(varied, epoch, chosen, lengths, batching, capacity, settings[0],
-                     [*assumptions, *epoch.assumptions, *remarks], courses)
+        return _tell(varied, epoch, chosen, EpochMemory(varied.at, settings[0], capacity),
+                     [*assumptions, *epoch.assumptions, *remarks], courses, empty_every)
 
 
 def choose_steps(epoch: Epoch, count: int) -> tuple[list[int], list[str]]:
-    """So many steps of an epoch, evenly over it, with the largest of all; and what is to be said of that."""
+    """The first steps of an epoch, then the largest of the others, and what is to be said of that."""
     if count < 1:
         raise InputError(f"steps={count!r}: must be at least 1")
     whole = len(epoch.cells)
-    if count >= whole:
-        return list(range(whole)), []
-    largest = sorted(range(whole), key=lambda i: -epoch.cells[i].volume)[:_LARGEST]
-    chosen = sorted({*largest, *(i * whole // count for i in range(count))})
-    return chosen, [f"memory is told of {len(chosen):,} of {whole:,} steps, the largest among them"]
+    largest = sorted(range(min(count, whole), whole), key=lambda i: -epoch.cells[i].volume)[:_LARGEST]
+    return [*range(min(count, whole)), *sorted(largest)], [
+        f"memory is told of the first {count:,} of {whole:,} steps, then of the {len(largest)} largest others"
+    ] if largest else []
 
 
-def _tell(varied: VariedStep, epoch: Epoch, chosen: Sequence[int], lengths: Lengths, batching: Batching,
-          capacity: int | None, options: AllocatorOptions, remarks: Sequence[str], courses: bool) -> EpochProfile:
+def _tell(varied: VariedStep, epoch: Epoch, chosen: Sequence[int], memory: EpochMemory, remarks: Sequence[str],
+          courses: bool, empty_every: int | None) -> EpochProfile:
     cells = [epoch.cells[i] for i in chosen]
-    memory = EpochMemory(varied.at, options, capacity)
     with progress_part(0.3, 0.5, "epoch"):
-        run = memory.run(cells)
-    found = [Course.of("as it is", run)]
+        run = memory.run(cells, empty_every=empty_every)
+    found = [Course.of("as it is" if empty_every is None else _name_emptying(empty_every), run)]
     longest = None
     if courses:
-        found += _list_courses(memory, varied, cells, options, capacity)
-        if capacity is not None:
+        found += _list_courses(memory, varied, cells, empty_every)
+        if memory.capacity_bytes is not None:
             with progress_part(0.9, 1.0, "limits"):
                 longest, remark = _find_longest(memory, varied, cells)
                 remarks = [*remarks, *remark]
@@ -125,7 +124,7 @@ def _tell(varied: VariedStep, epoch: Epoch, chosen: Sequence[int], lengths: Leng
     one: Profile = next(iter(varied.probes.values())).profile
     return EpochProfile(
         one.name, one.device or "", one.optimizer and f"optimizer {one.optimizer}" or one.mode, epoch.dims,
-        lengths.describe(), batching.describe(), epoch.samples, len(epoch.cells), epoch.padding_share, capacity,
+        epoch.lengths, epoch.batching, epoch.samples, len(epoch.cells), epoch.padding_share, memory.capacity_bytes,
         tuple(cells), tuple(step.peak_allocated for step in run), tuple(step.reserved for step in run),
         tuple(step.failed for step in run), tuple(times[i] for i in chosen), known,
         (low, high) if known is not None and low else None, sum(cell.volume for cell in epoch.cells), sum(epoch.used),
@@ -144,24 +143,30 @@ def _find_longest(memory: EpochMemory, varied: VariedStep, cells: Sequence[Cell]
             if varied.confirm(Cell(rows, (longest,) * dims)):
                 return longest, []
         except Exception as error:  # of the model's own, which has a longest input
-            return max(max(cell.sizes) for cell in cells), [
+            return min(longest, max(max(cell.sizes) for cell in cells)), [
                 f"memory would hold up to {longest:,}, at which the model itself fails: {first_line(error)}"]
         memory.forget()
     return longest, [f"the limit of {longest:,} is not confirmed by a profile"]
 
 
-def _list_courses(memory: EpochMemory, varied: VariedStep, cells: Sequence[Cell], options: AllocatorOptions,
-                  capacity: int | None) -> list[Course]:
+def _name_emptying(steps: int) -> str:
+    return f"cache emptied every {steps:,} steps"
+
+
+def _list_courses(memory: EpochMemory, varied: VariedStep, cells: Sequence[Cell], empty_every: int | None
+                  ) -> list[Course]:
     """The epoch with each thing that may help."""
-    largest = max(cells, key=lambda cell: cell.volume)
+    largest, options = max(cells, key=lambda cell: cell.volume), memory.options
     found = []
     with progress_part(0.5, 0.6, "emptying the cache"):
-        found.append(Course.of(f"cache emptied every {EMPTY_EVERY} steps", memory.run(cells, empty_every=EMPTY_EVERY)))
+        often = None if empty_every else EMPTY_EVERY
+        found.append(Course.of(_name_emptying(often) if often else "cache never emptied",
+                               memory.run(cells, empty_every=often)))
     with progress_part(0.6, 0.7, "largest batch first"):
         found.append(Course.of("one step with the largest batch first", memory.run(cells, first=largest)))
     if not options.expandable_segments:
         with progress_part(0.7, 0.9, "expandable segments"):
-            growing = EpochMemory(varied.at, replace(options, expandable_segments=True), capacity)
+            growing = EpochMemory(varied.at, replace(options, expandable_segments=True), memory.capacity_bytes)
             growing.keep_from(memory)
             found.append(Course.of("expandable segments", growing.run(cells)))
     return found
