@@ -8,7 +8,7 @@ from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
 from analyzer.tools.lengths import Batching, EpochProfile, Lengths, profile_epoch
 from analyzer.tools.lengths.inputs import MASK, MASKED, MASKING
-from analyzer.zoo.command_option import model_errors
+from analyzer.zoo.target import model_errors
 
 from .document import Files
 from .plan import TrainingPlan
