@@ -17,8 +17,8 @@ ORDER = [{"units", "errors", "registry", "output", "on_use", "saved_format", "ha
          {"distributed"}, {"record"}, {"state"}, {"replay", "compiled"}, {"fx"}, {"profilers"}, {"recipe"}, {"results"},
          {"report", "zoo"}, {"api"},
          {"parallel", "search", "solver", "generation", "serving", "diffusion", "sweep", "dryrun", "runtime",
-          "calibration", "lengths"},
-         {"dropins", "advice", "job", "explain"}, {"show"}, {"options"}, {"commands"}, {"cli"},
+          "calibration"},
+         {"dropins", "advice", "job", "explain"}, {"lengths"}, {"show"}, {"options"}, {"commands"}, {"cli"},
          {"__main__", "__init__"}]
 RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
 FILES = {

@@ -9,6 +9,7 @@ from pathlib import Path
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
 from analyzer.hardware.price import read_prices
+from analyzer.on_use import load
 from analyzer.output import check_output, write_output
 from analyzer.report.choice import end_with_verdict, make_text, read_shown, save_profile
 from analyzer.report.page.document import check_page
@@ -16,10 +17,12 @@ from analyzer.report.page.document import check_page
 from .change import Changes, JobChange, list_smaller
 from .document import JobError
 from .layout import LaidOutJob
-from .plan import ServingPlan, TrainingPlan
+from .plan import ServingPlan
 from .read import COMMAND, Job, read_command, read_job
 from .screen import describe_change, describe_job, describe_training
 from .training import TrainedJob
+
+_TELL_EPOCH = "analyzer.tools.lengths.job:tell_epoch"  # which imports from here
 
 
 def run_job(arguments: argparse.Namespace) -> int:
@@ -47,20 +50,9 @@ def run_job(arguments: argparse.Namespace) -> int:
             raise InputError(f"--lengths {arguments.lengths}: is of a job that trains, and this one serves")
         return _serve(job, arguments, price)
     if arguments.lengths is not None:
-        return _tell_epoch(job, arguments)
+        code: int = load(_TELL_EPOCH)(job.plan, job.files, arguments)
+        return code
     return _train(job, arguments, shown, price)
-
-
-def _tell_epoch(job: Job, arguments: argparse.Namespace) -> int:
-    from .epoch import profile_job_epoch
-
-    assert isinstance(job.plan, TrainingPlan)
-    found = profile_job_epoch(job.plan, arguments.lengths, arguments.batching, arguments.padding, arguments.device,
-                              files=job.files)
-    if arguments.json is not None:
-        found.to_json(arguments.json)
-    print(found)
-    return 0 if found.fits else 3
 
 
 def _serve(job: Job, arguments: argparse.Namespace, price: float | None) -> int:

@@ -1,18 +1,32 @@
 """An epoch of a training job whose rows differ in length."""
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.hardware import DeviceSpec
-from analyzer.tools.lengths import Batching, EpochProfile, Lengths, profile_epoch
-from analyzer.tools.lengths.inputs import MASK, MASKED, MASKING
+from analyzer.tools.job.document import Files
+from analyzer.tools.job.plan import TrainingPlan
+from analyzer.tools.job.training import prepare_step
 from analyzer.zoo.target import model_errors
 
-from .document import Files
-from .plan import TrainingPlan
-from .training import prepare_step
+from .batching import Batching
+from .distribution import Lengths
+from .epoch_profile import EpochProfile
+from .inputs import MASK, MASKED, MASKING
+from .run import profile_epoch
+
+
+def tell_epoch(plan: TrainingPlan, files: Files, arguments: argparse.Namespace) -> int:
+    """``analyzer job FILE --lengths``: 0, or 3 where a step of the epoch would fail."""
+    found = profile_job_epoch(plan, arguments.lengths, arguments.batching, arguments.padding, arguments.device,
+                              files=files)
+    if arguments.json is not None:
+        found.to_json(arguments.json)
+    print(found)
+    return 0 if found.fits else 3
 
 
 def profile_job_epoch(plan: TrainingPlan, lengths: str, batching: str | None = None, padding: str | None = None,
