@@ -20,7 +20,7 @@ MODEL=(
     --swiglu --normalization RMSNorm --untie-embeddings-and-output-weights
 )
 MODEL+=(--attention-dropout 0.0 --hidden-dropout 0.0)
-PARALLEL=(--tensor-model-parallel-size $TP --pipeline-model-parallel-size $(($TP*1)) --use-distributed-optimizer)
+PARALLEL=(--tensor-model-parallel-size $TP --pipeline-model-parallel-size $((TP*1)) --use-distributed-optimizer)
 torchrun --nproc_per_node 8 pretrain_gpt.py "${MODEL[@]}" ${PARALLEL[@]} --vocab-size 1000 \\
     --seq-length 128 --micro-batch-size 2 --global-batch-size 16 --bf16 --lr 1e-4
 """

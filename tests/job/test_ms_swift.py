@@ -285,3 +285,21 @@ def test_adapters_of_the_language_model_beside_towers_that_train(tmp_path: Path)
     trains = [path for path in paths if any(re.match(pattern, path) for pattern in plan.trained)]
     assert [path.split(".")[-2] for path in trains] == ["qkv", "0", "lora_A"]
     assert plan.adapter is not None and not re.fullmatch(plan.adapter.targets[0][3:], "model.visual.blocks.0.attn.qkv")
+
+
+@pytest.mark.parametrize(("more", "fields", "missing"), [
+    ("", {"reference": "adapter", "teacher": None}, ["rlhf_type"]),  # half of the answers are the model's own
+    ("--teacher_model Qwen/Qwen2.5-14B-Instruct --lmbda 0",
+     {"reference": "copy", "teacher": "Qwen/Qwen2.5-14B-Instruct", "rollout": None}, []),
+    ("--teacher_model_server http://here:8000 --lmbda 0", {"reference": "none", "teacher": None}, []),
+    ("--teacher_model Qwen/Qwen2.5-7B-Instruct --offload_teacher_model true --lmbda 0",
+     {"reference": "copy", "teacher": None}, ["offload_teacher_model"])])
+def test_teachers(tmp_path: Path, more: str, fields: dict[str, Any], missing: list[str]) -> None:
+    job = _read(tmp_path, f"swift rlhf --rlhf_type gkd --model Qwen/Qwen2.5-7B-Instruct --max_length 512 {more}\n")
+    assert job.plan.task == "distill" and [reading.name for reading in job.missing] == missing  # type: ignore[union-attr]
+    assert {name: getattr(job.plan, name) for name in fields} == fields
+
+
+def test_half_of_the_answers_are_sampled_for_a_teacher(tmp_path: Path) -> None:
+    plan = _plan(tmp_path, f"{GRPO[:-1]} --teacher_model Qwen/Qwen2.5-14B-Instruct\n".replace("grpo", "gkd"))
+    assert plan.rollout is not None and (plan.rollout.sequences, plan.rollout.steps) == (8, 2.0)

@@ -106,6 +106,13 @@ def test_tasks_differ_in_their_passes(folder: Path) -> None:
     assert adapted.params == without.params
     # the reference's pass has no gradients: half as many FLOPs as a forward pass and what follows it for adapters
     assert without.fwd_flops < adapted.fwd_flops <= 2 * without.fwd_flops
+    larger = folder / "teacher"
+    larger.mkdir(exist_ok=True)
+    (larger / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 8, "vocab_size": 4160}))
+    taught = profile_training(_plan(folder, task="distill", reference="copy", teacher=str(larger)), "h100").profile
+    assert taught.params == params + profile_training(replace(_plan(folder), model=str(larger)), "h100").profile.params
+    # both models' logits in 16 bits are there when the loss is computed, each over a temperature
+    assert taught.peak_allocated_bytes > 2 * 2 * 2 * 512 * 4096 * 2 + taught.param_bytes
     reward = profile_training(_plan(folder, task="reward"), "h100").profile
     assert reward.params == params - 4096 * 256 + 256  # a head of one number in the place of the vocabulary
 

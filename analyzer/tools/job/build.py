@@ -66,8 +66,9 @@ def _build_classifier(target: str, classes: int) -> Callable[[], nn.Module]:
     return build
 
 
-def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
-    """The model of one rank before ranks share it, in training mode."""
+def make_model(plan: TrainingPlan, build: Callable[[], nn.Module],
+               teach: Callable[[], nn.Module] | None = None) -> nn.Module:
+    """The model of one rank before ranks share it, in training mode; ``teach`` builds its teacher."""
     keeps_some = plan.checkpoints == "operators" or plan.checkpoint_every > 1
     quantize: Any = plan.quantize
     model = build()
@@ -76,7 +77,9 @@ def make_model(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:
                     checkpointing=plan.checkpoints not in ("none", "saved_offloaded") and not keeps_some)
     reference = None
     if plan.reference == "copy":
-        reference = replace(recipe, checkpointing=False).apply(build()).requires_grad_(False)
+        other = (teach or build)()
+        reference = replace(recipe, checkpointing=False, attention=choose_attention(other, plan.attention)).apply(
+            other).requires_grad_(False)
     if plan.adapter is not None:
         recipe = replace(recipe, lora=lora_spec(model, plan.adapter))
     model = recipe.apply(model)
@@ -222,7 +225,8 @@ def _plain_slices(pattern: str) -> str:
 
 # Losses of pairs of answers, as TRL computes them.
 
-_PAIRED = ("dpo", "orpo", "simpo", "kto", "reward", "policy")
+_PAIRED = ("dpo", "orpo", "simpo", "kto", "reward", "policy", "distill")
+_DISTILLED = 512  # tokens whose divergence is computed at once: ms-swift 4.6, rlhf_trainers/gkd_loss.py, `jsd_loss`
 
 
 class PairLoss(nn.Module):
@@ -248,6 +252,8 @@ class PairLoss(nn.Module):
             rewards = self.policy(input_ids=input_ids, **seen).logits[:, 0].float()
             chosen, rejected = rewards.chunk(2)
             return functional.logsigmoid(chosen - rejected).mean().neg()
+        if self.task == "distill":
+            return self._distill(input_ids, seen)
         scores = self._score(self.policy, input_ids, seen)
         if self.compares:
             with torch.no_grad():
@@ -257,6 +263,25 @@ class PairLoss(nn.Module):
             return scores.mean().neg()
         chosen, rejected = scores.chunk(2)
         return functional.logsigmoid(0.1 * (chosen - rejected)).mean().neg()
+
+    def _distill(self, input_ids: torch.Tensor, seen: Mapping[str, Any]) -> torch.Tensor:
+        """The mean divergence from the teacher's probabilities, or from those of a few tokens that a server tells."""
+        given = [self._flatten(self.policy(input_ids=input_ids, **seen).logits)]
+        if self.compares:
+            with torch.no_grad():
+                teacher = self.policy if self.reference is None else self.reference
+                given.append(self._flatten(teacher(input_ids=input_ids, **seen).logits))
+        total = given[0].new_zeros(())
+        for parts in zip(*(logits.split(_DISTILLED) for logits in given)):
+            own, *other = (functional.log_softmax(part, dim=-1) for part in parts)
+            size = min(part.shape[-1] for part in (own, *other))  # vocabularies of a family differ in padding
+            total = total + (own[:, :1].sum() if not other else (
+                other[0][:, :size].exp() * (other[0][:, :size] - own[:, :size])).sum())
+        return total / len(given[0])
+
+    @staticmethod
+    def _flatten(logits: torch.Tensor) -> torch.Tensor:
+        return logits.flatten(0, 1) / 0.9  # a temperature, whatever it is
 
     def _score(self, model: Any, input_ids: torch.Tensor, seen: Mapping[str, Any]) -> torch.Tensor:
         """The sum of the log probabilities of each row's tokens (trl/trainer/utils.py, `selective_log_softmax`: a row

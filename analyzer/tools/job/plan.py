@@ -13,8 +13,9 @@ from .document import Document
 #:   the same without a reference; ``kto`` one answer, a second one for its divergence, and both of the reference;
 #: - ``reward`` one number for each of both answers of a pair;
 #: - ``policy`` the update of GRPO and PPO on answers that a `RolloutPlan` samples, or that are there.
+#: - ``distill`` what a teacher gives for each token of a row, of which logits of both are there;
 #: - ``denoise`` the noise in images.
-Task = Literal["sft", "classify", "dpo", "orpo", "simpo", "kto", "reward", "policy", "denoise"]
+Task = Literal["sft", "classify", "dpo", "orpo", "simpo", "kto", "reward", "policy", "distill", "denoise"]
 #: How blocks are run again in backward: not at all, all of them, with all that is saved moved to the host, with the
 #: inputs of blocks alone moved there, or with the results of attention and of every second product kept;
 #: "saved_offloaded": not at all, with all that is saved moved to the host.
@@ -160,6 +161,7 @@ class TrainingPlan:
     task: Task = "sft"
     classes: int = 1                         #: of ``classify``
     reference: Literal["none", "adapter", "copy"] = "none"  #: of ``dpo`` and its like: what is compared with
+    teacher: str | None = None               #: of ``distill``: the model that a copy is of; None: of its own
     micro_batch: int                         #: sequences, or pairs of them, of a pass of one rank
     accumulate: int = 1                      #: passes of a step
     length: int                              #: tokens of a sequence; 1 of images
@@ -187,7 +189,7 @@ class TrainingPlan:
     ranks: int = 1
     ranks_per_host: int | None = None
     sharding: Sharding | None = None         #: None where there is one rank
-    rollout: RolloutPlan | None = None       #: of ``policy``; None: answers are there
+    rollout: RolloutPlan | None = None       #: of ``policy`` and ``distill``; None: answers are there
     parallel: ModelParallel | None = None    #: None where each rank holds a whole model, as far as it is not sharded
     assumptions: tuple[str, ...] = ()        #: sentences on what was taken for granted, and is of no one option
 

@@ -21,7 +21,7 @@ from .training import TrainedJob
 _TASKS = {"sft": "trains", "classify": "trains to classify with", "dpo": "prefers answers (DPO) with",
           "orpo": "prefers answers (ORPO) with", "simpo": "prefers answers (SimPO) with",
           "kto": "prefers answers (KTO) with", "reward": "trains a reward of", "policy": "updates the policy of",
-          "denoise": "trains"}
+          "distill": "distils into", "denoise": "trains"}
 
 
 def describe_job(job: Job) -> str:

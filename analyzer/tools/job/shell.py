@@ -150,7 +150,13 @@ def _fill(text: str, known: Mapping[str, str]) -> str:
 
 
 def _fill_sums(line: str, known: Mapping[str, str]) -> str:
-    return _SUM.sub(lambda match: _compute(_fill(match[1] or match[2], known), match[0]), line)
+    def compute(match: re.Match[str]) -> str:
+        text = _fill(match[1] or match[2], known)
+        if match[2]:  # between these names stand for their values without a sign, too
+            text = re.sub(r"[A-Za-z_]\w*", lambda name: known.get(name[0], name[0]), text)
+        return _compute(text, match[0])
+
+    return _SUM.sub(compute, line)
 
 
 def _compute(text: str, usual: str) -> str:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -133,6 +133,8 @@ def prepare_step(plan: TrainingPlan, files: Files) -> PreparedStep:
 def _load_texts(plan: TrainingPlan, files: Files) -> tuple[Callable[[], nn.Module], dict[str, Any], list[str]]:
     """What builds the model, the rows of tokens that a pass gets, and sentences on what was taken for granted."""
     build, said = load_model(plan, files)
+    teach, more = (None, []) if plan.teacher is None else load_model(replace(plan, model=plan.teacher), files)
+    said += more
     rows = torch.zeros(plan.sequences, plan.length, dtype=torch.int64, device="meta")
     inputs: dict[str, Any] = {"input_ids": rows}
     if plan.pixels is not None and plan.task in ("classify", "reward"):
@@ -147,7 +149,7 @@ def _load_texts(plan: TrainingPlan, files: Files) -> tuple[Callable[[], nn.Modul
     elif plan.task == "classify":
         dtype = torch.int64 if plan.classes > 1 else torch.float32  # of one class a number: transformers' "regression"
         inputs["labels"] = torch.zeros(plan.sequences, dtype=dtype, device="meta")
-    return partial(make_model, plan, build), inputs, said
+    return partial(make_model, plan, build, teach), inputs, said
 
 
 def _make_rank(plan: TrainingPlan, build: Callable[[], nn.Module]) -> nn.Module:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,10 +45,13 @@ def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> Train
         attention=_read_attention(options), checkpoints=megatron.read_checkpoints(options, "selective"),
         optimizer=megatron.read_optimizer(options),
         clips=options.fraction("clip_grad", 1.0) > 0, ranks=ranks, sharding=sharding, parallel=parallel)
+    if plan.task == "distill":
+        reference, teacher = swift_model.read_teacher(options, model)
+        plan = replace(plan, reference=reference, teacher=teacher)
+    options.leave_out("teacher_model teacher_model_server" if plan.task != "distill" else "", "it is left out")
     plan = add_rollout(options, plan, "rlhf_type", uses_engine=True, counts_passes=False)
     options.text("ref_model")
     options.leave_out("reward_model", "the model that gives rewards is left out")
-    options.leave_out("teacher_model teacher_model_server", "the teacher is left out")
     options.leave_out("fp8_format fp4_format", "products of 16 bits are taken instead")
     options.leave_out("mtp_num_layers", "layers that predict further tokens are left out")
     options.leave_out("use_ray device_groups", "all devices are taken to train, as one job without Ray")

@@ -67,9 +67,12 @@ def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> Train
         options.text("ref_model")
     elif options.get("ref_model") is not None:
         raise options.fail("ref_model", f"ms-swift refuses one with rlhf_type {kind}")
+    if plan.task == "distill":
+        reference, teacher = swift_model.read_teacher(options, model)
+        plan = replace(plan, reference=reference, teacher=teacher)
+    options.leave_out("teacher_model teacher_model_server" if plan.task != "distill" else "", "it is left out")
     plan = add_rollout(options, plan, "rlhf_type")
     options.leave_out("reward_model", "the model that gives rewards is left out")
-    options.leave_out("teacher_model teacher_model_server", "the teacher is left out")
     options.leave_out("deepspeed_autotp_size", "each rank is taken to hold whole layers")
     options.leave_out("zero_hpz_partition_size", "weights are taken to be shared by all ranks")
     options.leave_out("use_ray device_groups", "all devices are taken to train, as one job without Ray")

@@ -15,7 +15,10 @@ def add_rollout(options: Options, plan: TrainingPlan, name: str, *, uses_engine:
     ``name`` is the option that asks for it; the others are defaults of the program: whether vLLM samples, with which
     share of the memory, and whether ``steps_per_generation`` counts passes or updates.
     """
-    if plan.task != "policy":
+    sampled = 1.0
+    if plan.task == "distill":
+        sampled = options.fraction("lmbda", 0.5, means="share of answers that are sampled")
+    if plan.task not in ("policy", "distill") or not sampled:
         return plan
     new = options.count("max_completion_length", 512)
     if not options.flag("use_vllm", uses_engine, means="answers are sampled by vLLM"):
@@ -39,6 +42,6 @@ def add_rollout(options: Options, plan: TrainingPlan, name: str, *, uses_engine:
         sequences=options.number("vllm_max_num_seqs", least=1) or (None if is_apart else sequences))
     updates = answers / (plan.micro_batch * plan.data_ranks * plan.accumulate) * options.count("num_iterations", 1)
     return replace(plan, rollout=RolloutPlan(
-        server=server, sequences=sequences, new=new, steps=updates, is_apart=is_apart, overlaps=overlaps,
+        server=server, sequences=sequences, new=new, steps=updates / sampled, is_apart=is_apart, overlaps=overlaps,
         sleeps=not is_apart and not overlaps and bool(options.number("sleep_level", 0)),
         offloads_model=options.flag("offload_model"), offloads_optimizer=options.flag("offload_optimizer")))

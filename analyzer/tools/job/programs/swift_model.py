@@ -247,16 +247,14 @@ def _read_frozen(options: Options, model: SwiftModel, freezes: _Freezes) -> Trai
 _SCORES: dict[str, Task] = {"seq_cls": "classify", "embedding": "reward", "reranker": "reward",
                             "generative_reranker": "reward"}
 TASKS: dict[str, Task] = {"dpo": "dpo", "orpo": "orpo", "simpo": "simpo", "cpo": "simpo", "kto": "kto", "rm": "reward",
-                          "ppo": "policy", "grpo": "policy", "gkd": "sft"}
+                          "ppo": "policy", "grpo": "policy", "gkd": "distill"}
 
 
 def read_task(options: Options, kind: str | None) -> Task:
     """The task of ``task_type``, or of a kind of `swift rlhf`; ``kind`` None: of `swift sft`."""
     said = options.text("task_type", "causal_lm", choices=("causal_lm", *_SCORES)) or "causal_lm"
     if kind is not None:
-        if kind == "gkd":
-            options.note("rlhf_type", "not modelled", "gkd: the teacher and the rollout are left out")
-        elif kind == "cpo":
+        if kind == "cpo":
             options.assume("rlhf_type", "cpo: as simpo, which has no reference either")
         return TASKS[kind]
     if said in ("embedding", "reranker", "generative_reranker"):
@@ -270,3 +268,15 @@ def reference_of(task: Task, kind: str | None, adapter: Adapter | None, beta: An
     if task not in ("dpo", "kto", "policy") or (kind == "grpo" and str(beta) in ("0", "0.0")):
         return "none"
     return "copy" if adapter is None else "adapter"
+
+
+def read_teacher(options: Options, model: SwiftModel) -> tuple[Any, str | None]:
+    """With what a model is compared that is distilled, and the teacher's name: rlhf_trainers/gkd_trainer.py. A server
+    gives the likeliest tokens alone; without a teacher it is the model itself, without its adapter.
+    """
+    name = options.text("teacher_model", means="teacher")
+    if options.text("teacher_model_server") is not None:
+        options.assume("teacher_model_server", "devices of its own, which answer while the model's own pass runs")
+        return "none", None
+    options.leave_out("offload_teacher_model", "the teacher stays on the device")
+    return ("adapter", None) if name is None else ("copy", None if name == model.name else name)
