@@ -182,6 +182,12 @@ CALLS: dict[str, Call] = {
     "steps of complex numbers as floats": lambda: torch.linspace(torch.tensor(1j), 2, 3, dtype=torch.float32),
     "booleans summed as booleans": lambda: torch.rand(3).cumsum(0, dtype=torch.bool),
     "a number's extreme so far along another dimension": lambda: torch.rand(()).cummax(3),
+    "the largest of none": lambda: torch.empty(0).max(),
+    "the least of none": lambda: torch.empty(2, 0).min(),
+    "the largest of no row": lambda: torch.empty(0, 3).max(0),
+    "the least of no row": lambda: torch.empty(0, 3).min(dim=-2),
+    "the median of no row": lambda: torch.empty(0, 3).median(0),
+    "the mode of none": lambda: torch.empty(0).mode(),
     "a copy of a view beyond the storage": lambda: torch.as_strided_copy(torch.rand(4), (2, 2), (3, 2)),
     "negative strides": lambda: torch.empty_strided((2, 2), (-1, 1)),
     "a source for a place that is not there": lambda: torch.rand(5, 5).select_scatter(torch.rand(5), 0, 7),
@@ -293,6 +299,9 @@ VALID: dict[str, Call] = {
     "a product of complex numbers at indices": lambda: torch.rand(3, 2, dtype=torch.complex64).index_reduce(
         0, torch.tensor([0]), torch.rand(1, 2, dtype=torch.complex64), "prod"),
     "a reduction of a number": lambda: torch.rand(()).amax(0),
+    "the larger of none and none": lambda: torch.empty(0).max(torch.empty(0)),
+    "the largest of each of no rows": lambda: torch.empty(0, 3).max(1),
+    "the median of none": lambda: torch.empty(0).median(),
     "products added to a number that grows": lambda: torch.rand(1).addbmm_(torch.rand(2, 3, 4), torch.rand(2, 4, 5)),
     "products added to a row that grows": lambda: torch.rand(5).addbmm_(torch.rand(2, 3, 4), torch.rand(2, 4, 5)),
     "quotients by a tensor of numbers": lambda: torch._foreach_addcdiv_(

@@ -159,9 +159,46 @@ def cat(_: str, tensors: Sequence[Tensor], *_args: Any, **_kwargs: Any) -> None:
             raise RuntimeError(f"zero-dimensional tensor (at position {i}) cannot be concatenated")
 
 
+def _one_of_none(name: str, self: Tensor, args: tuple[Any, ...], named: dict[str, Any], default: Any = None) -> None:
+    """aten/src/ATen/native/ReduceOpsUtils.h, zero_numel_check_dims: of no elements none is taken. Without a dimension
+    (and ``default``) nothing is checked.
+    """
+    dim = named.get("dim", args[0] if args else default)
+    if self.numel() == 0 and isinstance(dim, int) and self.shape[wrap_dim(dim, self.dim())] == 0:
+        raise IndexError(f"{name}(): Expected reduction dim {dim} to have non-zero size.")
+
+
+@refuses("max")
+def largest(_: str, self: Tensor, *args: Any, **named: Any) -> None:
+    """The same, and aten/src/ATen/native/ReduceAllOps.cpp, max; with two tensors it takes the larger of each pair."""
+    _extreme("max", self, args, named)
+
+
+@refuses("min")
+def least(_: str, self: Tensor, *args: Any, **named: Any) -> None:
+    """As ``max``."""
+    _extreme("min", self, args, named)
+
+
+def _extreme(name: str, self: Tensor, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    _one_of_none(name, self, args, named)
+    if not args and not {"dim", "other"} & named.keys() and self.numel() == 0:
+        raise RuntimeError(f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the "
+                           "reduction dim with the 'dim' argument.")
+
+
+@refuses("mode")
+def mode(_: str, self: Tensor, *args: Any, **named: Any) -> None:
+    """aten/src/ATen/native/Sorting.cpp, mode_out, which takes the last dimension where none is given."""
+    _one_of_none("mode", self, args, named, -1)
+
+
 @refuses("median", "nanmedian")
-def median(device_type: str, self: Tensor, *_args: Any, **_kwargs: Any) -> None:
-    """aten/src/ATen/cuda/detail/TensorInfo.cuh, MAX_TENSORINFO_DIMS; 25 are too many, as torch's tests of it say."""
+def median(device_type: str, self: Tensor, *args: Any, **named: Any) -> None:
+    """aten/src/ATen/native/Sorting.cpp, median_with_indices_impl, which nanmedian calls too, and
+    aten/src/ATen/cuda/detail/TensorInfo.cuh, MAX_TENSORINFO_DIMS; 25 are too many, as torch's tests of it say.
+    """
+    _one_of_none("median", self, args, named)
     if device_type == "cuda" and self.dim() >= 25:
         raise RuntimeError("CUDA Tensors cannot have more than 25 dimensions")
 
