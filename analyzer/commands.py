@@ -307,7 +307,7 @@ analyzer explain snapshot.pickle.gz --json explained.json
 """, {0: "the file was read", 2: "the command line or the file cannot be used"}),
 
     Command("dryrun", "execute a training script without data or a GPU", "analyzer.tools.dryrun.job:run_dryrun",
-            "script, arguments, device, device count, alloc-conf, steps, stop-at-oom, no-advice of profile, "
+            "script, arguments, device, device count, alloc-conf, steps, whole, stop-at-oom, no-advice of profile, "
             "allow-download, show, json, html", """\
 Executes a training script without data, weights or a GPU, ends it after a few optimizer steps and prints what a step
 costs. The script is run as `python SCRIPT ARGS` would run it and needs no change. What it prints is passed through;

@@ -403,6 +403,8 @@ _OF_THIS_MACHINE = (
     Option("arguments", "the script's own arguments, after --", nargs="*", metavar="-- ARG"),
     _number("--steps", "end the script after so many optimizer steps (default 3, or where its second cycle of rollout "
             "and updates has ended)"),
+    _switch("--whole", "run the script to its end: trainers end their steps by themselves, and what follows, such as "
+            "an evaluation and a checkpoint, is told too"),
     _switch("--stop-at-oom", "raise the error where memory runs out, as CUDA does (default: go on as on a larger "
             "device, but for code that waits for the error, as finders of batch sizes do)"),
     _switch("--allow-download", "leave names on the hub to the script, which may download them (default: stand-ins)"),

@@ -22,7 +22,7 @@ from analyzer.results.world import describe_world, find_parallel_sizes
 from .run import Run
 from .session import Session, of_replica
 
-_DESCRIBE_CYCLES = "analyzer.results.build_cycle:describe_cycles"  # of scripts alone: imported with the first
+_CYCLES = "analyzer.results.build_cycle"  # of scripts alone: imported with the first
 
 
 def annotate(run: Run) -> list[Annotation]:
@@ -62,8 +62,12 @@ def build_profile(run: Run, *, is_final: bool = False, wrappers: Collection[str]
             "name": type(uncompiled(run.root)).__name__, **find_parallel_sizes(run.root), "world": world,
             "allocator_settings": recorder.mode.space.describe_settings(session.device),
             **({"model_parallel_size": devices} if (devices := session.options.devices) > 1 else {}),
-            **({"cycles": load(_DESCRIBE_CYCLES)(recorder.log, recorder.cycles, session.spec or simulated_spec())}
-               if recorder.cycles else {}), **session.facts, **facts})
+            **({"cycles": load(f"{_CYCLES}:describe_cycles")(recorder.log, recorder.cycles,
+                                                             session.spec or simulated_spec())}
+               if recorder.cycles else {}),
+            **({} if recorder.blocks is None else {
+                "course": load(f"{_CYCLES}:describe_course")(recorder.log, recorder.blocks)}),
+            **session.facts, **facts})
     found.keep_device(session.own_spec)
     return found
 

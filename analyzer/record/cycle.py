@@ -12,13 +12,14 @@ from .evaluation import OuterRun
 from .log import Log
 from .rollout import RolloutCalls, find_rollouts
 
-ROLLOUT, SCORING, UPDATE, SYNC, SAVE = "rollout", "scoring", "update", "sync", "save"
-AFTERWARDS = (SYNC, EVALUATION, SAVE)  #: what follows a step, and begins no cycle
+ROLLOUT, SCORING, UPDATE, SYNC, SAVE, RESUME = "rollout", "scoring", "update", "sync", "save", "resume"
+AFTERWARDS = (SYNC, EVALUATION, SAVE, RESUME)  #: what follows a step, and begins no cycle
 
 
 class NamedStretch(NamedTuple):
     """What ran while a script was inside a block that it gave a name: the places of operator calls, what was allocated
-    when it ended, and at which event; where its beginning and its end are among those of all blocks.
+    when it ended, and at which event; where its beginning and its end are among those of all blocks; what the host had
+    then, and at most since the last call in it.
     """
 
     name: str
@@ -28,6 +29,8 @@ class NamedStretch(NamedTuple):
     event: int
     opened: int
     closed: int
+    host_allocated_bytes: int = 0
+    host_peak_bytes: int = 0
 
 
 class OptimizerStep(NamedTuple):

@@ -51,12 +51,17 @@ class PhaseRecord(PhaseMemory):
     end_event: int = 0
     end_allocator_event: int = 0                        #: how many of `Log.allocator_events` came before its end
     others: dict[str, PhaseMemory] = field(default_factory=dict)  #: of the other devices, where there are several
+    block: str = ""                         #: of a script: the block with a name that it ran in
+    host_allocated_bytes: int = 0           #: of tensors on the host, at its end
+    host_peak_bytes: int = 0
 
     def extend(self, later: PhaseRecord) -> None:
         """Let the ``later`` part, which follows it, be of it."""
         for name in ("last_call", "end_event", "end_allocator_event"):
             setattr(self, name, getattr(later, name))
         self.join(later)
+        self.host_allocated_bytes = later.host_allocated_bytes
+        self.host_peak_bytes = max(self.host_peak_bytes, later.host_peak_bytes)
         for device, memory in self.others.items():
             memory.join(later.others[device])
 

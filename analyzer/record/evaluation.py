@@ -188,7 +188,7 @@ def _join_records(records: Sequence[PhaseRecord], phases: Mapping[int, str]) -> 
             record.step, record.phase = NO_STEP, phases[record.first_call]
         is_empty = record.first_call == record.last_call and record.phase in joined
         if last is not None and last.phase in joined and (
-                is_empty or (record.step, record.phase) == (last.step, last.phase)):
+                is_empty or (record.step, record.phase) == (last.step, last.phase)) and record.block == last.block:
             last.extend(record)
             continue
         if last is not None:

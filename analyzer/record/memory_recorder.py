@@ -42,6 +42,7 @@ class MemoryRecorder:
         #: of several devices the memories of those beside the watched one, each with its part of the log
         self.others = self._list_others(claim)
         self.run = RecordedRun(self.log)
+        self.block = ""  #: of a script: the outermost block with a name that it is in
         #: categories that are kept until more is known of a storage
         self.undecided: Collection[str] = ("",)
         self.after_backward: str | None = None  #: the phase that follows a backward pass, whatever is resumed then
@@ -60,10 +61,10 @@ class MemoryRecorder:
         if self.run.events is not None:
             self.run.events.append((BEGAN, phase))
         self.run.phase = phase
-        self.allocator.begin_lap()
-        for memory, _ in self.others:
+        for memory in (self.allocator, self.space.host, *(memory for memory, _ in self.others)):
             memory.begin_lap()
-        self.log.phases.append(PhaseRecord(self.run.step, phase, len(self.log.call_slots), last_call=-1))
+        self.log.phases.append(PhaseRecord(self.run.step, phase, len(self.log.call_slots), last_call=-1,
+                                           block=self.block))
 
     def end(self) -> None:
         if not self.log.phases or self.log.phases[-1].last_call >= 0:
@@ -74,6 +75,8 @@ class MemoryRecorder:
         record.last_call = len(self.log.call_slots)
         record.end_event, record.end_allocator_event = self.log.events, len(self.log.allocator_events)
         record.read(self.allocator)
+        host = self.space.host
+        record.host_allocated_bytes, record.host_peak_bytes = host.allocated_bytes, host.lap_peaks()[0]
         for memory, log in self.others:
             record.others[log.device] = other = PhaseMemory()
             other.read(memory)

@@ -21,7 +21,7 @@ from .process_group import read_world
 from .tensor_walk import local_part
 
 if TYPE_CHECKING:
-    from .cycle import Cycle
+    from .cycle import Cycle, NamedStretch
 
 
 def _no_leaf(module: torch.nn.Module) -> bool:
@@ -45,6 +45,7 @@ class Recorder:
         self.outer_steps = 0  #: how many steps of a library, with an optimizer's inside, are under way
         self.has_own_steps = False  #: steps are the caller's own, with optimizers that the driver need not know
         self.cycles: Sequence[Cycle] = ()  #: of a script, once it has ended
+        self.blocks: Sequence[NamedStretch] | None = None  #: of one that ran to its end; else None
         self.history: str | None = None  #: what an optimizer will hold and does not yet
 
     @contextmanager

@@ -59,15 +59,21 @@ class ScriptCourse:
         self._marks += 1
         return False
 
-    def leave(self, allocated_bytes: int, event: int) -> None:
+    def leave(self, allocated_bytes: int, event: int, host: tuple[int, int] = (0, 0)) -> None:
         if self._open:
             name, start, opened = self._open.pop()
-            self.blocks.append(NamedStretch(name, start, self._count(), allocated_bytes, event, opened, self._marks))
+            self.blocks.append(NamedStretch(name, start, self._count(), allocated_bytes, event, opened, self._marks,
+                                            *host))
             self._marks += 1
 
     @property
     def is_in_block(self) -> bool:
         return bool(self._open)
+
+    @property
+    def block(self) -> str:
+        """The outermost block that is open; "" where none is."""
+        return self._open[0][0] if self._open else ""
 
     def begin_pass(self, whole: int) -> bool:
         """A pass without gradients begins; whether the script ends here."""

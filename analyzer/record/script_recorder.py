@@ -37,14 +37,16 @@ class EnoughSteps(BaseException):
 
 class ScriptRecorder(Recorder):
     """Listens to a script until its optimizers stepped ``steps`` times; more than one in turn make a step together.
-    With None it is ended after a few steps, or where its second cycle has ended (`ScriptCourse`).
+    With None it is ended after a few steps, or where its second cycle has ended (`ScriptCourse`); one that does not
+    ``ends`` it lets the script go on to its end.
     What it holds itself, which is written down by ``describe``, is in `holdings`; its forward passes are in `passes`.
     """
 
     def __init__(self, mode: MetaTensorMode, device: torch.device, is_leaf: Callable[[torch.nn.Module], bool] | None,
                  find_leaf_impl: Callable[[torch.nn.Module], Callable[..., Any] | None], steps: int | None,
-                 describe: Callable[[Any, Callable[[Any], int]], Any] = lambda thing, key: None) -> None:
-        self.script = Script()
+                 describe: Callable[[Any, Callable[[Any], int]], Any] = lambda thing, key: None,
+                 ends: bool = True) -> None:
+        self.script, self._ends = Script(), ends
         memory = MemoryRecorder(mode.space, device)
         super().__init__(mode, ModuleRecorder(memory, self.script, is_leaf, find_leaf_impl))
         self.modules.listed, self.modules.share_done = [], 0.0
@@ -117,6 +119,7 @@ class ScriptRecorder(Recorder):
         runs = self.passes.outer_runs
         phases = dict.fromkeys(find_evaluation(self.log, runs), EVALUATION)
         evaluation = [run for run in runs if run.is_pass and run.calls.start in phases]
+        self.blocks = None if self._ends else self.course.blocks
         with self.log.reading():
             self.cycles = find_cycles(self.log, runs, self.course.blocks, self.course.optimizer_steps, phases)
         prepared = find_preparation(self.log, runs, phases)
@@ -168,11 +171,16 @@ class ScriptRecorder(Recorder):
         self.memory.end()
         if self.course.enter(name, self.steps_taken):
             self._end_script()
+        self.memory.block = self.course.block
+        self.memory.space.host.begin_lap()
         return True
 
     def leave_block(self) -> None:
         self.memory.end()
-        self.course.leave(self.memory.allocator.allocated_bytes, self.log.events)
+        host = self.memory.space.host
+        self.course.leave(self.memory.allocator.allocated_bytes, self.log.events,
+                          (host.allocated_bytes, host.lap_peaks()[0]))
+        self.memory.block = self.course.block
 
     def _close_blocks(self) -> None:
         while self.course.is_in_block:
@@ -225,7 +233,8 @@ class ScriptRecorder(Recorder):
             self._join_steps()
         stop = len(self.log.call_slots)
         self.course.add_step(OptimizerStep(name, min(self._step_start, stop), stop, self.steps_taken))
-        if self.steps_taken >= (max(self.steps, _PATIENCE) if self.step_counts.list_expected() else self.steps) and (
+        enough = max(self.steps, _PATIENCE) if self.step_counts.list_expected() else self.steps
+        if self._ends and self.steps_taken >= enough and (
                 not self.course.waits(self.steps_taken, lambda: find_evaluation(self.log, self.passes.outer_runs))):
             self._end_script()
         if joins or self.steps_taken > before:

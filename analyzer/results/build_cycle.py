@@ -13,8 +13,8 @@ from analyzer.profilers.held_memory import alive_at, category_of, forward_ends
 from analyzer.profilers.latency import Latency, range_at_paces
 from analyzer.profilers.schedule import COMMUNICATION, PICOSECONDS, FreeAt
 from analyzer.record.call_table import OpCall
-from analyzer.record.cycle import ROLLOUT, Cycle, PhasePart
-from analyzer.record.device_log import NO_STEP
+from analyzer.record.cycle import RESUME, ROLLOUT, SAVE, Cycle, NamedStretch, PhasePart
+from analyzer.record.device_log import EARLIER_PREPARATION, EVALUATION, NO_STEP, PREPARATION, PhaseRecord
 from analyzer.record.log import Log, OuterCall
 from analyzer.units import add_quantities
 
@@ -31,6 +31,55 @@ def describe_cycles(log: Log, cycles: Sequence[Cycle], device: DeviceSpec) -> tu
         timer = _PhaseTimer(log, device)
         return tuple([_describe(log, number, cycle, timer, log.outer_calls)
                       for number, cycle in enumerate(cycles[:SHOWN], 1)])
+
+
+#: The phases of all that a script does, by the names of its blocks and by those of the log.
+_OF_BLOCKS = {SAVE: "saving", RESUME: "resuming"}
+_OF_RECORDS = {"setup": "loading", EVALUATION: "evaluation", PREPARATION: "preparation",
+               EARLIER_PREPARATION: "preparation"}
+LOADING, FIRST_STEP, STEADY, AFTERWARDS = "loading", "first step", "steady steps", "after the steps"
+
+
+def describe_course(log: Log, blocks: Sequence[NamedStretch]) -> CycleInfo:
+    """All that a script did by phases, in the order in which they came first: loading, the first step, steady steps,
+    evaluation, saving, resuming, each with the most that the device and the host held. Times are unknown: they depend
+    on disks too.
+    """
+    parts: list[tuple[str, int, PhaseRecord]] = [
+        (_name_record(record, log.steps), record.first_call, record) for record in log.phases]
+    for block in blocks:  # what computes nothing, as a file that is written
+        if block.name in _OF_BLOCKS:
+            record = PhaseRecord(NO_STEP, "forward", block.stop, block.stop, end_event=block.event, block=block.name,
+                                 host_allocated_bytes=block.host_allocated_bytes,
+                                 host_peak_bytes=block.host_peak_bytes, allocated_bytes=block.allocated_bytes,
+                                 peak_allocated_bytes=block.allocated_bytes)
+            parts.append((_OF_BLOCKS[block.name], block.stop, record))
+    parts.sort(key=lambda part: part[1])
+    in_order = sorted(blocks, key=lambda block: block.opened)
+    ends = [max([other.closed for other in in_order[:place]], default=-1) for place in range(len(in_order))]
+    outermost = [block for block, end in zip(in_order, ends) if block.closed > end]
+    found: defaultdict[str, list[PhaseRecord]] = defaultdict(list)
+    for name, _, record in parts:
+        found[name].append(record)
+    phases = []
+    for name, records in found.items():
+        calls = [call for call in log.outer_calls
+                 if any(record.first_call <= call.position < record.last_call for record in records)]
+        steps = {record.step for record in records} if name in (FIRST_STEP, STEADY) else set()
+        times = len(steps) or sum(block.name == records[0].block for block in outermost) or 1
+        phases.append(CyclePhase(
+            name, times, len(calls), len(steps), None, None, records[-1].allocated_bytes,
+            max(record.peak_allocated_bytes for record in records), None, None, None, None,
+            records[-1].host_allocated_bytes, max(record.host_peak_bytes for record in records)))
+    return CycleInfo(0, log.steps, tuple(phases), None, None, None, None)
+
+
+def _name_record(record: PhaseRecord, steps: int) -> str:
+    if record.block in _OF_BLOCKS:
+        return _OF_BLOCKS[record.block]
+    if record.phase in _OF_RECORDS:
+        return _OF_RECORDS[record.phase]
+    return FIRST_STEP if record.step == 0 else STEADY if record.step < steps else AFTERWARDS
 
 
 def _describe(log: Log, number: int, cycle: Cycle, timer: _PhaseTimer,

@@ -100,7 +100,7 @@ class ProfileData(DeviceRecord):
     phases: dict[str, PhaseInfo] = field(default_factory=dict)
     #: of a script that is run dry and does more than update: its first cycle and the second, whose states are warm
     cycles: tuple[CycleInfo, ...] = ()
-    course: CycleInfo | None = None          #: of a script that is run dry: all that it did, from loading to saving
+    course: CycleInfo | None = None          #: of a script that is run dry to its end: all that it did
     timeline: tuple[TimelinePoint, ...] = ()
     memory_events: tuple[MemoryEvent, ...] = ()
     #: of PyTorch's allocator, as PYTORCH_CUDA_ALLOC_CONF would say them: "" are the defaults, None of what was measured

@@ -18,7 +18,17 @@ _WIDE = 110  # columns from which there is room for FLOPs and launches
 
 def describe_cycle(p: ProfileData, paint: Paint, width: int) -> list[str]:
     """The last cycle that there is, its rates, and what it has more than the first."""
+    if p.course is not None:
+        return _describe_course(p.course, paint, width)
     return _describe_last(p.cycles, paint, width) if p.cycles else []
+
+
+def _describe_course(course: CycleInfo, paint: Paint, width: int) -> list[str]:
+    """What the device and the host hold in each phase of all that a script did."""
+    rows = [(phase.name + (f" (x{phase.parts})" if phase.parts > 1 else ""), format_bytes(phase.peak_allocated_bytes),
+             format_bytes(phase.allocated_bytes), format_bytes(phase.host_peak_bytes),
+             format_bytes(phase.host_allocated_bytes), str(phase.passes or "")) for phase in course.phases]
+    return lay_out(("The whole job", "Peak", "At end", "Peak on the host", "At end", "Passes"), rows, paint, width)
 
 
 def _describe_last(cycles: Sequence[CycleInfo], paint: Paint, width: int) -> list[str]:
@@ -73,9 +83,10 @@ def render_cycle(profile: ProfileData, *, width: int = WIDEST) -> str:
     >>> print(render_cycle(ProfileData(name="demo", mode="train")))
     demo: no cycle was seen; a script that is run dry has one where it does more than update
     """
-    if not profile.cycles:
+    course = [] if profile.course is None else [_describe_course(profile.course, Paint(False), width)]
+    if not profile.cycles and not course:
         return cut_end(f"{profile.name}: no cycle was seen; a script that is run dry has one where it does more than "
                        "update", width)
-    lines = [_describe_last(profile.cycles[:count], Paint(False), width)
-             for count in range(1, len(profile.cycles) + 1)]
+    lines = [*course, *(_describe_last(profile.cycles[:count], Paint(False), width)
+                        for count in range(1, len(profile.cycles) + 1))]
     return "\n\n".join("\n".join(line.rstrip() for line in one) for one in lines)

@@ -24,7 +24,7 @@ from analyzer.meta.state import current
 from analyzer.meta.tensor import is_around_tensors
 from analyzer.saved_format import decode_json
 
-from .saved_file import SavedFiles, assume
+from .saved_file import SavedFiles, assume, stage
 
 _FRAMEWORKS = ("pt", "torch", "pytorch")
 # The dtypes of safetensors/src/tensor.rs (Dtype), where this version of torch has them.
@@ -136,6 +136,9 @@ def _writing_nothing(original: Any, name: str, files: SavedFiles) -> Any:
             return original(value, filename, *args, **kwargs)
         assume(f"safetensors.torch.{name} to {str(filename)!r} wrote nothing: there is no data")
         tensors = value.state_dict() if isinstance(value, torch.nn.Module) else value
+        with torch.profiler.record_function("save"):  # the phase of a script's cycle
+            # _flatten_as_ptr in safetensors/torch.py holds what it copies of all tensors until the file is written
+            stage([t.nbytes for t in tensors.values() if t.device.type != "cpu"], at_once=True)
         files.keep(filename, make_header(tensors, kwargs.get("metadata", args[0] if args else None)))
 
     return save

@@ -34,6 +34,7 @@ from analyzer.results.verdict import Advice, AdviceOption
 
 from .change import AS_IT_IS, ScriptChange, find_least_change
 from .script import check_script, dry_run
+from .whole import describe_nodes
 
 # A rank of a job in a process of its own. Libraries keep what they were told of a world for as long as a process lives
 # (Accelerate's ``AcceleratorState``, Megatron's ``parallel_state``, caches of meshes), so two ranks in one process
@@ -56,6 +57,7 @@ class ScriptRank:
     allow_download: bool = False
     stop_at_oom: bool = False
     change: ScriptChange = AS_IT_IS
+    whole: bool = False
     mail: dict[int, Any] = field(default_factory=dict)  #: what pipeline stages before this rank's were sent
 
 
@@ -112,7 +114,7 @@ def run_job(folder: str) -> None:
         mail.update(job.mail)
         run = dry_run(job.script, job.arguments, device=job.device, steps=job.steps, devices=job.devices,
                       world=None if job.world is None else World(job.world), allow_download=job.allow_download,
-                      stop_at_oom=job.stop_at_oom, change=job.change)
+                      stop_at_oom=job.stop_at_oom, change=job.change, whole=job.whole)
     sent = {stage: meta for stage, meta in mail.items() if stage not in job.mail}
     sys.stdout.flush()
     whole = RankResult(run.profile, run.steps, run.is_stopped, run.format_error(), sent)
@@ -138,7 +140,7 @@ class JobDryRun:
 def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: int, ranks: Iterable[int] | None = None,
                   devices_per_host: int | None = None, cluster: str | ClusterSpec | None = None,
                   device: str | DeviceSpec = "h200", steps: int | None = None,
-                  allow_download: bool = False, stop_at_oom: bool = False) -> JobDryRun:
+                  allow_download: bool = False, stop_at_oom: bool = False, whole: bool = False) -> JobDryRun:
     """`dry_run` of ``script`` as ``ranks`` of a job of ``size``, each in a process of its own, two or more at once.
 
     By default the ranks are chosen: the first, the last, one of each further pipeline stage (a rank that the first one
@@ -149,7 +151,7 @@ def dry_run_ranks(script: str | Path, arguments: Sequence[str] = (), *, size: in
     path = check_script(script, steps).absolute()
     spec = WorldSpec.of(size, 0, devices_per_host, cluster)
     job = ScriptRank(path, tuple(arguments), spec, find_device(device), steps, allow_download=allow_download,
-                     stop_at_oom=stop_at_oom)
+                     stop_at_oom=stop_at_oom, whole=whole)
     if ranks is not None:
         reasons = dict.fromkeys([replace(spec, rank=rank).rank for rank in ranks], ASKED)
         if not reasons:
@@ -237,7 +239,7 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
 
     run = dry_run(arguments.script, arguments.arguments, device=arguments.device, steps=arguments.steps,
                   world=read_world(arguments), devices=arguments.devices or 1, allow_download=arguments.allow_download,
-                  stop_at_oom=arguments.stop_at_oom)
+                  stop_at_oom=arguments.stop_at_oom, whole=arguments.whole)
     sys.stdout.flush()  # what the script printed comes before what follows on the other stream
     print(run.format_error(), end="", file=sys.stderr)
     found = run.profile
@@ -306,7 +308,7 @@ def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | Non
     run = dry_run_ranks(arguments.script, arguments.arguments, size=arguments.world, ranks=arguments.ranks,
                         devices_per_host=arguments.devices_per_host, cluster=arguments.cluster,
                         device=arguments.device, steps=arguments.steps, allow_download=arguments.allow_download,
-                        stop_at_oom=arguments.stop_at_oom)
+                        stop_at_oom=arguments.stop_at_oom, whole=arguments.whole)
     failed, rank = run.failed_rank, run.table.deciding_rank
     found = None if rank is None else run.table.profiles[rank]
     if failed is not None:
@@ -319,6 +321,9 @@ def _run_ranks(arguments: argparse.Namespace, shown: list[str], json: Path | Non
           f"{'' if failed is None else ', the script failed'}\n\n{run.table.render()}")
     if found is None:
         return 1
+    world = WorldSpec.of(arguments.world, 0, arguments.devices_per_host, arguments.cluster)
+    if (nodes := describe_nodes(run.table.profiles, world)) is not None:
+        print(f"\n{nodes}")
     if len(run.table.profiles) > 1:
         print(f"\n--- rank {rank}")
     return _print_profile(found, shown, failed is not None, _read_job(arguments, rank))

@@ -6,7 +6,7 @@ import os
 import runpy
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -43,6 +43,7 @@ from .change import AS_IT_IS, ScriptChange
 from .checkpoint import SAVES, read_headers_alone, write_nowhere
 from .hub import Repositories, stand_in_for_names
 from .saved_file import SavedFiles, assume
+from .whole import list_blocks
 
 #: Classes that time what runs, with the method that begins to.
 TIMERS: tuple[tuple[Any, str], ...] = ((torch.utils.benchmark.Timer, "__init__"), (torch.profiler.profile, "start"))
@@ -193,7 +194,8 @@ _WORKER_SETTINGS = ("prefetch_factor", "persistent_workers", "multiprocessing_co
 
 
 @contextmanager
-def scripted(change: ScriptChange = AS_IT_IS, *, allows_download: bool = False) -> Iterator[None]:
+def scripted(change: ScriptChange = AS_IT_IS, *, allows_download: bool = False,
+             whole_steps: int | None = None) -> Iterator[None]:
     with ExitStack() as undo:
         files = SavedFiles()
         repositories = Repositories(files)
@@ -204,13 +206,21 @@ def scripted(change: ScriptChange = AS_IT_IS, *, allows_download: bool = False) 
         for one in chain(run_one_process(), files.replacements(), read_headers_alone(files), change.replacements()):
             # each is noted before the next is made
             undo.callback(one)
-        undo.enter_context(replaced_once_imported(
-            {**({} if allows_download else stand_in_for_names(repositories)),
-             "bitsandbytes.functional": answer_for_managed_memory, **simulate_detection_ops(),
-             "torch.distributed.checkpoint.filesystem": partial(write_nowhere, files),
-             **{module: partial(answer_each, module, answers)
-                for module, answers in {**CAPABILITIES, **LAUNCHES, **SAVES}.items()}}))
+        made_once_imported = {
+            **({} if allows_download else stand_in_for_names(repositories)),
+            "bitsandbytes.functional": answer_for_managed_memory, **simulate_detection_ops(),
+            "torch.distributed.checkpoint.filesystem": partial(write_nowhere, files),
+            **{module: partial(answer_each, module, answers)
+               for module, answers in {**CAPABILITIES, **LAUNCHES, **SAVES}.items()}}
+        for module, name_blocks in list_blocks(whole_steps).items():
+            made_once_imported[module] = partial(_make_all, name_blocks, made_once_imported.get(module, tuple))
+        undo.enter_context(replaced_once_imported(made_once_imported))
         yield
+
+
+def _make_all(*makers: Callable[[], Iterable[Undo]]) -> Iterator[Undo]:
+    for make in makers:
+        yield from make()
 
 
 @contextmanager

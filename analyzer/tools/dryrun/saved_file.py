@@ -11,14 +11,42 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.state import current
+from analyzer.meta.tensor import is_around_tensors
 
 
 def assume(text: str) -> None:
     if (state := current()) is not None:
         state.assume(text)
+
+
+def stage(sizes: Iterable[int], at_once: bool) -> None:
+    """Count what is copied to the host to be written: each storage alone, or all of them ``at_once``."""
+    if (state := current()) is None:
+        return
+    host = state.space.host
+    held = []
+    for nbytes in sizes:
+        held.append(host.allocate(nbytes))
+        if not at_once:
+            host.free(held.pop())
+    for region in held:
+        host.free(region)
+
+
+def _list_storages(value: Any) -> list[Any]:
+    """The storages of the tensors in what is saved, each once: ``_save`` in torch/serialization.py copies those that
+    are not on the host to it, one after the other.
+    """
+    leaves = [tensor for leaf in tree_leaves(value) for tensor in (
+        leaf.state_dict().values() if isinstance(leaf, torch.nn.Module) else (leaf,))]
+    with torch._C.DisableTorchFunction():
+        found = [tensor.untyped_storage() for tensor in leaves if isinstance(tensor, torch.Tensor)
+                 and tensor.layout is torch.strided and not is_around_tensors(tensor)]
+    return list({id(storage): storage for storage in found if storage.device.type != "meta"}.values())
 
 
 class SavedFiles:
@@ -90,13 +118,17 @@ class SavedFiles:
         path: Any = f if _is_path(f) else getattr(f, "name", None)
         if not _is_path(path):  # a buffer of the script's own
             assume("torch.save wrote what tensors are, and no data")
-            original(value, f, *args, **kwargs)
+            with torch.profiler.record_function("save"):
+                original(value, f, *args, **kwargs)
+                stage([storage.nbytes() for storage in _list_storages(value)], at_once=True)  # the buffer's bytes
             return
         assume(f"torch.save to {os.fspath(path)!r} wrote nothing: there is no data")
         buffer = io.BytesIO()
         try:
             with torch.profiler.record_function("save"):  # the phase of a script's cycle
                 original(value, buffer, *args, **kwargs)
+                stage([storage.nbytes() for storage in _list_storages(value) if storage.device.type != "cpu"],
+                      at_once=False)
         except Exception as error:  # of what only reading it again needs
             self.keep(path, error)
         else:

@@ -123,7 +123,7 @@ class DryRun:
 def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | DeviceSpec = "h200",
             steps: int | None = None, options: ProfileOptions | None = None, world: World | None = None,
             devices: int = 1, allow_download: bool = False, stop_at_oom: bool = False,
-            change: ScriptChange = AS_IT_IS) -> DryRun:
+            change: ScriptChange = AS_IT_IS, whole: bool = False) -> DryRun:
     """Execute ``script`` as ``python script arguments`` would, on tensors without data that may be on ``device``.
 
     It is ended when its optimizers have stepped ``steps`` times; by default after three, or where updates follow a
@@ -136,7 +136,9 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
     By default memory is limited to the device's. Where a request fails the script goes on as on a larger device, and
     `Profile.first_shortage` tells where; code that waits for the error, as finders of batch sizes do, is given it
     (`analyzer.record.script_frames`). With ``stop_at_oom`` the error is raised in any case, and
-    `Profile.out_of_memory` tells where the script ended. A ``change`` is made to what the script does.
+    `Profile.out_of_memory` tells where the script ended. A ``change`` is made to what the script does. The ``whole``
+    script runs: it is not ended after the steps, after which the trainers of transformers and Lightning end their loop,
+    and what follows runs too. `Profile.course` tells what each part of it has on the device and on the host.
     An error of the script's own is in the result, not raised. Raises InputError for a script that is not there, steps
     below 1 and a script that runs nothing as its `DataLoader` gives no batch, UnknownDeviceError.
 
@@ -152,7 +154,7 @@ def dry_run(script: str | Path, arguments: Sequence[str] = (), *, device: str | 
     with nullcontext() if world is None else world:
         options = options or ProfileOptions(unknown_value="placeholder", limit_to_device=spec.memory_bytes is not None)
         return _execute(path, arguments, spec, steps, replace(options, devices=devices) if devices != 1 else options,
-                        allow_download, stop_at_oom, change)
+                        allow_download, stop_at_oom, change, whole)
 
 
 def check_script(script: str | Path, steps: int | None) -> Path:
@@ -165,7 +167,8 @@ def check_script(script: str | Path, steps: int | None) -> Path:
 
 
 def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int | None,
-             options: ProfileOptions, allows_download: bool, stops_at_oom: bool, change: ScriptChange) -> DryRun:
+             options: ProfileOptions, allows_download: bool, stops_at_oom: bool, change: ScriptChange,
+             is_whole: bool) -> DryRun:
     session = Session(spec, options)
     define_torchvision_ops()  # so that a script can import torchvision beside a torch without CUDA
     error: BaseException | None = None
@@ -173,7 +176,7 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int 
     left: object = None
     with session.simulate(adopts=False) as mode:
         mode.space.counts = True
-        recorder = ScriptRecorder(mode, session.device, is_leaf, find_leaf_impl, steps, _describe)
+        recorder = ScriptRecorder(mode, session.device, is_leaf, find_leaf_impl, steps, _describe, ends=not is_whole)
         run = Run(session, recorder, recorder.script)
         shortages = Shortages(recorder)
         if not stops_at_oom:
@@ -183,7 +186,8 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int 
             try:
                 if reads_clock(path):
                     mode.state.assume(HOST_CLOCK)
-                with _as_main(path, arguments), scripted(change, allows_download=allows_download), \
+                with _as_main(path, arguments), scripted(
+                        change, allows_download=allows_download, whole_steps=recorder.steps if is_whole else None), \
                         recorder.counting_steps():
                     # keeps what the script made until the log is closed
                     left = runpy.run_path(str(path), run_name="__main__")
