@@ -206,7 +206,7 @@ def scripted(change: ScriptChange = AS_IT_IS, *, allows_download: bool = False,
         for one in chain(run_one_process(), files.replacements(), read_headers_alone(files), change.replacements()):
             # each is noted before the next is made
             undo.callback(one)
-        made_once_imported = {
+        made_once_imported: dict[str, Callable[[], Iterable[Undo]]] = {
             **({} if allows_download else stand_in_for_names(repositories)),
             "bitsandbytes.functional": answer_for_managed_memory, **simulate_detection_ops(),
             "torch.distributed.checkpoint.filesystem": partial(write_nowhere, files),

@@ -71,7 +71,7 @@ def _name_each(module: str, names: Mapping[str, str]) -> Iterator[Undo]:
 
 
 def _run_in_block(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    recorder = getattr(current(), "recorder", None)
+    recorder: Any = getattr(current(), "recorder", None)
     if not hasattr(recorder, "enter_block") or not recorder.enter_block(name):
         return original(*args, **kwargs)
     try:
