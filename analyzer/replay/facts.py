@@ -16,12 +16,10 @@ from .name import Names, Numbers, RunNames
 
 
 class Facts:
-    """Repeats what is told of a reference block for those that were not run. ``list_numbers`` tells what a thing is in
-    the log that is written and what those in its place in such blocks are, ``calls`` how many calls that log has.
-    """
+    """Repeats what is told of a reference block for those that were not run."""
 
-    def __init__(self, names: RunNames, list_numbers: Callable[[str, Names, int], list[int]], calls: int) -> None:
-        self.names, self.source, self.list_numbers, self.calls = names, names.log, list_numbers, calls
+    def __init__(self, names: RunNames) -> None:
+        self.names, self.source = names, names.log
 
     def _repeat_assumptions(self) -> list[str]:
         """What is assumed of a reference block is assumed of those that were not run, behind it."""
@@ -39,27 +37,28 @@ class Facts:
                     found += [path.sub(lambda match: theirs[match[1]], text) for text in about]  # noqa: B023
         return list(dict.fromkeys(found))
 
-    def copy_to(self, log: Log) -> None:
-        source = self.source
+    def copy_to(self, log: Log, list_numbers: Callable[[str, Names, int], list[int]], calls: int) -> None:
+        """Tell it in a log that has so many ``calls``. ``list_numbers`` gives what a thing is in that log, and what
+        those in its place in blocks that were not run are.
+        """
+        def list_calls(index: int) -> list[int]:  # of an index that none has, how many there are
+            known = 0 <= index < len(names.calls.kind)
+            return list_numbers("call", names.calls, index) if known else [min(index, calls)]
+
+        source, names = self.source, self.names
         log.assumptions = self._repeat_assumptions()
         for name in ("saved_inputs", "groups", "steps", "listed_samples", "world", "modules",
                      "index_of_path", "events_at_start", "memory_at_start"):
             setattr(log, name, getattr(source, name))
-        storages, where = self.names.storages, self.names.where
-        log.layouts = {(number, shape): placements for (old, shape), placements in source.layouts.items()
-                       for number in (self.list_numbers("storage", storages, where[old]) if old in where else [old])}
-        log.outer_calls = [call._replace(position=self._list_calls(call.position)[0]) for call in source.outer_calls]
+        log.layouts = {
+            (number, shape): placements for (old, shape), placements in source.layouts.items() for number in (
+                list_numbers("storage", names.storages, names.where[old]) if old in names.where else [old])}
+        log.outer_calls = [call._replace(position=list_calls(call.position)[0]) for call in source.outer_calls]
         log.compiled_calls = [
             call._replace(module=module, position=position) for call in source.compiled_calls
-            for module, position in zip(self.list_numbers("module", self.names.modules, call.module),
-                                        self._list_calls(call.position))]
-        if self.names.chains:
+            for module, position in zip(list_numbers("module", names.modules, call.module), list_calls(call.position))]
+        if names.chains:
             log.compiled_calls.sort(key=attrgetter("position"))
-
-    def _list_calls(self, index: int) -> list[int]:
-        """As `list_numbers`, of calls; of an index that none has, how many there are."""
-        calls = self.names.calls
-        return self.list_numbers("call", calls, index) if 0 <= index < len(calls.kind) else [min(index, self.calls)]
 
     def count_module_calls(self, written: Sequence[LogModuleCall]) -> None:
         """Write what is told of the modules of blocks that were not run, as of those of reference blocks. They call

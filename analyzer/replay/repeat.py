@@ -77,7 +77,7 @@ class Repeat:
         self._write_parts()
         for index, signature in self.wide.items():
             self.calls.signatures[index] = signature
-        self.facts = Facts(names, self.list_numbers, self.count["call"])
+        self.facts = Facts(names)
         self.facts.count_module_calls(self.module_calls)
 
     def _list_repeated(self) -> list[Part]:
@@ -192,7 +192,7 @@ class Repeat:
         self._finish_storages(log, before, device)
         log.call_slots = self.calls
         log.make_nodes, log.module_calls = self.list_nodes, self.module_calls
-        self.facts.copy_to(log)
+        self.facts.copy_to(log, self.list_numbers, self.count["call"])
         return log
 
     def _write_events(self, events: Sequence[tuple[int, Any]], part: Part, repetition: int) -> None:
