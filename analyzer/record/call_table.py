@@ -108,6 +108,11 @@ class CallTable(Sequence[OpCall]):
     def place(self, index: int) -> tuple[int, int]:
         return self._fields[index * _FIELDS + 4], self._fields[index * _FIELDS + 5]
 
+    def origin(self, index: int) -> tuple[int, int, bool]:
+        """A call's node, the forward call whose gradient it computes (-1: none), and whether it is a recomputation."""
+        kind, _, node, forward = self._fields[index * _FIELDS + 3:(index + 1) * _FIELDS]
+        return node, forward, self._numbering.keys_at[kind][2]
+
     def put_at(self, index: int, module: int, node: int) -> None:
         self._fields[index * _FIELDS + 4], self._fields[index * _FIELDS + 5] = module, node
 
@@ -126,16 +131,23 @@ class CallTable(Sequence[OpCall]):
         """The fields of the calls at ``places``: an array (calls, fields)."""
         return np.frombuffer(self._fields, np.int32).reshape(-1, _FIELDS)[places].astype(np.int64)
 
-    def operands_of(self, places: Numbers) -> Numbers:
-        """The storages at ``places`` among those of all calls."""
-        return np.frombuffer(self._numbers, np.int64)[places]
+    def operands_of(self, places: Sequence[int]) -> Numbers:
+        """The storages of the calls at ``places``, those of one behind those of another, inputs before outputs."""
+        fields = self.fields_of(places)
+        return self._gather_operands(fields[:, 0], fields[:, 1] + fields[:, 2])
+
+    def _gather_operands(self, starts: Numbers, lengths: Numbers) -> Numbers:
+        before = np.cumsum(lengths) - lengths
+        found: Numbers = np.frombuffer(self._numbers, np.int64)[
+            np.repeat(starts - before, lengths) + np.arange(lengths.sum())]
+        return found
 
     def read_any(self, start: int, stop: int, numbers: Collection[int]) -> list[bool]:
         """Whether each call from ``start`` to ``stop`` reads one of these storages."""
         fields = np.frombuffer(self._fields, np.int32).reshape(-1, _FIELDS)[start:stop].astype(np.int64)
         ends = np.cumsum(fields[:, 1])
         begins = ends - fields[:, 1]
-        operands = self.operands_of(np.repeat(fields[:, 0] - begins, fields[:, 1]) + np.arange(fields[:, 1].sum()))
+        operands = self._gather_operands(fields[:, 0], fields[:, 1])
         count = np.concatenate(([0], np.cumsum(np.isin(operands, np.array([*numbers], np.int64)))))
         found: list[bool] = (count[ends] > count[begins]).tolist()
         return found

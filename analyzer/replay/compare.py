@@ -84,10 +84,11 @@ class _Comparison:
     def _outline(self, part: Part) -> list[Any]:
         """What a lap does; `_LINES` says what is what."""
         log = self.names.log
-        calls = [log.call_slots[i] for i in part.numbers(CALLED)]
+        table, calls = log.call_slots, part.numbers(CALLED)
+        _, inputs, _, kinds, _, call_nodes, forward = table.fields_of(calls).T
         return [
-            [comparable_signature(log, call.signature) for call in calls],
-            [(c.phase, c.recomputed, c.forward is None, c.node < 0, len(c.inputs)) for c in calls],
+            [comparable_signature(log, table.signatures[call]) for call in calls],
+            np.stack((kinds, inputs, call_nodes < 0, forward < 0)).tolist(),
             [(kind, what if kind == HELD else what[:2] if kind == ORDERED else None) for kind, what in part.events],
             [(life.nbytes, life.device, life.category, life.requires_grad, life.phase)
              for life in self._births(part)],
@@ -98,18 +99,18 @@ class _Comparison:
     def _named(self, part: Part) -> list[tuple[Names, Numbers]]:
         """What a lap names, in order; `_NAMED` says what is what."""
         names, log = self.names, self.names.log
-        calls = [log.call_slots[i] for i in part.numbers(CALLED)]
-        births = self._births(part)
+        calls, births = part.numbers(CALLED), self._births(part)
+        *_, modules_of_calls, nodes_of_calls, forward = log.call_slots.fields_of(calls).T
         nodes, module_calls = nodes_of(log, part), module_calls_of(log, part)
         found: list[tuple[Names, Iterable[int]]] = [
-            (names.storages, names.rows([n for call in calls for n in (*call.inputs, *call.outputs)])),
+            (names.storages, names.rows(log.call_slots.operands_of(calls))),
             (names.storages, names.rows(part.numbers(DIED))),
             (names.storages, names.rows([n for x in nodes for n in (*[out[0] for out in x.outputs], *x.reads)])),
-            (names.nodes, [call.node for call in calls if call.node >= 0]),
+            (names.nodes, nodes_of_calls[nodes_of_calls >= 0]),
             (names.nodes, [n for node in nodes for n in node.inputs]),
-            (names.calls, [call.forward for call in calls if call.forward is not None]),
+            (names.calls, forward[forward >= 0]),
             (names.marks, [names.mark_at[what[2]] for kind, what in part.events if kind == ORDERED]),
-            (names.modules, [*(c.module for c in calls), *(life.module for life in births),
+            (names.modules, [*modules_of_calls.tolist(), *(life.module for life in births),
                              *(node.module for node in nodes), *(call.module for call in module_calls)])]
         return [(each, np.asarray(index, np.int64)) for each, index in found]
 
@@ -122,10 +123,7 @@ def _check_reach(names: RunNames) -> None:
         for part in names.parts:
             if abs(part.short - reference) <= names.reach:
                 continue
-            named = set(part.numbers(DIED))
-            for i in part.numbers(CALLED):
-                call = names.log.call_slots[i]
-                named.update(call.inputs, call.outputs)
+            named = {*part.numbers(DIED), *names.log.call_slots.operands_of(part.numbers(CALLED)).tolist()}
             if not births.isdisjoint(named):
                 raise BlocksDiffer("something that one of its blocks makes is used or held outside of those beside")
 

@@ -75,7 +75,7 @@ class RunNames:
         self._name_parameters()
         self._name_stand_ins()
 
-    def rows(self, numbers: Sequence[int]) -> Numbers:
+    def rows(self, numbers: Sequence[int] | Numbers) -> Numbers:
         """The rows of storages' names."""
         return np.searchsorted(self.numbers, np.asarray(numbers, np.int64))
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -42,15 +42,14 @@ class Part:
 
     def __post_init__(self) -> None:
         self.copies = self.copies or [self.place]
-        self.written = [self]  #: what is written in its place: itself, and its copy before or behind it
         self.inside = 0        #: how many of its events come before its block is left
+        self._numbers: dict[int, tuple[list[tuple[int, Any]], int, list[int]]] = {}  # with the events they are of
 
     def copy(self, places: Sequence[int], backwards: bool) -> None:
         """Let it stand for the laps of the blocks at these ``places`` too, which come behind it or, ``backwards``,
         the last one first, before it.
         """
-        copied = replace(self, copies=sorted(places, reverse=backwards))
-        self.written = [copied, self] if backwards else [self, copied]
+        self.copies = sorted([self.place, *places], reverse=backwards)
 
     @property
     def short(self) -> int:
@@ -62,7 +61,12 @@ class Part:
 
     def numbers(self, kind: int) -> list[int]:
         """What its events of a kind are about, in order."""
-        return [what for found, what in self.events if found == kind]
+        events, known = self.events, self._numbers.get(kind)
+        if known is not None and known[0] is events and known[1] == len(events):
+            return known[2]
+        numbers = [what for found, what in events if found == kind]
+        self._numbers[kind] = events, len(events), numbers
+        return numbers
 
     @property
     def recorded(self) -> list[int]:
@@ -227,12 +231,12 @@ class Cutter:
         """The kind and lap of a call in backward that is of a block; None of any other call."""
         if not self.chains or self.log.call_slots.phase(index) != "backward":
             return None
-        call = self.log.call_slots[index]
+        node, forward, recomputed = self.log.call_slots.origin(index)
         part: Part | None = None
-        if call.forward is not None:
-            part = self._part_of_call.get(call.forward)
-        elif call.recomputed and OUTSIDE < call.node < len(self._part_of_node):
-            part = self._part_of_node[call.node]
+        if forward >= 0:
+            part = self._part_of_call.get(forward)
+        elif recomputed and OUTSIDE < node < len(self._part_of_node):
+            part = self._part_of_node[node]
         return None if part is None or part.lap is None else (("backward", *part.key[1:]), part.lap)
 
     def _cut_releases(self, short_run: ShortRun) -> None:

@@ -55,8 +55,8 @@ class Repeat:
         parts, ends = names.parts, [0, *names.cutter.again, None]
         self.written: list[tuple[Part, int]] = []  #: parts in order, with the repetition of the step that each is of
         for repetition, (start, stop) in enumerate(pairwise(ends)):
-            self.written += [(each, repetition) for part in (repeated if repetition else ()) for each in part.written]
-            self.written += [(each, 0) for part in parts[start:stop] for each in part.written]
+            self.written += [(part, repetition) for part in (repeated if repetition else ())]
+            self.written += [(part, 0) for part in parts[start:stop]]
         self.repetitions = len(ends) - 1
         self.is_repeated = np.zeros(len(names.cutter.kinds), bool)
         self.is_repeated[[part.kind for part in repeated]] = True
@@ -228,10 +228,8 @@ class Repeat:
     def _write_calls(self, calls: list[int], part: Part, repetition: int) -> None:
         names, table, copies = self.names, self.source.call_slots, len(part.copies)
         old = table.fields_of(calls)
-        lengths = old[:, 1] + old[:, 2]
-        starts = np.concatenate(([0], np.cumsum(lengths)))
-        rows = names.rows(
-            table.operands_of(np.repeat(old[:, 0] - starts[:-1], lengths) + np.arange(starts[-1])).tolist())
+        starts = np.concatenate(([0], np.cumsum(old[:, 1] + old[:, 2])))
+        rows = names.rows(table.operands_of(calls))
         operands = self._numbers("storage", names.storages, rows, part, repetition)
         if part.lap is None and names.short_run.states is not None:
             operands = self._widen(calls, old, operands, rows, part, repetition)
