@@ -56,6 +56,13 @@ def test_the_step_of_all_ranks(tmp_path: Path) -> None:
         assert said in " ".join(text.split())
 
 
+def test_the_weights_of_a_reference_are_divided_too(tmp_path: Path) -> None:
+    found = _read(tmp_path, "megatron sft=megatron rlhf --rlhf_type dpo").profile("h100")
+    block = 64 * (64 + 32 + 32 + 64) + (64 + 32 + 32) + 3 * 64 * 128 + 2 * 64
+    assert found.reference_bytes == 2 * (4 * block + 64 + 256 * 64) // 4  # 16 bits, by four ranks
+    assert found.verdict.needed_bytes == found.result.best.needed_bytes + found.reference_bytes
+
+
 @pytest.mark.parametrize(("change", "fields"), [
     ("--pipeline_model_parallel_size 2=--context_parallel_size 2", {"context": 2, "pipeline": 1}),
     ("--sequence_parallel true=--virtual_pipeline_model_parallel_size 2",

@@ -8,7 +8,7 @@ from analyzer.report.verdict import format_verdict
 from analyzer.results.verdict import Verdict
 from analyzer.tools.job import JobError, read_command, read_job
 from analyzer.tools.job.change import list_smaller
-from analyzer.tools.job.plan import Adapter, TrainingPlan
+from analyzer.tools.job.plan import Adapter, RolloutPlan, ServingPlan, TrainingPlan
 from analyzer.tools.job.screen import describe_job
 
 SFT = "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name trl-lib/Capybara"
@@ -48,6 +48,10 @@ def test_a_command_with_nothing_but_a_model() -> None:
     (SFT.replace("sft", "reward"), {"task": "reward", "reference": "none", "loss_chunks": None}),
     (SFT.replace("sft", "grpo"), {"task": "policy", "reference": "none", "length": 1024}),
     (SFT.replace("sft", "grpo") + " --beta 0.04 --max_completion_length 256", {"reference": "copy", "length": 512}),
+    (SFT.replace("sft", "grpo") + " --use_vllm --vllm_max_model_length 2048 --vllm_enable_sleep_mode --gradient_"
+     "accumulation_steps 4", {"rollout": RolloutPlan(
+         server=ServingPlan(model="Qwen/Qwen2.5-0.5B", engine="vllm", length=2048, memory_share=0.3, sequences=32),
+         sequences=32, new=512, sleeps=True)}),
     ("accelerate launch --num_processes 2 " + SFT.replace("trl sft", "trl/scripts/sft.py"), {"ranks": 2}),
     ("python " + SFT.replace("trl sft", "examples/scripts/dpo.py"), {"task": "dpo"}),
     (f"{SFT} --num_processes 4", {"ranks": 4})])

@@ -12,7 +12,7 @@ from analyzer.results.verdict import Verdict
 from analyzer.tools.search import Layout, SearchResult, compose_layout
 from analyzer.zoo.target import Target, model_errors
 
-from .build import load_model, make_model
+from .build import DTYPES, load_model, make_model
 from .document import Files
 from .plan import ModelParallel, TrainingPlan
 from .rollout import Rollout, sample_rollout, wait
@@ -28,17 +28,18 @@ class LaidOutJob:
     result: SearchResult
     assumptions: tuple[str, ...]
     rollout: Rollout | None = None
+    reference_bytes: int = 0                 #: of weights of a model that is compared with, on each rank
 
     @property
     def verdict(self) -> Verdict:
         """That of the rank which needs most. Beside a rollout it holds what it does as it updates."""
-        needed, capacity = self.result.best.needed_bytes, self.result.capacity_bytes
+        needed, capacity = self.result.best.needed_bytes + self.reference_bytes, self.result.capacity_bytes
         own = Verdict(device=self.result.device, fits=None if capacity is None else needed <= capacity,
-                       needed_bytes=needed, capacity_bytes=capacity, count=self.plan.ranks,
-                      free_bytes=self.result.free_bytes(self.result.best))
+                      needed_bytes=needed, capacity_bytes=capacity, count=self.plan.ranks,
+                      free_bytes=None if capacity is None else capacity - needed)
         if self.rollout is None:
             return own
-        held, all_leaves = max(stage.update_peak_bytes for stage in self.result.best.stages), (
+        held, all_leaves = self.reference_bytes + max(stage.update_peak_bytes for stage in self.result.best.stages), (
             self.rollout.plan.offloads_model and self.rollout.plan.offloads_optimizer)
         return self.rollout.judge(own, *((held, 0) if all_leaves else (0, held)))
 
@@ -75,7 +76,19 @@ def profile_layout(plan: TrainingPlan, device: str | DeviceSpec, *, files: Files
     with model_errors(plan.model):
         result = compose_layout(Target(plan.model, make), found, layout, plan.length)
     return LaidOutJob(plan, result, (*more, *plan.assumptions, *said, *result.assumptions),
-                      sample_rollout(plan, spec, files))
+                      sample_rollout(plan, spec, files), _count_reference(plan, files or Files()))
+
+
+def _count_reference(plan: TrainingPlan, files: Files) -> int:
+    """Bytes of a reference's weights on a rank, which divide them as they do the model's own."""
+    if plan.reference != "copy" or plan.parallel is None:
+        return 0
+    ranks, total = plan.parallel, 0.0
+    build, _ = load_model(replace(plan, model=plan.teacher or plan.model), files)
+    with torch.device("meta"):
+        for path, parameter in build().named_parameters():
+            total += parameter.numel() / ranks.pipeline / (ranks.expert if ".experts." in path else ranks.tensor)
+    return int(total * DTYPES[plan.dtype].itemsize)
 
 
 def make_layout(plan: TrainingPlan) -> tuple[Layout, list[str]]:
@@ -88,7 +101,7 @@ def make_layout(plan: TrainingPlan) -> tuple[Layout, list[str]]:
     if plan.checkpoints not in _CHECKPOINTS or plan.checkpoint_every > 1:
         said.append("every block is run again in backward, and its input is kept on the device")
     if plan.task != "sft":
-        said.append(f"of {plan.task} the passes that train, with the loss of next tokens; references are left out")
+        said.append(f"of {plan.task} the passes that train, with the loss of next tokens; of a reference the weights")
     if plan.loss_chunks is not None:
         said.append("the loss of all tokens at once")
     data = plan.ranks // parallel.size

@@ -38,10 +38,12 @@ def add_rollout(options: Options, plan: TrainingPlan, name: str, *, uses_engine:
     overlaps = options.flag("async_generate")
     server = ServingPlan(
         model=plan.model, engine="vllm", weights=_WEIGHTS.get(plan.quantize or ""), tp=1 if is_apart else tp,
-        length=options.number("vllm_max_model_len", least=1), memory_share=None if is_apart else used,
+        length=options.number("vllm_max_model_len" if options.get("vllm_max_model_length") is None else
+                              "vllm_max_model_length", least=1), memory_share=None if is_apart else used,
         sequences=options.number("vllm_max_num_seqs", least=1) or (None if is_apart else sequences))
     updates = answers / (plan.micro_batch * plan.data_ranks * plan.accumulate) * options.count("num_iterations", 1)
     return replace(plan, rollout=RolloutPlan(
         server=server, sequences=sequences, new=new, steps=updates / sampled, is_apart=is_apart, overlaps=overlaps,
-        sleeps=not is_apart and not overlaps and bool(options.number("sleep_level", 0)),
+        sleeps=not is_apart and not overlaps and (
+            options.flag("vllm_enable_sleep_mode") or bool(options.number("sleep_level", 0))),
         offloads_model=options.flag("offload_model"), offloads_optimizer=options.flag("offload_optimizer")))

@@ -9,6 +9,7 @@ from ..options import Options, names_of
 from ..plan import Adapter, Checkpoints, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, name_of, set_batch, set_option
 from .accelerate import read_accelerate
+from .rollout import add_rollout
 from .trainer import (
     WITHOUT_EFFECT,
     quantization_of,
@@ -65,6 +66,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         ranks_per_host=launched.ranks_per_host, sharding=read_sharding(options, launched),
         assumptions=() if task == "reward" else (
             "the loss is computed in parts with the head, as TRL's kernel does, each part run again in backward",))
+    plan = add_rollout(options, plan, "num_generations", share=0.3)
     options.leave_out("router_aux_loss_coef sync_ref_model model_init_kwargs neftune_noise_alpha "
                       "lora_target_parameters", "what it changes in the step is left out")
     if options.flag("use_liger_kernel"):
@@ -82,10 +84,6 @@ def _read_task(options: Options, launch: JobLaunch) -> tuple[str, Task]:
         said = next((task for sign, task in _SIGNS.items() if options.get(sign) is not None), "sft")
         options.note("model_name_or_path", "assumed", f"trained with `trl {said}`: a file does not say it; give the "
                      f"command: analyzer job -- trl {said} --config FILE")
-    if _TASKS[said] == "policy":
-        options.note("num_generations", "not modelled", f"{said}: the rollout is left out; what is profiled is the "
-                     "update of answers that are there")
-        options.leave_out("use_vllm", "the memory of its engine is left out")
     return said, _TASKS[said]
 
 
