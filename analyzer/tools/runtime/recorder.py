@@ -42,7 +42,7 @@ class TimedMemory(MemoryRecorder):
 
     def __init__(self, recorder: RuntimeRecorder, device: torch.device) -> None:
         host = HostMemory()
-        super().__init__(cast(Any, SimpleNamespace(memory=lambda device: host, devices=1,
+        super().__init__(cast(Any, SimpleNamespace(memory=lambda device: host, devices=1, host=host,
                                                    describe_settings=lambda device: None)), device)
         self.recorder = recorder
         self.book = StorageBook(host, device, cast(Any, self.born), self.died)
