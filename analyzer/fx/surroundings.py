@@ -27,7 +27,8 @@ from analyzer.meta.tensor import PLAIN_TENSORS, is_around_tensors, keep_class, m
 from analyzer.on_use import rare_collections
 from analyzer.output import hold_over_forks
 from analyzer.record.tensor_walk import walk_modules
-from analyzer.state.fingerprint import CodeRecord, StateRecord, is_written_iterator
+from analyzer.state.fingerprint import CodeRecord, StateRecord
+from analyzer.state.reachable_code import is_written_iterator
 from analyzer.state.value import MOST_OBJECTS, PLAIN, look_up
 
 _NOT_ENTERED = (type, ModuleType, CodeType, BuiltinFunctionType)

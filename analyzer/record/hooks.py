@@ -90,6 +90,8 @@ def _backward(create_graph_at: int) -> Any:
         calls.creates_graph = bool(kwargs.get("create_graph", args[create_graph_at] if len(args) > create_graph_at
                                               else None))
         try:
+            for listener in recorder.run.listeners if recorder.run.phase != "backward" else ():
+                listener.backward_begins()
             with outside_of_graph("a backward pass runs inside"), recorder.memory.during("backward"):
                 result = original(*args, **kwargs)
         finally:

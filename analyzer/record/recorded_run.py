@@ -32,6 +32,9 @@ class RunListener:
     def module_left(self, module: torch.nn.Module, result: Any) -> None:
         """A module's call ended with ``result``."""
 
+    def backward_begins(self) -> None:
+        """A backward pass begins that is inside no other."""
+
     def backward_ended(self) -> None:
         """A backward pass that is inside no other ended."""
 

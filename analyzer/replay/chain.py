@@ -19,11 +19,9 @@ from analyzer.meta.intercept.compiled_function import COMPILER_ATTRIBUTES, compi
 from analyzer.meta.spec import LEAVES
 from analyzer.meta.structure import is_plain_object
 from analyzer.record.tensor_walk import walk_modules
-from analyzer.state.fingerprint import StateRecord
 from analyzer.state.value import look_up, watch_attribute
 
 from .cache_slot import Filled, Index
-from .match import NotRepeated
 
 #: blocks that are run at each end of a chain: at first, and where those beside the ones that are not run differ
 ENDS = 2, 3
@@ -311,8 +309,6 @@ class ChainRun:
         self.chain = chain
         self.parameters = [[p for module in modules for p in module._parameters.values() if p is not None]
                            for modules in chain.modules]
-        self.state = StateRecord()              #: of the reference block
-        self.trained: list[bool] | None = None  #: what `requires_grad` says of its parameters
         self.noting = ExitStack()       #: while slots that the reference block fills are noted
         self.filled: list[Filled] = []  #: slots of caches, by the reference block
         #: by the place of a block: storages of what its slots of caches held before, as it was filled
@@ -320,38 +316,6 @@ class ChainRun:
         self.arguments: dict[int, Any] = {}  #: of each member of the reference block: what it was called with
         self.begun: list[int] = []      #: of blocks in this forward pass: how many events came before
         self.has_skipped = False
-
-    def record_state(self) -> None:
-        """Note what the reference block holds, before it runs, until the slots that it fills are noted no more."""
-        self.noting.callback(setattr, self, "state", StateRecord())  # or the run would hold itself: by its indices
-        self.state = StateRecord()
-        for module in self.chain.modules[self.chain.reference]:
-            self.state.capture_module(module, own=True)
-        self.trained = self._list_trained()
-
-    def _list_trained(self) -> list[bool]:
-        with torch._C.DisableTorchFunction():
-            return [p.requires_grad for p in self.parameters[self.chain.reference]]
-
-    def change(self) -> str | None:
-        """What the reference block changed of what it holds, where that was noted."""
-        for what, _, _ in self.state.list_changes():
-            return f"its blocks change {what}"
-        is_same = self.trained is None or self._list_trained() == self.trained
-        return None if is_same else "its blocks change requires_grad of a parameter"
-
-
-def check_held(runs: Iterable[ChainRun]) -> None:
-    """Raise NotRepeated where a reference block changed what it holds."""
-    for reason in filter(None, [run.change() for run in runs]):
-        raise NotRepeated(reason)
-
-
-def excuse_changes(runs: Iterable[ChainRun]) -> None:
-    """What reference blocks hold was changed by code around the blocks, which does so once for all of them."""
-    for run in runs:
-        if run.change() is not None:
-            run.record_state()
 
 
 @contextmanager

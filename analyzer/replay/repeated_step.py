@@ -55,7 +55,7 @@ class RepeatedStep(EagerStep):
                                            values=(self.args, self.kwargs))
         if self.chains and self._state.unreadable is not None:  # which could not be put back
             raise NotRepeated(self._state.unreadable)
-        self.short_run = ShortRun(recorder, self.chains, let_run=self._state.add_modules)
+        self.short_run = ShortRun(recorder, self.chains, state=self._state)
         if self.repeats_update and self._can_repeat_update():
             self.short_run.states = {} if self.optimizer is None else self.optimizer.state
         # where blocks are skipped, the log that is told is one that is placed anew
@@ -81,15 +81,15 @@ class RepeatedStep(EagerStep):
             self.short_run.events.append((AGAIN, index))
             with self.short_run.unheard(), torch.no_grad():
                 for parameter, spec in self._left:
-                    parameter.grad = self.short_run.make_again(spec, index)
+                    parameter.grad = self.short_run.make(spec, -1, None, repetition=index)
         elif index or self.options.steps == 1 or self.step is not None or not self.options.set_to_none:
-            with self.short_run.watching():
+            with self.short_run.watching_reads():
                 super().run_step(index)
         else:
             self._run_watched()
 
     def _run_watched(self) -> None:
-        with self.short_run.watching():
+        with self.short_run.watching_reads():
             self.run_model()
         self.recorder.memory.end()
         reason = self._why_not_written()

@@ -1,10 +1,10 @@
 """A run in which the blocks between the ends of a chain only hand on what they are given, and what is noted of it."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -21,9 +21,10 @@ from analyzer.record.recorded_run import RunListener
 from analyzer.record.recorder import Recorder
 from analyzer.record.storage_lifetime import ENDED
 from analyzer.record.tensor_walk import local_part
+from analyzer.state.fingerprint import StateFingerprint
 
 from .cache_slot import fill_as, list_counting, noting_slots, numbers_held
-from .chain import ENDS, Chain, ChainRun, check_held, excuse_changes, same, watching_reads
+from .chain import ENDS, Chain, ChainRun, same, watching_reads
 from .match import USES_STREAMS, NotRepeated, Output, list_done
 
 CUT, LEFT, STEP, AGAIN, KEPT, ORDERED = range(ENDED + 1, ENDED + 7)
@@ -81,12 +82,13 @@ class ShortRun(RunListener):
     """What is noted of a run of a few blocks of each chain: events in order, stand-ins by number of their storage, and
     of gradients of blocks that are run the block whose parameters they are of. As seen from a block, others within
     ``reach`` are named by their distance, all others absolutely. Where more has to run than was thought, ``chains``
-    change, and ``let_run`` is told the modules.
+    change. The model's ``state`` tells what blocks change; without it, that is not asked.
     """
 
     def __init__(self, recorder: Recorder, chains: list[Chain], *, reach: int = 1, takes_streams: bool = False,
-                 let_run: Callable[[Sequence[nn.Module]], None] = lambda modules: None) -> None:
-        self.recorder, self.reach, self.takes_streams, self.let_run = recorder, reach, takes_streams, let_run
+                 state: StateFingerprint | None = None) -> None:
+        self.recorder, self.reach, self.takes_streams, self.state = recorder, reach, takes_streams, state
+        self._known: list[tuple[str, Any]] = []  #: what was changed when a reference block was called last
         self.chains, self.runs = chains, [ChainRun(chain) for chain in chains]
         #: blocks of chains of which all are run: path, block, and why
         self.given_up: list[tuple[str, nn.Module, str]] = []
@@ -127,15 +129,6 @@ class ShortRun(RunListener):
                 recorder.run.listeners.remove(self)
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """As `watching_reads`, and blocks that change what they hold are met too: NotRepeated is raised."""
-        with self.watching_reads():
-            for run in self.runs:
-                run.record_state()
-            yield
-            check_held(self.runs)
-
-    @contextmanager
     def watching_reads(self) -> Iterator[None]:
         """A block in which the model runs. All blocks of a chain that read what they differ in are run; where some were
         skipped already, NotRepeated is raised.
@@ -148,10 +141,9 @@ class ShortRun(RunListener):
             yield
 
     def _note_slots(self, run: ChainRun) -> None:
-        chain = run.chain
-        counting = list_counting(chain.blocks, chain.differing, len(chain.members[0]))
-        run.filled = run.noting.enter_context(
-            noting_slots(chain.blocks[chain.reference], counting, partial(self._note_read, run)))
+        blocks, tell = run.chain.blocks, partial(self._note_read, run)
+        counting = list_counting(blocks, run.chain.differing, len(run.chain.members[0]))
+        run.filled = run.noting.enter_context(noting_slots(blocks[run.chain.reference], counting, tell))
 
     def _note_read(self, run: ChainRun, path: str, name: str) -> None:
         if run in self.runs:
@@ -166,8 +158,7 @@ class ShortRun(RunListener):
         gone = self.runs.index(run)
         self.runs.remove(run)
         self.given_up += [(path, block, reason) for members in run.chain.members for path, block in members]
-        with without_modes():
-            self.let_run([module for place in run.chain.skipped for module in run.chain.modules[place]])
+        self._let_run([module for place in run.chain.skipped for module in run.chain.modules[place]])
         # The chain is taken out of what is noted, and those behind it have other numbers.
         self.events[:] = [
             (kind, what._replace(chain=what.chain - (what.chain > gone)) if kind == CUT else what)
@@ -201,8 +192,6 @@ class ShortRun(RunListener):
 
     def module_left(self, module: nn.Module, result: Any) -> None:
         found = self._place.get(id(module))
-        if module is self.recorder.modules.listed[0] and self.recorder.run.phase == "forward":
-            excuse_changes(self.runs)
         if found is None or self.recorder.run.phase != "forward":
             return
         chain, place, member = found
@@ -212,12 +201,15 @@ class ShortRun(RunListener):
         if (place, member) == (len(members) - 1, len(members[0]) - 1):
             log = self.recorder.log
             self.events.append((CUT, Cut(chain, None, 0, len(log.node_slots), len(log.module_calls))))
-            check_held(self.runs)
+
+    def backward_begins(self) -> None:
+        self._known = self._list_changes()
 
     def backward_ended(self) -> None:
         """Note whose the gradients are that there are; give blocks that were not run theirs."""
+        if (change := self._change()) is not None:
+            raise NotRepeated(change)
         with torch._C.DisableTorchFunction(), torch.no_grad(), self.unheard():
-            check_held(self.runs)
             for number, run in enumerate(self.runs):
                 reference = run.parameters[run.chain.reference]
                 for place in run.chain.run:
@@ -245,11 +237,11 @@ class ShortRun(RunListener):
             if place in run.chain.skipped:
                 raise NotRepeated("a block runs outside of the forward pass")
             return NotImplemented
-        if not place and not member:
-            excuse_changes(self.runs)
         given = self._output.find((args, kwargs))
         arguments = self._output.describe((args, kwargs), self.recorder.memory.storage_of)
         why_not = _NOT_GIVEN if given is None else None
+        if run.has_skipped and (place, member) == (run.chain.skipped.start, 0):
+            why_not = self._change() or why_not
         if place in run.chain.skipped and not same(run.arguments.get(member, arguments), arguments):
             why_not = why_not or _OTHER_ARGUMENTS
         is_skipped = self._decide(run, place, member, why_not)
@@ -257,6 +249,7 @@ class ShortRun(RunListener):
             return NotImplemented
         if place == run.chain.reference:
             run.arguments[member] = arguments
+            self._known = self._known if member else self._list_changes()
         if not member:
             run.begun[place:] = [len(self.events)]
         log, call = self.recorder.log, self.recorder.modules.running_call()
@@ -276,8 +269,10 @@ class ShortRun(RunListener):
         if found is None or self.recorder.run.phase != "forward":
             return False
         number, place, member = found
-        why_not = _NOT_GIVEN if self._output.find(args) is None else None
-        return self._decide(self.runs[number], place, member, why_not)
+        run, why_not = self.runs[number], _NOT_GIVEN if self._output.find(args) is None else None
+        is_skipped = self._decide(run, place, member, why_not)
+        run.has_skipped |= is_skipped
+        return is_skipped
 
     def _decide(self, run: ChainRun, place: int, member: int, why_not: str | None) -> bool:
         """Whether a block that is called is skipped. The first that may be decides it for all of its chain."""
@@ -289,7 +284,7 @@ class ShortRun(RunListener):
         """The first block that is to be skipped is called. All blocks run where those before it show that none can be
         skipped. This one runs, as the reference block, where the two blocks before it did not do the same.
         """
-        chain, reason = run.chain, run.change() or why_not
+        chain, reason = run.chain, self._change() or why_not
         may_differ = len(run.begun) == place < min(ENDS[-1], len(chain.blocks) - chain.tail)
         if reason in (None, _OTHER_ARGUMENTS) and may_differ:
             before, last = (list_done(self.recorder.log, self.events[slice(*span)])
@@ -298,10 +293,8 @@ class ShortRun(RunListener):
                 run.noting.close()
                 run.chain = chain._replace(head=chain.head + 1)
                 self._list_chains()
-                with without_modes():
-                    self.let_run(chain.modules[place])
-                    self._note_slots(run)
-                    run.record_state()
+                self._let_run(chain.modules[place])
+                self._note_slots(run)
                 return
         if reason is not None:
             self._give_up(run, reason)
@@ -319,10 +312,30 @@ class ShortRun(RunListener):
             if not is_skipped:
                 continue
             with torch._C.DisableTorchFunction(), self.unheard():
-                fill_as(one, index, lambda tensor: self._make(self._describe(tensor, False), chain, place))
+                fill_as(one, index, lambda tensor: self.make(self._describe(tensor, False), chain, place))
             self.dropped.update({*numbers.values()}.difference(numbers_held(one.cache, index).values()))
         if not is_skipped:
             filled.clear()  # what is in it afterwards is of the reference block
+
+    # ---- state
+
+    def _let_run(self, modules: Sequence[nn.Module]) -> None:
+        if self.state is not None:
+            with without_modes():
+                self.state.add_modules(modules)
+
+    def _list_changes(self) -> list[tuple[str, Any]]:
+        """What is changed of what the model's code can reach, and which parameters of reference blocks are trained."""
+        if self.state is None:
+            return []
+        with without_modes(), torch._C.DisableTorchFunction():
+            trained = [[p.requires_grad for p in run.parameters[run.chain.reference]] for run in self.runs]
+            return [*self.state.note_changes(), ("requires_grad of a parameter", trained)]
+
+    def _change(self) -> str | None:
+        """What a reference block changed, or code beside it, since it was called, or since its backward pass began."""
+        pairs = zip_longest(self._list_changes(), self._known) if self._known else ()
+        return next((f"its blocks change {(now or before)[0]}" for now, before in pairs if now != before), None)
 
     # ---- stand-ins
 
@@ -348,7 +361,7 @@ class ShortRun(RunListener):
         """A stand-in for a gradient; those of one storage are in one, of those made for the block."""
         base = storages.get(spec.number)
         if base is None:
-            made = storages[spec.number] = self._make(spec, chain, place)
+            made = storages[spec.number] = self.make(spec, chain, place)
         else:
             made = base.as_strided(spec.shape, spec.stride, spec.offset)
             take_class(made)
@@ -369,11 +382,8 @@ class ShortRun(RunListener):
             raise NotRepeated("a gradient, or what is in a cache, has no storage of its own")
         return spec
 
-    def make_again(self, spec: Spec, step: int) -> torch.Tensor:
-        """A stand-in for what a later step makes in the place of what it is like."""
-        return self._make(spec, -1, None, repetition=step)
-
-    def _make(self, spec: Spec, chain: int, block: int | None, repetition: int = 0) -> torch.Tensor:
+    def make(self, spec: Spec, chain: int, block: int | None, repetition: int = 0) -> torch.Tensor:
+        """A stand-in for what a block would make, or a later ``repetition`` of the step."""
         create: Any = torch._C._VariableFunctions.empty_strided
         if spec.nbytes == spec.shape.numel() * spec.dtype.itemsize:
             made = create(spec.shape, spec.stride, dtype=spec.dtype, device=META)

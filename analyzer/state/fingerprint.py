@@ -8,16 +8,7 @@ import random
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import (
-    Callable,
-    Generator,
-    Iterable,
-    Iterator,
-    MutableMapping,
-    MutableSequence,
-    MutableSet,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, MutableSet, Sequence
 from functools import _lru_cache_wrapper, partial
 from itertools import repeat
 from operator import is_
@@ -30,7 +21,7 @@ from torch import nn
 from analyzer.meta.structure import read_slot
 from analyzer.record.tensor_walk import REGISTRIES
 
-from .reachable_code import CodeSearch, is_standard, is_stateless
+from .reachable_code import CodeSearch, is_standard, is_stateless, is_written_iterator
 from .value import (
     IMMUTABLE,
     MISSING,
@@ -285,13 +276,6 @@ class StateRecord:
                 yield "an array or a generator of random numbers", (held,), partial(write, before)
 
 
-def is_written_iterator(kind: type) -> bool:
-    """Whether a class of iterators is the user's, written in Python: attributes tell where one of it is."""
-    return not is_stateless(kind) and all(
-        [isinstance(vars(base)["__next__"], FunctionType) for base in kind.__mro__ if "__next__" in vars(base)
-         and base not in (Iterator, Generator)])
-
-
 _METHODS = (FunctionType, staticmethod, classmethod, property)
 _NOT_CAPTURED = PLAIN.union(_METHODS)
 
@@ -386,6 +370,12 @@ class StateFingerprint(StateRecord):
         for record in self._later:  # before those below: of what both have, the first state is the earlier one
             yield from record.list_changes()
         yield from super().list_changes()
+
+    def note_changes(self) -> list[tuple[str, Any]]:
+        """What is changed up to now, to be compared with what will be."""
+        found: list[tuple[str, Any]] = [(what, [value if type(value) in PLAIN else id(value) for value in now])
+                                        for what, now, _ in self.list_changes()]
+        return [*found, ("the host's generators of random numbers", read_generators())]
 
     def change(self) -> str | None:
         for what, _, _ in self.list_changes():

@@ -6,7 +6,7 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Generator, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -61,6 +61,13 @@ def _is_stateless_name(module: str) -> bool:
 def is_standard(cls: type) -> bool:
     """Whether the attributes of objects of a class of the standard library are state."""
     return cls.__module__.partition(".")[0] in sys.stdlib_module_names and cls.__module__ != "logging"
+
+
+def is_written_iterator(kind: type) -> bool:
+    """Whether a class of iterators is the user's, written in Python: attributes tell where one of it is."""
+    return not is_stateless(kind) and all(
+        [isinstance(vars(base)["__next__"], FunctionType) for base in kind.__mro__ if "__next__" in vars(base)
+         and base not in (Iterator, Generator)])
 
 
 class CodeSearch:

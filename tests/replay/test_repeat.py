@@ -1,4 +1,5 @@
 """A few of alike blocks are run for all: every field is that of a run of all blocks, or the reason why not is told."""
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -500,6 +501,34 @@ class Labelled(Stack):
             self.kept.count += self.kept.by == "between"
         self.kept.problem = "regression"
         return self.norm(x)
+
+
+_calls = {"counted": 0}
+
+
+class Counting(Block):
+    """Counts its calls where no module holds the number; every ninth of them does something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        _calls["counted"] += 1
+        return super().forward(x).relu() if _calls["counted"] % COUNT == 5 else super().forward(x)
+
+
+class Choice(Block):
+    """Draws whether it does something else from Python's own generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu() if random.random() < 0.1 else super().forward(x)
+
+
+@pytest.mark.parametrize(("block", "reason"), [
+    (Counting, "its blocks change an attribute of a module or an item of a dictionary"),
+    (Choice, "its blocks change the host's generators of random numbers")])
+def test_blocks_that_change_what_others_find_are_run(block, reason):
+    random.seed(1)
+    found, run = profile_both(lambda: Stack(block() for _ in range(COUNT)), step=None, mode="infer", optimizer=None)
+    assert not list_replayed(found) and reason in [row.reason for row in found.replay]
+    assert block is Choice or found == run
 
 
 @pytest.mark.parametrize("step", [None, accumulate])
