@@ -55,10 +55,6 @@ _GROUP = ("mp_policy", "offload_policy", "mesh_info", "post_forward_mesh_info", 
           "reduce_scatter_max_input_buffers")
 
 
-def is_sharding_state(value: Any) -> bool:
-    return hasattr(value, "_fsdp_param_groups")
-
-
 def names_prefetched(state: Any) -> bool:
     """Whether the module names others whose parameters are gathered ahead of their turn."""
     return bool(state._states_to_forward_prefetch or state._states_to_backward_prefetch)

@@ -1,6 +1,7 @@
 """Tensors, modules and parameters found in what a user gives."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
@@ -72,6 +73,12 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     elif hasattr(tree, "__dataclass_fields__") and not isinstance(tree, type):
         parts = [getattr(tree, name, None) for name in tree.__dataclass_fields__]
     return [tensor for part in parts if type(part) not in LEAVES for tensor in tensors_in(part)]
+
+
+def is_distributed(tensor: object) -> bool:
+    """Whether it is a DTensor. Their module is slow to import: there are none before something did."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_part(tensor: Any) -> torch.Tensor:

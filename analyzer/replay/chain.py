@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from analyzer.distributed.fsdp import is_sharding_state, names_prefetched, sharding_settings
 from analyzer.meta.intercept.compiled_function import COMPILER_ATTRIBUTES, compiled_from
 from analyzer.meta.spec import LEAVES
 from analyzer.meta.structure import is_plain_object
-from analyzer.record.tensor_walk import walk_modules
+from analyzer.record.tensor_walk import is_distributed, walk_modules
 from analyzer.state.value import look_up, watch_attribute
 
 from .cache_slot import Filled, Index
@@ -210,8 +208,7 @@ def _registered(module: nn.Module, reads_attributes: bool) -> list[Any]:
 def _specs(tensor: Any, reads_attributes: bool) -> Any:
     if tensor is None:
         return None
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    spec = tensor._spec if isinstance(tensor, DTensor) else None
+    local, spec = (tensor._local_tensor, tensor._spec) if is_distributed(tensor) else (tensor, None)
     with torch._C.DisableTorchFunction():
         found = (type(tensor), spec, local.shape, local.stride(), local.dtype, tensor.requires_grad,
                  len(tensor._backward_hooks or ()), len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()))
@@ -284,7 +281,8 @@ def _same_owner(mine: Any, other: Any, depth: int) -> bool:
     """Modules are compared where they stand; of what FSDP2 keeps, what decides its behaviour is."""
     if isinstance(mine, nn.Module):
         return type(mine).__qualname__ == type(other).__qualname__
-    if is_sharding_state(mine):
+    if hasattr(mine, "_fsdp_param_groups"):
+        from analyzer.distributed.fsdp import names_prefetched, sharding_settings  # slow to import, but where it was
         if names_prefetched(mine) or names_prefetched(other):
             return False
         settings, groups = zip(sharding_settings(mine), sharding_settings(other))

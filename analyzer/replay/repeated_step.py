@@ -1,6 +1,7 @@
 """A step of a short run: its model runs once where a later run would do the same; its optimizer runs always."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -220,7 +221,8 @@ def write_repeated(short_run: ShortRun, before: Before) -> tuple[Repeat, Log]:
 
 def chains_of(walked: Sequence[tuple[str, nn.Module]]) -> list[Chain]:
     """The chains of a model, of these modules with their paths, of which a few blocks may stand for all."""
-    wrappers = nn.parallel.DistributedDataParallel, torch.distributed.fsdp.FullyShardedDataParallel
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # slow to import: before something did, it wraps nothing
+    wrappers = nn.parallel.DistributedDataParallel, *(() if fsdp is None else (fsdp.FullyShardedDataParallel,))
     if any([isinstance(module, wrappers) for _, module in walked]):  # in whose buffers the blocks' parameters are
         return []
     return find_chains(walked)

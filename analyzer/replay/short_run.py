@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from analyzer.memory.host_memory import NoRegion
 from analyzer.meta.address_space import MetaStorage, next_number
@@ -20,7 +19,7 @@ from analyzer.record.failure import first_line
 from analyzer.record.recorded_run import RunListener
 from analyzer.record.recorder import Recorder
 from analyzer.record.storage_lifetime import ENDED
-from analyzer.record.tensor_walk import local_part
+from analyzer.record.tensor_walk import is_distributed, local_part
 from analyzer.state.fingerprint import StateFingerprint
 
 from .cache_slot import fill_as, list_counting, noting_slots, numbers_held
@@ -365,7 +364,11 @@ class ShortRun(RunListener):
         else:
             made = base.as_strided(spec.shape, spec.stride, spec.offset)
             take_class(made)
-        return DTensor(made, like._spec, requires_grad=False) if isinstance(like, DTensor) else made
+        if not is_distributed(like):
+            return made
+        from torch.distributed.tensor import DTensor  # slow to import, but where there are some
+
+        return DTensor(made, like._spec, requires_grad=False)
 
     def describe(self, tensor: torch.Tensor, whole: bool = True) -> Spec | None:
         """What a stand-in for a tensor is made of; None where it has no storage, or is not the ``whole`` of it."""

@@ -228,7 +228,7 @@ def test_the_settings_of_fsdp2_are_where_they_are_looked_for():
     with world(2):
         module = fully_shard(nn.Linear(8, 8))
         state = module._get_fsdp_state()
-        assert fsdp.is_sharding_state(state) and not fsdp.names_prefetched(state)
+        assert hasattr(state, "_fsdp_param_groups") and not fsdp.names_prefetched(state)
         fields = [(state, name) for name in fsdp._STATE] + [
             (group, name) for group in state._fsdp_param_groups for name in fsdp._GROUP]
         assert [name for holder, name in fields if not hasattr(holder, name)] == []
