@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from textwrap import fill, indent
 from typing import Any
 
-from .options import OPTIONS, Option, fill_in
+from .facts import fill_in
+from .options import OPTIONS, Option
 
 _MODEL, _INPUT = "the model failed", "the command line or an input cannot be used"
 

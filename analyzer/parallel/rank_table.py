@@ -141,7 +141,7 @@ class RankTable:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RankTable:
         """The table that ``to_dict`` gave, also after JSON. Raises ProfileFormatError for anything else."""
-        from analyzer.report.export.json_format import read_plain
+        from analyzer.report.export.plain_record import read_plain
 
         found: RankTable = read_plain(_SavedTable, data).whole
         return found

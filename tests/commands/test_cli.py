@@ -16,8 +16,8 @@ from analyzer import Profile, profile
 from analyzer.api.prediction import SAVED_OPTIONS
 from analyzer.cli import main, make_parser
 from analyzer.commands import COMMANDS
+from analyzer.facts import read_facts
 from analyzer.hardware import find_device
-from analyzer.options import read_facts
 from analyzer.recipe.recipe import Recipe
 from analyzer.report.progress_bar import ProgressBar
 from analyzer.tools.sweep.configuration import Configuration
@@ -114,7 +114,7 @@ def test_help_says_what_the_package_has():
     places = {place for text in texts for place in re.findall(r"[\"{](analyzer[\w.]+:\w+)[\"}]", text)} - runs
     assert places == set(read_facts())
     # in a process of its own: reports are in the order in which their files are imported
-    script = "from analyzer.options import read_facts, write_facts; print(write_facts(read_facts()), end='')"
+    script = "from analyzer.facts import read_facts, write_facts; print(write_facts(read_facts()), end='')"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (ROOT / "analyzer/facts.json").read_text() == done.stdout, "it must hold what this script prints"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from analyzer.api.result import Profile
 from analyzer.errors import InputError, OutputError, ProfileFormatError
 from analyzer.hardware.device_spec import is_device_file
-from analyzer.report.export.json_format import find_fault
+from analyzer.report.export.plain_record import find_fault
 from analyzer.results.info import (
     BreakInfo,
     CompiledInfo,

@@ -9,7 +9,8 @@ from pathlib import Path
 from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.report.export.json_format import FORMAT as PROFILE
-from analyzer.report.export.json_format import encode, read_record, write_record
+from analyzer.report.export.json_format import read_record, write_record
+from analyzer.report.export.plain_record import encode
 from analyzer.report.summary import describe_out_of_memory
 from analyzer.report.text_table import Column, check_layout, format_quantity, print_rows
 from analyzer.report.text_width import escape_controls
