@@ -62,12 +62,17 @@ FORMAT = SavedFormat("analyzer.profile", ProfileData.format_version, "profile", 
 DERIVED = "derived"  # figures that follow from the others; they are written, and not read back
 
 
+def list_fields(profile: ProfileData) -> Fields:
+    """A profile as what JSON can say, its version first."""
+    return {**FORMAT.head, **encode(profile)}
+
+
 @register_exporter.shipped("json")
 def write_json(profile: ProfileData, path: str | Path | None = None) -> str:
     """The JSON text, also written to ``path`` if given. Raises InputError for what could not be read back."""
     rates = {name: read_rate(profile, name) for name in RATES}
     # None for what no number holds: a rate of a step that takes next to no time
-    data = {**FORMAT.head, **encode(profile), DERIVED: {
+    data = {**list_fields(profile), DERIVED: {
         name: None if rate is None or not math.isfinite(rate) else rate for name, rate in rates.items()}}
     try:
         read_data(data)

@@ -9,8 +9,7 @@ from pathlib import Path
 from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.report.export.json_format import FORMAT as PROFILE
-from analyzer.report.export.json_format import read_record, write_record
-from analyzer.report.export.plain_record import encode
+from analyzer.report.export.json_format import list_fields, read_record, write_record
 from analyzer.report.summary import describe_out_of_memory
 from analyzer.report.text_table import Column, check_layout, format_quantity, print_rows
 from analyzer.report.text_width import escape_controls
@@ -153,7 +152,7 @@ class GenerationProfile:
 
     def to_json(self, path: str | Path | None = None) -> str:
         """All of it as JSON text, also written to ``path`` if one is given."""
-        profiles = {part: {**PROFILE.head, **encode(found)} for part in _PROFILES if (found := getattr(self, part))}
+        profiles = {part: list_fields(found) for part in _PROFILES if (found := getattr(self, part))}
         return write_record(self, FORMAT, path, **profiles)
 
     @classmethod
