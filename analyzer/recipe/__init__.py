@@ -6,12 +6,13 @@ from analyzer.on_use import find_later
 if TYPE_CHECKING:
     from .layer import list_blocks
     from .quantize import quantize_experts
-    from .recipe import LoraSpec, Recipe
+    from .recipe import LoraLinear, LoraSpec, Recipe, add_lora
 
-__all__ = ["LoraSpec", "Recipe", "list_blocks", "quantize_experts"]
+__all__ = ["LoraLinear", "LoraSpec", "Recipe", "add_lora", "list_blocks", "quantize_experts"]
 
 # `import analyzer` needs the optimizers here alone
-__getattr__ = find_later(__name__, {"analyzer.recipe.recipe": "LoraSpec Recipe", "analyzer.recipe.layer": "list_blocks",
+__getattr__ = find_later(__name__, {"analyzer.recipe.recipe": "LoraLinear LoraSpec Recipe add_lora",
+                                    "analyzer.recipe.layer": "list_blocks",
                                     "analyzer.recipe.quantize": "quantize_experts"})
 
 

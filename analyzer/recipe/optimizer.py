@@ -101,6 +101,29 @@ class PagedAdamW(PagedAdamW8bit):
     smallest = sys.maxsize
 
 
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon for the matrices of blocks, AdamW for all else: for tables, those with the most rows, and vectors (LLaMA-
+    Factory 0.9.6, train/trainer_utils.py, `_create_muon_optimizer`, by names).
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1e-3) -> None:
+        parameters = list(params)
+        super().__init__(parameters, {"lr": lr})
+        rows = max((p.shape[0] for p in parameters if p.ndim == 2), default=0)
+        inner = {p for p in parameters if p.ndim == 2 and p.shape[0] < rows}
+        others = [p for p in parameters if p not in inner]
+        self.parts: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, lr=lr)] if others else []
+        if inner:
+            self.parts.append(torch.optim.Muon([p for p in parameters if p in inner], lr=lr))
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = _evaluate(closure)
+        for part in self.parts:
+            part.step()
+            self.state.update(part.state)
+        return loss
+
+
 def _own_part(tensor: Tensor) -> Tensor:
     """What a rank holds of a DTensor, as torchao's optimizers of 8 bits update it (optim/adam.py, `_new_buffer`)."""
     to_local = getattr(tensor, "to_local", None)

@@ -119,7 +119,7 @@ class LoraLinear(nn.Module):
         return result.to(dtype)
 
 
-def add_lora(model: nn.Module, spec: LoraSpec) -> None:
+def add_lora(model: nn.Module, spec: LoraSpec, layer: type[LoraLinear] = LoraLinear) -> None:
     """Freeze ``model`` and give its linear layers adapters. Raises InputError where none is a target."""
     model.requires_grad_(False)
     seen: list[str] = []
@@ -129,7 +129,7 @@ def add_lora(model: nn.Module, spec: LoraSpec) -> None:
             return None
         seen.append(path)
         is_target = not spec.targets or f".{path}".endswith(tuple(f".{name}" for name in spec.targets))
-        return LoraLinear(module, spec) if is_target else None
+        return layer(module, spec) if is_target else None
 
     if not replace_layers(model, make):
         names = sorted({path.rpartition(".")[2] for path in seen})

@@ -113,3 +113,34 @@ def test_fused_attention_of_a_model_that_cannot_take_pytorchs_own() -> None:
     plan = TrainingPlan(model="", micro_batch=1, length=8, attention="sdpa")
     assert make_model(plan, build).config._attn_implementation == "flex_attention"  # type: ignore[union-attr]
     assert make_model(plan, _tiny_model).config._attn_implementation == "sdpa"  # type: ignore[union-attr]
+
+
+def test_rotated_inputs_are_those_of_peft() -> None:
+    peft = pytest.importorskip("peft")
+    plan = TrainingPlan(model="", micro_batch=1, length=8, dtype="fp32",
+                        adapter=Adapter(r=4, targets=("q_proj",), rotates=True))
+    model, ids = make_model(plan, _tiny_model), torch.arange(8).unsqueeze(0)
+    theirs = peft.get_peft_model(_tiny_model(), peft.OFTConfig(
+        r=0, oft_block_size=4, target_modules=["q_proj"], use_cayley_neumann=True))
+    own = {path: p for path, p in model.named_parameters() if p.requires_grad}
+    other = {path: p for path, p in theirs.named_parameters() if p.requires_grad}
+    for one, two in zip(own.values(), other.values(), strict=True):
+        assert one.shape == two.shape
+        torch.nn.init.normal_(one, std=0.1)
+        two.data.copy_(one.data)
+    for path, parameter in theirs.named_parameters():
+        if not parameter.requires_grad:
+            parameter.data.copy_(model.get_parameter(path.removeprefix("base_model.model.")).data)
+    expected, found = theirs(input_ids=ids).logits, model(input_ids=ids).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    found.sum().backward()
+    expected.sum().backward()
+    for one, two in zip(own.values(), other.values(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_products_in_eight_bits_but_that_of_the_head() -> None:
+    pytest.importorskip("torchao")
+    plan = TrainingPlan(model="", micro_batch=1, length=8, computes_in_fp8=True)
+    kinds = {path: type(module).__name__ for path, module in make_model(plan, _tiny_model).named_modules()}
+    assert kinds["lm_head"] == "Linear" and kinds["model.layers.0.mlp.up_proj"] == "Float8Linear"

@@ -74,6 +74,9 @@ def test_a_lora(tmp_path: Path) -> None:
     ("bf16: true=bf16: true\ndisable_gradient_checkpointing: true", {"checkpoints": "none"}),
     ("bf16: true=bf16: true\nenable_liger_kernel: true", {"loss_chunks": 8}),
     ("bf16: true=bf16: true\nflash_attn: disabled", {"attention": "eager"}),
+    ("finetuning_type: lora=finetuning_type: oft", {"adapter": Adapter(r=32, rotates=True, excluded=EXCLUDED)}),
+    ("bf16: true=bf16: true\nfp8: true", {"computes_in_fp8": True}),
+    ("bf16: true=bf16: true\nuse_muon: true", {"optimizer": "analyzer.recipe.optimizer:MuonWithAdamW"}),
     ("bf16: true=bf16: true\noptim: paged_adamw_8bit", {"optimizer": "analyzer.recipe.optimizer:PagedAdamW8bit"}),
     ("finetuning_type: lora=finetuning_type: full\nuse_adam_mini: true", {"optimizer": "momentum"})])
 def test_options_and_what_becomes_of_them(tmp_path: Path, change: str, fields: dict[str, Any]) -> None:
@@ -90,7 +93,7 @@ def test_zero_3_keeps_its_own_copy_in_float32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "name", "words"), [
-    ("finetuning_type: lora=finetuning_type: oft", "finetuning_type", "oft: taken as LoRA of rank 32"),
+    ("finetuning_type: lora=finetuning_type: oft\noft_rank: 4", "oft_rank", "blocks of 32 are taken in the place of 4"),
     ("finetuning_type: lora=finetuning_type: full\nuse_galore: true", "use_galore", "an upper bound"),
     ("stage: sft=stage: sft\nuse_kt: true", "use_kt", "experts that the host holds"),
     ("stage: sft=stage: sft\npipeline_model_parallel_size: 2\napply_rope_fusion: true", "pipeline_model_parallel_size",

@@ -195,3 +195,15 @@ def test_quantized_layers_run_on_meta(quantization):
     with torch.device("meta"):
         model = Recipe(quantize=quantization).apply(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)))
         assert model(torch.empty(4, 64, dtype=torch.bfloat16)).shape == (4, 32)
+
+
+def test_matrices_of_blocks_are_updated_by_muon():
+    torch.manual_seed(0)
+    table, matrix, norm = (nn.Parameter(torch.randn(size)) for size in ((64, 8), (16, 8), (8,)))
+    optimizer = find_optimizer("analyzer.recipe.optimizer:MuonWithAdamW")([table, matrix, norm])
+    for parameter in (table, matrix, norm):
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    kept = [sorted(name for name, value in optimizer.state[p].items() if value.numel() == p.numel()) for p in (
+        table, matrix, norm)]
+    assert kept == [["exp_avg", "exp_avg_sq"], ["momentum_buffer"], ["exp_avg", "exp_avg_sq"]]

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from analyzer.errors import InputError
-from analyzer.recipe import LoraSpec, Recipe, list_blocks, quantize_experts
+from analyzer.recipe import LoraSpec, Recipe, add_lora, list_blocks, quantize_experts
 from analyzer.zoo.input_spec import import_extra
 from analyzer.zoo.target import load_target
 
@@ -21,6 +21,7 @@ from .checkpoint import checkpoint_some
 from .document import Files
 from .model_name import find_model
 from .plan import Adapter, FakeQuantization, Sharding, TrainedBlocks, TrainingPlan
+from .rotation import RotatedLinear
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -80,9 +81,7 @@ def make_model(plan: TrainingPlan, build: Callable[[], nn.Module],
         other = (teach or build)()
         reference = replace(recipe, checkpointing=False, attention=choose_attention(other, plan.attention)).apply(
             other).requires_grad_(False)
-    if plan.adapter is not None:
-        recipe = replace(recipe, lora=lora_spec(model, plan.adapter))
-    model = recipe.apply(model)
+    model = _apply(recipe, model, plan)
     if plan.quantizes_experts and not quantize_experts(model):
         raise InputError(f"{plan.model}: quantized experts: {type(model).__name__} has none that are one parameter")
     if plan.fake_quantization is not None:
@@ -168,6 +167,31 @@ def quantize_and_back(model: nn.Module, how: FakeQuantization, is_fused: bool) -
     inputs = qat.IntxFakeQuantizeConfig(torch.int8, "per_token", is_symmetric=False) if how.activations else None
     weights = qat.IntxFakeQuantizeConfig(torch.int4, group_size=how.group)  # type: ignore[attr-defined]
     quantize_(model, qat.QATConfig(activation_config=inputs, weight_config=weights, step="prepare"), filter_fn=takes)
+
+
+def _apply(recipe: Recipe, model: nn.Module, plan: TrainingPlan) -> nn.Module:
+    """The model with what a recipe changes, and its adapters."""
+    spec = None if plan.adapter is None else lora_spec(model, plan.adapter)
+    if plan.adapter is not None and plan.adapter.rotates and spec is not None:
+        model = replace(recipe, loss_chunks=None, checkpointing=False).apply(model)
+        add_lora(model, spec, RotatedLinear)
+        model = Recipe(loss_chunks=recipe.loss_chunks, checkpointing=recipe.checkpointing).apply(model)
+    else:
+        model = replace(recipe, lora=spec).apply(model)
+    if plan.computes_in_fp8:
+        _compute_in_fp8(model)
+    return model
+
+
+def _compute_in_fp8(model: nn.Module) -> None:
+    """Let torchao's own layers take the place of linear ones, but for the head. Raises MissingExtraError without it."""
+    import_extra("torchao", "products in 8 bits")
+    from torchao.float8 import convert_to_float8_training
+
+    get_head: Any = getattr(model, "get_output_embeddings", None)
+    left = set(get_head().modules()) if callable(get_head) else set()
+    convert_to_float8_training(model, module_filter_fn=lambda module, path: module not in left and not (
+        module.in_features % 16 or module.out_features % 16))
 
 
 def _train_whole(model: nn.Module, names: tuple[str, ...]) -> None:

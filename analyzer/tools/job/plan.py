@@ -32,6 +32,7 @@ class Adapter:
     dtype: str | None = None                 #: of the adapters; None: as peft makes them, float32 beside 16 bits
     saved: tuple[str, ...] = ()              #: names of modules that are trained whole (peft's modules_to_save)
     casts: bool = True                       #: whether they get what their layer does in their own dtype, as peft's do
+    rotates: bool = False                    #: whether they rotate a layer's input, in blocks of ``r`` (OFT)
     excluded: tuple[str, ...] = ()           #: parts of paths: layers that have one of them get no adapter
 
 
@@ -173,6 +174,7 @@ class TrainingPlan:
     quantize: str | None = None              #: how frozen linear layers are held: nf4, int8; of images fp8
     quantizes_experts: bool = False          #: whether experts that are one parameter are held so too
     fake_quantization: FakeQuantization | None = None
+    computes_in_fp8: bool = False            #: whether products of linear layers but the head are in 8 bits
     adapter: Adapter | None = None
     trained: tuple[str, ...] = ()            #: patterns of the only parameters that train; empty: all, or the adapter's
     trained_blocks: TrainedBlocks | None = None  #: the same by blocks; with ``trained``, those train too

@@ -59,7 +59,8 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         upcast=_NORMS if options.flag("upcast_layernorm") else (), attention=_read_attention(options),
         checkpoints=_read_checkpoints(options, launch), loss_chunks=_read_loss(options, task),
         optimizer=_read_optimizer(options, kind), updates_in_backward=_updates_in_backward(options),
-        clips=options.fraction("max_grad_norm", 1.0) > 0, compiles=options.flag("torch_compile"), ranks=launch.size,
+        clips=options.fraction("max_grad_norm", 1.0) > 0, computes_in_fp8=_read_fp8(options),
+        compiles=options.flag("torch_compile"), ranks=launch.size,
         ranks_per_host=launch.ranks_per_host, sharding=sharding, assumptions=tuple(assumptions))
     _leave_out(options)
     options.rest(_WITHOUT_EFFECT if not _uses_megatron(options) else f"{_WITHOUT_EFFECT} {_MEGATRON}")
@@ -173,12 +174,13 @@ def _read_adapter(options: Options, kind: str) -> Adapter | None:
     options.leave_out("use_dora", "DoRA's magnitudes and norms are left out")
     options.leave_out("resize_vocab", "the vocabulary is taken to stay as it is")
     if kind == "oft":
-        rank, targets = own or block or 32, oft_targets
-        options.note("finetuning_type", "not modelled", f"oft: taken as LoRA of rank {rank}")
+        rank, targets = block or 32, oft_targets
+        if own:
+            options.note("oft_rank", "not modelled", f"blocks of {rank} are taken in the place of {own} blocks")
     if kind not in ("lora", "oft"):
         return None
     return Adapter(r=rank, targets=() if targets == ["all"] else tuple(targets), dropout=dropout, saved=tuple(saved),
-                   excluded=_list_frozen(options))
+                   excluded=_list_frozen(options), rotates=kind == "oft")
 
 
 def _read_blocks(options: Options, kind: str) -> TrainedBlocks | None:
@@ -263,7 +265,7 @@ def _read_optimizer(options: Options, kind: str) -> str | None:
         options.assume("use_adam_mini", "one state for each parameter, as momentum has, and few others")
         return "momentum"
     if "use_muon" in chosen:
-        options.note("use_muon", "not modelled", OPTIMIZERS["muon"].assumed)
+        options.assume("use_muon", OPTIMIZERS["muon"].assumed)
         return OPTIMIZERS["muon"].name
     return found
 
@@ -279,6 +281,16 @@ def _updates_in_backward(options: Options) -> bool:
     return False
 
 
+def _read_fp8(options: Options) -> bool:
+    """train/fp8_utils.py, `create_fp8_kwargs`: by torchao's layers, or Transformer Engine's, taken as those."""
+    said = options.text("fp8_backend", "auto", choices=("auto", "torchao", "te", "msamp"))
+    uses = options.flag("fp8", means="" if options.get("fp8") is None else "products of linear layers in 8 bits")
+    if uses and said not in ("auto", "torchao"):
+        options.assume("fp8_backend", f"{said}: as torchao's layers")
+    options.leave_out("fp8_enable_fsdp_float8_all_gather", "weights are gathered in 16 bits")
+    return uses
+
+
 def _leave_out(options: Options) -> None:
     for name in ("use_dft_loss", "use_eaft_loss"):
         if options.flag(name):
@@ -287,7 +299,6 @@ def _leave_out(options: Options) -> None:
     options.leave_out("use_unsloth", "its kernels and its way of checkpoints are left out")
     options.leave_out("use_kt kt_config", "experts that the host holds and computes are taken to be on the device")
     options.leave_out("mixture_of_depths", "all tokens are taken to pass through all blocks")
-    options.leave_out("fp8", "products are taken in the dtype of autocast")
     options.leave_out("upcast_lmhead_output", "the copy of logits in float32 is left out")
     options.leave_out("pref_ftx", "its part of the loss is left out")
     options.leave_out("neftune_noise_alpha", "the noise is left out")

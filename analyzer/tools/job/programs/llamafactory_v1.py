@@ -164,7 +164,7 @@ def _read_optimizer(options: Options) -> str | None:
     name = part.text("name", choices=("muon",))
     part.rest("lr wd momentum nesterov ns_steps adamw_betas adamw_eps")
     if name is not None:
-        part.note("name", "not modelled", OPTIMIZERS["muon"].assumed)
+        part.assume("name", OPTIMIZERS["muon"].assumed)
     return OPTIMIZERS["muon"].name
 
 

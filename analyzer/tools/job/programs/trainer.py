@@ -84,8 +84,8 @@ OPTIMIZERS = {
     "grokadamw": _Optimizer("adamw", "a further state for each parameter is left out", True),
     "stable_adamw": _Optimizer("adamw", _PLAIN), "schedule_free_adamw": _Optimizer("adamw", _PLAIN),
     "schedule_free_radam": _Optimizer("torch.optim:RAdam", _PLAIN), "schedule_free_sgd": _Optimizer("momentum", _STATE),
-    "muon": _Optimizer("momentum", "one state for each matrix, as momentum has; AdamW's second one of others, and the "
-                       "products of its iterations, are left out", True)}
+    "muon": _Optimizer("analyzer.recipe.optimizer:MuonWithAdamW", "PyTorch's own Muon for the matrices of blocks, "
+                       "AdamW for all else")}
 
 
 def read_optimizer(options: Options, name: str = "optim", default: str = "adamw_torch_fused",
