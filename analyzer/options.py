@@ -220,8 +220,8 @@ _OF_GENERATION = (
             "{analyzer.tools.generation.serving:PREFILL_CHUNK})"),
     Option("--engine", "how a pass is launched: transformers (eager, kernel by kernel) or server (one CUDA graph; "
            "default with a paged cache or an option of a server)", choices=("transformers", "server")),
-    Option("--server", "one of {analyzer.tools.serving.engine:ENGINES} (default vllm)",
-           choices="analyzer.tools.serving.engine:ENGINES", metavar="NAME"),
+    Option("--server", "one of {analyzer.tools.serving.engine:ENGINES} (default vllm), with a version or without: "
+           "sglang:0.5.6", metavar="NAME"),
     Option("--server-version", "version of --server whose defaults are taken, e.g. 0.11 (default the newest known)",
            metavar="VERSION"),
     _number("--receive-interval", "passes of decoding after which a server looks for new requests (default its own)"),

@@ -3,12 +3,12 @@
 Data: ``benchmarks/truth/serving`` (github.com/ai-dynamo/aiconfigurator, github.com/ml-energy/leaderboard): seconds a
 token (TPOT; median inter-token latency) less what the kernels of a pass take, by the models of kernels. For each engine
 
-- ``pass_seconds``, ``sequence_seconds``: the host's work of a pass, and of each sequence in it;
 - ``launch_seconds``: what the host takes to launch a kernel of a pass that is no CUDA graph;
 - ``request_seconds``: of a request before and after the passes (HTTP, tokens of its text);
 
-for all ``gap_seconds`` (what the device waits between two passes even where the host works ahead, which does not depend
-on the engine: where it does not work ahead, only the sum with its work shows), ``all_reduce_seconds`` (a server's own
+for all ``gap_seconds`` (what the device waits between two passes even where the host works ahead), ``pass_seconds`` and
+``sequence_seconds`` (the work of a host that does not, vLLM's before 0.14, for a pass and each sequence in it; where
+the host works ahead no case shows that the device waits for it), ``all_reduce_seconds`` (a server's own
 all-reduce, barriers and bytes aside) and ``grouped_share`` (the rate of grouped products over that of one product); and
 ``triton_seconds`` (a layer's routing in triton_kernels, of TensorRT-LLM on Hopper alone; 0 where no such case is left).
 Launches in Triton take a host longer by an unknown factor, so ``launch_seconds`` is fitted without those cases. Least
@@ -27,7 +27,7 @@ from datetime import date
 from typing import NamedTuple
 
 from analyzer.tools.serving.batch import Batch, Chunk
-from analyzer.tools.serving.pass_time import PassTimer, wait_for_host
+from analyzer.tools.serving.pass_time import PassTimer
 from benchmarks.accuracy.serving import (
     KINDS,
     LEFT_OUT,
@@ -44,22 +44,21 @@ from benchmarks.accuracy.serving import (
 from benchmarks.page import quantile
 from benchmarks.truth.table import rounded, write_constants, write_left_out
 
-OF_ENGINES = ("pass_seconds", "sequence_seconds", "launch_seconds")
-ZERO = {"gap_seconds": 0.0, "triton_seconds": 0.0} | {
-    f"{engine}.{name}": 0.0 for engine in ("vllm", "sglang", "trtllm") for name in (*OF_ENGINES, "request_seconds")}
+ZERO = dict.fromkeys(("gap_seconds", "pass_seconds", "sequence_seconds", "triton_seconds"), 0.0) | {
+    f"{engine}.{name}": 0.0 for engine in ("vllm", "sglang", "trtllm")
+    for name in ("launch_seconds", "request_seconds")}
 START = {"all_reduce_seconds": 3e-6}
 
 
 @dataclass(frozen=True)
 class Point:
-    """A measured point without host: seconds a token, of which kernels of a pass that decodes."""
+    """A measured point, and seconds a token without host."""
 
     model: str
     device: str
     engine: str
     sequences: float
     token_seconds: float
-    kernel_seconds: float
     prompt_passes: float   # of all passes, those that read a prompt
     reduces: int           # all-reduces of a pass
     tritons: int           # layers whose experts are routed by triton_kernels
@@ -78,7 +77,6 @@ def point_of(case: Case, share: float) -> Point | None:
     deployment = case.deployment()
     timer = PassTimer(deployment, constants)
     batch = Batch(max(1, round(found.running)), round(found.context))
-    time = timer.time(batch)
     chunk = min(case.traffic.prompt_tokens, deployment.engine.chunk)
     reads = min(1.0, found.running / case.traffic.new_tokens * case.traffic.prompt_tokens / chunk)
     mixed = replace(batch, chunks=(Chunk(chunk, chunk),))
@@ -87,26 +85,25 @@ def point_of(case: Case, share: float) -> Point | None:
     tritons *= deployment.has_triton_experts
     launches = 0 if tritons or mixed.tokens <= deployment.graph_tokens else sum(n for n, _ in prompt.parts.values())
     return Point(case.model, deployment.device.name, case.engine, found.running, found.mean("token_seconds"),
-                 time.seconds, reads, time.parts.get("all-reduce", (0, 0.0))[0], tritons, prompt.seconds, launches,
+                 reads, prompt.parts.get("all-reduce", (0, 0.0))[0], tritons, prompt.seconds, launches,
                  deployment.engine.overlaps, case.tpot)
 
 
 def point_of_itl(itl: Itl, share: float) -> Point:
     timer = PassTimer(itl.deployment, {**ZERO, **START, "grouped_share": share})
     time = timer.time(itl.batch)
-    return Point(itl.model, itl.deployment.device.name, "vllm", itl.batch.sequences, time.seconds, time.seconds, 0.0,
+    return Point(itl.model, itl.deployment.device.name, "vllm", itl.batch.sequences, time.seconds, 0.0,
                  time.parts.get("all-reduce", (0, 0.0))[0], 0, 0.0, 0, False, itl.seconds)
 
 
 def apply(point: Point, constants: Mapping[str, float]) -> float:
-    work = constants[f"{point.engine}.pass_seconds"] + point.sequences * constants[f"{point.engine}.sequence_seconds"]
     extra = point.reduces * (constants["all_reduce_seconds"] - START["all_reduce_seconds"]) + (
         point.tritons * constants["triton_seconds"])
     launching = point.launches * constants[f"{point.engine}.launch_seconds"]
-    waits = [wait_for_host(kernels + extra, work, launches, point.overlaps) for kernels, launches in (
-        (point.kernel_seconds, 0.0), (point.prompt_seconds, launching))]
-    wait = (1 - point.prompt_passes) * waits[0] + point.prompt_passes * waits[1]
-    return point.token_seconds + extra + constants["gap_seconds"] + wait
+    waits = constants["gap_seconds"] + point.prompt_passes * max(0.0, launching - point.prompt_seconds - extra)
+    if not point.overlaps:
+        waits += constants["pass_seconds"] + point.sequences * constants["sequence_seconds"]
+    return point.token_seconds + extra + waits
 
 
 def minimize(names: Sequence[str], start: Mapping[str, float], loss: Callable[[Mapping[str, float]], float],
@@ -138,21 +135,18 @@ def fit(points: Iterable[Point]) -> dict[str, float]:
     """Constants of all engines of which there are points, TensorRT-LLM's for SGLang; others as those of the rest."""
     found = list(points)
     engines = sorted({point.engine for point in found})
-    names = [f"{engine}.{name}" for engine in engines for name in OF_ENGINES] + ["gap_seconds", "all_reduce_seconds"]
+    names = [f"{engine}.launch_seconds" for engine in engines] + ["gap_seconds", "all_reduce_seconds"]
+    names += ["pass_seconds", "sequence_seconds"] * any(not point.overlaps for point in found)
     names += ["triton_seconds"] if any(point.tritons for point in found) else []
     steps = {name: STEPS[name.rpartition(".")[2]] for name in names}
 
     def loss(constants: Mapping[str, float]) -> float:
         return sum(abs(math.log(apply(point, constants) / point.measured)) for point in found)
 
-    start = {**ZERO, **START}
-    for engine in engines:
-        start[f"{engine}.pass_seconds"] = 1e-3
-    # launches and the work of sequences explain each other in part: from both ends, and the better one
-    starts = [start | {f"{engine}.launch_seconds": seconds for engine in engines} for seconds in (0.0, 4e-5)]
-    best = min((minimize(names, each, loss, steps) for each in starts), key=loss)
-    for name in OF_ENGINES:
-        best[f"sglang.{name}"] = best[f"trtllm.{name}"]
+    # launches show only where they take longer than the kernels: sought from both ends
+    best = min((minimize(names, {**ZERO, **START, "pass_seconds": 1e-3} | {
+        f"{engine}.launch_seconds": seconds for engine in engines}, loss, steps) for seconds in (0.0, 4e-5)), key=loss)
+    best["sglang.launch_seconds"] = best["trtllm.launch_seconds"]
     return best
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from analyzer.cli import main
 from analyzer.errors import InputError
 from analyzer.tools.serving import (
     Batch,
@@ -84,8 +85,7 @@ def test_prompts_that_are_split(llama, monkeypatch, splits, last):
     ("trtllm", None, 64, True), ("sglang", "0.5.9", 64, True), ("sglang", "0.5.10", 64, False),
     ("vllm", "0.14", 64, False)])
 def test_kernels_of_a_pass_that_is_no_graph_are_launched_one_by_one(llama, engine, version, prompt, is_launched):
-    timer = PassTimer(make_deployment(llama, device="h100", engine=engine, version=version, layout=Layout(8)),
-                      {f"{engine}.pass_seconds": 0.0, f"{engine}.sequence_seconds": 0.0})
+    timer = PassTimer(make_deployment(llama, device="h100", engine=engine, version=version, layout=Layout(8)))
     time = timer.time(Batch(0, 1, (Chunk(prompt, prompt),)))
     launches = sum(number for number, _ in time.parts.values())
     launching = launches * timer.constants[f"{engine}.launch_seconds"]
@@ -128,3 +128,13 @@ def test_a_burst_waits_in_order(llama):
 def test_settings_that_cannot_be(llama, given, said):
     with pytest.raises(InputError, match=said):
         make_deployment(llama, **given)
+
+
+def test_a_version_is_part_of_the_servers_name(capsys):
+    """Before 0.5.10 SGLang launches the kernels of prompts one by one; a card without measurements is told."""
+    said = []
+    for server in ("sglang:0.5.6", "sglang"):
+        assert main(["generate", "hf:llama-3.1-8b", "--server", server, "--device", "b200", "--new-tokens", "8"]) == 0
+        said.append(" ".join(capsys.readouterr().out.split()))
+    assert ["are no CUDA graphs" in text for text in said] == [True, False]
+    assert all("ranges are not calibrated" in text for text in said)

@@ -442,6 +442,8 @@ def test_command_line(capsys, tmp_path):
                         (["--tpot", "5ms"], "add --ttft, --rate"),
                         (["--max-sequences", "--tp", "2"], "--tp: does not work"),
                         (["--engine", "transformers", "--server", "sglang"], "--server sglang: works only with"),
+                        (["--server", "vlm"], "--server vlm: must be one of vllm, sglang, trtllm"),
+                        (["--server", "vllm:0.14", "--server-version", "0.13"], "give one version"),
                         (["--server", "vllm", "--memory-share", "1.5"], "--memory-share 1.5: a share lies above 0"),
                         (["--receive-interval", "0"], "--receive-interval 0: must be 1 or more"),
                         (["--rate", "0"], "rate 0: requests a second are above 0"),

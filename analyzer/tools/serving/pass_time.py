@@ -102,16 +102,17 @@ class PassTimer:
         return PassTime(total, self._host_seconds(batch, total, int(launches)), parts, dict(bounds), errors.spread)
 
     def _host_seconds(self, batch: Batch, kernels: float, launches: int) -> float:
-        """What a pass takes beside its kernels: scheduling, and the handling of each sequence. Where the host works
-        ahead, only what is longer than the kernels, beside what the device needs to start a graph. A pass that is no
-        graph takes as long as the host needs to launch its kernels at least.
+        """What a pass takes beside its kernels: what the device needs to start a graph, and scheduling and the handling
+        of each sequence where the host does not work ahead (where it does, no measured pass waited for that). A pass
+        that is no graph takes as long as the host needs to launch its kernels at least.
         """
-        name, constants = self.deployment.engine.name, self.constants
-        work = constants[f"{name}.pass_seconds"] + batch.sequences * constants[f"{name}.sequence_seconds"]
-        launching = 0.0
+        engine, constants = self.deployment.engine, self.constants
+        seconds = constants["gap_seconds"]
+        if not engine.overlaps:
+            seconds += constants["pass_seconds"] + batch.sequences * constants["sequence_seconds"]
         if batch.chunks and batch.tokens > self.deployment.graph_tokens:
-            launching = launches * constants[f"{name}.launch_seconds"]
-        return constants["gap_seconds"] + wait_for_host(kernels, work, launching, self.deployment.engine.overlaps)
+            seconds += max(0.0, launches * constants[f"{engine.name}.launch_seconds"] - kernels)
+        return seconds
 
     # --- kernels ---
 
@@ -282,16 +283,6 @@ class PassTimer:
         else:                # a part summed by each, a barrier more, and gathered
             seconds = start + 3 * hop + 2 * nbytes * (ranks - 1) / ranks / rate
         return min(KernelTime(seconds, nccl.spread, "communication"), nccl, key=lambda time: time.seconds)
-
-
-def wait_for_host(kernels: float, work: float, launching: float, overlaps: bool) -> float:
-    """Seconds that a device waits for the host, whose work of a pass is done beside the kernels where it ``overlaps``,
-    and which launches kernels in ``launching`` seconds while they run.
-
-    >>> [wait_for_host(3, 2, launching, overlaps) for launching in (0, 5) for overlaps in (True, False)]
-    [0.0, 2.0, 2.0, 4.0]
-    """
-    return max(0.0, max(work, launching) - kernels) if overlaps else work + max(0.0, launching - kernels)
 
 
 def split_pass(model: ServedModel, batch: Batch) -> list[tuple[Mapping[Kernel, int], Batch, bool]]:

@@ -18,6 +18,7 @@ from analyzer.zoo.target import load_target, model_errors
 
 from .batch import Batch, Chunk
 from .deployment import CACHE_BYTES, Layout
+from .engine import ENGINES
 from .fleet import FleetTarget, find_fleets, price_of
 from .pass_time import PassTimer
 from .pools import profile_pools, read_pool
@@ -55,7 +56,14 @@ def read_settings(arguments: argparse.Namespace, layout: Layout | None = None) -
         raise InputError(f"--cache {arguments.cache}: a server's cache is paged; leave it out, or --engine server")
     weights = arguments.weights or _WEIGHTS.get(arguments.quantize or "", None) or _tell_format(arguments.target) or (
         "fp16" if arguments.dtype in ("fp16", "float16") else "bf16")
-    return {"cluster": arguments.cluster, "engine": arguments.server or _SERVER, "version": arguments.server_version,
+    engine, _, version = (arguments.server or _SERVER).partition(":")
+    if engine not in ENGINES:
+        raise InputError(f"--server {arguments.server}: must be one of {', '.join(ENGINES)}, with a version or "
+                         "without, e.g. sglang:0.5.6")
+    if version and arguments.server_version:
+        raise InputError(f"--server {arguments.server} and --server-version {arguments.server_version}: give one "
+                         "version")
+    return {"cluster": arguments.cluster, "engine": engine, "version": version or arguments.server_version,
             "memory_share": arguments.memory_share, "receive_interval": arguments.receive_interval,
             "stream_interval": arguments.stream_interval, "prefill_chunk": arguments.prefill_chunk,
             "batch_wait": arguments.batch_wait, "weights": weights, "experts": arguments.experts, "cache": cache,

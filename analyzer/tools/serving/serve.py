@@ -165,8 +165,9 @@ def _list_assumptions(deployment: Deployment, traffic: Traffic) -> list[str]:
             "what weights and activations leave" if engine.of_free else "the device's memory"
             + ("" if engine.activations_within else ", activations and CUDA graphs aside")) + " (--memory-share)")
     if deployment.engine.name == "sglang":
-        found.append("SGLang's host takes what TensorRT-LLM's does, a request beside its passes the mean of those of "
-                     "TensorRT-LLM and vLLM, a pass 8,192 tokens of prompts on any device: none of it was measured")
+        found.append("SGLang's host launches a kernel as fast as TensorRT-LLM's, a request takes beside its passes the "
+                     "mean of those of TensorRT-LLM and vLLM, a pass 8,192 tokens of prompts on any device: none of it "
+                     "was measured")
     if deployment.graph_tokens < min(traffic.prompt_tokens, engine.chunk):
         found.append("passes that read more than " + (f"{deployment.graph_tokens:,} tokens of prompts"
                      if deployment.graph_tokens else "the next tokens") + " are no CUDA graphs: the host launches "
@@ -174,6 +175,9 @@ def _list_assumptions(deployment: Deployment, traffic: Traffic) -> list[str]:
     if engine.wait_passes:
         found.append(f"prompts wait for others while some decode, at most {engine.wait_passes} passes, until they fill "
                      f"{engine.wait_share:.0%} of one (--batch-wait)")
+    if engine.name == "sglang" or (device.compute_capability or (0, 0))[0] != 9:
+        found.append("ranges are not calibrated: they hold nine in ten measurements of vLLM and TensorRT-LLM on H100 "
+                     f"and H200, and none of {engine.name} on {device.name} was among them")
     if engine.stream_interval > 1:
         first = "the last ones" if engine.holds_first else "the first and the last ones"
         found.append(f"a stream sends {engine.stream_interval} tokens at once, {first} without waiting for others: "

@@ -25,7 +25,7 @@ def find_work(timer: PassTimer, batch: Batch) -> Work:
     time, engine, deployment = timer.time(batch), timer.deployment.engine, timer.deployment
     sorting = 0.0
     if not engine.overlaps:
-        sorting = min(time.host_seconds, batch.sequences * timer.constants[f"{engine.name}.sequence_seconds"])
+        sorting = min(time.host_seconds, batch.sequences * timer.constants["sequence_seconds"])
     model, tp, bandwidth = deployment.model, deployment.layout.tp, timer.device.memory_bandwidth
     products, nbytes = 0.0, 2 * 4 * batch.sampled * model.vocabulary / tp  # logits in float32, read and written
     for kernels, part, sees_all in split_pass(model, batch):
