@@ -342,7 +342,8 @@ _OF_EXPLANATIONS = (
     _file("file", "a memory snapshot, a log with an out-of-memory error or with steps, a trace; packed by gzip or not",
           name="explained file"),
     Option("--against", "a prediction to hold it against: a TARGET with options of `analyzer profile`, a script (.py) "
-           "that is run dry, or a profile saved with --json", name="against of a run", metavar="WHAT"),
+           "that is run dry, in quotes with its arguments, or a profile saved with --json", name="against of a run",
+           metavar="WHAT"),
     Option("--show", "what to tell of a snapshot, some of {analyzer.tools.explain.command:SHOWN} (default peak)",
            name="parts of a snapshot", type=split_words, metavar="NAMES"),
     Option("--device", "the device that it ran on, e.g. h100_sxm: so much may be reserved",

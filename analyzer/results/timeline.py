@@ -166,8 +166,8 @@ class _Requesters:
             return MemoryEvent(action, address, nbytes, self._find_operator(call), "workspace", device)
         found = self._of_storage.get(lifetime.number)
         if found is None:
-            name = lifetime.label or (self.log.nodes[lifetime.node].name if lifetime.node >= 0 else
-                                      self._find_operator(lifetime.born_call))
+            name = lifetime.label or (self.log.nodes[lifetime.node].name if lifetime.node >= 0 else self.log.lines.get(
+                lifetime.born_call) or self._find_operator(lifetime.born_call))
             found = self._of_storage[lifetime.number] = name, category_of(lifetime, self.log, self.ends)
         return MemoryEvent(action, address, nbytes, *found, device, lifetime.nbytes)
 

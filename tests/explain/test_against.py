@@ -11,7 +11,7 @@ from analyzer.tools.explain.against_screen import describe_comparison, find_limi
 from analyzer.tools.explain.comparison import HeldAlone, PeakComparison, compare_peaks
 from analyzer.tools.explain.oom_screen import find_owners
 from analyzer.tools.explain.oom_text import find_errors
-from analyzer.tools.explain.prediction import Prediction, find_failure, list_at_peak
+from analyzer.tools.explain.prediction import PredictedBlock, Prediction, find_failure, list_at_peak
 from analyzer.tools.explain.recording.history import read_history
 from analyzer.tools.explain.recording.line import Lines
 from analyzer.tools.explain.recording.snapshot_report import name_categories
@@ -49,6 +49,7 @@ def test_a_prediction_agrees_with_itself(tmp_path: Path) -> None:
     found.to_memory_snapshot(tmp_path / "a.pickle")
     comparison = _compare(tmp_path / "a.pickle", found)
     assert comparison.run_bytes == comparison.predicted_bytes == comparison.both_bytes > 0
+    assert comparison.in_order_bytes == comparison.same_life_bytes == comparison.recorded_bytes > 0
     assert (comparison.only_run, comparison.before, comparison.only_predicted, comparison.hints) == ([], [], [], [])
 
 
@@ -86,6 +87,40 @@ def test_what_only_the_run_holds_has_its_line_and_what_was_before_is_told_apart(
     said = describe_comparison(comparison, Prediction("net.py:Net", _profile(64), "t4"))
     assert "only in the run: 192.00 MiB: 3 x 64.00 MiB at me/net.py:41 forward" in said
     assert "before recording began, and not predicted: 7.00 MiB" in said
+
+
+def test_order_and_life_are_told(tmp_path: Path) -> None:
+    """The run makes 1, 2, 4 and 3 MiB in this order, and frees the last; of a rise of three, 4 or 3 is left out."""
+    recording = Recording()
+    recording.start()
+    for size in (1, 2, 4, 3):
+        recording.alloc(str(size), size * MIB, FORWARD)
+    recording.free("3", DATA)
+    snapshot = read_snapshot(recording.write(tmp_path / "a.pickle"))
+    history, lines = read_history(snapshot.devices[0]), Lines(snapshot.stacks)
+    predicted = [PredictedBlock(size * MIB, "activation", "", None, is_freed=size in (1, 3)) for size in (1, 2, 3, 4)]
+    found = compare_peaks(history, lines, name_categories(history, snapshot, lines), predicted)
+    assert found.both_bytes == found.recorded_bytes == 10 * MIB
+    assert found.in_order_bytes in (6 * MIB, 7 * MIB) and found.same_life_bytes == 9 * MIB
+    said = describe_comparison(found, Prediction("net.py:Net", _profile(64), "t4"))
+    assert "of 10.00 MiB whose allocation was recorded" in said and "9.00 MiB" in said
+
+
+def test_a_script_with_arguments(tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+    """Of the blocks that the script makes outside of modules, lines are known too."""
+    (tmp_path / "train.py").write_text("""import sys, torch
+held = torch.zeros(int(sys.argv[1]), 1024, 1024, device="cuda")
+model = torch.nn.Linear(8, 8).cuda()
+model(torch.ones(8, 8, device="cuda")).sum().backward()
+""")
+    recording = Recording()
+    recording.start()
+    recording.alloc("a", 28 * MIB, [("<module>", str(tmp_path / "train.py"), 2)])
+    path = recording.write(tmp_path / "a.pickle")
+    code, out, _ = run("explain", str(path), "--device", "t4", "--against", f"{tmp_path / 'train.py'} 7")
+    assert code == 0 and "held in both: 28.00 MiB, of which 28.00 MiB at the same line" in " ".join(out.split())
+    code, _, err = run("explain", str(path), "--against", f"{tmp_path / 'train.py'} '7")
+    assert code == 2 and "as a shell takes them" in err
 
 
 def test_where_a_step_fails_with_less_memory() -> None:

@@ -24,6 +24,10 @@ def describe_comparison(found: PeakComparison, prediction: Prediction) -> str:
     """What the run and the prediction hold at their peaks."""
     same = "" if not found.both_same_line_bytes else (
         f", of which {format_bytes(found.both_same_line_bytes)} at the same line")
+    same += "" if not found.recorded_bytes else (
+        f"; of {format_bytes(found.recorded_bytes)} whose allocation was recorded, "
+        f"{format_bytes(found.in_order_bytes)} are made in the same order and {format_bytes(found.same_life_bytes)} "
+        "live as long")
     alone = sum(row.total_bytes for row in found.only_run)
     before = sum(row.total_bytes for row in found.before)
     predicted = sum(row.total_bytes for row in found.only_predicted)

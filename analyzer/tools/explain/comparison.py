@@ -4,6 +4,7 @@ explain it.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ class PeakComparison:
     predicted_bytes: int
     both_bytes: int
     both_same_line_bytes: int  #: of these, the ones whose source lines are the same too
+    recorded_bytes: int        #: of these, the ones whose allocation was recorded: of others no order is known
+    in_order_bytes: int        #: of those, the ones that both sides made in the same order
+    same_life_bytes: int       #: of those, the ones that both sides free later on, or both keep
     only_run: list[HeldAlone]
     before: list[HeldAlone]
     only_predicted: list[HeldAlone]
@@ -62,6 +66,7 @@ class _RunBlock:
     line: Line
     category: str
     is_before: bool
+    is_freed: bool
 
     @property
     def source(self) -> str | None:
@@ -73,18 +78,50 @@ def compare_peaks(history: History, lines: Lines, categories: Sequence[str],
                   predicted: Sequence[PredictedBlock]) -> PeakComparison:
     """Match the blocks of both peaks, those of one size and source line first, then those of one size alone."""
     run = [_RunBlock(int(history.requested[block]), lines.of_block(history, block), categories[block],
-                     bool(history.born[block] < 0)) for block in history.at(history.peak).tolist()]
-    mine, theirs = list(run), list(predicted)
-    both = []
+                     bool(history.born[block] < 0), bool(history.died[block] < len(history.memory.events)))
+           for block in sorted(history.at(history.peak).tolist(), key=lambda block: int(history.born[block]))]
+    mine, theirs = list(range(len(run))), list(range(len(predicted)))
+    both: list[int] = []
+    pairs: list[tuple[int, int]] = []
     for own_key, other_key in _KEYS:
-        matched, left, other_left = _match([own_key(block) for block in mine], [other_key(block) for block in theirs])
-        both.append(sum(mine[place].bytes for place in matched))
+        matched, left, other_left = _match([own_key(run[place]) for place in mine],
+                                           [other_key(predicted[place]) for place in theirs])
+        both.append(sum(run[mine[place]].bytes for place, _ in matched))
+        pairs += [(mine[place], theirs[other]) for place, other in matched]
         mine, theirs = [mine[place] for place in left], [theirs[place] for place in other_left]
-    only_run = _group((block.bytes, str(block.line), block.category) for block in mine if not block.is_before)
-    before = _group((block.bytes, str(block.line), block.category) for block in mine if block.is_before)
-    only_predicted = _group((block.bytes, _name(block), block.category) for block in theirs)
-    return PeakComparison(sum(block.bytes for block in run), sum(block.bytes for block in predicted), sum(both),
-                          both[0], only_run, before, only_predicted, _find_hints(only_run, before, only_predicted))
+    made = sorted([pair for pair in pairs if not run[pair[0]].is_before])
+    ordered = [made[place][0] for place in _find_longest_rise([other for _, other in made])]
+    alive = [place for place, other in made if run[place].is_freed == predicted[other].is_freed]
+    alone = [run[place] for place in mine]
+    only_run = _group((block.bytes, str(block.line), block.category) for block in alone if not block.is_before)
+    before = _group((block.bytes, str(block.line), block.category) for block in alone if block.is_before)
+    only_predicted = _group((block.bytes, _name(block), block.category) for block in (predicted[i] for i in theirs))
+    return PeakComparison(
+        sum(block.bytes for block in run), sum(block.bytes for block in predicted), sum(both), both[0],
+        sum(run[place].bytes for place, _ in made), sum(run[place].bytes for place in ordered),
+        sum(run[place].bytes for place in alive), only_run, before, only_predicted,
+        _find_hints(only_run, before, only_predicted))
+
+
+def _find_longest_rise(numbers: Sequence[int]) -> list[int]:
+    """The places of a longest run of numbers that rise, with others between them.
+
+    >>> _find_longest_rise([0, 5, 1, 2, 4, 3])
+    [0, 2, 3, 5]
+    """
+    ends: list[int] = []    # the least number that a run of each length can end with
+    places: list[int] = []  # and where it is
+    before: list[int | None] = []
+    for place, number in enumerate(numbers):
+        length = bisect_left(ends, number)
+        before.append(places[length - 1] if length else None)
+        ends[length:length + 1], places[length:length + 1] = [number], [place]
+    found: list[int] = []
+    at = places[-1] if places else None
+    while at is not None:
+        found.append(at)
+        at = before[at]
+    return found[::-1]
 
 
 # A key of a block of the run, and the same of a predicted one: of one size and line, of one size and category, of one
@@ -102,8 +139,11 @@ def _name(block: PredictedBlock) -> str:
     return re.sub(r"\.\d+(?=\.|$)", ".*", block.line) + (f" ({file_of(block.source)})" if block.source else "")
 
 
-def _match(mine: Sequence[object], theirs: Sequence[object]) -> tuple[list[int], list[int], list[int]]:
-    """The places in ``mine`` that have a counterpart, those that have none, and those of ``theirs`` that have none."""
+def _match(mine: Sequence[object],
+           theirs: Sequence[object]) -> tuple[list[tuple[int, int]], list[int], list[int]]:
+    """The places in ``mine`` that have a counterpart, with its place, those that have none, and those of ``theirs``
+    that have none. Of alike ones the first is the first's.
+    """
     waiting: defaultdict[object, list[int]] = defaultdict(list)
     for place, key in enumerate(theirs):
         if key is not None:
@@ -111,8 +151,8 @@ def _match(mine: Sequence[object], theirs: Sequence[object]) -> tuple[list[int],
     matched, left, taken = [], [], set()
     for place, key in enumerate(mine):
         if key is not None and waiting[key]:
-            taken.add(waiting[key].pop(0))
-            matched.append(place)
+            matched.append((place, waiting[key].pop(0)))
+            taken.add(matched[-1][1])
         else:
             left.append(place)
     return matched, left, [place for place in range(len(theirs)) if place not in taken]

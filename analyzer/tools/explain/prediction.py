@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ _VARIANTS: tuple[tuple[str, str, Any], ...] = (
     ("--autocast bf16", "autocast", "bf16"), ("no --autocast", "autocast", None), ("--dtype bf16", "dtype", "bf16"),
     ("--checkpointing", "checkpointing", True), ("no --checkpointing", "checkpointing", False),
     ("--optimizer adamw", "optimizer", "adamw"), ("no --optimizer", "optimizer", None))
+_LINE = re.compile(r"\.py:\d+(?: > |$)")
 _DEVICE = "h200"  # as every other command takes where none is given
 
 
@@ -34,6 +37,7 @@ class PredictedBlock:
     category: str
     line: str
     source: str | None
+    is_freed: bool = False  #: later in the step
 
 
 @dataclass(frozen=True)
@@ -59,25 +63,39 @@ class Prediction:
     device: str
     is_chosen: bool = False
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is what it is: of a script or a saved profile, of which no option can be another."""
+        return re.search(r"\.py( |$)|\.json$", self.name) is not None
+
 
 def read_prediction(arguments: argparse.Namespace, capacity_bytes: int | None = None) -> Prediction:
-    """What ``--against`` names: a saved profile (.json), a script (.py) that is run dry, or a TARGET with the options
-    of `analyzer profile`. Without ``--device`` the one of the catalogue whose memory is nearest to ``capacity_bytes``.
+    """What ``--against`` names: a saved profile (.json), a script (.py) that is run dry, with the arguments that follow
+    it, or a TARGET with the options of `analyzer profile`. Without ``--device`` the one of the catalogue whose memory
+    is nearest to ``capacity_bytes``.
     """
     text: str = arguments.against
+    script, *words = _split(text)
     if text.endswith(".json"):
         found = Profile.from_json(Path(text))
         return Prediction(text, found, found.device or "")
     is_chosen = arguments.device is None and capacity_bytes is not None
     device = arguments.device or (_DEVICE if capacity_bytes is None else _find_nearest(capacity_bytes))
-    if text.endswith(".py"):
+    if script.endswith(".py"):
         from analyzer.tools.dryrun.script import dry_run
 
-        done = dry_run(text, device=device, options=ProfileOptions(unknown_value="placeholder"))
+        done = dry_run(script, words, device=device, options=ProfileOptions(unknown_value="placeholder"))
         if done.profile is None:
             raise InputError(f"--against {text}: the script ended before a step: {done.error}")
         return Prediction(text, done.profile, device, is_chosen)
     return Prediction(text, predict(complete(arguments, device))[0], device, is_chosen)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text) or [""]
+    except ValueError as error:
+        raise InputError(f"--against {text}: {error}; give a script and its arguments as a shell takes them") from error
 
 
 def complete(arguments: argparse.Namespace, device: str) -> argparse.Namespace:
@@ -98,7 +116,7 @@ def list_variants(arguments: argparse.Namespace, prediction: Prediction) -> Iter
     """The same step with each of `_VARIANTS` that it has not already; those that the model cannot take are left out,
     and all of a script and of a saved profile, which are what they are.
     """
-    if prediction.name.endswith((".py", ".json")):
+    if prediction.is_fixed:
         return
     for flag, name, value in _VARIANTS:
         step = complete(arguments, prediction.device)
@@ -116,6 +134,7 @@ def list_at_peak(profile: Profile) -> list[PredictedBlock]:
     """What the prediction holds when it holds most, in bytes that were asked for."""
     live: dict[int, int] = {}
     best: list[int] = []
+    freed: set[int] = set()
     held = most = 0
     for number, event in enumerate(profile.memory_events):
         if event.action == "alloc":
@@ -123,16 +142,18 @@ def list_at_peak(profile: Profile) -> list[PredictedBlock]:
             held += event.bytes
             if held > most:
                 most, best = held, list(live.values())
-        elif event.action == "free" and live.pop(event.address, None) is not None:
+        elif event.action == "free" and (born := live.pop(event.address, None)) is not None:
             held -= event.bytes
+            freed.add(born)
     nodes = {node.name: node for node in profile.nodes}
     found = []
     for number in best:
         event = profile.memory_events[number]
         node = nodes.get(event.label)
+        line = event.label.partition(" > ")[0] if _LINE.search(event.label) else None  # of a script, outside of modules
         found.append(PredictedBlock(event.bytes if event.requested_bytes is None else event.requested_bytes,
                                     event.category, event.label if node is None else node.module_path or node.name,
-                                    None if node is None else node.source))
+                                    line if node is None else node.source, number in freed))
     return found
 
 
@@ -180,7 +201,7 @@ def advise(arguments: argparse.Namespace, prediction: Prediction, limit_bytes: i
     """The first change with which the step fits where the allocator can reserve so much; None of a script and of a
     saved profile, whose models are not known here.
     """
-    if prediction.name.endswith((".py", ".json")):
+    if prediction.is_fixed:
         return None
     step = complete(arguments, prediction.device)
     verdict, reserved = prediction.profile.verdict, prediction.profile.peak_reserved_bytes
