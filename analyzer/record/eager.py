@@ -109,6 +109,7 @@ class EagerStep:
         #: whether the optimizer's step runs the model itself, as often as it likes
         self.takes_closure = step is None and self.optimizer is not None and takes_closure(self.optimizer)
         self._history: str | None = None
+        self.with_gradients: list[torch.Tensor] = []  #: parameters that had some when the last backward pass ended
         self.answers_numbers = True  #: that only data could tell, where a step of the caller's own asks for them
 
     @property
@@ -244,4 +245,5 @@ class EagerStep:
         self.recorder.memory.mark(self._gradients(), "gradient")
 
     def _gradients(self) -> Iterable[torch.Tensor]:
-        return [p.grad for p in self.parameters if p.grad is not None]
+        self.with_gradients = [p for p in self.parameters if p.grad is not None]
+        return [p.grad for p in self.with_gradients if p.grad is not None]

@@ -72,10 +72,13 @@ class AllocatorEventTable(Sequence[AllocatorEvent]):
         """The number that stands for an action in its column."""
         return self._numbering[action]
 
-    def fill(self, head: Iterable[AllocatorEvent], columns: Sequence[Any]) -> None:
-        """Add events, then those whose columns these are: actions by number, addresses, bytes, calls."""
-        for action, *others in head:
-            self.append(action, *others)
+    def begin_as(self, other: AllocatorEventTable, count: int) -> None:
+        """Have the first events of another table."""
+        self._numbering = Numbering(other._numbering.keys_at)
+        self._columns = tuple([column[:count] for column in other._columns])
+
+    def fill(self, columns: Sequence[Any]) -> None:
+        """Add the events whose columns these are: actions by number, addresses, bytes, calls."""
         for column, values in zip(self._columns, columns):
             column.frombytes(np.asarray(values).astype(column.typecode).tobytes())
 

@@ -87,8 +87,12 @@ class Events(NamedTuple):
         return self.payloads[self.what[at]]
 
     def places(self, *kinds: int) -> list[int]:
-        found: list[int] = np.nonzero(np.isin(self.kinds, kinds))[0].tolist()
+        found: list[int] = np.nonzero(self.are(*kinds))[0].tolist()
         return found
+
+    def are(self, *kinds: int) -> npt.NDArray[np.bool_]:
+        """Whether each is of one of some kinds; for two or three this takes less than `numpy.isin`."""
+        return np.logical_or.reduce([self.kinds == kind for kind in kinds])
 
 
 def place_events(events: Events, lives: Numbers, first: int, before: Before, source: Log, log: Log) -> None:
@@ -227,7 +231,7 @@ class _Placing:
 
     def _count_blocks(self) -> Numbers:
         """How many blocks the allocator gave for each event: one for a birth, some for a workspace."""
-        blocks = np.isin(self.events.kinds, (BORN, KEPT)).astype(np.int64)
+        blocks = self.events.are(BORN, KEPT).astype(np.int64)
         for at in self.events.places(HELD):
             blocks[at] = len(self.events.payload(at)[1])
         return blocks
@@ -260,6 +264,7 @@ class _Placing:
         where, first = np.cumsum(count) - count, np.cumsum(blocks) - blocks
         action, address, size, call = (np.zeros(int(count.sum()), np.int64) for _ in range(4))
         slots = self.log.allocator_events
+        slots.begin_as(self.source.allocator_events, self.before.allocator_events)
         number = slots.number_of
         rows = events.rows[single]
         action[where[single]] = np.where(events.kinds[single] == DIED, number("free"), number("alloc"))
@@ -272,15 +277,15 @@ class _Placing:
                     action[i], address[i], size[i], call[i] = (
                         number(name), placements.addresses[place], given[place], events.calls[at])
         order = np.nonzero(blocks)[0]
+        asked_by = order[np.searchsorted(first[order], [place for place, *_ in placements.extras], side="right") - 1]
         extra_at: list[int] = []
         extra: list[tuple[int, int, int, int]] = []
-        for place, name, its_address, nbytes in placements.extras:
-            i = int(order[np.searchsorted(first[order], place, side="right") - 1])
+        for (place, name, its_address, nbytes), i in zip(placements.extras, asked_by.tolist()):
             extra_at.append(int(where[i]) + place - int(first[i]))
             extra.append((number(name), its_address, nbytes, int(events.calls[i])))
         columns = [np.insert(column, extra_at, [row[k] for row in extra]) if extra else column
                    for k, column in enumerate((action, address, size, call))]
-        slots.fill(self.source.allocator_events[:self.before.allocator_events], columns)
+        slots.fill(columns)
         added = np.sort(np.array(extra_at, np.int64))
         for record, mark in self.ends:
             here = int(where[mark])

@@ -180,9 +180,8 @@ class Repeat:
             if part.module_calls and not repetition:
                 self._write_module_calls(part)
         first = self._join("first")
-        _, at, alike, counts = np.unique(first, return_index=True, return_inverse=True, return_counts=True)
         self.calls = self.source.call_slots.gather(
-            first // self.repetitions, self._join("fields"), self._join("operands"), Copies(at, alike, counts))
+            first // self.repetitions, self._join("fields"), self._join("operands"), _list_copies(first))
 
     def write(self, before: Before, device: str = "") -> Log:
         """The log of a run that begins with what there was ``before``; with the workspaces of another ``device`` that
@@ -357,7 +356,7 @@ class Repeat:
         for i in np.nonzero(kinds == KEPT)[0].tolist():
             rows[i] = row_of_fixed[self.payloads[what[i]]]
         dead = rows[is_death]
-        if (dead < 0).any() or len(np.unique(dead)) < len(dead):
+        if (dead < 0).any() or (np.bincount(dead) > 1).any():
             raise NotRepeated("something that is older dies in it")
         is_event = is_birth | is_death | (kinds == HELD) | (kinds == KEPT)
         numbers, calls = count + np.cumsum(is_event), np.cumsum(kinds == CALLED)
@@ -373,9 +372,19 @@ class Repeat:
         facts: list[tuple[dict[int, Any], dict[int, Any]]] = [
             (table.labels, source.labels), (table.specs, source.specs)]
         for mine, theirs in facts:
-            known = np.isin(old * WIDTH, np.array(list(theirs), np.int64))
-            for row in np.nonzero(known)[0].tolist():
+            known = np.zeros(len(source.numbers) // WIDTH, bool)
+            known[np.array(list(theirs), np.int64) // WIDTH] = True
+            for row in np.nonzero(known[old])[0].tolist():
                 mine[row * WIDTH] = theirs[int(old[row]) * WIDTH]
         numbers = np.array([*fixed, *range(self.first_number, self.first_number + len(lives) - len(fixed))], np.int64)
         rows = np.argsort(lives[:, BIRTH], kind="stable")
         log.storages = LifetimesLater(table, numbers[rows].tolist(), rows.tolist())
+
+
+def _list_copies(first: Numbers) -> Copies:
+    """Which calls are copies of which, from a number for each: as `numpy.unique` tells, which sorts them."""
+    counts = np.bincount(first)
+    at = np.zeros(len(counts), np.int64)
+    at[first[::-1]] = np.arange(len(first))[::-1]  # the last one that is written stays: the first call
+    is_there = counts > 0
+    return Copies(at[is_there], (np.cumsum(is_there) - 1)[first], counts[is_there])

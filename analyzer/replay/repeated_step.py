@@ -96,7 +96,8 @@ class RepeatedStep(EagerStep):
         reason = self._why_not_written()
         if reason is not None and self.chains:
             raise NotRepeated(reason)
-        left = [(p, self.short_run.describe(p.grad)) for p in self.parameters if p.grad is not None]
+        left = [(p, self.short_run.describe(p.grad)) for p in (
+            self.with_gradients if self.mode == "train" else self.parameters) if p.grad is not None]
         self.step_reason = reason or self._why_run_again(left)
         if self.step_reason is None:
             self._left = [(p, spec) for p, spec in left if spec is not None]
