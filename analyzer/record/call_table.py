@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import repeat
 from typing import NamedTuple, overload
@@ -171,6 +172,12 @@ class CallTable(Sequence[OpCall]):
         starts, inputs, outputs, kinds = self.fields_of(places)[:, :4].T.tolist()
         for place, start, taken, made, kind in zip(places, starts, inputs, outputs, kinds):
             yield self.signatures[place], kind, numbers[start:start + taken + made], taken
+
+    def with_signatures(self, signatures: list[Signature]) -> CallTable:
+        """The same calls with other sizes: a signature for each."""
+        made = copy(self)
+        made.signatures = signatures
+        return made
 
     def count_alike(self, places: Sequence[int], sizes: Callable[[Sequence[int]], Hashable],
                     counts: Iterable[int] = repeat(1)) -> list[tuple[OpCall, int]]:

@@ -5,6 +5,7 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -312,6 +313,13 @@ class Log(DeviceLog):
         storages = self.storages
         return self.call_slots.count_alike(
             places, lambda numbers: tuple([storages[n].nbytes for n in numbers if n in storages]), counts)
+
+    def with_signatures(self, signatures: list[Signature]) -> Log:
+        """The same calls with other sizes: a signature for each. What is known of storages stays as it is."""
+        made = copy(self)
+        made.call_slots = self.call_slots.with_signatures(signatures)
+        made._tallies = made._read = None
+        return made
 
     def count_module_calls(self) -> int:
         """How many calls of modules a forward pass makes."""

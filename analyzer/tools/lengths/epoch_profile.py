@@ -72,7 +72,6 @@ class EpochProfile:
     used_positions: int
     courses: tuple[Course, ...]
     longest: int | None
-    token_budget: int | None
     kinds: tuple[str, ...]
     profiled: tuple[Cell, ...]
     checked: tuple[Cell, ...]

@@ -25,7 +25,7 @@ from .epoch_memory import EpochMemory
 from .epoch_profile import Course, EpochProfile
 from .inputs import call_maker
 from .limit import find_limit
-from .varied_step import Probe, VariedStep
+from .varied_step import Probe, StepTime, VariedStep
 
 STEPS = 2_000  #: steps over which the allocator runs, where it is not said how many
 _LARGEST = 10  # steps of the others that come behind them
@@ -69,11 +69,12 @@ def profile_epoch(model: torch.nn.Module | Callable[[], torch.nn.Module], make_i
     settings: list[AllocatorOptions] = []  # which the environment may say
 
     def run(cell: Cell) -> Probe:
-        columns: list[Columns] = []
+        columns, logs = list[Columns](), list[Log]()
 
         def read(log: Log) -> Annotation:
             if not columns:  # then perhaps the log of a device that has too little memory
                 columns.append(read_columns(log, spec))
+                logs.append(log)
                 assert log.memory_at_start is not None
                 settings[:] = [log.memory_at_start.options]
             return Annotation()
@@ -81,7 +82,7 @@ def profile_epoch(model: torch.nn.Module | Callable[[], torch.nn.Module], make_i
         args, kwargs = call_maker(make_inputs, epoch.dims, cell.rows, cell.sizes)
         found = profile(model, args, kwargs, device=spec, options=plain, profilers={"columns": read},
                         **profile_options)
-        return Probe(cell, columns[0], found.step_seconds, found)
+        return Probe(cell, columns[0], found, logs[0])
 
     chosen, remarks = choose_steps(epoch, steps)
     with rare_collections():
@@ -115,20 +116,18 @@ def _tell(varied: VariedStep, epoch: Epoch, chosen: Sequence[int], memory: Epoch
             with progress_part(0.9, 1.0, "limits"):
                 longest, remark = _find_longest(memory, varied, cells)
                 remarks = [*remarks, *remark]
-    seconds_at = varied.interpolate(lambda probe: probe.seconds)
-    ends = [varied.interpolate(lambda probe, end=end: None if probe.profile.step_seconds_range is None  # type: ignore
-                               else probe.profile.step_seconds_range[end]) for end in (0, 1)]
-    times = [seconds_at(cell) for cell in epoch.cells]
-    known = None if None in times else sum(time for time in times if time is not None)
-    low, high = (sum(at(cell) or 0.0 for cell in epoch.cells) for at in ends)
+    times = varied.time_all(epoch.cells)
+    known = [time for time in times if time is not None]
+    whole = StepTime(*map(sum, zip(*known))) if len(known) == len(times) else None
     one: Profile = next(iter(varied.probes.values())).profile
     return EpochProfile(
         one.name, one.device or "", one.optimizer and f"optimizer {one.optimizer}" or one.mode, epoch.dims,
         epoch.lengths, epoch.batching, epoch.samples, len(epoch.cells), epoch.padding_share, memory.capacity_bytes,
         tuple(cells), tuple(step.peak_allocated for step in run), tuple(step.reserved for step in run),
-        tuple(step.failed for step in run), tuple(times[i] for i in chosen), known,
-        (low, high) if known is not None and low else None, sum(cell.volume for cell in epoch.cells), sum(epoch.used),
-        tuple(found), longest, None, tuple(varied.tree.rules()), tuple(varied.probes), tuple(varied.checked),
+        tuple(step.failed for step in run), tuple(time and time.seconds for time in (times[i] for i in chosen)),
+        whole and whole.seconds, whole and (whole.low, whole.high), sum(cell.volume for cell in epoch.cells),
+        sum(epoch.used),
+        tuple(found), longest, tuple(varied.tree.rules()), tuple(varied.probes), tuple(varied.checked),
         tuple(dict.fromkeys([*remarks, *varied.assumptions, *one.assumptions])))
 
 

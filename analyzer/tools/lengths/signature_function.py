@@ -1,7 +1,7 @@
-"""A call's signature at any sizes of the inputs: each number in it is a function of these."""
+"""Signatures of calls at any sizes of the inputs: each number in them is a function of these."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,29 +11,38 @@ from analyzer.meta.spec import Signature, TensorSpec
 from .size_function import Numbers, fit_with_derived
 
 
-class SignatureFunction:
-    """The signature of a call that has those of ``signatures`` at these ``points``; ``derived`` as `fit_with_derived`
-    has them.
+class SignatureFunctions:
+    """Signatures of calls at any sizes: ``alike`` has for each of them those at ``points``; ``derived`` is as
+    `fit_with_derived` has it.
     """
 
-    def __init__(self, points: Numbers, signatures: Sequence[Signature], derived: Numbers) -> None:
-        self._like = signatures[0]
-        found = [_numbers_in(signature) for signature in signatures]
-        self.is_constant = all(numbers == found[0] for numbers in found)
-        self.is_exact = len(set(map(len, found))) == 1  #: whether the function gives each of the signatures
-        if self.is_exact and not self.is_constant:
-            rows = np.array(found, np.int64).T
-            self._numbers, is_exact = fit_with_derived(points, rows, derived)
-            self.is_exact = bool(is_exact.all())
+    def __init__(self, points: Numbers, alike: Sequence[Sequence[Signature]], derived: Numbers) -> None:
+        self._like = [signatures[0] for signatures in alike]
+        rows: list[tuple[int, ...]] = []
+        self._parts: list[slice | None] = []  #: of each signature its numbers; None where it is the same at all points
+        told = []
+        for signatures in alike:
+            numbers = [_numbers_in(signature) for signature in signatures]
+            told.append(len(set(map(len, numbers))) == 1)
+            varies = told[-1] and any(each != numbers[0] for each in numbers)
+            self._parts.append(slice(len(rows), len(rows) + len(numbers[0])) if varies else None)
+            rows += zip(*numbers) if varies else ()
+        table = np.array(rows, np.int64).reshape(len(rows), len(points))
+        self._numbers, is_exact = fit_with_derived(points, table, derived)
+        #: whether each follows exactly
+        self.is_exact = [is_told and (part is None or bool(is_exact[part].all()))
+                         for is_told, part in zip(told, self._parts)]
 
-    def at(self, point: tuple[int, ...]) -> Signature:
-        if self.is_constant:
-            return self._like
-        left = iter(self._numbers(point).tolist())
-        like = self._like
-        args, kwargs = (_rebuild(tree, left) for tree in (like.args, like.kwargs))
-        inputs, outputs = (tuple([_rebuild(spec, left) for spec in specs]) for specs in (like.inputs, like.outputs))
-        return Signature(like.op, args, kwargs, inputs, outputs, like.launch)
+    def at(self, point: tuple[int, ...]) -> list[Signature]:
+        numbers = self._numbers(point).tolist()
+        return [like if part is None else _with_numbers(like, iter(numbers[part]))
+                for like, part in zip(self._like, self._parts)]
+
+
+def _with_numbers(like: Signature, left: Iterator[int]) -> Signature:
+    args, kwargs = (_rebuild(tree, left) for tree in (like.args, like.kwargs))
+    inputs, outputs = (tuple([_rebuild(spec, left) for spec in specs]) for specs in (like.inputs, like.outputs))
+    return Signature(like.op, args, kwargs, inputs, outputs, like.launch)
 
 
 def _numbers_in(signature: Signature) -> list[int]:

@@ -65,7 +65,8 @@ def fit_functions(points: Numbers, rows: Numbers) -> tuple[Function, npt.NDArray
     starts = np.cumsum([0, *(table.shape[1] for table in values)]).tolist()
     factors = np.zeros((len(different), starts[-1]), np.int64)
     divisors = np.ones(len(different), np.int64)
-    is_exact = np.zeros(len(different), bool)
+    is_exact = (different == different[:, :1]).all(axis=1)
+    factors[is_exact, 0] = different[is_exact, 0]  # the first product is 1
     for terms in range(1, _MOST_TERMS + 1):
         for start, table in zip(starts, values):
             for chosen in combinations(range(table.shape[1]), terms):

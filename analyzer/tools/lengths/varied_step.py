@@ -3,33 +3,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from analyzer.hardware import DeviceSpec
 from analyzer.hardware.catalogue import simulating
+from analyzer.profilers.annotation import Annotation
+from analyzer.profilers.latency import make_latency_profiler
+from analyzer.record.log import Log
 from analyzer.record.progress import progress_part
 
 from .batching import Cell
 from .columns import Columns, Numbers, Workspace, list_held
-from .signature_function import SignatureFunction
+from .signature_function import SignatureFunctions
 from .size_function import Function, fit_with_derived
 
 #: Profiles of steps with the same calls, from which functions follow: three factors of each, two points that check.
 PROFILES = 5
 _MOST_PROFILES = 32  # where calls change again and again with the length, cells are taken at the next larger one
+_TIMED = 24  # cells whose calls are timed by their shapes
 _MULTIPLES = (8, 64, 16, 2, 4, 32, 128)  # by which kernels are chosen: attention's alignment, tiles
+
+
+class StepTime(NamedTuple):
+    """Seconds of a step, and their range."""
+
+    seconds: float
+    low: float
+    high: float
+
+
+def read_time(found: Annotation) -> StepTime | None:
+    """What a profiler of seconds says of the last step; None where it is not known."""
+    seconds = found.totals.get("step_seconds")
+    if seconds is None:
+        return None
+    low, high = (seconds, seconds) if found.find_step_range is None else found.find_step_range()
+    return StepTime(seconds, low, high)
 
 
 @dataclass
 class Probe:
-    """A profiled step: its columns and its seconds."""
+    """A profiled step: its columns and its log, which is kept of one of each kind."""
 
     cell: Cell
     columns: Columns
-    seconds: float | None
     profile: Any
+    log: Log | None = None
 
     @property
     def point(self) -> tuple[int, ...]:
@@ -51,8 +73,9 @@ class Regime:
 
     def __init__(self, probes: Sequence[Probe], device: DeviceSpec) -> None:
         self.probes, self.device = list(probes), device
+        for probe in [probe for probe in probes if probe.log is not None][1:]:
+            probe.log = None
         self.points = np.array([probe.point for probe in probes], np.int64)
-        first = probes[0].columns
         derived = self._list_derived()
         self.sizes: Function
         self.sizes, self.is_exact = fit_with_derived(
@@ -61,13 +84,17 @@ class Regime:
         self.workspaces = tuple(places)
         given = [dict(zip(probe.columns.workspaces, probe.columns.blocks)) for probe in probes]
         self._given = [[blocks.get(one, ()) for blocks in given] for one in places]
-        calls = {one.call for one in places if one.call < len(first.signatures)}
-        alike = {call: tuple([probe.columns.signatures[call] for probe in probes]) for call in calls}
-        functions = {each: SignatureFunction(self.points, each, derived) for each in set(alike.values())}
-        self._signatures = {call: functions[each] for call, each in alike.items()}
+        alike = list(zip(*(probe.columns.signatures for probe in probes)))  # of each call
+        kinds = {alike[one.call]: None for one in places if one.call < len(alike)}
+        self._holding = SignatureFunctions(self.points, list(kinds), derived)
+        number_of = {kind: number for number, kind in enumerate(kinds)}
+        #: of each workspace the number of its signature; -1 where it is of no call
+        self._kind = [number_of[alike[one.call]] if one.call < len(alike) else -1 for one in places]
+        self._alike, self._derived = alike, derived
         #: whether what each workspace asks for follows from its kernel's rule, at each probe
         with simulating(device):
-            self._is_ruled = [self._follows(one, blocks) for one, blocks in zip(places, self._given)]
+            self._is_ruled = [kind >= 0 and self._holding.is_exact[kind] and self._follows(one, blocks)
+                              for kind, one, blocks in zip(self._kind, places, self._given)]
 
     def _list_derived(self) -> Numbers:
         """Sizes of results that differ between probes: an array (sizes, probes)."""
@@ -77,7 +104,7 @@ class Regime:
         return np.array(sorted(found), np.int64).reshape(len(found), len(self.probes))
 
     def _follows(self, one: Workspace, blocks: Sequence[tuple[int, ...]]) -> bool:
-        return one.call in self._signatures and list(blocks) == [
+        return list(blocks) == [
             _nth(list_held(probe.columns.signatures[one.call]), one.number) for probe in self.probes]
 
     def at(self, cell: Cell) -> CellColumns:
@@ -86,20 +113,35 @@ class Regime:
         if known is not None:
             own = known.columns
             return CellColumns(own, own.nbytes, own.workspaces, own.blocks)
-        asked: dict[SignatureFunction, list[tuple[int, ...]]] = {}
         with simulating(self.device):
-            blocks = tuple([self._blocks(i, one, point, asked) for i, one in enumerate(self.workspaces)])
+            asked = [list_held(signature) for signature in self._holding.at(point)]
+        blocks = tuple([self._blocks(i, one, asked) for i, one in enumerate(self.workspaces)])
         return CellColumns(self.probes[0].columns, self.sizes(point), self.workspaces, blocks)
 
-    def _blocks(self, index: int, one: Workspace, point: tuple[int, ...],
-                asked: dict[SignatureFunction, list[tuple[int, ...]]]) -> tuple[int, ...]:
-        if not self._is_ruled[index] or not (function := self._signatures[one.call]).is_exact:
-            given = self._given[index]
-            same = all(blocks == given[0] for blocks in given)
-            return given[0] if same else max(given, key=sum)
-        if function not in asked:
-            asked[function] = list_held(function.at(point))
-        return _nth(asked[function], one.number)
+    def _blocks(self, index: int, one: Workspace, asked: Sequence[list[tuple[int, ...]]]) -> tuple[int, ...]:
+        if self._is_ruled[index]:
+            return _nth(asked[self._kind[index]], one.number)
+        given = self._given[index]
+        return given[0] if all(blocks == given[0] for blocks in given) else max(given, key=sum)
+
+    def time(self, cell: Cell) -> StepTime | None:
+        """Seconds of a step at a cell, of kernels of the shapes there; None where these do not follow."""
+        calls = self._calls
+        source = next((probe.log for probe in self.probes if probe.log is not None), None)
+        if source is None or not all(calls.is_exact):
+            return None
+        signatures = calls.at((cell.rows, *cell.sizes))
+        log = source.with_signatures([signatures[number] for number in self._call_numbers])
+        return read_time(make_latency_profiler(self.device)(log))
+
+    @cached_property
+    def _call_numbers(self) -> list[int]:
+        numbers: dict[Any, int] = {}
+        return [numbers.setdefault(kind, len(numbers)) for kind in self._alike]
+
+    @cached_property
+    def _calls(self) -> SignatureFunctions:
+        return SignatureFunctions(self.points, list(dict.fromkeys(self._alike)), self._derived)
 
     @property
     def inexact_bytes(self) -> int:
@@ -287,14 +329,25 @@ class VariedStep:
                          "length")
         return found
 
-    def interpolate(self, measure: Callable[[Probe], float | None]) -> Callable[[Cell], float | None]:
-        """A figure of the profiled steps, between these in proportion to positions."""
-        known = sorted({probe.cell.volume: found for probe in self.probes.values()
-                        if (found := measure(probe)) is not None}.items())
+    def time_all(self, cells: Sequence[Cell]) -> list[StepTime | None]:
+        """Seconds of steps: of some over the range of sizes by the shapes of their calls, of the others between these,
+        in proportion to positions.
+        """
+        different = sorted(set(cells), key=lambda cell: cell.volume)
+        some = [different[round(i * (len(different) - 1) / (_TIMED - 1))] for i in range(_TIMED)]
+        known: dict[int, StepTime] = {}
+        for cell in dict.fromkeys(some):
+            found = self.regimes[self.tree.find(cell)].time(cell) if cell not in self.probes else None
+            if found is not None:
+                known[cell.volume] = found
+        for probe in self.probes.values():
+            if (seconds := probe.profile.step_seconds) is not None:
+                known[probe.cell.volume] = StepTime(seconds, *(probe.profile.step_seconds_range or (seconds, seconds)))
         if not known:
-            return lambda cell: None
-        volumes, figures = zip(*known)
-        return lambda cell: float(np.interp(cell.volume, volumes, figures))
+            return [None] * len(cells)
+        volumes, times = zip(*sorted(known.items()))
+        columns = [np.interp([cell.volume for cell in cells], volumes, figures) for figures in zip(*times)]
+        return [StepTime(*map(float, row)) for row in zip(*columns)]
 
 
 def _size_of(at: int) -> Callable[[Cell], int]:
