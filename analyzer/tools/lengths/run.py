@@ -14,7 +14,6 @@ from analyzer.hardware import DeviceSpec, find_device, list_unseen
 from analyzer.memory.allocator import AllocatorOptions
 from analyzer.on_use import rare_collections
 from analyzer.profilers.annotation import Annotation
-from analyzer.record.failure import first_line
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
 from analyzer.record.progress import progress_part
@@ -143,7 +142,7 @@ def _find_longest(memory: EpochMemory, varied: VariedStep, cells: Sequence[Cell]
                 return longest, []
         except Exception as error:  # of the model's own, which has a longest input
             return min(longest, max(max(cell.sizes) for cell in cells)), [
-                f"memory would hold up to {longest:,}, at which the model itself fails: {first_line(error)}"]
+                f"memory would hold up to {longest:,}, at which the model itself fails: {str(error).partition(chr(10))[0]}"]
         memory.forget()
     return longest, [f"the limit of {longest:,} is not confirmed by a profile"]
 
