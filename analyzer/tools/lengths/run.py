@@ -141,8 +141,9 @@ def _find_longest(memory: EpochMemory, varied: VariedStep, cells: Sequence[Cell]
             if varied.confirm(Cell(rows, (longest,) * dims)):
                 return longest, []
         except Exception as error:  # of the model's own, which has a longest input
+            said = str(error).partition("\n")[0]
             return min(longest, max(max(cell.sizes) for cell in cells)), [
-                f"memory would hold up to {longest:,}, at which the model itself fails: {str(error).partition(chr(10))[0]}"]
+                f"memory would hold up to {longest:,}, at which the model itself fails: {said}"]
         memory.forget()
     return longest, [f"the limit of {longest:,} is not confirmed by a profile"]
 
