@@ -127,7 +127,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
 def _own_part(tensor: Tensor) -> Tensor:
     """What a rank holds of a DTensor, as torchao's optimizers of 8 bits update it (optim/adam.py, `_new_buffer`)."""
     to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()  # type: ignore[no-any-return]
+    found: Tensor = tensor if to_local is None else to_local()
+    return found
 
 
 def _update(parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: int, lr: float, beta1: float,

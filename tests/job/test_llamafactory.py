@@ -180,6 +180,8 @@ def test_the_second_form_of_its_files(tmp_path: Path, monkeypatch: pytest.Monkey
     for word, task in (("sft", "sft"), ("dpo", "dpo"), ("train", "sft")):
         found = read_command(["llamafactory-cli", word, "a.yaml"])
         assert (found.program.name, found.plan.task) == ("LLaMA-Factory v1", task)  # type: ignore[union-attr]
+    alone = read_job("a.yaml").plan
+    assert isinstance(alone, TrainingPlan) and (alone.sharding, alone.autocast) == (None, "bf16")  # as FSDP2 computes
     (tmp_path / "b.yaml").write_text(V1 + "global_batch_size: 6\n")
     with pytest.raises(JobError, match="b.yaml:14: global_batch_size: 6: is no multiple of 2 sequences a pass on 2 "
                                        "ranks, 8 is"):

@@ -186,7 +186,7 @@ def _apply(recipe: Recipe, model: nn.Module, plan: TrainingPlan) -> nn.Module:
 def _compute_in_fp8(model: nn.Module) -> None:
     """Let torchao's own layers take the place of linear ones, but for the head. Raises MissingExtraError without it."""
     import_extra("torchao", "products in 8 bits")
-    from torchao.float8 import convert_to_float8_training
+    from torchao.float8 import convert_to_float8_training  # type: ignore[import-untyped, unused-ignore]
 
     get_head: Any = getattr(model, "get_output_embeddings", None)
     left = set(get_head().modules()) if callable(get_head) else set()

@@ -20,7 +20,9 @@ class RotatedLinear(LoraLinear):
         assert isinstance(size, int)
         sizes = [count for count in range(1, size + 1) if size % count == 0]
         self.block = min(sizes, key=lambda count: abs(count - spec.r))  # `adjust_oft_parameters`
-        pairs = torch.zeros(size // self.block, self.block * (self.block - 1) // 2, device=base.weight.device)
+        weight = base.weight
+        assert isinstance(weight, torch.Tensor)
+        pairs = torch.zeros(size // self.block, self.block * (self.block - 1) // 2, device=weight.device)
         self.lora_R = nn.Parameter(pairs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         checkpoints="blocks" if options.flag("enable_activation_checkpointing", True,
                                              means="blocks are run again in backward") else "none",
         optimizer=_read_optimizer(options), clips=options.fraction("max_grad_norm", 1.0) > 0, ranks=launch.size,
-        ranks_per_host=launch.ranks_per_host,
+        ranks_per_host=launch.ranks_per_host, autocast="bf16" if _computes_in_half(options, launch) else None,
         sharding=sharding, assumptions=(
             "LLaMA-Factory copies the logits once more before its loss (v1/core/base_trainer.py, compute_log_probs); "
             "that copy is left out",))
@@ -78,6 +78,12 @@ def _read_batching(options: Options, length: int) -> None:
     options.note("cutoff_len", "assumed", f"every row has {length:,} tokens: what the data set has is not known")
 
 
+def _computes_in_half(options: Options, launch: JobLaunch) -> bool:
+    """Whether one device that FSDP2 wraps computes in bfloat16 over weights in float32, as several do."""
+    name = (options.get("dist_config") or {}).get("name")
+    return launch.size == 1 and name in ("fsdp2", "fsdpturbo") and options.flag("bf16", True)
+
+
 def _read_sharding(options: Options, launch: JobLaunch) -> Sharding | None:
     """v1/plugins/trainer_plugins/distributed/: passes in bfloat16, gradients reduced in float32."""
     bf16 = options.flag("bf16", True, means="passes of FSDP2 in bfloat16")
@@ -96,8 +102,8 @@ def _read_sharding(options: Options, launch: JobLaunch) -> Sharding | None:
     if name == "fsdpturbo":
         part.note("name", "not modelled", "fsdpturbo: as FSDP2 without its experts' ranks")
     if launch.size == 1:
-        part.note("name", "assumed", f"{name}: one device shares nothing, and computes in the weights' dtype; --world "
-                  "says how many there are")
+        part.note("name", "assumed", f"{name}: one device shares nothing, and its passes are as under autocast; "
+                  "--world says how many there are")
         return None
     return Sharding(kind="fsdp", reshards=reshards, offloads=offloads, dtype="bf16" if bf16 else None,
                     reduce_dtype="fp32")
