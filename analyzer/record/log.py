@@ -247,7 +247,8 @@ class Log(DeviceLog):
         rows = np.frombuffer(self.lifetime_table.numbers, np.int64).reshape(-1, WIDTH)
         if len(rows) > len(self.storages):  # a number was given again: of its storages the last counts
             rows = rows[[lifetime.row // WIDTH for lifetime in self.storages.values()]]
-        return rows.T[list(columns)]
+        found: npt.NDArray[np.int64] = rows.T[list(columns)]
+        return found
 
     @property
     def calls(self) -> Sequence[OpCall]:

@@ -92,7 +92,8 @@ class Events(NamedTuple):
 
     def are(self, *kinds: int) -> npt.NDArray[np.bool_]:
         """Whether each is of one of some kinds; for two or three this takes less than `numpy.isin`."""
-        return np.logical_or.reduce([self.kinds == kind for kind in kinds])
+        found: npt.NDArray[np.bool_] = np.logical_or.reduce([self.kinds == kind for kind in kinds])
+        return found
 
 
 def place_events(events: Events, lives: Numbers, first: int, before: Before, source: Log, log: Log) -> None:
