@@ -168,7 +168,7 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
         run.replace_log(blocks.write_log())
         host = blocks.before.host
     return build_profile(run, is_final=True, replay=ReplayReport(tuple(replay)), whole_params=whole_params, shape=shape,
-                         host_peak_bytes=None if device.type == "cpu" else host.lap_peaks()[0])
+                         host_peak_bytes=None if device.type == "cpu" else host.peak_allocated_bytes)
 
 
 def _list_storages(recorder: Recorder, live: LiveStorages) -> None:
