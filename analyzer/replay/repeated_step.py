@@ -18,9 +18,8 @@ from analyzer.record.storage_lifetime import BEGAN, BORN, DIED, ENDED
 from analyzer.state.fingerprint import StateFingerprint
 
 from .chain import Chain, find_chains
-from .compare import compare_laps
 from .match import CAPTURES, USES_STREAMS, NotRepeated
-from .name import RunNames
+from .name import RunNames, compare_laps
 from .placing import Before
 from .repeat import Repeat
 from .short_run import AGAIN, KEPT, ShortRun, Spec
