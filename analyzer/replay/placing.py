@@ -158,7 +158,8 @@ class _Placing:
             elif mark in switches:
                 stream = switches[mark]
             elif events.kinds[mark] == BEGAN:
-                memory.begin_lap()
+                for each in (memory, self.before.host):
+                    each.begin_lap()
                 log.phases.append(PhaseRecord(step, events.payload(mark), int(events.calls[mark]), last_call=-1))
             else:
                 self._end_phase(log.phases[-1], mark)
@@ -226,6 +227,8 @@ class _Placing:
         record.allocated_bytes, record.requested_bytes = memory.allocated_bytes, memory.requested_bytes
         record.reserved_bytes = memory.reserved_bytes
         record.peak_allocated_bytes, record.peak_requested_bytes, record.peak_reserved_bytes = memory.lap_peaks()
+        host = self.before.host
+        record.host_allocated_bytes, record.host_peak_bytes = host.allocated_bytes, host.lap_peaks()[0]
         self.ends.append((record, mark))
 
     # ---- what the allocator gave
