@@ -195,3 +195,19 @@ def test_what_outlives_a_step_must_be_alike():
     with pytest.raises(InputError, match="what a step leaves behind"):
         profile_epoch(Grows(), lambda batch, sequence: torch.zeros(batch, sequence, 8),
                       Epoch.of([[5], [9], [14], [20]]), device="l4")
+
+
+def test_the_largest_budget_of_batches_that_are_filled():
+    """With a budget of positions each batch has as many samples of its length as it has room for."""
+    model = nn.Sequential(nn.Embedding(1000, 64), nn.Linear(64, 1000))
+    make = lambda batch, sequence: torch.zeros(batch, sequence, dtype=torch.int64)  # noqa: E731
+    lengths = Lengths.of([20, 25, 31, 44, 52, 60, 75, 90, 110, 133, 150, 180, 20, 22, 47, 101])
+    limit = ProfileOptions(capacity_bytes=64 * 2**20)
+    found = profile_epoch(model, make, Batching(1, "tokens", tokens=400).divide(lengths), device="l4", options=limit)
+    budget = found.longest
+    assert found.fits and budget is not None and budget > 400
+    for tokens, fits in ((budget, True), (2 * budget, False)):
+        samples = Lengths.of([133] * (3 * tokens // 133))
+        again = profile_epoch(model, make, Batching(1, "tokens", tokens=tokens).divide(samples), device="l4",
+                              options=limit, courses=False)
+        assert again.fits == fits

@@ -15,6 +15,7 @@ from analyzer.units import format_bytes, format_count, format_percent, format_se
 
 from .batching import Cell
 from .epoch_memory import EpochStep
+from .limit import has_one_size
 
 _SHARES = (50, 90, 99)
 _ASSUMED = 6  # sentences that are shown
@@ -48,7 +49,8 @@ class EpochProfile:
     seconds.
 
     ``courses`` are the epoch as it is, then what helps; ``longest`` is the largest size of a sample with which all
-    steps hold, None where not even the smallest does or no limit is known; ``kinds`` says where steps make other calls.
+    steps hold, of batches with different numbers of samples the most positions of one; None where none is known.
+    ``kinds`` says where steps make other calls.
     """
 
     name: str
@@ -162,6 +164,8 @@ def _list_limits(found: EpochProfile) -> list[str]:
     if found.longest is None:
         return ["no length holds"] if not found.fits and len(found.courses) > 1 else []
     rows = max(cell.rows for cell in found.cells)
+    if not has_one_size(found.cells):
+        return [f"all steps hold with up to {found.longest:,} positions in a batch"]
     return [f"all steps hold up to a {' and '.join(found.dims)} of {found.longest:,}, in batches of {rows}"]
 
 

@@ -11,29 +11,38 @@ _MULTIPLE = 8  # of which the answer is one, if it is above
 _FAR = 64      # times the largest size: farther is not looked
 
 
-def find_limit(memory: EpochMemory, cells: Sequence[Cell]) -> int | None:
+def find_limit(memory: EpochMemory, cells: Sequence[Cell]) -> tuple[int | None, Cell | None]:
     """The largest size to which samples may be cut, or grow, so that no step of these finds too little memory: some
-    first steps, the largest ones, and one with nothing but samples of that size. None where no size holds.
+    first steps, the largest ones, and one with nothing but samples of that size. Where batches have different numbers
+    of samples, the largest number of positions of a batch. With it the largest step that it allows; None where nothing
+    holds.
     """
     order = sorted(range(len(cells)), key=lambda i: cells[i].volume)
-    kept = sorted({*range(min(_FIRST, len(cells))), *order[-_FIRST:]})
-    rows = max(cell.rows for cell in cells)
+    kept = [cells[i] for i in sorted({*range(min(_FIRST, len(cells))), *order[-_FIRST:]})]
+    rows = cells[0].rows if has_one_size(cells) else None
 
-    def holds(size: int) -> bool:
-        cut = [cells[i]._replace(sizes=tuple([min(n, size) for n in cells[i].sizes])) for i in kept]
-        largest = Cell(rows, (size,) * len(cells[0].sizes))
-        return not any(step.failed for step in memory.run([*cut, largest], stop_at_failure=True))
+    def change(limit: int) -> list[Cell]:
+        if rows is None:
+            return [cell._replace(rows=max(1, limit // (cell.volume // cell.rows))) for cell in kept]
+        return [*(cell._replace(sizes=tuple([min(size, limit) for size in cell.sizes])) for cell in kept),
+                Cell(rows, (limit,) * len(cells[0].sizes))]
 
-    most = max(max(cell.sizes) for cell in cells)
+    def holds(limit: int) -> bool:
+        return not any(step.failed for step in memory.run(change(limit), stop_at_failure=True))
+
+    most = max(cell.volume for cell in cells) if rows is None else max(max(cell.sizes) for cell in cells)
     low, high = 0, most
-    while holds(high):
+    while high <= _FAR * most and holds(high):
         low, high = high, 2 * high
-        if high > _FAR * most:
-            return low
-    while high - low > max(1, _MULTIPLE * (high > 8 * _MULTIPLE)):
+    while high <= _FAR * most and high - low > (_MULTIPLE if high > 8 * _MULTIPLE else 1):
         middle = (low + high) // 2
         middle = middle // _MULTIPLE * _MULTIPLE if high - low > 2 * _MULTIPLE else middle
         if not low < middle < high:
             break
         low, high = (middle, high) if holds(middle) else (low, middle)
-    return low or None
+    return (low, max(change(low), key=lambda cell: cell.volume)) if low else (None, None)
+
+
+def has_one_size(cells: Sequence[Cell]) -> bool:
+    """Whether all batches have as many samples."""
+    return len({cell.rows for cell in cells}) == 1

@@ -23,7 +23,7 @@ from .columns import Columns, read_columns
 from .epoch_memory import EpochMemory
 from .epoch_profile import Course, EpochProfile
 from .inputs import call_maker
-from .limit import find_limit
+from .limit import find_limit, has_one_size
 from .varied_step import Probe, StepTime, VariedStep
 
 STEPS = 2_000  #: steps over which the allocator runs, where it is not said how many
@@ -131,21 +131,20 @@ def _tell(varied: VariedStep, epoch: Epoch, chosen: Sequence[int], memory: Epoch
 
 
 def _find_longest(memory: EpochMemory, varied: VariedStep, cells: Sequence[Cell]) -> tuple[int | None, list[str]]:
-    """The limit of `find_limit`, once a profile there has the memory that follows from shorter ones."""
-    rows, dims = max(cell.rows for cell in cells), len(varied.dims)
+    """The limit of `find_limit`, once a profile there has the memory that follows from others."""
     for _ in range(_TRIES):
-        longest = find_limit(memory, cells)
-        if longest is None:
+        limit, largest = find_limit(memory, cells)
+        if limit is None or largest is None:
             return None, []
         try:
-            if varied.confirm(Cell(rows, (longest,) * dims)):
-                return longest, []
+            if varied.confirm(largest):
+                return limit, []
         except Exception as error:  # of the model's own, which has a longest input
             said = str(error).partition("\n")[0]
-            return min(longest, max(max(cell.sizes) for cell in cells)), [
-                f"memory would hold up to {longest:,}, at which the model itself fails: {said}"]
+            seen = max(cell.volume if not has_one_size(cells) else max(cell.sizes) for cell in cells)
+            return min(limit, seen), [f"memory would hold up to {limit:,}, at which the model itself fails: {said}"]
         memory.forget()
-    return longest, [f"the limit of {longest:,} is not confirmed by a profile"]
+    return limit, [f"the limit of {limit:,} is not confirmed by a profile"]
 
 
 def _name_emptying(steps: int) -> str:
