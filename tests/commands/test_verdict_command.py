@@ -69,7 +69,8 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
 """)
-    words = ["dryrun", str(script), "--device", "l4", "--steps", "1", "--show", "summary"]
+    words = ["dryrun", str(script), "--device", "l4", "--steps", "1", "--no-advice", "--stop-at-oom",
+             "--show", "summary"]
     code, out, _ = run(*words)
     assert code == 0 and out.split("\n\n")[-1].startswith("fits on l4: ")
     script.write_text(script.read_text().replace("2**15, 2**15", "2**16, 2**16").replace("8, 2**15", "8, 2**16"))
@@ -78,6 +79,10 @@ for _ in range(2):
     assert code == 3 and last[0].startswith("does NOT fit on l4: at least ") and "memory ran out in backward" in last[1]
     code, out, _ = run(*words[:-2])  # what is printed where nothing is asked for: the verdict is told once
     assert code == 3 and out.count("does NOT fit on l4: at least ") == out.count("Memory ran out: ") == 1
+    assert len(out.split("--- dry run of ")[1].splitlines()) <= 40
+    code, out, _ = run(*[word for word in words[:-2] if word != "--stop-at-oom"])
+    assert code == 3 and out.count("does NOT fit on l4: ") == 1
+    assert out.count("would fail first at train.py:6, in backward") == 1
     assert len(out.split("--- dry run of ")[1].splitlines()) <= 40
 
 

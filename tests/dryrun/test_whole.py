@@ -149,6 +149,23 @@ def test_trainers_end_by_themselves(
     assert (found["first step"].host_peak_bytes or 0) < MIB + 1024  # Lightning's data have one
 
 
+@pytest.mark.parametrize(("device_map", "host_bytes"), [("None", 4 * 124_439_808), ("'cuda'", 4 * 50_257 * 768)])
+def test_weights_are_read_to_the_host_or_one_by_one_to_the_device(
+        device_map: str, host_bytes: int, tmp_path: Path) -> None:
+    """Without ``device_map`` all of GPT-2 is on the host; with it the largest weight is, the embeddings."""
+    pytest.importorskip("transformers")
+    profile = run(tmp_path, f"""
+    import torch
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained("gpt2", dtype=torch.float32, device_map={device_map}).cuda()
+    x = torch.zeros(2, 8, dtype=torch.long, device="cuda")
+    model(x, labels=x).loss.backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    """)
+    peak = phases_of(profile)["loading"].host_peak_bytes
+    assert peak is not None and host_bytes <= peak < host_bytes + MIB
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text(PLAIN.replace("SAVE", SAVES["torch.save"][0]))
     assert main(["dryrun", str(tmp_path / "train.py"), "--whole"]) == 0
