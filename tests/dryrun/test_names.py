@@ -117,7 +117,8 @@ def test_components_of_a_pipeline_by_name(ran):
 @pytest.mark.parametrize(("config", "name"), [
     ("T5Config", "T5TokenizerFast"), ("T5Config", "AutoTokenizer"), ("CLIPTextConfig", "CLIPTokenizer"),
     ("BertConfig", "BertTokenizer"), ("BertConfig", "AutoTokenizer"), ("DistilBertConfig", "DistilBertTokenizer"),
-    ("LlamaConfig", "LlamaTokenizerFast"), ("GPT2Config", "GPT2Tokenizer"),
+    ("GemmaConfig", "GemmaTokenizer"), ("Gemma2Config", "AutoTokenizer"), ("LlamaConfig", "LlamaTokenizerFast"),
+    ("GPT2Config", "GPT2Tokenizer"),
     ("XLMRobertaConfig", "XLMRobertaTokenizer")])
 def test_a_stand_in_is_read_by_the_tokenizer_of_its_model(tmp_path: Path, config: str, name: str) -> None:
     """Each makes itself of the file's vocabulary: of pieces with scores, of words with their own unknown one, of

@@ -63,12 +63,15 @@ def _find_own_parts(model_type: str) -> tuple[str, dict[str, str]]:
 
     found = getattr(transformers, TOKENIZER_MAPPING_NAMES.get(model_type) or "", None)
     kind = getattr(getattr(found, "model", None), "__name__", "")
-    if found is None or kind not in ("Unigram", "WordPiece"):
+    if found is None or kind not in ("Unigram", "WordPiece", "BPE"):
         return "", {}
     defaults = {name: option.default for cls in reversed(found.__mro__)
                 for name, option in inspect.signature(vars(cls).get("__init__", object)).parameters.items()}
-    return kind, {name.removesuffix("_token"): token for name, token in defaults.items()
-                  if name.endswith("_token") and isinstance(token, str)}
+    names = {name.removesuffix("_token"): token for name, token in defaults.items()
+             if name.endswith("_token") and isinstance(token, str)}
+    if kind == "BPE" and names.get("unk") in (None, names.get("eos"), names.get("bos")):
+        return "", {}  # of pairs of bytes, of which none is unknown
+    return kind, names
 
 
 def _make_unigram(vocabulary: Mapping[str, int], special: Mapping[str, str]) -> Any:
