@@ -130,7 +130,8 @@ def measure() -> Mapping[str, int]:
     search = [name for name in FILES if name.startswith("analyzer.tools.search")]
     return {
         "functions that say which modules are alike": len(list_alike()),
-        "replay/: lines": lines, "replay/: files": files, "record/: files": count_room("record")[1],
+        "replay/: lines": lines, "replay/: files": files, "state/: lines": count_room("state")[0],
+        "record/: files": count_room("record")[1],
         "methods of the largest live object": max(len(list_methods(place, inherited=True)) for place in LIVE),
         "methods of Profile": len(list_methods(PROFILE)),
         "methods of Profile, inherited ones too": len(list_methods(PROFILE, inherited=True)),
