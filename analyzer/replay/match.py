@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,6 +37,18 @@ class BlocksDiffer(NotRepeated):
     """The blocks beside those that were not run did different things, as a second block may that the first prepares
     something for: more blocks at the ends of chains may tell.
     """
+
+
+class Spec(NamedTuple):
+    """What a stand-in is made of: the number of a storage, its size, and how a tensor lies in it."""
+
+    number: int
+    nbytes: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
 
 
 class Output:

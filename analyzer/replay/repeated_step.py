@@ -18,11 +18,11 @@ from analyzer.record.storage_lifetime import BEGAN, BORN, DIED, ENDED
 from analyzer.state.fingerprint import StateFingerprint
 
 from .chain import Chain, find_chains
-from .match import CAPTURES, USES_STREAMS, NotRepeated
+from .match import CAPTURES, USES_STREAMS, NotRepeated, Spec
 from .name import RunNames, compare_laps
 from .placing import Before
 from .repeat import Repeat
-from .short_run import AGAIN, KEPT, ShortRun, Spec
+from .short_run import AGAIN, KEPT, ShortRun
 from .update import is_update_alike
 
 

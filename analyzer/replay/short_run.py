@@ -24,7 +24,7 @@ from analyzer.state.fingerprint import StateFingerprint
 
 from .cache_slot import fill_as, list_counting, noting_slots, numbers_held
 from .chain import ENDS, Chain, ChainRun, same, watching_reads
-from .match import USES_STREAMS, NotRepeated, Output, list_done
+from .match import USES_STREAMS, NotRepeated, Output, Spec, list_done
 
 CUT, LEFT, STEP, AGAIN, KEPT, ORDERED = range(ENDED + 1, ENDED + 7)
 """Events beside those of `analyzer.record.storage_lifetime`: CUT with a `Cut`, LEFT where a block was left, STEP with a
@@ -63,18 +63,6 @@ class StandIn(NamedTuple):
     chain: int
     block: int | None
     repetition: int
-
-
-class Spec(NamedTuple):
-    """What a stand-in is made of: the number of a storage, its size, and how a tensor lies in it."""
-
-    number: int
-    nbytes: int
-    shape: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    device: torch.device
 
 
 class ShortRun(RunListener):

@@ -17,8 +17,8 @@ _FOLDER = Path(__file__).parent / "published"
 #: Endings of names that say how weights were trained or stored, not how many there are: hub names of Qwen, Llama,
 #: Mistral, Gemma, unsloth and others. Each is tried to be left out, the last one first.
 _ENDINGS = re.compile(
-    r"[-_](?:instruct(?:-v?\d[\d.]*)?|chat(?:-hf)?|it|base|hf|pt|bnb(?:-4bit)?|unsloth|bf16|fp8|fp8-dynamic|nf4|awq|gptq|"
-    r"gptq-int[48]|int[48]|4bit|8bit|thinking|dynamic|distill|sft|dpo|reward|rm|\d{4}|v\d[\d.]*|linearized|"
+    r"[-_](?:instruct(?:-v?\d[\d.]*)?|chat(?:-hf)?|it|base|hf|pt|bnb(?:-4bit)?|unsloth|bf16|fp8|fp8-dynamic|nf4|awq|"
+    r"gptq|gptq-int[48]|int[48]|4bit|8bit|thinking|dynamic|distill|sft|dpo|reward|rm|\d{4}|v\d[\d.]*|linearized|"
     r"128e|fused|quantized(?:\.w\d+a\d+)?|mxfp4|nvfp4|fp4|preview|text|mtp)$", re.IGNORECASE)
 
 

@@ -8,6 +8,7 @@ import re
 import subprocess  # nosec B404 # Python runs this program again
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -262,7 +263,7 @@ def run_dryrun(arguments: argparse.Namespace) -> int:
         print("numbers that it read from tensors, such as a loss of 1.0, are stand-ins: there are no data")
     for line in found.assumptions:
         if line.startswith(CAUGHT):
-            print(line)
+            print(textwrap.fill(line, 118, subsequent_indent="  ", break_long_words=False))
     if has_ended_early:
         return 1  # of what little ran there is nothing to tell
     return _print_profile(found, shown, run.error is not None, _read_job(arguments, arguments.rank))
@@ -288,8 +289,8 @@ def _find_change(found: Profile, job: ScriptRank) -> str:
 
     option = find_least_change(found, run)
     if option is None:
-        return (f"no change that could be tried makes it fit on {found.device}: settings of the allocator, activation "
-                "checkpoints, smaller batches of its loaders")
+        return (f"no change that could be tried makes it fit on {found.device}: settings of the allocator,\n"
+                "  activation checkpoints, smaller batches of its loaders")
     told = Advice(found.name, str(found.device), None, AdviceOption((), False), (option,)).summary()
     return told.replace("\n1. ", " ")
 
