@@ -166,7 +166,8 @@ class Repeats:
         elif isinstance(refused, UpdateDiffers):
             self.repeats_update = False
         elif isinstance(refused, BlocksDiffer) and any(min(c.head, c.tail) < ENDS[-1] for c in self.chains):
-            self._found = [chain._replace(head=ENDS[-1], tail=ENDS[-1]) for chain in self._found or ()]
+            # two are compared behind those that are not run: every second or third may be called in another way
+            self._found = [chain._replace(head=ENDS[-1], tail=ENDS[-1] + 1) for chain in self._found or ()]
         else:
             self.chain_refusal = refused.reason
 

@@ -13,6 +13,7 @@ from analyzer.meta.state import NO_EVENT
 from analyzer.record.log import Log, LogModuleCall, LogNode
 from analyzer.record.storage_lifetime import BEGAN, BORN, CALLED, DIED, ENDED, HELD, StorageLifetime
 
+from .chain import ENDS
 from .match import BlocksDiffer, NotRepeated, comparable, comparable_signature, list_done
 from .part import APART, FAR, Cutter, Part, laps_of
 from .short_run import KEPT, ORDERED, ShortRun
@@ -175,7 +176,7 @@ def module_calls_of(log: Log, part: Part) -> list[LogModuleCall]:
 
 
 def compare_laps(names: RunNames) -> None:
-    """Compare the laps of the two blocks beside those that were not run; let those of the first stand for these too.
+    """Compare the laps of the blocks beside those that were not run; let those of the first stand for these too.
     Raises NotRepeated where they differ.
     """
     all_laps = list(laps_of(names.parts))
@@ -194,7 +195,8 @@ def compare_laps(names: RunNames) -> None:
         if reference.key[0] == "forward":
             _compare_neighbours(names.log, [laps[at + beside] for beside in range(-1, 3)], len(chain.blocks) - 1)
         try:
-            _compare(names, reference, behind)
+            for other in (behind, *([laps[at + 2]] if chain.tail > ENDS[-1] else ())):
+                _compare(names, reference, other)
         except BlocksDiffer as differs:
             if reference.key[0] == "update":
                 raise UpdateDiffers(differs.reason) from None

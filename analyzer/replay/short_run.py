@@ -190,6 +190,9 @@ class ShortRun(RunListener):
             self.events.append((CUT, Cut(chain, None, 0, len(log.node_slots), len(log.module_calls))))
 
     def backward_begins(self) -> None:
+        if self.recorder.run.stack and any(
+                0 < len(run.begun) < len(run.chain.blocks) for run in self.runs):
+            raise NotRepeated("a backward pass runs between its blocks")
         self._known = self._list_changes()
 
     def backward_ended(self) -> None:

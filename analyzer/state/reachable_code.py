@@ -134,8 +134,8 @@ class CodeSearch:
         elif isinstance(value, torch.jit.ScriptFunction):
             self.found.unreadable = "it calls a function of TorchScript, which is compiled anew as it runs"
         else:
-            if isinstance(value, MethodType) and not isinstance(value.__self__, (nn.Module, type)):
-                self.add_class(type(value.__self__))
+            if isinstance(value, MethodType) and not isinstance(owner := value.__self__, nn.Module):
+                self.add_class(owner if isinstance(owner, type) else type(owner))  # a custom function by its ``apply``
             self._call(value, getattr(value, "__func__", value))
 
     def _call(self, value: Any, function: Any) -> None:

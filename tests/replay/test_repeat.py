@@ -291,12 +291,12 @@ def test_a_chain_that_reads_in_what_its_blocks_differ_runs_and_others_are_repeat
 
 
 def test_why_a_chain_is_run_is_told_where_another_makes_the_run_begin_again():
-    """The blocks of the second differ in what they hold, so three of them are run at each end, in a second run."""
+    """The blocks of the second differ in what they hold, so more of them are run at each end, in a second run."""
     found, run = profile_both(lambda: nn.Sequential(
         Stack(Choosing(index, reads=True) for index in range(COUNT)), Keeping(Block() for _ in range(COUNT))),
         step=None, mode="infer", optimizer=None)
     assert found == run
-    assert [row.path for row in list_replayed(found)] == [f"1.blocks.{i}" for i in range(3, COUNT - 3)]
+    assert [row.path for row in list_replayed(found)] == [f"1.blocks.{i}" for i in range(3, COUNT - 4)]
     assert [row.path for row in found.replay if row.reason == "its blocks read index, in which they differ"] == [
         f"0.blocks.{i}" for i in range(COUNT)]
 
@@ -386,11 +386,12 @@ class Frozen(Stack):
     (lambda: Handing(Shared() for _ in range(COUNT)), 5, {"step": None}),
     (lambda: Biased(Shared() for _ in range(COUNT)), 4, {}),
     (Frozen, 4, {}),
-    (lambda: Keeping(Block() for _ in range(COUNT)), 6, {"step": None, "mode": "infer", "optimizer": None}),
+    (lambda: Keeping(Block() for _ in range(COUNT)), 7, {"step": None, "mode": "infer", "optimizer": None}),
 ])
 def test_blocks_at_the_ends_may_do_otherwise(build, run_at_ends, settings):
     """Of what a first block makes the others see their own, or all see one thing. Where the second block calls other
-    operators than the first, the third is run too; where they differ in what they hold, three are run at each end.
+    operators than the first, the third is run too; where they differ in what they hold, three are run before and four
+    behind.
     """
     found, run = profile_both(build, **settings)
     assert found == run and len(list_replayed(found)) == COUNT - run_at_ends, found.replay.explain()
@@ -537,3 +538,95 @@ def test_what_the_model_changes_behind_its_blocks_lets_them_be_repeated(by, skip
     """A second pass finds it changed; blocks that change it run, also where they do so in their backward pass."""
     found, run = profile_both(lambda: Labelled(by), step=step)
     assert found == run and len(list_replayed(found)) == skipped, found.replay.explain()
+
+
+class Optional(nn.Module):
+    """Has a layer that runs, or none, and one that does not run."""
+
+    def __init__(self, has_layer):
+        super().__init__()
+        self.unused, self.layer = nn.Linear(16, 16), nn.Linear(16, 16) if has_layer else None
+
+    def forward(self, x):
+        return x if self.layer is None else self.layer(x)
+
+
+class Grouped(nn.Module):
+    """Blocks of which one of three has less, checkpointed two by two: every second group of three is called alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Optional(i % 3) for i in range(27))
+
+    def forward(self, x):
+        def run(first, x):
+            for block in self.blocks[first:first + 2]:
+                x = block(x)
+            return x
+
+        for first in range(0, 27, 2):
+            x = checkpoint(run, first, x, use_reentrant=False)
+        return x
+
+
+def test_neighbours_that_are_called_in_turns_are_not_alike():
+    found, run = (profile(Grouped(), args=(torch.rand(2, 4, 16),), optimizer="sgd", autocast=torch.bfloat16,
+                          reuse=reuse) for reuse in (True, False))
+    assert found == run
+
+
+BACKWARDS = [0]
+
+
+class CountsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        BACKWARDS[0] += 1
+        return grad * 2 if BACKWARDS[0] % 2 else grad.relu() * 2
+
+
+count_backward = CountsBackward.apply
+
+
+class Counting(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(count))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = count_backward(block(x))
+        return x
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_what_a_custom_function_counts_in_its_backward_is_met(count):
+    """Of an odd count every second step does otherwise; the function is reached by its ``apply`` alone."""
+    found = []
+    for reuse in (True, False):
+        BACKWARDS[0] = 0
+        found.append(profile(Counting(count), args=(torch.rand(4, 8),), optimizer="sgd", reuse=reuse))
+    assert found[0] == found[1]
+
+
+class StepsBetween(Counting):
+    """Runs a backward pass of its own after the third of its layers."""
+
+    def forward(self, x):
+        for index, block in enumerate(self.blocks):
+            x = block(x)
+            if index == 2:
+                x.sum().backward()
+                x = x.detach()
+        return x
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_a_backward_pass_between_blocks_is_run(autocast):
+    found, run = (profile(StepsBetween(COUNT), args=(torch.rand(4, 8),), optimizer="sgd", autocast=autocast,
+                          reuse=reuse) for reuse in (True, False))
+    assert found == run and not list_replayed(found)
