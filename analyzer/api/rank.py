@@ -163,12 +163,11 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
             steps.run()
             name_buffers(recorder.log, current_collectives().list_made())
         replay += [] if blocks is None else blocks.list_rows()
-    host = mode.space.host
     if blocks is not None:
         run.replace_log(blocks.write_log())
-        host = blocks.before.host
+    host_peak = max([record.host_peak_bytes for record in run.recorder.log.phases], default=0)
     return build_profile(run, is_final=True, replay=ReplayReport(tuple(replay)), whole_params=whole_params, shape=shape,
-                         host_peak_bytes=None if device.type == "cpu" else host.peak_allocated_bytes)
+                         host_peak_bytes=None if device.type == "cpu" else host_peak)
 
 
 def _list_storages(recorder: Recorder, live: LiveStorages) -> None:

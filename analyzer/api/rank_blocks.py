@@ -24,8 +24,13 @@ NO_CHAIN = f"no {_FEWEST} neighbours in one of its lists of modules are alike"
 def find_chains(module: torch.nn.Module) -> list[Chain]:
     """The chains of a module that are long enough."""
     with without_modes():  # objects may say by an operator on tensors whether they are equal
-        return [chain._replace(head=_ENDS, tail=_ENDS) for chain in chains_of(walk_modules(module))
-                if len(chain.blocks) >= _FEWEST]
+        # compiled, the first block makes less than others do, and what it makes is seen from the third
+        return [chain._replace(head=_ENDS + any(map(_is_compiled, chain.modules[0])), tail=_ENDS)
+                for chain in chains_of(walk_modules(module)) if len(chain.blocks) >= _FEWEST]
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    return module._compiled_call_impl is not None
 
 
 class RankBlocks:

@@ -364,7 +364,7 @@ def main() -> None:
         print("\n".join([" ".join(row), *left]), flush=True)
     table = markdown(("snapshot", "the run's peak", "predicted", "held in both", "same line", "same order",
                       "lives as long"), rows)
-    publish("accuracy.md", {"snapshots": f"{table}\n\n{describe_run(time.perf_counter() - begin)}"},
+    publish("accuracy.md", {"accuracy.snapshot_models": f"{table}\n\n{describe_run(time.perf_counter() - begin)}"},
             is_whole=arguments.only is None)
 
 

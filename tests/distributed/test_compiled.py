@@ -228,7 +228,7 @@ def test_collectives_that_are_waited_for_are_in_the_graph(waits, graphs):
 
 def test_some_blocks_run_for_many():
     some, every = run(fsdp2, "block.compile()", 14), run(fsdp2, "block.compile()", 14, reuse=False)
-    assert [row.replayed for row in some.replay.rows].count(True) == 8  # three at either end run
+    assert [row.replayed for row in some.replay.rows].count(True) == 7  # four at the front and three at the end run
     assert some.compiled == every.compiled and len(some.compiled) == 14
     assert some.comm == every.comm and some.timeline == every.timeline and some.nodes == every.nodes
     assert some.step_seconds == every.step_seconds and some.peak_reserved_bytes == every.peak_reserved_bytes
