@@ -165,7 +165,7 @@ def _run(session: Session, mode: MetaTensorMode, module: torch.nn.Module, live: 
         replay += [] if blocks is None else blocks.list_rows()
     if blocks is not None:
         run.replace_log(blocks.write_log())
-    host_peak = max([record.host_peak_bytes for record in run.recorder.log.phases], default=0)
+    host_peak = max([record.host_peak_bytes for record in run.recorder.log.phases], default=None)
     return build_profile(run, is_final=True, replay=ReplayReport(tuple(replay)), whole_params=whole_params, shape=shape,
                          host_peak_bytes=None if device.type == "cpu" else host_peak)
 

@@ -74,15 +74,18 @@ def complex_of(_: str, first: Tensor, second: Tensor, *, out: Tensor | None = No
                            f"type {name_dtype(out.dtype)} for argument 'out'")
 
 
+def _check_reduced(self: Tensor, dim: int, name: str = "") -> None:
+    """aten/src/ATen/native/ReduceOpsUtils.h, zero_numel_check_dims: of no elements none is taken."""
+    if self.numel() == 0 and self.shape[wrap_dim(dim, self.dim())] == 0:
+        raise IndexError(f"{name}Expected reduction dim {dim} to have non-zero size.")
+
+
 @refuses("amax", "amin", "aminmax")
 def extremes(_: str, self: Tensor, dim: Any = (), keepdim: bool = False, *, out: Tensor | None = None,
              min: Tensor | None = None, max: Tensor | None = None) -> None:
     """aten/src/ATen/native/ReduceOpsUtils.h, zero_numel_check_dims; ReduceAllOps.cpp and ReduceOps.cpp, aminmax."""
-    dims = [dim] if isinstance(dim, int) else list(dim or ())
-    if self.numel() == 0:
-        for d in dims:
-            if self.dim() == 0 or self.shape[wrap_dim(d, self.dim())] == 0:
-                raise IndexError(f"Expected reduction dim {d} to have non-zero size.")
+    for d in [dim] if isinstance(dim, int) else dim or ():
+        _check_reduced(self, d)
     for given in (min, max):
         if given is not None and given.dtype != self.dtype:
             raise RuntimeError(f"Expected out tensor to have dtype {name_dtype(self.dtype)}, but got "
@@ -160,12 +163,10 @@ def cat(_: str, tensors: Sequence[Tensor], *_args: Any, **_kwargs: Any) -> None:
 
 
 def _one_of_none(name: str, self: Tensor, args: tuple[Any, ...], named: dict[str, Any], default: Any = None) -> None:
-    """aten/src/ATen/native/ReduceOpsUtils.h, zero_numel_check_dims: of no elements none is taken. Without a dimension
-    (and ``default``) nothing is checked.
-    """
+    """The same for the dimension of a call; without one, and without a ``default``, nothing is checked."""
     dim = named.get("dim", args[0] if args else default)
-    if self.numel() == 0 and isinstance(dim, int) and self.shape[wrap_dim(dim, self.dim())] == 0:
-        raise IndexError(f"{name}(): Expected reduction dim {dim} to have non-zero size.")
+    if isinstance(dim, int):
+        _check_reduced(self, dim, f"{name}(): ")
 
 
 @refuses("max")

@@ -15,6 +15,7 @@ from analyzer.zoo.target import load_target, model_errors
 
 from .batching import Batching
 from .distribution import Lengths
+from .epoch_profile import EpochProfile
 from .inputs import MASKING, VariedInputs
 from .run import profile_epoch
 
@@ -44,8 +45,12 @@ def run_lengths(arguments: argparse.Namespace) -> int:
         found = profile_epoch(model, inputs.make, batching.divide(lengths), device=spec,
                               options=ProfileOptions(inference_mode=arguments.mode == "inference_mode"),
                               assumptions=inputs.assumptions, **find_step(arguments, recipe))
-    found = found.leaving_out(MASKING) if inputs.has_mask else found
-    if arguments.json is not None:
-        found.to_json(arguments.json)
+    return print_epoch(found.leaving_out(MASKING) if inputs.has_mask else found, arguments.json)
+
+
+def print_epoch(found: EpochProfile, path: str | None) -> int:
+    """Print an epoch, saved to ``path`` first if one is given. The exit code: 0, or 3 where a step would fail."""
+    if path is not None:
+        found.to_json(path)
     print(found)
     return 0 if found.fits else 3

@@ -13,6 +13,7 @@ from analyzer.tools.job.training import prepare_step
 from analyzer.zoo.target import model_errors
 
 from .batching import Batching
+from .command import print_epoch
 from .distribution import Lengths
 from .epoch_profile import EpochProfile
 from .inputs import MASK, MASKED, MASKING
@@ -23,10 +24,7 @@ def tell_epoch(plan: TrainingPlan, files: Files, arguments: argparse.Namespace) 
     """``analyzer job FILE --lengths``: 0, or 3 where a step of the epoch would fail."""
     found = profile_job_epoch(plan, arguments.lengths, arguments.batching, arguments.padding, arguments.device,
                               files=files)
-    if arguments.json is not None:
-        found.to_json(arguments.json)
-    print(found)
-    return 0 if found.fits else 3
+    return print_epoch(found, arguments.json)
 
 
 def profile_job_epoch(plan: TrainingPlan, lengths: str, batching: str | None = None, padding: str | None = None,

@@ -42,10 +42,9 @@ def profile_epoch(model: torch.nn.Module | Callable[[], torch.nn.Module], make_i
     dictionary of named ones, or a pair ``(tuple, dict)``; beside the batch it is given the dimensions of the epoch by
     their names. The step is profiled at some sizes; the memory of the others is exact where they make the same calls.
     The allocator then runs over as many as ``steps`` of the epoch, its cache emptied every so many where
-    ``empty_every`` says so. With ``courses`` it also tells
-    what emptying the cache, expandable segments and a first step with the largest batch give, and the limits.
-    ``options`` and ``profile_options`` are those of `analyzer.profile`; ``options.capacity_bytes`` takes the place of
-    the device's memory.
+    ``empty_every`` says so. With ``courses`` it also tells what emptying the cache, expandable segments and a first
+    step with the largest batch give, and the limits. ``options`` and ``profile_options`` are those of
+    `analyzer.profile`; ``options.capacity_bytes`` takes the place of the device's memory.
 
     Raises InputError for steps that leave behind what the next ones do not, and for what `profile` does.
 

@@ -234,10 +234,7 @@ class VariedStep:
             wanted = self._find_wanted()
             if wanted is None or len(self.probes) >= _MOST_PROFILES:
                 break
-            probe, regime = self._profile(wanted), self.regimes.get(self.tree.find(wanted))
-            if regime is not None and probe.columns.structure == regime.probes[0].columns.structure and (
-                    regime.agrees(probe)):
-                self.checked.append(wanted)
+            self._check(wanted)
 
     def _list_first(self) -> list[Cell]:
         """The smallest and the largest cell, some between, and some whose sizes are multiples."""
@@ -299,14 +296,17 @@ class VariedStep:
 
     def confirm(self, cell: Cell) -> bool:
         """Whether a profile at a further cell has the memory that follows from the others; it is one of them then."""
-        if cell in self.probes:
+        if cell in self.probes or self._check(cell):
             return True
+        self._divide()
+        return False
+
+    def _check(self, cell: Cell) -> bool:
+        """Profile a cell; whether its step is as the others foretell."""
         probe, regime = self._profile(cell), self.regimes[self.tree.find(cell)]
         agrees = probe.columns.structure == regime.probes[0].columns.structure and regime.agrees(probe)
         if agrees:
             self.checked.append(cell)
-        else:
-            self._divide()
         return agrees
 
     def at(self, cell: Cell) -> CellColumns:
