@@ -1,5 +1,6 @@
 """Memory snapshots: what their first screen says, by hand."""
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from analyzer.report.page.document import unpack
 from analyzer.tools.explain import read_snapshot
 from analyzer.tools.explain.recording.history import read_history
 from analyzer.tools.explain.recording.line import Lines
-from analyzer.tools.explain.recording.snapshot_report import DeviceReport, describe_device
+from analyzer.tools.explain.recording.snapshot_page import draw_segments
+from analyzer.tools.explain.recording.snapshot_report import DeviceReport, describe_device, name_categories
 from benchmarks.accuracy.recorded_run import BACKWARD, DATA, FORWARD, STEP, Recording, train
 from benchmarks.accuracy.snapshots import run_hostile
 
@@ -150,6 +152,21 @@ def test_the_page_has_what_is_held_at_each_moment(tmp_path: Path, run) -> None: 
         assert sum(alive) == held
     (tmp_path / "a.log").write_text("RuntimeError: CUDA error: out of memory\n")
     assert run("explain", str(tmp_path / "a.log"), "--html", str(tmp_path / "b.html"))[0] == 2
+
+
+def test_the_page_draws_each_segment_with_its_blocks_where_they_lie(tmp_path: Path) -> None:
+    path = _recorded().write(tmp_path / "run.pickle")
+    snapshot = read_snapshot(path)
+    history, lines = read_history(snapshot.devices[0]), Lines(snapshot.stacks)
+    page = draw_segments(history, lines, name_categories(history, snapshot, lines))
+    # A segment of 20 MiB has the three parameters of 5 MiB and a state of 3 MiB, the other, behind 9 MiB that were an
+    # input and activations, the two other states; a segment of 2 MiB has 100 bytes, of which 512 are taken.
+    bars = [re.findall(r'<span style="width:([0-9.]+)%(?:[^>]*title="([^:"]*):)?', bar)
+            for bar in re.findall(r'<div class="bar" role="img".*?</div>', page)]
+    assert bars == [[("45.0000", ""), ("30.0000", "6.00 MiB in 2 blocks, optimizer state")],
+                    [("75.0000", "15.00 MiB in 3 blocks, before recording"), ("15.0000", "3.00 MiB, optimizer state")],
+                    [("0.0244", "512 B, before recording")]]
+    assert re.findall(r"</div><span>([^<]*)<", page) == ["14.00 MiB", "2.00 MiB", "2.00 MiB"]
 
 
 class _Evil:

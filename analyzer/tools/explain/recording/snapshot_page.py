@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from analyzer.report.page.document import Headline, Panel, Tile, headline_part, summary_part, write_page, write_table
+from analyzer.report.text_width import escape_controls
 from analyzer.units import format_bytes, format_percent
 
 from .growth import StepGrowth
@@ -18,6 +21,8 @@ from .snapshot import Snapshot
 from .snapshot_report import DeviceReport
 
 _MOMENTS = 6_000  # of the timeline; each stands for its neighbours and is the highest of them
+_MOST_DRAWN = 60  # segments, those with the most bytes in no use
+_NARROWEST = 1 / 500  # of a segment's bar: narrower neighbours are drawn as one
 # Categories by the words of predictions, whose colours the page has.
 _SHOWN = {"parameters": "parameter", "activations": "activation", "gradients": "gradient",
           "optimizer states": "optimizer state", "temporaries of forward": "temporary",
@@ -43,7 +48,8 @@ def write_snapshot_page(path: Path, snapshot: Snapshot, report: DeviceReport, hi
     panels = [headline_part(headline, tiles)]
     if report.events:
         panels.append(Panel("memory", "Memory over time", describe_moments(history, lines, categories, growth)))
-    panels += [Panel("text", "Segments", lead=reserved + kept, has_chart=False), summary_part(text)]
+    drawn = draw_segments(history, lines, categories)
+    panels += [Panel("text", "Segments", lead=reserved + kept + drawn, has_chart=False), summary_part(text)]
     write_page(snapshot.name, panels, path)
 
 
@@ -85,3 +91,71 @@ def describe_moments(history: History, lines: Lines, categories: Sequence[str],
         "blocks": {"holder": [holder for holder, _, _ in blocks], "bytes": list(blocks.values()),
                    "born": [start for _, start, _ in blocks], "freed": [end for _, _, end in blocks]},
         "thinned": len(events) - len(moments)}
+
+
+def draw_segments(history: History, lines: Lines, categories: Sequence[str]) -> str:
+    """HTML of the segments at the end, a bar each with its blocks where they lie; those with the most unused bytes
+    first. It needs no script.
+    """
+    segments, blocks = history.memory.segments, history.memory.blocks
+    number_of = {int(history.address[block]): int(block) for block in history.at(len(history.memory.events) - 1)}
+    inside: dict[int, list[_Piece]] = {}
+    unused = segments.bytes.copy()
+    for row in np.flatnonzero(blocks.is_live).tolist():
+        segment, address, size = int(blocks.segment[row]), int(blocks.address[row]), int(blocks.bytes[row])
+        name = categories[number_of[address]] if address in number_of else "other"
+        line = str(lines.of(int(blocks.stack[row]), is_recorded=False))
+        inside.setdefault(segment, []).append(
+            _Piece(address - int(segments.address[segment]), size, _SHOWN.get(name, name), line))
+        unused[segment] -= size
+    order = np.lexsort((-segments.bytes, -unused)).tolist()
+    drawn, rest = order[:_MOST_DRAWN], order[_MOST_DRAWN:]
+    longest = int(segments.bytes[drawn].max(initial=1))
+    bars = []
+    for segment in drawn:
+        size, pieces = int(segments.bytes[segment]), inside.get(segment, [])
+        pool = "private pool" if segments.pool[segment] != (0, 0) else (
+            f"{'large' if segments.is_large[segment] else 'small'} blocks, stream {segments.stream[segment]}")
+        bars.append(f'<div class="bound"><span title="{pool}">{format_bytes(size)}</span><div class="bar" role="img" '
+                    f'aria-label="{pool}: {len(pieces):,} of them" style="width:{max(size / longest, 0.02):.2%}">'
+                    f'{_draw_pieces(pieces, size)}</div><span>{format_bytes(int(unused[segment]))}</span></div>')
+    more = f"; {len(rest):,} further segments have {format_bytes(int(unused[rest].sum()))} in no use" if rest else ""
+    met = sorted({piece.category for segment in drawn for piece in inside.get(segment, [])})
+    keys = "".join([f'<span><b style="color:{_color_of(name)}">&#9632;</b> {escape(name)}</span>' for name in met])
+    return (f'<h3>Where blocks lie</h3><p class="note">Each bar is a segment and is as long as it; what is empty of it '
+            f"is in no use. On the left is its size, on the right what is in no use{more}.</p>"
+            f'<div class="keys">{keys}</div>{"".join(bars)}')
+
+
+class _Piece(NamedTuple):
+    """A block within its segment."""
+
+    start: int
+    bytes: int
+    category: str
+    line: str
+
+
+def _color_of(category: str) -> str:
+    return f"var(--{category.replace(' ', '-')}, var(--other))"
+
+
+def _draw_pieces(pieces: Sequence[_Piece], size: int) -> str:
+    """The blocks of a segment and the gaps between them."""
+    def look_of(piece: _Piece) -> tuple[str, str, int]:  # neighbours with one look are drawn as one
+        if piece.bytes >= size * _NARROWEST:
+            return piece.category, piece.line, -1
+        return piece.category, "", int(piece.start / size / _NARROWEST)
+
+    drawn, at = [], 0
+    for _, group in groupby(pieces, look_of):
+        run = list(group)
+        first, end = run[0], run[-1].start + run[-1].bytes
+        if first.start > at:
+            drawn.append(f'<span style="width:{(first.start - at) / size:.4%}"></span>')
+        count = "" if len(run) == 1 else f" in {len(run):,} blocks"
+        told = f"{format_bytes(sum(piece.bytes for piece in run))}{count}, {first.category}: {first.line}"
+        drawn.append(f'<span style="width:{(end - first.start) / size:.4%};background:{_color_of(first.category)}" '
+                     f'title="{escape(escape_controls(told))}"></span>')
+        at = end
+    return "".join(drawn)
