@@ -4,6 +4,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.distributed import device_mesh
 from analyzer.cuda.binding import NCCL_VERSION
 from analyzer.cuda.stream import simulated_class
 from analyzer.errors import InputError
-from analyzer.meta.intercept.replacement import Undo, answer, replace
+from analyzer.meta.intercept.replacement import Undo, answer, replace, supply
 
 from .deepspeed import follow_engines
 from .world_state import active_world_state, current_world
@@ -66,6 +67,22 @@ def make_default_group(size: int, rank: int) -> None:
 
 
 _KINDS = ("TCPStore", "FileStore", "HashStore")
+
+
+class _ProcessGroupNCCL:
+    """What scripts take from the class of NCCL's groups, which builds of torch without CUDA lack: its options."""
+
+    class Options:
+        """The attributes of ``ProcessGroupNCCL.Options`` (torch/csrc/distributed/c10d/init.cpp). `new_group` takes them
+        and leaves them unread: they change neither what is sent nor how long it takes here.
+        """
+
+        def __init__(self, is_high_priority_stream: bool = False) -> None:
+            self.is_high_priority_stream = is_high_priority_stream
+            # NCCL_CONFIG_INITIALIZER of nccl.h sets each to NCCL_CONFIG_UNDEF_INT, the least integer
+            self.config = SimpleNamespace(**dict.fromkeys(("blocking", "cga_cluster_size", "min_ctas", "max_ctas"),
+                                                          -2**31))
+            self.group_name, self.global_ranks_in_group = "", list[int]()
 
 
 class _SimulatedStore(torch._C._distributed_c10d.Store):
@@ -198,4 +215,7 @@ def replacements() -> Iterator[Undo]:
                 yield answer(owner, name, simulated, passes_original=passes_original, where=current_world)
     for owner in (dist, c10d):
         yield answer(owner, "is_nccl_available", lambda: True, where=current_world)
+        yield supply(owner, "ProcessGroupNCCL", _ProcessGroupNCCL)
+    # torchtitan calls it after its first step; nothing is waited for
+    yield answer(c10d, "_set_pg_timeout", lambda timeout, group=None: None, where=current_world)
     yield answer(torch.cuda.nccl, "version", lambda: NCCL_VERSION, where=current_world)

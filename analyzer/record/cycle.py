@@ -12,8 +12,9 @@ from .evaluation import OuterRun
 from .log import Log
 from .rollout import RolloutCalls, find_rollouts
 
-ROLLOUT, SCORING, UPDATE, SYNC, SAVE, RESUME = "rollout", "scoring", "update", "sync", "save", "resume"
-AFTERWARDS = (SYNC, EVALUATION, SAVE, RESUME)  #: what follows a step, and begins no cycle
+ROLLOUT, SCORING, UPDATE, SYNC = "rollout", "scoring", "update", "sync"
+LOAD, SAVE, RESUME = "load", "save", "resume"
+AFTERWARDS = (SYNC, EVALUATION, LOAD, SAVE, RESUME)  #: what follows a step, and begins no cycle
 
 
 class NamedStretch(NamedTuple):

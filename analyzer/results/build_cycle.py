@@ -13,7 +13,7 @@ from analyzer.profilers.held_memory import alive_at, category_of, forward_ends
 from analyzer.profilers.latency import Latency, range_at_paces
 from analyzer.profilers.schedule import COMMUNICATION, PICOSECONDS, FreeAt
 from analyzer.record.call_table import OpCall
-from analyzer.record.cycle import RESUME, ROLLOUT, SAVE, Cycle, NamedStretch, PhasePart
+from analyzer.record.cycle import LOAD, RESUME, ROLLOUT, SAVE, Cycle, NamedStretch, PhasePart
 from analyzer.record.device_log import EARLIER_PREPARATION, EVALUATION, NO_STEP, PREPARATION, PhaseRecord
 from analyzer.record.log import Log, OuterCall
 from analyzer.units import add_quantities
@@ -34,10 +34,10 @@ def describe_cycles(log: Log, cycles: Sequence[Cycle], device: DeviceSpec) -> tu
 
 
 #: The phases of all that a script does, by the names of its blocks and by those of the log.
-_OF_BLOCKS = {SAVE: "saving", RESUME: "resuming"}
-_OF_RECORDS = {"setup": "loading", EVALUATION: "evaluation", PREPARATION: "preparation",
-               EARLIER_PREPARATION: "preparation"}
 LOADING, FIRST_STEP, STEADY, AFTERWARDS = "loading", "first step", "steady steps", "after the steps"
+_OF_BLOCKS = {LOAD: LOADING, SAVE: "saving", RESUME: "resuming"}
+_OF_RECORDS = {"setup": LOADING, EVALUATION: "evaluation", PREPARATION: "preparation",
+               EARLIER_PREPARATION: "preparation"}
 
 
 def describe_course(log: Log, blocks: Sequence[NamedStretch]) -> CycleInfo:
@@ -47,17 +47,18 @@ def describe_course(log: Log, blocks: Sequence[NamedStretch]) -> CycleInfo:
     """
     parts: list[tuple[str, int, PhaseRecord]] = [
         (_name_record(record, log.steps), record.first_call, record) for record in log.phases]
-    for block in blocks:  # what computes nothing, as a file that is written
-        if block.name in _OF_BLOCKS:
-            record = PhaseRecord(NO_STEP, "forward", block.stop, block.stop, end_event=block.event, block=block.name,
+    outermost: list[NamedStretch] = []
+    for block in sorted(blocks, key=lambda block: block.opened):
+        if not outermost or block.closed > outermost[-1].closed:
+            outermost.append(block)
+        name = outermost[-1].name if outermost[-1].name in _OF_BLOCKS else block.name
+        if name in _OF_BLOCKS:  # also what computes nothing, as a file that is written
+            record = PhaseRecord(NO_STEP, "forward", block.stop, block.stop, end_event=block.event, block=name,
                                  host_allocated_bytes=block.host_allocated_bytes,
                                  host_peak_bytes=block.host_peak_bytes, allocated_bytes=block.allocated_bytes,
                                  peak_allocated_bytes=block.allocated_bytes)
-            parts.append((_OF_BLOCKS[block.name], block.stop, record))
+            parts.append((_OF_BLOCKS[name], block.stop, record))
     parts.sort(key=lambda part: part[1])
-    in_order = sorted(blocks, key=lambda block: block.opened)
-    ends = [max([other.closed for other in in_order[:place]], default=-1) for place in range(len(in_order))]
-    outermost = [block for block, end in zip(in_order, ends) if block.closed > end]
     found: defaultdict[str, list[PhaseRecord]] = defaultdict(list)
     for name, _, record in parts:
         found[name].append(record)

@@ -3,6 +3,7 @@ import os
 import random
 import sys
 import threading
+from datetime import timedelta
 
 import pytest
 import torch
@@ -116,6 +117,15 @@ def test_a_process_group_of_the_user_survives():
 def test_the_backend_of_a_group_is_what_was_asked_for_cuda(backend, expected):
     with world(8):
         assert dist.get_backend(dist.new_group([0, 1], backend=backend)) == expected
+
+
+def test_a_group_takes_options_and_a_timeout_as_with_nccl():
+    with world(4):
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)  # Megatron-LM, parallel_state.py
+        options.config.max_ctas = 8
+        assert dist.get_world_size(dist.new_group([0, 1], pg_options=options)) == 2
+        c10d._set_pg_timeout(timedelta(seconds=3), dist.new_group([0, 1]))  # torchtitan, after its first step
+        c10d._set_pg_timeout(timedelta(seconds=3))
 
 
 def test_there_is_one_world_at_a_time():

@@ -137,7 +137,8 @@ def test_another_shape_and_a_missing_name_are_refused_as_by_pytorch(run, capsys)
     assert capsys.readouterr().out.splitlines()[-2:] == ["['Size mismatch']", "['Missing key']"]
 
 
-def test_a_rank_reads_its_shards_again(run, capsys):
+@pytest.mark.parametrize("rank", [0, 3])  # the coordinator of the plans, and one to which it would send its own
+def test_a_rank_writes_its_shards_and_reads_them_again(rank, run, capsys):
     found = run("""
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
@@ -154,15 +155,19 @@ def test_a_rank_reads_its_shards_again(run, capsys):
     step()
     weights, states = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": states}, checkpoint_id=sys.argv[1])
+    print([name for name in os.listdir(sys.argv[1]) if name.startswith("__")])
     weights, states = get_state_dict(model, optimizer)
     dcp.load({"model": weights, "optimizer": states}, checkpoint_id=sys.argv[1])
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
     step()
     print(weights["0.weight"].to_local().shape)
-    """, world=world(4))
+    """, world=world(4, rank), whole=True)
     assert found.error is None, found.format_error()
-    assert capsys.readouterr().out.splitlines()[-1] == "torch.Size([16, 64])"
-    assert found.profile.optimizer_bytes == 2 * 4 * (2 * (64 * 64 + 64)) // 4
+    assert capsys.readouterr().out.splitlines()[-2:] == [f"['__{rank}_0.distcp']", "torch.Size([16, 64])"]
+    shards = 4 * (2 * (64 * 64 + 64)) // 4
+    assert found.profile.optimizer_bytes == 2 * shards
+    saving = next(phase for phase in found.profile.course.phases if phase.name == "saving")
+    assert 3 * shards <= saving.host_peak_bytes < 4 * shards  # its shards and their states, no other's
 
 
 def test_a_process_that_saves_needs_a_group_as_in_pytorch(run):

@@ -87,6 +87,16 @@ dcp.load(state, checkpoint_id="folder")
     assert (found["saving"].host_peak_bytes or 0) >= 8 * MIB
 
 
+def test_a_block_that_loads_is_loading_whatever_it_calls(tmp_path: Path) -> None:
+    """A state dict that a checkpointer keeps from before the first step is no save."""
+    profile = run(tmp_path, PLAIN.replace("SAVE", "").replace("def train(steps):", """
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+with torch.profiler.record_function("load"):
+    kept = get_model_state_dict(model)
+def train(steps):"""))
+    assert set(phases_of(profile)) == {"loading", "first step", "steady steps", "evaluation", "after the steps"}
+
+
 def test_without_the_option_it_ends_after_its_steps(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PLAIN.replace("SAVE", "raise SystemExit(3)"))
     found = dry_run(tmp_path / "train.py")

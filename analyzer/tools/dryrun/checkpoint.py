@@ -190,6 +190,8 @@ def write_nowhere(files: SavedFiles) -> Iterator[Undo]:
     system = sys.modules[f"{_PACKAGE}.filesystem"]
     kind = system.FileSystem
     yield answer(system.FileSystemReader, "read_data", _read_data, passes_original=True)
+    yield answer(sys.modules[f"{_PACKAGE}.utils"]._DistWrapper, "__init__", _coordinate, passes_original=True,
+                 where=current_world)
 
     def create_stream(original: Any, system: Any, path: Any, mode: str) -> AbstractContextManager[Any]:
         if "w" in mode:
@@ -230,6 +232,12 @@ def _offload(stager: Any, x: Any, memo: dict[int, Any], non_blocking: bool = Fal
     copied = staged[storage].view(x.dtype).as_strided(x.size(), x.stride(), x.storage_offset())
     memo[id(x)] = copied.copy_(x, non_blocking=non_blocking)
     return copied
+
+
+def _coordinate(original: Any, wrapper: Any, group: Any, use_dist: bool, coordinator_rank: int) -> None:
+    """The rank that runs makes the plan of all ranks itself: the coordinator, which would send it, does not run."""
+    original(wrapper, group, use_dist, sys.modules["torch.distributed"].get_rank(group) if use_dist else
+             coordinator_rank)
 
 
 def _leave_shards(plans: list[Any], save_to_lowest_rank: bool = False) -> list[Any]:

@@ -17,7 +17,7 @@ from .checkpoint import replace_everywhere
 
 # What writes and reads checkpoints, by module: blocks of these names, as if the script had named them. A state dict of
 # sharded modules is gathered within; torch.save is one itself (`saved_file`).
-SAVE, RESUME = "save", "resume"
+LOAD, SAVE, RESUME = "load", "save", "resume"
 _CHECKPOINTS = "torch.distributed.checkpoint"
 _BLOCKS: dict[str, dict[str, str]] = {
     "transformers.trainer": {
@@ -37,7 +37,10 @@ _BLOCKS: dict[str, dict[str, str]] = {
     f"{_CHECKPOINTS}.state_dict": {
         "get_state_dict": SAVE, "get_model_state_dict": SAVE, "get_optimizer_state_dict": SAVE,
         "set_state_dict": RESUME, "set_model_state_dict": RESUME, "set_optimizer_state_dict": RESUME},
-    "torchtitan.components.checkpoint": {"CheckpointManager.save": SAVE, "CheckpointManager.load": RESUME}}
+    # torchtitan 0.2.2, components/checkpoint.py: `save` and `load` are called in each step and return where it is not
+    # due; the wrapper of the model keeps the state dict of before the first step.
+    "torchtitan.components.checkpoint": {
+        "ModelWrapper.__init__": LOAD, "CheckpointManager.dcp_save": SAVE, "CheckpointManager.dcp_load": RESUME}}
 
 
 def list_blocks(whole_steps: int | None) -> Mapping[str, Callable[[], Iterator[Undo]]]:
