@@ -33,17 +33,31 @@ def _sample(plan: TrainingPlan, **fields: Any) -> Rollout:
 
 
 @pytest.mark.parametrize(("fields", "expected"), [  # of a model of 6 GiB with states of 12, whose update needs 30
-    ({}, "half + 30"), ({"sleeps": True}, "half + 18"),
+    ({}, "half + 30 - pass"), ({"sleeps": True}, "half + 18"),
     ({"sleeps": True, "offloads_model": True}, "half + 12"), ({"sleeps": True, "offloads_optimizer": True}, "half + 6"),
     ({"sleeps": True, "offloads_optimizer": True, "offloads_model": True}, "half"), ({"is_apart": True}, "30")])
 def test_what_is_needed(plan: TrainingPlan, fields: dict[str, Any], expected: str) -> None:
     own = profile_training(replace(plan, rollout=None), "h100").verdict
     assert own is not None
     own = replace(own, needed_bytes=30 * GIB)
-    found = _sample(plan, **fields).judge(own, 6 * GIB, 12 * GIB)
-    half = (find_device("h100").memory_bytes or 0) // 2
-    assert found.needed_bytes == sum(half if word == "half" else int(word) * GIB for word in expected.split(" + "))
+    rollout = _sample(plan, **fields)
+    found, memory = rollout.judge(own, 6 * GIB, 12 * GIB), find_device("h100").memory_bytes or 0
+    graphs = 0 if rollout.engine is None else rollout.engine.graph_bytes  # beside the share, whether it sleeps or not
+    assert (graphs == 0) is bool(fields.get("is_apart"))
+    sizes = {"half": memory // 2 + graphs, "pass": 0 if rollout.engine is None else rollout.engine.pass_bytes}
+    more, _, less = expected.partition(" - ")
+    held = [sizes[word] if word in sizes else int(word) * GIB for word in more.split(" + ")]
+    assert found.needed_bytes == sum(held) - sizes.get(less, 0)
     assert (found.phase == "rollout") is bool(fields.get("sleeps"))
+
+
+def test_an_engine_of_unknown_size(plan: TrainingPlan) -> None:
+    own = profile_training(replace(plan, rollout=None), "h100").verdict
+    unknown = replace(_sample(plan), start=replace(_sample(plan).start, deployment=replace(
+        _sample(plan).start.deployment, device=replace(find_device("h100"), memory_bytes=None))))
+    assert own is not None and unknown.engine is not None and unknown.engine.sampling_bytes is None
+    found = unknown.judge(own, 6 * GIB, 12 * GIB)
+    assert (found.fits, found.needed_bytes) == (None, None) and "- of each" in str(unknown)
 
 
 def test_a_step_waits_for_its_answers(plan: TrainingPlan) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from analyzer.errors import UnknownSpeedError
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.results.verdict import Verdict
-from analyzer.tools.serving import ServedModel
+from analyzer.tools.serving import ServedModel, SharedEngine, share_device
 from analyzer.tools.serving.simulation import NoRoomError
 from analyzer.units import format_bytes, format_seconds
 
@@ -27,34 +27,41 @@ class Rollout:
     seconds: float | None
 
     @property
-    def engine_bytes(self) -> int:
-        """Of the engine on each device of the trained model, when it is awake; vLLM takes its whole share."""
-        share, memory = self.start.deployment.memory_share, self.start.deployment.device.memory_bytes
-        return 0 if self.plan.is_apart or share is None or memory is None else int(share * memory)
+    def engine(self) -> SharedEngine | None:
+        """What is on each device of the trained model; None where the engine has devices of its own."""
+        return None if self.plan.is_apart else share_device(self.start.deployment, level=2 if self.plan.sleeps else 0)
 
     def judge(self, own: Verdict, model_bytes: int, optimizer_bytes: int) -> Verdict:
         """The verdict of update and rollout together, of that of the update; the bytes are those that a device holds
         of the trained model between its steps (ms-swift 4.6, rlhf_trainers/rollout_mixin.py, `_fast_infer`: weights of
-        the engine come first, then the trained model leaves, then the cache comes).
+        the engine come first, then the trained model leaves, then the cache comes). Where the device's memory is not
+        known, neither is whether both fit.
         """
-        if own.needed_bytes is None or own.capacity_bytes is None or not self.engine_bytes:
+        engine = self.engine
+        if own.needed_bytes is None or engine is None:
             return own
-        plan, held = self.plan, model_bytes + optimizer_bytes
+        plan = self.plan
         stays = (0 if plan.offloads_model else model_bytes) + (0 if plan.offloads_optimizer else optimizer_bytes)
-        sampling = max(self.engine_bytes + stays, self.start.deployment.weight_bytes() + held)
-        updating = own.needed_bytes + (0 if plan.sleeps else self.engine_bytes)
+        peaks = engine.peaks(held_bytes=model_bytes + optimizer_bytes, update_bytes=own.needed_bytes,
+                             sampling_held_bytes=stays)
+        updating, sampling, copying = peaks["update"], peaks["rollout"], peaks["sync"]
+        if updating is None or sampling is None or copying is None:
+            return replace(own, needed_bytes=None, free_bytes=None, fits=None)
+        sampling = max(sampling, copying)
         needed = max(sampling, updating)
         if needed == own.needed_bytes:
             return own
-        found = replace(own, needed_bytes=needed, free_bytes=own.capacity_bytes - needed,
-                        fits=needed <= own.capacity_bytes, devices=())
+        capacity = own.capacity_bytes
+        found = replace(own, needed_bytes=needed, free_bytes=None if capacity is None else capacity - needed,
+                        fits=None if capacity is None else needed <= capacity, devices=())
         return found if updating >= sampling else replace(
             found, phase="rollout", operator=None, forward_operator=None, node=None, module_path=None)
 
     def __str__(self) -> str:
         devices = f"{self.start.deployment.layout.gpus} x {self.start.deployment.device.name}"
-        where = f"a server that is taken to have {devices}" if self.plan.is_apart else (
-            f"each engine on {devices} that train too, {format_bytes(self.engine_bytes)} of each")
+        engine = self.engine
+        where = f"a server that is taken to have {devices}" if engine is None else (
+            f"each engine on {devices} that train too, {format_bytes(engine.sampling_bytes)} of each")
         took = "" if self.seconds is None else f"; {format_seconds(self.seconds)} of a step"
         return (f"rollout: {self.plan.sequences:,} answers of {self.plan.new:,} tokens to prompts of {self.prompt:,}, "
                 f"at once, by {where}{took}")

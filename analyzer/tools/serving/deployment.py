@@ -204,13 +204,20 @@ class Deployment:
     def activation_bytes(self) -> int:
         """What a pass of the most tokens holds besides: rows of the widest product, its input, logits in float32."""
         tokens = self.engine.chunk
+        logits = min(self.engine.sequences, tokens) * self.model.vocabulary * 4 // self.layout.tp
+        return self.pass_bytes(tokens) + 2 * logits
+
+    def pass_bytes(self, tokens: int) -> int:
+        """What a pass of so many tokens holds besides, without logits."""
         widest = max((self.local_product(product).n * product.rows for product, _ in self.model.products
                       if not product.is_head), default=0)
-        logits = min(self.engine.sequences, tokens) * self.model.vocabulary * 4 // self.layout.tp
-        return tokens * (2 * widest + 4 * self.model.hidden) * 2 + 2 * logits
+        return tokens * (2 * widest + 4 * self.model.hidden) * 2
 
-    def room_bytes(self) -> int | None:
-        """What is left for the cache on a rank; None where the device's memory is unknown, below 0 where none is."""
+    def room_bytes(self, held_bytes: int = 0) -> int | None:
+        """What is left for the cache on a rank; None where the device's memory is unknown, below 0 where none is.
+        ``held_bytes`` were taken when the server started: it counts its share of all memory (vLLM), or of what was
+        free.
+        """
         memory = self.device.memory_bytes
         if memory is None:
             return None
@@ -218,8 +225,10 @@ class Deployment:
         share = self.memory_share
         assert share is not None  # since the memory is known
         if self.engine.of_free:
-            return int(share * (memory - weights - activations))
-        return int(share * memory) - weights - (activations if self.engine.activations_within else 0)
+            return int(share * (memory - held_bytes - weights - activations))
+        if not self.engine.activations_within:
+            return int(share * (memory - held_bytes)) - weights
+        return int(share * memory) - weights - activations
 
     @property
     def memory_share(self) -> float | None:

@@ -92,6 +92,13 @@ def _number(version: str | None) -> tuple[int, ...]:
     return tuple(int(part) for part in itertools.takewhile(str.isdigit, parts[:3]))
 
 
+def captured_sequences(memory_bytes: int, tp: int) -> int:
+    """Sequences of the largest pass of decoding that SGLang captures (0.5.23, srt/arg_groups/memory_hook.py)."""
+    size, few = memory_bytes / 2**30, tp < 4
+    return 8 if size < 20 else (48 if few else 160) if size < 35 else (32 if few else 160) if size < 60 else (
+        256 if few and size < 160 else 512)
+
+
 def static_share(memory_bytes: int, chunk: int, tp: int, pp: int = 1, copies: int = 1,
                  sequences: int | None = None) -> float:
     """SGLang's ``mem_fraction_static`` where it is not given: the share of weights and cache, what is left beside a
@@ -103,9 +110,8 @@ def static_share(memory_bytes: int, chunk: int, tp: int, pp: int = 1, copies: in
     (0.83, 0.813)
     """
     memory = memory_bytes / 2**20
-    size, few = memory / 1024, tp < 4
-    decoding = 8 if size < 20 else (48 if few else 160) if size < 35 else (32 if few else 160) if size < 60 else (
-        256 if few and size < 160 else 512)
+    size = memory / 1024
+    decoding = captured_sequences(memory_bytes, tp)
     steps = (range(4, 33, 4), range(48, 257, 16), range(288, 513, 32), range(576, 1025, 64), range(1280, 4097, 256),
              range(4608, chunk + 1, 512))  # cuda_graph_hook.py, `generate_prefill_cuda_graph_batch_sizes`
     captured = min(decoding, sequences or decoding)
