@@ -154,19 +154,34 @@ def test_the_page_has_what_is_held_at_each_moment(tmp_path: Path, run) -> None: 
     assert run("explain", str(tmp_path / "a.log"), "--html", str(tmp_path / "b.html"))[0] == 2
 
 
-def test_the_page_draws_each_segment_with_its_blocks_where_they_lie(tmp_path: Path) -> None:
-    path = _recorded().write(tmp_path / "run.pickle")
+def _bars(path: Path) -> tuple[list[list[tuple[str, str]]], list[str]]:
+    """The pieces of each bar of a page, in percent of their segment and with what they are, and what is in no use."""
     snapshot = read_snapshot(path)
     history, lines = read_history(snapshot.devices[0]), Lines(snapshot.stacks)
     page = draw_segments(history, lines, name_categories(history, snapshot, lines))
+    return [re.findall(r'<span style="width:([0-9.]+)%(?:[^>]*title="([^"]*?):)?', bar)
+            for bar in re.findall(r'<div class="bar" role="img".*?</div>', page)], re.findall(r"</div><span>([^<]*)<", page)
+
+
+def test_the_page_draws_each_segment_with_its_blocks_where_they_lie(tmp_path: Path) -> None:
     # A segment of 20 MiB has the three parameters of 5 MiB and a state of 3 MiB, the other, behind 9 MiB that were an
     # input and activations, the two other states; a segment of 2 MiB has 100 bytes, of which 512 are taken.
-    bars = [re.findall(r'<span style="width:([0-9.]+)%(?:[^>]*title="([^:"]*):)?', bar)
-            for bar in re.findall(r'<div class="bar" role="img".*?</div>', page)]
+    bars, unused = _bars(_recorded().write(tmp_path / "run.pickle"))
     assert bars == [[("45.0000", ""), ("30.0000", "6.00 MiB in 2 blocks, optimizer state")],
                     [("75.0000", "15.00 MiB in 3 blocks, before recording"), ("15.0000", "3.00 MiB, optimizer state")],
                     [("0.0244", "512 B, before recording")]]
-    assert re.findall(r"</div><span>([^<]*)<", page) == ["14.00 MiB", "2.00 MiB", "2.00 MiB"]
+    assert unused == ["14.00 MiB", "2.00 MiB", "2.00 MiB"]
+
+
+def test_a_gap_between_blocks_of_one_line_is_drawn(tmp_path: Path) -> None:
+    recording = Recording()
+    for name in "abc":
+        recording.alloc(name, 5 * MIB, DATA)
+    recording.start()
+    recording.free("b", FORWARD)
+    bars, unused = _bars(recording.write(tmp_path / "run.pickle"))
+    block = ("25.0000", "5.00 MiB, before recording")
+    assert (bars, unused) == ([[block, ("25.0000", ""), block]], ["10.00 MiB"])
 
 
 class _Evil:

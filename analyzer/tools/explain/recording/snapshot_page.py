@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,8 +93,8 @@ def describe_moments(history: History, lines: Lines, categories: Sequence[str],
 
 
 def draw_segments(history: History, lines: Lines, categories: Sequence[str]) -> str:
-    """HTML of the segments at the end, a bar each with its blocks where they lie; those with the most unused bytes
-    first. It needs no script.
+    """HTML of the segments that blocks keep at the end, a bar each with its blocks where they lie; those with the most
+    unused bytes first. It needs no script.
     """
     segments, blocks = history.memory.segments, history.memory.blocks
     number_of = {int(history.address[block]): int(block) for block in history.at(len(history.memory.events) - 1)}
@@ -108,22 +107,22 @@ def draw_segments(history: History, lines: Lines, categories: Sequence[str]) -> 
         inside.setdefault(segment, []).append(
             _Piece(address - int(segments.address[segment]), size, _SHOWN.get(name, name), line))
         unused[segment] -= size
-    order = np.lexsort((-segments.bytes, -unused)).tolist()
+    order = [segment for segment in np.lexsort((-segments.bytes, -unused)).tolist() if segment in inside]
     drawn, rest = order[:_MOST_DRAWN], order[_MOST_DRAWN:]
     longest = int(segments.bytes[drawn].max(initial=1))
     bars = []
     for segment in drawn:
-        size, pieces = int(segments.bytes[segment]), inside.get(segment, [])
+        size, pieces = int(segments.bytes[segment]), inside[segment]
         pool = "private pool" if segments.pool[segment] != (0, 0) else (
             f"{'large' if segments.is_large[segment] else 'small'} blocks, stream {segments.stream[segment]}")
         bars.append(f'<div class="bound"><span title="{pool}">{format_bytes(size)}</span><div class="bar" role="img" '
                     f'aria-label="{pool}: {len(pieces):,} of them" style="width:{max(size / longest, 0.02):.2%}">'
                     f'{_draw_pieces(pieces, size)}</div><span>{format_bytes(int(unused[segment]))}</span></div>')
     more = f"; {len(rest):,} further segments have {format_bytes(int(unused[rest].sum()))} in no use" if rest else ""
-    met = sorted({piece.category for segment in drawn for piece in inside.get(segment, [])})
+    met = sorted({piece.category for segment in drawn for piece in inside[segment]})
     keys = "".join([f'<span><b style="color:{_color_of(name)}">&#9632;</b> {escape(name)}</span>' for name in met])
-    return (f'<h3>Where blocks lie</h3><p class="note">Each bar is a segment and is as long as it; what is empty of it '
-            f"is in no use. On the left is its size, on the right what is in no use{more}.</p>"
+    return (f'<h3>Where blocks lie</h3><p class="note">Each bar is a segment with blocks in it, and is as long as it; '
+            f"what is empty of it is in no use. On the left is its size, on the right what is in no use{more}.</p>"
             f'<div class="keys">{keys}</div>{"".join(bars)}')
 
 
@@ -135,22 +134,28 @@ class _Piece(NamedTuple):
     category: str
     line: str
 
+    @property
+    def end(self) -> int:
+        return self.start + self.bytes
+
 
 def _color_of(category: str) -> str:
     return f"var(--{category.replace(' ', '-')}, var(--other))"
 
 
 def _draw_pieces(pieces: Sequence[_Piece], size: int) -> str:
-    """The blocks of a segment and the gaps between them."""
-    def look_of(piece: _Piece) -> tuple[str, str, int]:  # neighbours with one look are drawn as one
-        if piece.bytes >= size * _NARROWEST:
-            return piece.category, piece.line, -1
-        return piece.category, "", int(piece.start / size / _NARROWEST)
-
-    drawn, at = [], 0
-    for _, group in groupby(pieces, look_of):
-        run = list(group)
-        first, end = run[0], run[-1].start + run[-1].bytes
+    """The blocks of a segment and the gaps between them; neighbours that look alike or are narrow are drawn as one."""
+    drawn, at, narrow = [], 0, size * _NARROWEST
+    runs: list[list[_Piece]] = []
+    for piece in pieces:
+        last = runs[-1][-1] if runs else None
+        if last is not None and piece.category == last.category and (
+                piece.start - last.end < narrow) and (piece.line == last.line or piece.bytes + last.bytes < narrow):
+            runs[-1].append(piece)
+        else:
+            runs.append([piece])
+    for run in runs:
+        first, end = run[0], run[-1].end
         if first.start > at:
             drawn.append(f'<span style="width:{(first.start - at) / size:.4%}"></span>')
         count = "" if len(run) == 1 else f" in {len(run):,} blocks"
