@@ -159,8 +159,9 @@ def _bars(path: Path) -> tuple[list[list[tuple[str, str]]], list[str]]:
     snapshot = read_snapshot(path)
     history, lines = read_history(snapshot.devices[0]), Lines(snapshot.stacks)
     page = draw_segments(history, lines, name_categories(history, snapshot, lines))
-    return [re.findall(r'<span style="width:([0-9.]+)%(?:[^>]*title="([^"]*?):)?', bar)
-            for bar in re.findall(r'<div class="bar" role="img".*?</div>', page)], re.findall(r"</div><span>([^<]*)<", page)
+    bars = re.findall(r'<div class="bar" role="img".*?</div>', page)
+    return ([re.findall(r'<span style="width:([0-9.]+)%(?:[^>]*title="([^"]*?):)?', bar) for bar in bars],
+            re.findall(r"</div><span>([^<]*)<", page))
 
 
 def test_the_page_draws_each_segment_with_its_blocks_where_they_lie(tmp_path: Path) -> None:
