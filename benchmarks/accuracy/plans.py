@@ -1,7 +1,6 @@
-"""The tables of docs/plans.md: plans at three budgets, and beside other ways of checkpointing at the same peak.
+"""The tables of docs/plans.md: plans of models at three budgets, and of a sharded 70-billion-parameter step at four.
 
-    python -m benchmarks.accuracy.plans [MODEL ...]     # an hour; with what others run again (`plan_reference`)
-    python -m benchmarks.accuracy.plans --exact         # what method="exact" proves
+    python -m benchmarks.accuracy.plans [models] [sharded] [MODEL ...]     # both parts: half an hour
 
 Each plan is replayed under the recorder at full size without data. Then the same plan is applied to a small model with
 the same graph, whose loss, gradients and buffers after a step on the CPU must equal, to the bit, those without a plan.
@@ -10,18 +9,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from analyzer import symbolic_trace
-from analyzer.errors import InputError
+from analyzer import ProfileOptions, symbolic_trace
+from analyzer.memory.allocator import AllocatorOptions
+from analyzer.parallel import world
 from analyzer.record.eager import default_loss
-from analyzer.tools.solver import InfeasibleBudgetError, Plan, Planner
-from analyzer.tools.solver.solver_registry import solve_units
-from analyzer.tools.solver.unit import total_cost
+from analyzer.tools.solver import BlockPlanner, InfeasibleBudgetError, Plan, Planner
 from analyzer.units import format_bytes
 from analyzer.zoo.gpt2 import GPT2
 from analyzer.zoo.llama import Llama, LlamaConfig
@@ -30,8 +29,7 @@ from analyzer.zoo.torchvision_ops import define_torchvision_ops
 define_torchvision_ops()
 import torchvision.models as tm  # noqa: E402
 
-from benchmarks.accuracy.plan_reference import Way, measure_blocks, measure_partitions  # noqa: E402
-from benchmarks.page import markdown, publish  # noqa: E402
+from benchmarks.page import known, markdown, percent, publish  # noqa: E402
 
 BUDGETS = (0.75, 0.5, 0.35)
 
@@ -41,7 +39,6 @@ class Case(NamedTuple):
 
     build: Callable[[], nn.Module]
     inputs: dict[str, Tensor]        #: on meta
-    block: str                       #: class of the repeated module
     build_small: Callable[[], nn.Module]
     small_inputs: Callable[[], dict[str, Tensor]]
 
@@ -80,22 +77,20 @@ def _llama(**options: Any) -> Llama:
 
 
 CASES: dict[str, Case] = {
-    "ResNet-152": Case(tm.resnet152, images(16, 3, 224, 224), "Bottleneck", tm.resnet152,
-                       lambda: drawn(images(2, 3, 64, 64))),
-    "DenseNet-121": Case(tm.densenet121, images(16, 3, 224, 224), "_DenseLayer", tm.densenet121,
-                         lambda: drawn(images(2, 3, 64, 64))),
-    "ViT-B/16": Case(tm.vit_b_16, images(16, 3, 224, 224), "EncoderBlock",
-                     lambda: tm.VisionTransformer(224, 16, 12, 4, 64, 128), lambda: drawn(images(1, 3, 224, 224))),
-    "GPT-2 medium": Case(lambda: GPT2(hidden=1024, layers=24, heads=16, dropout=0.0), tokens(4, 1024), "Block",
+    "ResNet-152": Case(tm.resnet152, images(16, 3, 224, 224), tm.resnet152, lambda: drawn(images(2, 3, 64, 64))),
+    "DenseNet-121": Case(tm.densenet121, images(16, 3, 224, 224), tm.densenet121, lambda: drawn(images(2, 3, 64, 64))),
+    "ViT-B/16": Case(tm.vit_b_16, images(16, 3, 224, 224), lambda: tm.VisionTransformer(224, 16, 12, 4, 64, 128),
+                     lambda: drawn(images(1, 3, 224, 224))),
+    "GPT-2 medium": Case(lambda: GPT2(hidden=1024, layers=24, heads=16, dropout=0.0), tokens(4, 1024),
                          lambda: GPT2(vocabulary=101, hidden=32, layers=24, heads=4),
                          lambda: drawn(tokens(2, 16), 101)),
     "Llama, 16 layers": Case(
-        _llama, tokens(2, 2048), "DecoderLayer", lambda: _llama(vocab_size=101, hidden_size=64, intermediate_size=128,
-                                                                num_attention_heads=32, num_key_value_heads=8),
+        _llama, tokens(2, 2048), lambda: _llama(vocab_size=101, hidden_size=64, intermediate_size=128,
+                                                num_attention_heads=32, num_key_value_heads=8),
         lambda: drawn(tokens(2, 16), 101)),
     "U-Net": Case(
         lambda: unet(64), {"sample": torch.empty(16, 3, 64, 64, device="meta"),
-                           "timestep": torch.empty(16, dtype=torch.int64, device="meta")}, "ResnetBlock2D",
+                           "timestep": torch.empty(16, dtype=torch.int64, device="meta")},
         lambda: unet(8), lambda: {"sample": torch.randn(2, 3, 64, 64), "timestep": torch.tensor([3, 7])})}
 
 
@@ -126,96 +121,88 @@ def equals(case: Case, plans: list[Plan]) -> list[bool]:
     return results
 
 
-def percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.3f} %"
-
-
-def compare_exact() -> str:  # what `chain` and `exact` find for the same units, and in what time
-    llama = Case(lambda: Llama(LlamaConfig(num_hidden_layers=18)), tokens(2, 1024), "", nn.Identity, dict)
-    resnet = Case(tm.resnet50, images(16, 3, 224, 224), "", tm.resnet50, dict)
-    cases = {"Llama, 18 layers": llama, "ResNet-50": resnet,
-             **{name: CASES[name] for name in ("ViT-B/16", "ResNet-152", "U-Net")}}
-    rows = []
-    for name, case in cases.items():
-        gm = symbolic_trace(case.build_meta(), meta_args=case.inputs)
-        planner = Planner(gm, (), case.inputs)
-        units = planner.units(whole=False)
-        for budget in (0.75, 0.5):
-            limit, _ = planner.budget_bytes(budget)
-            chain = solve_units(units, limit, "chain")
-            begun = time.perf_counter()
-            exact = solve_units(units, limit, "exact")
-            seconds = time.perf_counter() - begun
-            assert chain is not None and exact is not None and exact.bound is not None
-            found, whole = total_cost(exact.units), planner.problem(whole=False).fwd_cost
-            rows.append([name, len(gm.graph.nodes), f"{len(units):,}", f"{budget:.0%}",
-                         percent(total_cost(chain.units), whole), percent(found, whole),
-                         percent(found - exact.bound, found), f"{seconds:.1f}"])
-    return markdown(["model", "nodes", "units", "budget", "chain", "exact", "gap", "seconds"], rows,
-                    cases="accuracy/plans_exact")
-
-
-def plan_model(name: str, case: Case) -> tuple[list[list[Any]], list[list[Any]]]:
-    """Rows of both tables: each budget beside what other ways run again within it, and each other way beside a plan
-    within its peak.
-    """
-    ways = {label: measure_blocks(case.build_meta(), case.inputs, case.block, size)
-            for label, size in (("every block", 1), ("√N blocks", None))}
+def plan_model(name: str, case: Case) -> list[list[Any]]:
+    """A row for each budget: what the plan within it reaches, and what it runs again."""
     gm = symbolic_trace(case.build_meta(), meta_args=case.inputs)
     planner = Planner(gm, (), case.inputs)
-    base = planner.unplanned
-    assert base.fwd_flops is not None and base.bwd_flops is not None
-    whole, fwd_flops = base.peak_activation_bytes, base.fwd_flops
-    partitions = measure_partitions(case.build_meta, case.inputs, base.fwd_flops + base.bwd_flops)
-    plans, seconds, infeasible = [], [], []
+    whole, fwd_flops = planner.unplanned.peak_activation_bytes, known(planner.unplanned.fwd_flops)
+    found: dict[float, tuple[Plan, float]] = {}
+    rows: list[list[Any]] = []
     for budget in BUDGETS:
         begun = time.perf_counter()
         try:
-            plans.append(planner.solve(budget))
+            found[budget] = planner.solve(budget), time.perf_counter() - begun
         except InfeasibleBudgetError as error:
-            infeasible.append([name, len(gm.graph.nodes), f"{budget:.0%} of {format_bytes(whole)}", f"none: {error}",
-                               *[""] * 6])
-        seconds.append(time.perf_counter() - begun)
+            rows.append([name, len(gm.graph.nodes), f"{budget:.0%} of {format_bytes(whole)}", f"none: {error}",
+                         *[""] * 3])
+    same = equals(case, [plan for plan, _ in found.values()])
+    return [[name, len(gm.graph.nodes), f"{budget:.0%} of {format_bytes(whole)}",
+             percent(known(plan.planned).peak_activation_bytes / whole, 3), f"{took:.1f}",
+             percent(known(known(plan.planned).recompute_flops) / fwd_flops, 3), "equal" if equal else "DIFFERENT"]
+            for (budget, (plan, took)), equal in zip(found.items(), same)] + rows
+
+
+def tell_models(names: Sequence[str]) -> str:
+    rows = []
+    for name in names:
+        rows += plan_model(name, CASES[name])
+        print(f"{name}: done", file=sys.stderr, flush=True)
+    return markdown(["model", "nodes", "budget", "peak reached", "seconds to plan", "run again",
+                     "loss, gradients, buffers"], rows, cases="accuracy/plans")
+
+
+GIB = 2**30
+RANKS, LENGTH = 64, 8192
+# of Llama 3 70B (its published config.json)
+CONFIG = LlamaConfig(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
+                     num_key_value_heads=8, tie_word_embeddings=False)
+SHARDED_BUDGETS = (69, 70, 71, 72)  # GiB
+
+
+def build_sharded() -> nn.Module:
+    """Each layer and the rest sharded over all ranks, gathered in bfloat16, gradients reduced in float32."""
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    with torch.device("meta"):
+        model = Llama(CONFIG)
+    for layer in model.model.layers:
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    return model.to_empty(device="cuda")
+
+
+def tell_sharded() -> str:
     rows: list[list[Any]] = []
-    for budget, plan, took, equal in zip(BUDGETS, plans, seconds, equals(case, plans)):
-        assert plan.planned is not None and plan.planned.recompute_flops is not None
-        others = [[way] for way in ways.values()] + [list(partitions.values())]
-        within = [[way.again for way in some if way.peak <= plan.budget_bytes] for some in others]
-        rows.append([name, len(gm.graph.nodes), f"{budget:.0%} of {format_bytes(whole)}",
-                     percent(plan.planned.peak_activation_bytes, whole), f"{took:.1f}",
-                     percent(plan.planned.recompute_flops, fwd_flops),
-                     *(percent(min(again), fwd_flops) if again else "over budget" for again in within),
-                     "equal" if equal else "DIFFERENT"])
-    points: dict[Way, list[Any]] = {}
-    for label, way in {**ways, **{f"partitioner, {setting}": way for setting, way in partitions.items()}}.items():
-        if way not in points:
-            try:
-                found = planner.solve(min(1.0, way.peak / whole)).planned
-                assert found is not None and found.recompute_flops is not None
-                own = percent(found.recompute_flops, fwd_flops)
-            except InputError:
-                own = "none"
-            points[way] = [name, label, percent(way.peak, whole), percent(way.again, fwd_flops), own]
-    return rows + infeasible, list(points.values())
+
+    def add(name: str, step: Any, whole: Any, *cells: str) -> None:
+        rows.append([name, f"{known(step.peak_reserved_bytes) / GIB:.2f}", f"{step.peak_allocated_bytes / GIB:.2f}",
+                     *cells, f"{known(step.step_seconds):.3f}",
+                     f"{known(step.step_seconds) / known(whole.step_seconds) - 1:+.1%}"])
+
+    with world(RANKS):
+        planner = BlockPlanner(
+            build_sharded, kwargs=tokens(1, LENGTH), device="h100", optimizer="adamw_fused",
+            options=ProfileOptions(allocator=AllocatorOptions(expandable_segments=True), keep_events=False))
+        for budget in SHARDED_BUDGETS:
+            plan = planner.plan(f"{budget}GiB")
+            assert known(plan.planned.peak_reserved_bytes) <= budget * GIB
+            add(f"{budget} GiB", plan.planned, plan.recomputed,
+                f"{sum(c.kept_bytes for c in plan.choices) / GIB:.1f}", f"{plan.offloaded_bytes / GIB:.1f}",
+                f"{sum(c.recompute_seconds for c in plan.choices):.3f}")
+            print(plan, file=sys.stderr, flush=True)
+    add("none: every block run again", plan.recomputed, plan.recomputed, "", "", "")
+    add("none: nothing run again", plan.plain, plan.recomputed, "", "", "")
+    return markdown(["budget", "reserved, GiB", "allocated, GiB", "kept, GiB", "on the host, GiB", "run again, s",
+                     "step, s", "to all run again"], rows)
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    if "--exact" in sys.argv:
-        publish("plans.md", {"accuracy.plans exact": compare_exact()}, is_whole=True)
-        return
-    rows, points = [], []
-    for name in sys.argv[1:] or CASES:
-        found = plan_model(name, CASES[name])
-        rows += found[0]
-        points += found[1]
-        print(f"{name}: done", file=sys.stderr, flush=True)
-    plans = markdown(["model", "nodes", "budget", "peak reached", "seconds to plan", "run again: plan", "every block",
-                      "√N blocks", "partitioner", "loss, gradients, buffers"], rows, cases="accuracy/plans")
-    others = markdown(["model", "other way", "its peak", "run again: it", "a plan within that peak"], points, 2,
-                      "accuracy/plans_beside_others")
-    publish("plans.md", {"accuracy.plans": f"Each plan:\n\n{plans}\n\nOthers at their own peaks:\n\n{others}"},
-            is_whole=len(sys.argv) == 1)
+    asked = sys.argv[1:]
+    if not asked or "sharded" in asked:
+        publish("plans.md", {"accuracy.plans sharded": tell_sharded()}, is_whole=True)
+    names = list(CASES) if not asked or "models" in asked else [name for name in asked if name in CASES]
+    if names:
+        publish("plans.md", {"accuracy.plans": tell_models(names)}, is_whole=len(names) == len(CASES))
 
 
 if __name__ == "__main__":

@@ -13,16 +13,11 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
-
-import torch
 
 from analyzer.errors import UnknownDeviceError
 from analyzer.hardware import DeviceSpec, cluster_of, find_device
@@ -32,22 +27,12 @@ from analyzer.tools.serving.deployment import Deployment, Layout
 from analyzer.tools.serving.engine import Engine, find_engine
 from analyzer.tools.serving.pass_time import PassTimer
 from analyzer.tools.serving.read_model import read_served_model
-from analyzer.tools.serving.serve import make_deployment
 from analyzer.tools.serving.served_model import ServedModel
 from analyzer.tools.serving.simulation import Timeline, Traffic, simulate
 from analyzer.tools.serving.watts import find_work
 from analyzer.zoo.published_shape import find_shape
 from analyzer.zoo.target import load_target
-from benchmarks.page import (
-    correlate_ranks,
-    describe_run,
-    known,
-    markdown,
-    percent,
-    processor_seconds,
-    publish,
-    quantile,
-)
+from benchmarks.page import correlate_ranks, describe_run, known, markdown, percent, publish, quantile
 from benchmarks.truth.table import read_left_out, read_rows, read_truth
 
 LEFT_OUT = "serving/left_out"  # written by the calibration
@@ -320,77 +305,13 @@ def tell_coverage(judgement: Judgement) -> str:
             + markdown(["left out", "time of a token", "time to the first token"], rows))
 
 
-SHOWN = "llama-3.1-8b", Layout(), (1024, 512), (8, 32, 128)  # tokens of prompt and answer; requests in flight
-
-
-def tell_shown(judgement: Judgement) -> str:
-    """Seconds of a token of one model beside those that were measured."""
-    model, layout, tokens, slots = SHOWN
-    found = {judged.case.traffic.slots: judged for judged in judgement.cases
-             if (judged.case.model, judged.case.layout) == (model, layout)
-             and (judged.case.traffic.prompt_tokens, judged.case.traffic.new_tokens) == tokens}
-    rows = [[number, f"{found[number].case.tpot * 1e3:.1f} ms", f"{found[number].token_seconds * 1e3:.1f} ms",
-             percent(found[number].token_error, signed=True)] for number in slots]
-    device = find_named(found[slots[0]].case.device).name
-    return (f"{model} in bf16 on {device}, {tokens[0]:,} + {tokens[1]} tokens, {KINDS[0]} left out, a token:\n\n"
-            + markdown(["requests in flight", "measured", "predicted", "error"], rows, text=0))
-
-
-FLEETS = (("llama-3.1-8b", "h100"), ("llama-3.1-70b", "h100"), ("gpt-oss-120b", "h100", "--experts", "mxfp4"),
-          ("deepseek-v3", "h200", "--weights", "fp8-block"))
-ASKED = "--ttft 300ms --tpot 15ms --rate 20 --prompt 2048 --new-tokens 256"
-
-
-def tell_fleets() -> str:
-    """Seconds of a processor that the whole command takes, imports and reading of the model included."""
-    rows = []
-    for model, device, *more in FLEETS:
-        before = processor_seconds(resource.RUSAGE_CHILDREN)
-        said = subprocess.run([sys.executable, "-m", "analyzer", "generate", f"hf:{model}", "--device", device, *more,
-                               *ASKED.split()], capture_output=True, text=True, check=True).stdout
-        seconds = processor_seconds(resource.RUSAGE_CHILDREN) - before
-        first = next(line for line in said.splitlines() if line.startswith("1. "))
-        rows.append([model, device, first.removeprefix("1. "), f"{seconds:.1f} s"])
-    return (f"The smallest fleet of `analyzer generate hf:MODEL --device DEVICE` and\n`{ASKED}`:\n\n"
-            + markdown(["model", "device", "fleet", "of a processor"], rows, text=3))
-
-
-def count_weights(config: Any, tp: int) -> int:
-    """Bytes in 16 bits on one of ``tp`` ranks: products are cut, norms are not."""
-    hidden, width = config.hidden_size, config.head_dim
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    layer = hidden * (2 * heads + 2 * kv_heads) * width + 3 * hidden * config.intermediate_size
-    norms = 2 * hidden + (2 * width if config.model_type == "qwen3" else 0)
-    products = config.num_hidden_layers * layer + 2 * config.vocab_size * hidden
-    return int(2 * (products // tp + config.num_hidden_layers * norms + hidden))
-
-
-def tell_bytes() -> str:
-    """Bytes of weights and caches beside those of configs by the documented formulas, on one rank and on four."""
-    rows = []
-    for name in ("llama-3.1-8b", "llama-3.1-70b", "qwen3-14b"):
-        with torch.device("meta"):
-            built: Any = load_target(f"hf:{name}").build()
-        model, config = read_model(name), built.config
-        for tp in (1, 4):
-            deployment = make_deployment(model, device="h200", layout=Layout(tp))
-            cache = 2 * config.num_hidden_layers * config.num_key_value_heads // tp * config.head_dim * 2
-            rows.append([f"{name}, tp{tp}", f"{count_weights(config, tp):,}", f"{deployment.weight_bytes():,}",
-                         f"{cache:,}", f"{deployment.cache_token_bytes():,}"])
-    return ("Bytes in bf16 of one rank, by the formulas of vLLM (`QKVParallelLinear`, `MergedColumnParallelLinear`,\n"
-            "`VocabParallelEmbedding`; `FullAttentionSpec`) from configs, and as predicted:\n\n"
-            + markdown(["", "weights", "predicted", "cache of a token", "predicted"], rows,
-                       cases="accuracy/served_bytes"))
-
-
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     start = time.perf_counter()
     judgements = [judge(kind) for kind in KINDS]
     parts = [f"{describe_run(time.perf_counter() - start)}.", tell_errors(judgements), tell_first(judgements[0]),
-             tell_coverage(judgements[0]), tell_shown(judgements[0]), tell_fleets(), tell_bytes()]
-    text = "\n\n".join(parts)
-    publish("accuracy.md", {"accuracy.serving": text}, True)
+             tell_coverage(judgements[0])]
+    publish("accuracy.md", {"accuracy.serving": "\n\n".join(parts)}, True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python -m benchmarks.accuracy.throughput [PART OF AN ID ...] [--processes N]
 
-With ids given nothing is written.
+With ids given nothing is written. The steps of groups of runs, which differ in how they are laid out, are ranked as a
+search would rank them: that table is in docs/search.md.
 
 The table, with its source, is ``benchmarks/truth/vtrain.json``: GPT trained by Megatron-DeepSpeed over tensor, data and
 pipeline parallel ranks. Each kind of stage is profiled as one rank runs it, and the stages are joined by
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 import sys
 import time
 import warnings
@@ -28,7 +30,7 @@ from analyzer.hardware.kernel_time.collective import collective_time
 from analyzer.hardware.kernel_time.estimate import SLOWEST_OF_HOSTS, join
 from analyzer.parallel import PipelineTimeline, StageCost, join_timeline, list_actions, world
 from analyzer.parallel.rank_row import find_compute_spreads
-from benchmarks.accuracy.latency import Judged, summarize_steps, table_of_parts
+from benchmarks.accuracy.latency import Judged, rank_correlation, summarize_steps, table_of_parts
 from benchmarks.page import is_named, known, map_apart, markdown, parse_parts, percent, publish
 from benchmarks.parallel.megatron_gpt import MixedPrecisionAdam, Stage, StageShape
 from benchmarks.truth.table import read_runs, read_truth
@@ -190,6 +192,31 @@ def tables(judged: Sequence[tuple[Run, Judged]]) -> str:
                        furthest, 2, "accuracy/throughput_furthest_off"))
 
 
+#: What the runs of a group differ in, and how many runs a group has at least.
+LAYOUTS = ((("micro_batch",), 3), (("tp", "pp"), 3), (("tp", "dp"), 3), (("dp", "pp"), 3),
+           (("micro_batch", "tp", "dp", "pp"), 4))
+
+
+def rank_layouts(judged: Sequence[tuple[Run, Judged]]) -> str:
+    """Whether the fastest of runs of one model and batch on as many GPUs is predicted to be that."""
+    same = ("gpus", "global_batch", "hidden", "heads", "layers", "seq_len", "micro_batch", "tp", "dp", "pp")
+    rows = []
+    for degrees, least in LAYOUTS:
+        made: dict[tuple[int, ...], list[Judged]] = {}
+        for run, case in judged:
+            made.setdefault(tuple(getattr(run, name) for name in same if name not in degrees), []).append(case)
+        groups = [group for group in made.values() if len(group) >= least]
+        places = [sorted(group, key=lambda case: case.predicted).index(min(group, key=lambda case: case.measured))
+                  for group in groups]
+        if groups:
+            rows.append([" and ".join(degrees), str(len(groups)), f"{min(map(len, groups))} to {max(map(len, groups))}",
+                         f"{statistics.median(map(rank_correlation, groups)):.3f}",
+                         f"{sum(place == 0 for place in places)} of {len(groups)}",
+                         f"{sum(place < 3 for place in places)} of {len(groups)}"])
+    return markdown(["differ in", "groups", "runs of each", "median Spearman", "best is first",
+                     "among the first three"], rows)
+
+
 def main() -> int:
     options = parse_parts(__doc__)
     runs = [run for run in read_runs(TABLE, Run) if is_named(run.id, options.parts)]
@@ -197,6 +224,7 @@ def main() -> int:
     judged = judge(runs, time_stages(runs, options.processes))
     told = summarize_steps([case for _, case in judged], time.perf_counter() - began)
     publish("accuracy.md", {"accuracy.throughput": f"{told}\n\n{tables(judged)}"}, not options.parts)
+    publish("search.md", {"accuracy.throughput layouts": rank_layouts(judged)}, not options.parts)
     return 0
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.fuzz.run refused-dtypes     # prints it anew, to be held against that which stands there
 
-Operators that samples of torch's database call (benchmarks/fuzz/operator_samples.py) are called again with all floating
+Operators that samples of torch's database call (`torch_samples`) are called again with all floating
 tensors in another dtype. The CPU refuses a dtype where all calls with elements fail and say that it is the dtype. Of
 CUDA the database tells itself for which dtypes it has tests; what it leaves out there and the CPU refuses, CUDA does.
 """
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from analyzer import MetaTensorMode
-from benchmarks.fuzz.operator_samples import load_operators
+from benchmarks.fuzz.torch_samples import load_operators
 
 #: one letter for each dtype in the table
 LETTERS = {torch.bool: "b", torch.uint8: "u", torch.int8: "c", torch.int16: "s", torch.int32: "i", torch.int64: "l",

@@ -1,6 +1,6 @@
 """Every claim tried against something that was not written for it, part by part; writes into docs/reliability.md.
 
-    python -m benchmarks.fuzz.run                         # parts with a block on the page: an hour or more on two cores
+    python -m benchmarks.fuzz.run                         # parts with a block on the page: twenty minutes on two cores
     python -m benchmarks.fuzz.run replay                  # one part; the others stay as they were measured last
     python -m benchmarks.fuzz.run replay --count 50       # a smaller round, printed and not kept
     python -m benchmarks.fuzz.run replay --only 100017    # one program, and where its two profiles differ
@@ -20,19 +20,19 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
+from benchmarks.fuzz import refused_dtypes, torch_samples
 from benchmarks.page import DOCS, Found, read_block, write_block
 
 PAGE = "reliability.md"
 #: Parts in the order of the page, each with the module whose `measure` finds what its block says.
-MEASURED = {"versions": "coverage.matrix", "replay": "fuzz.replay_equality", "inputs": "fuzz.inputs",
-            "long-use": "fuzz.long_use", "programs": "fuzz.programs", "faults": "fuzz.fault_trial"}
-#: Parts that are printed, by the `tell` of their modules.
-TOLD = {"operators": "operator_samples", "modules": "module_samples", "traces": "trace_features",
-        "questions": "asked_questions", "refused-calls": "refused_calls", "refused-mutations": "refused_mutations",
-        "refused-dtypes": "refused_dtypes"}
+MEASURED = {"versions": "coverage.matrix", "replay": "fuzz.replay_equality", "programs": "fuzz.programs"}
+#: Parts that are printed.
+TOLD = {**{part: partial(torch_samples.tell, part) for part in torch_samples.PARTS},
+        "refused-dtypes": refused_dtypes.tell}
 
 
 def describe(name: str, found: Found, seconds: float) -> str:
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", metavar="WHICH",
                         help="a program by its number, or what has this text in its name; may be given again")
     parser.add_argument("--samples", type=int, metavar="N", help="of each operator")
-    parser.add_argument("--device", help="of calls and questions")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="of calls that are refused, and of modules")
     parser.add_argument("--differing", action="store_true", help="a line for each that differs, also for known ones")
     options = parser.parse_args(argv)
     if unknown := set(options.parts) - {*MEASURED, *TOLD}:
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     holds = True
     for name in options.parts or MEASURED:
         if name in TOLD:
-            holds &= importlib.import_module(f"benchmarks.fuzz.{TOLD[name]}").tell(options)
+            holds &= TOLD[name](options)
         elif options.only:
             holds &= importlib.import_module(f"benchmarks.{MEASURED[name]}").show(map(int, options.only))
         else:

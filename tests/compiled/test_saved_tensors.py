@@ -10,8 +10,8 @@ from torch import nn
 
 from analyzer.compiled.functional import functional_of
 from analyzer.compiled.partition import partition
-from benchmarks.accuracy import compiled_saved
-from benchmarks.accuracy.compiled_saved import GPT, compare, save_products
+from tests.compiled import saved_tensors
+from tests.compiled.saved_tensors import GPT, compare, list_models, save_products
 
 
 class Lambda(nn.Module):
@@ -97,6 +97,15 @@ def test_transformer(options):
     check(lambda: GPT(blocks=2, width=32, **options), ids)
 
 
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("name", [
+    "resnet18", "resnet50", "mobilenet_v3_small", "densenet121", "vit", "swin", "convnext_tiny", "resnet26d",
+    "efficientnet_b0", "regnety_002", "mobilevit_xxs", "poolformer_s12", "gpt2", "llama", "mistral", "qwen2", "gemma",
+    "opt", "bert", "t5", "whisper", "hf-vit"])
+def test_models_of_libraries(name):
+    check(*list_models()[name])
+
+
 class Checkpointed(nn.Module):
     def __init__(self, layers):
         super().__init__()
@@ -137,9 +146,9 @@ def test_gradients_read_the_views_of_their_own_layer(monkeypatch):
         users.extend(len(node.users) for node in nodes)
         return partition(joint)
 
-    monkeypatch.setattr(compiled_saved, "partition", look)
+    monkeypatch.setattr(saved_tensors, "partition", look)
     scale = torch.rand(8)
-    compiled_saved.ours(lambda: Lambda(lambda x: x * scale.unsqueeze(0) * scale.unsqueeze(0)),
+    saved_tensors.ours(lambda: Lambda(lambda x: x * scale.unsqueeze(0) * scale.unsqueeze(0)),
                         lambda: (torch.rand(4, 8),))
     assert users == [2, 2]  # forward and backward
 
@@ -152,8 +161,8 @@ def test_writes_are_behind_the_backward_pass(monkeypatch):
         graphs.append([node.target for node in joint.graph.nodes if node.op == "call_function"])
         return partition(joint)
 
-    monkeypatch.setattr(compiled_saved, "partition", look)
-    compiled_saved.ours(Normalized, lambda: (torch.rand(2, 3, 8, 8),))
+    monkeypatch.setattr(saved_tensors, "partition", look)
+    saved_tensors.ours(Normalized, lambda: (torch.rand(2, 3, 8, 8),))
     (targets,) = graphs
     write = torch.ops.aten.copy_.default  # of the mean, the variance and the number of batches
     assert targets[-3:] == [write] * 3 and targets.count(write) == 3

@@ -15,7 +15,7 @@ from analyzer.tools.explain.prediction import PredictedBlock, Prediction, find_f
 from analyzer.tools.explain.recording.history import read_history
 from analyzer.tools.explain.recording.line import Lines
 from analyzer.tools.explain.recording.snapshot_report import name_categories
-from benchmarks.accuracy.recorded_run import DATA, FORWARD, Recording
+from tests.explain.recorded_run import DATA, FORWARD, Recording
 
 MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from analyzer.tools.explain.recording.line import Lines
 from analyzer.tools.explain.recording.replay import RequestReplay
 from analyzer.tools.explain.recording.reserve import Keeper, ReservedPart, list_keepers, split_reserved
 from analyzer.tools.explain.recording.settings import try_settings
-from benchmarks.accuracy.recorded_run import BACKWARD, DATA, FORWARD, STEP, Frame, Recording, train
+from tests.explain.recorded_run import BACKWARD, DATA, FORWARD, STEP, Frame, Recording, train
 
 MIB = 1 << 20
 

@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_map_only
 from analyzer import MetaTensorMode
 from analyzer.errors import DataDependentError, UnsupportedOperatorError
 from analyzer.meta.value.known_value import Watched, reads
-from benchmarks.fuzz.operator_samples import load_operators
-from benchmarks.fuzz.refused_calls import AGREES, KNOWN, compare_all
+from benchmarks.fuzz.torch_samples import KNOWN, SAME_KIND, load_operators, try_refused_calls
 
 Call = Callable[[], Any]
 
@@ -456,9 +455,9 @@ SAMPLED = ("cat", "take", "kthvalue", "multinomial", "scatter_add", "gather", "n
 def test_error_inputs_of_pytorch_raise_the_same_kind_of_error(device: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = [(call.name, verdict, told) for call, verdict, told in compare_all(device, SAMPLED)]
+        found = list(try_refused_calls(SAMPLED, None, [device]))
     assert len(found) > 40
-    assert [f for f in found if f[1] != AGREES and (device, f[0]) not in KNOWN] == []
+    assert [one for one in found if one.verdict != SAME_KIND and (device, one.name) not in KNOWN] == []
 
 
 # Operators of torch's database that run an operator with a rule, or are composed of it.

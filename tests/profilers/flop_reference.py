@@ -1,11 +1,13 @@
-"""The log's counts beside those of torch.utils.flop_counter.FlopCounterMode, kernel by kernel on the same calls; the 51
-models that are counted: 26 of torchvision, 25 of transformers (``flop_models.json``), small enough for two cores.
+"""What FLOPs are held against: the log's counts beside those of torch.utils.flop_counter.FlopCounterMode, kernel by
+kernel on the same calls of 51 models, 26 of torchvision and 25 of transformers (``flop_models.json``), and whether the
+operators on the zero list of FLOPs move values, or make them (`ZeroCheck`).
 
 What is small is the image, the number of layers and the width; the operators are those of the full model.
 """
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from analyzer import Profile, profile
@@ -25,6 +27,7 @@ from analyzer.profilers.operator.registration import tensors
 from analyzer.record.eager import default_loss
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
+from benchmarks.fuzz.torch_samples import load_operators
 from benchmarks.page import keep
 
 
@@ -257,3 +260,116 @@ def count_meta_run(case: Case, device: str = "h200") -> tuple[Comparison, Profil
     found = profile(build, args=args, kwargs=kwargs, mode=case.mode, step=step if case.mode == "train" else None,
                     device=device, profilers=[keep(logs)], reuse=False, options=ProfileOptions(steps=1, **case.options))
     return compare((c.signature for c in logs[0].calls), references[-1]), found
+
+
+# ---- the list of operators that do no arithmetic
+
+# An operator does no arithmetic if each floating number that it gives is one that it was given (cast where the dtype
+# differs), a scalar among its arguments, or a constant of its definition: 0, ±1, an infinity, NaN, or a limit of the
+# dtype. That is looked up number by number on real calls.
+MOST_ELEMENTS = 20_000  # of a call that is looked at: larger ones only take longer
+# Their results are not defined by their inputs: memory as it is, or random integers.
+UNDEFINED = ("empty", "new_empty", "random", "randint", "randperm", "resize", "_empty", "set")
+
+
+class ZeroCheck(TorchDispatchMode):
+    """Looks at every call of an operator on the zero list; ``guilty`` names those that gave a number of their own
+    making.
+    """
+
+    def __init__(self, is_zero: Callable[[Any], bool] = is_zero_flop_op) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_zero = is_zero
+        self.calls = 0
+        self.names: set[str] = set()
+        self.guilty: dict[str, str] = {}
+        self.failure: Exception | None = None  #: of the check itself
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        given = [t for t in leaves if isinstance(t, torch.Tensor)]
+        looked_at = (self.is_zero(func) and torch.Tag.inplace_view not in func.tags
+                     and not func._schema.name.partition("::")[2].lstrip("_").startswith(UNDEFINED)
+                     and all(is_plain(t) and t.numel() <= MOST_ELEMENTS for t in given))
+        before = [t.detach().clone() for t in given] if looked_at else []
+        out = func(*args, **kwargs)
+        if looked_at:
+            try:
+                self.look(func, before, given, [v for v in leaves if isinstance(v, (int, float, complex))], out)
+            except Exception as error:
+                self.failure = error
+                raise
+        return out
+
+    def look(self, func: Any, before: list[torch.Tensor], given: list[torch.Tensor], scalars: list[Any],
+             out: Any) -> None:
+        self.calls += 1
+        self.names.add(func._schema.name)
+        writes = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+        for result in tree_leaves(out):
+            if not isinstance(result, torch.Tensor) or not is_plain(result) or result.numel() > MOST_ELEMENTS or not (
+                    result.is_floating_point() or result.is_complex()):
+                continue
+            private: Any = torch._C
+            if not writes and any(private._is_alias_of(result, t) for t in given):
+                continue  # a view: the numbers are where they were
+            made = numbers(result, result.dtype) - allowed(before, scalars, result.dtype)
+            if made:
+                self.guilty.setdefault(str(func), f"{len(made)} numbers, {sorted(made)[:3]}")
+
+
+def is_plain(t: torch.Tensor) -> bool:
+    return t.layout is torch.strided and not t.is_quantized and t.device.type == "cpu" and type(t) in (
+        torch.Tensor, torch.nn.Parameter)
+
+
+def numbers(t: torch.Tensor, dtype: torch.dtype) -> set[float]:
+    """The distinct real numbers of a tensor (of a complex one, of both parts), as that dtype has them; NaN left out."""
+    t = t.detach().resolve_conj().resolve_neg()
+    real = torch.view_as_real(t) if t.is_complex() else t
+    part = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}.get(
+        dtype, dtype)
+    values = real.to(part).to(torch.float64).flatten().unique()
+    return set(values[~values.isnan()].tolist())
+
+
+def allowed(before: Iterable[torch.Tensor], scalars: Iterable[Any], dtype: torch.dtype) -> set[float]:
+    limits = torch.finfo(dtype)
+    found = {0.0, 1.0, -1.0, float("inf"), float("-inf"), limits.max, limits.min}
+    parts = [p for s in scalars for p in ((s.real, s.imag) if isinstance(s, complex) else (s,))]
+    if parts:
+        found |= numbers(torch.tensor([float(p) for p in parts], dtype=torch.float64), dtype)
+    for t in before:
+        found |= numbers(t, dtype)
+    return found
+
+
+def sweep(calls: int, seed: int = 0, check: ZeroCheck | None = None) -> ZeroCheck:
+    """Run samples of PyTorch's own operator tests (OpInfo), in random order, until so many calls of zero operators were
+    looked at.
+    """
+    check = check or ZeroCheck()
+    dtypes = torch.float32, torch.complex64, torch.bfloat16, torch.int64
+    pairs = [(op, dtype) for op in load_operators() for dtype in dtypes if dtype in op.supported_dtypes("cpu")]
+    random.Random(seed).shuffle(pairs)
+    for op, dtype in pairs:
+        if check.calls >= calls:
+            break
+        try:
+            samples = list(op.sample_inputs("cpu", dtype, dtype.is_floating_point and op.supports_autograd))
+        except Exception:  # a test's own inputs that this build cannot make
+            continue
+        random.Random(seed).shuffle(samples)
+        for sample in samples[:12]:
+            try:
+                with check:
+                    out = op(sample.input, *sample.args, **sample.kwargs)
+                    grads = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad
+                             and t.is_floating_point()]
+                    if grads:
+                        torch.autograd.backward(grads, [torch.randn_like(t) for t in grads])
+            except Exception:  # not to be had on this build, or a test of an error
+                if check.failure is not None:
+                    raise
+    return check

@@ -1,7 +1,5 @@
 """Compiled graphs beside PyTorch's own: which tensors the forward half saves for the backward half.
 
-    python -m benchmarks.accuracy.compiled_saved [MODEL ...]
-
 The reference is ``torch.compile`` on the host: Dynamo's graphs, AOTAutograd's joint graph of each, Inductor's passes
 over it and its partition; only the code that Inductor generates is left out, and graphs run as they are. Ours are made
 by the mode for the host too, so that both take the same attention kernels. Left out on both sides: the state of the
@@ -10,13 +8,9 @@ tensor).
 """
 from __future__ import annotations
 
-import collections
 import functools
-import math
-import sys
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import torch
@@ -35,7 +29,6 @@ from analyzer.compiled.partition import partition
 from analyzer.compiled.trace import FunctionTrace
 from analyzer.hardware import find_device
 from analyzer.meta.state import active_state
-from benchmarks.page import describe_run, is_named, map_apart, markdown, parse_parts, publish
 
 Row = tuple[tuple[int, ...], torch.dtype, bool]  # shape, dtype, whether it is an input of the graph
 Make = Callable[[], Any]
@@ -111,11 +104,6 @@ def ours(make: Make, make_args: Make) -> list[list[Row]]:
     with MetaTensorMode():
         FunctionTrace(active_state(), select_decomp_table(), run, lambda reason: None, {}).call(make(), make_args(), {})
     return found
-
-
-def count_bytes(rows: Sequence[Row]) -> int:
-    """Of tensors that are no inputs of their graph."""
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype, is_input in rows if not is_input)
 
 
 def compare(make: Make, make_args: Make) -> tuple[list[list[Row]], list[list[Row]]]:
@@ -202,7 +190,6 @@ def list_models() -> dict[str, tuple[Make, Make]]:
     base: Any = {"vocab_size": 500, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
             "num_attention_heads": 4}
     decoder = {**base, "num_key_value_heads": 2}
-    selective = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, save_products)
 
     def causal(name: str, **config: Any) -> Make:
         return lambda: Returning(getattr(hf, f"{name}ForCausalLM" if name != "GPT2" else "GPT2LMHeadModel")(
@@ -218,11 +205,6 @@ def list_models() -> dict[str, tuple[Make, Make]]:
         "convnext_tiny": (vision.convnext_tiny, _images(64)),
         **{name: (functools.partial(timm.create_model, name, pretrained=False), _images(64)) for name in (
             "resnet26d", "efficientnet_b0", "regnety_002", "mobilevit_xxs", "poolformer_s12")},
-        "gpt": (GPT, _ids), "gpt-dropout": (lambda: GPT(dropout=0.1), _ids),
-        "gpt-checkpoint": (lambda: GPT(checkpoint={"use_reentrant": False}, dropout=0.1), _ids),
-        "gpt-checkpoint-reentrant": (lambda: GPT(checkpoint={"use_reentrant": True}), _ids),
-        "gpt-checkpoint-selective": (
-            lambda: GPT(checkpoint={"use_reentrant": False, "context_fn": selective}), _ids),
         "gpt2": (causal("GPT2", n_layer=3, n_embd=128, n_head=4, vocab_size=500), _ids),
         "llama": (causal("Llama", **decoder), _ids), "mistral": (causal("Mistral", **decoder), _ids),
         "qwen2": (causal("Qwen2", **decoder), _ids), "gemma": (causal("Gemma", **decoder, head_dim=32), _ids),
@@ -244,49 +226,3 @@ def list_models() -> dict[str, tuple[Make, Make]]:
             patch_size=8)), "last_hidden_state", ("pixel_values",)), _images(32)),
     }
     return models
-
-
-class Compared(NamedTuple):
-    """What a model's graphs save: how many of ours and PyTorch's, their bytes, and how many tensors are equal."""
-
-    name: str
-    graphs: tuple[int, int]
-    bytes: tuple[int, int]
-    equal: int
-    tensors: tuple[int, int]
-
-    @property
-    def is_exact(self) -> bool:
-        return self.tensors == (self.equal, self.equal)
-
-
-def judge(name: str) -> Compared:
-    torch.set_num_threads(1)
-    sides = compare(*list_models()[name])
-    rows = [[row for graph in side for row in graph] for side in sides]
-    counts = [collections.Counter(side) for side in rows]
-    return Compared(name, (len(sides[0]), len(sides[1])), (count_bytes(rows[0]), count_bytes(rows[1])),
-                    sum((counts[0] & counts[1]).values()), (len(rows[0]), len(rows[1])))
-
-
-def section(found: Sequence[Compared], seconds: float) -> str:
-    rows = [[one.name, "{} / {}".format(*one.graphs), f"{one.bytes[0]:,}", f"{one.bytes[1]:,}",
-             "{} / {}".format(*one.tensors), str(one.equal)] for one in found]
-    exact = sum(one.is_exact for one in found)
-    return (f"{describe_run(seconds)}.\n\n"
-            + markdown(["model", "graphs", "bytes saved", "by PyTorch", "tensors", "equal"], rows,
-                       cases="accuracy/compiled_saved")
-            + f"\n\n{exact} of {len(found)} models save the same tensors.")
-
-
-def main() -> int:
-    options = parse_parts(__doc__, "compare the models whose name")
-    began = time.perf_counter()
-    names = [name for name in list_models() if is_named(name, options.parts)]
-    found = map_apart(judge, names, options.processes, tasks=1)
-    publish("accuracy.md", {"accuracy.compiled_saved": section(found, time.perf_counter() - began)}, not options.parts)
-    return 0 if all(one.is_exact for one in found) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
