@@ -57,6 +57,7 @@ _UNITS = {"memory_bytes": "B", "memory_bandwidth": "B/s",
           **{f"flops_per_second.{f.name}": "FLOP/s" for f in dataclasses.fields(PeakRates)}, "multiprocessors": "",
           "l2_bytes": "B", "clock_hertz": "Hz", "power_watts": "W", "nvlink_bandwidth": "B/s", "pcie_bandwidth": "B/s",
           "launch_seconds": "s"}
+_MOST = 1e60  #: no rate is as large, and powers of one that were would be no floating-point numbers
 _COUNTS = ("memory_bytes", "multiprocessors", "l2_bytes")
 _RATES = ("memory_bandwidth", "clock_hertz", "power_watts", "nvlink_bandwidth", "pcie_bandwidth", "launch_seconds")
 _KINDS = ("cuda", "cpu", "mps")
@@ -137,7 +138,7 @@ class DeviceSpec:
                 raise self._error(name, value, f"must be a positive int or None if unknown{hint}")
         rates = {f"flops_per_second.{name}": rate for name, rate in vars(self.flops_per_second).items()}
         for name, value in {**{name: getattr(self, name) for name in _RATES}, **rates}.items():
-            if value is not None and (type(value) not in (int, float) or not math.isfinite(value) or value <= 0):
+            if value is not None and (type(value) not in (int, float) or not 0 < value < _MOST):
                 raise self._error(name, value, f"must be a positive number, in {_UNITS[name]}, or None if unknown")
         for field_name in ("vendor", "architecture", "board_of"):
             if not isinstance(getattr(self, field_name), str | None):

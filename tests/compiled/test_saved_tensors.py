@@ -99,9 +99,9 @@ def test_transformer(options):
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", [
-    "resnet18", "resnet50", "mobilenet_v3_small", "densenet121", "vit", "swin", "convnext_tiny", "resnet26d",
+    "hf-vit", "resnet18", "resnet50", "mobilenet_v3_small", "densenet121", "vit", "swin", "convnext_tiny", "resnet26d",
     "efficientnet_b0", "regnety_002", "mobilevit_xxs", "poolformer_s12", "gpt2", "llama", "mistral", "qwen2", "gemma",
-    "opt", "bert", "t5", "whisper", "hf-vit"])
+    "opt", "bert", "t5", "whisper"])
 def test_models_of_libraries(name):
     check(*list_models()[name])
 

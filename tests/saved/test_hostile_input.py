@@ -112,7 +112,7 @@ def test_a_file_that_is_changed_is_refused_in_words_or_looked_at_in_every_way(sa
     _, read, look = READERS[name]
     path, refused = tmp_path / "hostile.json", Counter()
     changes = list(mutate(samples[name]))
-    for what, content in (*damage(samples[name]), *changes[::max(1, len(changes) // 250)]):
+    for what, content in (*damage(samples[name]), *changes[::max(1, len(changes) // 120)]):
         path.write_bytes(content)
         try:
             found = read(path)
@@ -123,7 +123,7 @@ def test_a_file_that_is_changed_is_refused_in_words_or_looked_at_in_every_way(sa
         assert what.startswith("(") or name == "DeepSpeed", f"{what} was taken"
         with suppress(AnalyzerError):
             look(found)
-    assert refused[False] > 10 and refused[True] > 50
+    assert refused[False] > 10 and refused[True] > 20
 
 
 @pytest.mark.parametrize(("place", "value", "words"), [
