@@ -90,7 +90,6 @@ FAMILIES = {"MooreThreads/SimuMax": Family("megatron", "megatron", "megatron", "
             "NVIDIA/Megatron-LM": Family("megatron", "megatron", "megatron", "allocated", last_rank=True),
             "NVIDIA-NeMo/Megatron-Bridge": Family("megatron", "megatron", "megatron", "allocated"),
             "KellerJordan/modded-nanogpt": Family("modded-nanogpt", "speedrun", "torch", "allocated"),
-            "PKU-DAIR/Hetu-Galvatron": Family("galvatron", "galvatron", "megatron", "allocated"),
             "pytorch/torchtitan": Family("torchtitan", "torchtitan", "torchtitan", "reserved"),
             "pytorch/ao": Family("torchao", "torchtitan", "torchtitan", "reserved"),
             "foundation-model-stack/fms-acceleration": Family("fms", "transformers_lora", "transformers", "allocated"),
@@ -106,8 +105,6 @@ def family_of(row: Settings) -> Family | None:  # the family of a row; None wher
 
 def device_of(row: Settings) -> str:
     gpu = row["hardware"]["gpu"]
-    if "type not told" in gpu:
-        return "a100_80gb"  # Galvatron's: see benchmarks/parallel/galvatron.py
     return "h100_96gb_hbm2e" if gpu.startswith("H100") and "96GB" in gpu else DEVICES[gpu.split()[0]]
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from analyzer.meta.value.expectation import expected_counts
-from benchmarks.parallel import megatron_encoder, transformer_engine
+from benchmarks.parallel import transformer_engine
 from benchmarks.parallel.megatron_model import Settings, build_chunks, transformer_config
 
 
@@ -219,10 +219,6 @@ class Job:  # one rank of a test: its model, and a step of it
         if self.passes and "--use-megatron-fsdp" in self.row["training"]["other_args"]:
             note_backward(model)
         self.passes += 1
-        family = self.row["model"]["family"].split()[0]
-        special = {"bert": megatron_encoder.forward_bert, "t5": megatron_encoder.forward_t5}.get(family)
-        if special is not None:
-            return special(self.row, model, compute_loss)
         return forward_step(iterator, model, return_schedule_plan)
 
     def step(self, *_: Any) -> None:  # `train_step` of megatron/training/training.py

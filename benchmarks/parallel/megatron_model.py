@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.parallel import megatron_encoder, megatron_hybrid
-
 VOCABULARY = 50257  # of GPT-2, whose files the tests read
-PATTERN, LAYOUT = "--hybrid-layer-pattern", "--pipeline-model-parallel-layout"
+LAYOUT = "--pipeline-model-parallel-layout"
 Settings = dict[str, Any]
 
 
@@ -45,18 +43,15 @@ def with_recipe(row: Settings) -> Settings:  # a row, with what its recipe says 
     return {**row, "training": {**row["training"], **told}}
 
 
-def padded_vocabulary(arguments: Settings, tp: int, words: int = VOCABULARY) -> int:
+def padded_vocabulary(arguments: Settings, tp: int) -> int:
     """Rows of the embedding: a multiple of 128 for every rank (megatron/training/vocab_utils.py)."""
-    size = int(arguments.get("--vocab-size", words)) + int(arguments.get("--vocab-extra-ids", 0))
+    size = int(arguments.get("--vocab-size", VOCABULARY)) + int(arguments.get("--vocab-extra-ids", 0))
     multiple = int(arguments.get("--make-vocab-size-divisible-by", 128)) * tp
     return -(-size // multiple) * multiple
 
 
 def count_layers(row: Settings) -> tuple[int, int | None]:  # of the model, and the parts of it that each rank holds
     given, pp, layers = row["training"]["other_args"], row["parallel"]["pp"], row["model"]["layers"]
-    if PATTERN in given:
-        stages = megatron_hybrid.stages_of(given[PATTERN], pp)
-        return sum(map(len, stages)), None if len(stages) == pp else len(stages) // pp
     if LAYOUT in given:
         from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
         return layers, PipelineParallelLayerLayout.get_num_stages_from_str(given[LAYOUT]) // pp
@@ -71,8 +66,7 @@ _COUNTS = ("--ffn-hidden-size", "--num-query-groups", "--kv-channels", "--expert
            "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", "--wgrad-deferral-limit",
            "--microbatch-group-size-per-virtual-pipeline-stage", "--recompute-num-layers", "--moe-router-group-topk",
            "--moe-router-num-groups", "--moe-ffn-hidden-size", "--moe-shared-expert-intermediate-size", "--q-lora-rank",
-           "--kv-lora-rank", "--mtp-num-layers", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim",
-           "--mamba-num-heads", "--mamba-head-dim", "--mamba-state-dim", "--mamba-num-groups")
+           "--kv-lora-rank", "--mtp-num-layers", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim")
 _FACTORS = ("--moe-router-topk-scaling-factor", "--rotary-scaling-factor", "--mscale", "--mscale-all-dim")
 _RENAMED = {"--microbatch-group-size-per-virtual-pipeline-stage": "microbatch_group_size_per_vp_stage",
             **{f"--decoder-{end}-pipeline-num-layers": f"num_layers_in_{end}_pipeline_stage"
@@ -177,15 +171,8 @@ def build_chunks(row: Settings, config: Any) -> list[nn.Module]:
 
     given, model, parallel = row["training"]["other_args"], row["model"], row["parallel"]
     te = row["training"]["transformer_impl"] == "transformer_engine"
-    family = model["family"].split()[0]
-    if family in megatron_encoder.WORDS:
-        build = {"bert": megatron_encoder.build_bert, "t5": megatron_encoder.build_t5}[family]
-        return [build(row, config, padded_vocabulary(given, parallel["tp"], megatron_encoder.WORDS[family]))]
     chunks: list[nn.Module] = []
     for stage in range(config.virtual_pipeline_model_parallel_size or 1):
-        if PATTERN in given:
-            chunks.append(megatron_hybrid.build_hybrid(row, config, padded_vocabulary(given, parallel["tp"]), stage))
-            continue
         vp = stage if config.virtual_pipeline_model_parallel_size else None
         if config.num_moe_experts:
             spec = specs.get_gpt_decoder_block_spec(config, use_transformer_engine=te, vp_stage=vp)

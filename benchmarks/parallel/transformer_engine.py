@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.parallel.megatron_hybrid import MAMBA
 from benchmarks.parallel.transformer_engine_attention import Exchange, attend
 from benchmarks.parallel.transformer_engine_layer import (
     Base,
@@ -350,7 +349,7 @@ def _modules() -> dict[str, types.ModuleType]:
     }
     modules = {}
     given = {name + suffix: values for suffix, values in contents.items()}
-    for full, values in {**given, **APEX, **EMERGING, **MAMBA}.items():
+    for full, values in {**given, **APEX, **EMERGING}.items():
         module = types.ModuleType(full)
         module.__spec__ = ModuleSpec(full, None)
         module.__path__ = []

@@ -1,11 +1,9 @@
 """The models that speed is measured on, all of which run on bare meta tensors, and what is timed on them: this package,
-a bare step, and what others offer for the same questions.
+a bare step, and torch's FlopCounterMode around one.
 """
 from __future__ import annotations
 
-import contextlib
 import inspect
-import io
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -75,14 +73,6 @@ CASES = [*map(_vision, ("resnet50", "resnet152", "densenet121", "vit_b_16", "swi
                                              tokens=TOKENS),
          SpeedCase("bloom_560m", transformer("BloomForCausalLM", "BloomConfig", hidden_size=1024, n_layer=24,
                                              n_head=16), tokens=TOKENS)]
-REUSE_CASES = [SpeedCase("llama", llama(16), tokens=(1, 512)),
-               SpeedCase("gpt2", transformer("GPT2LMHeadModel", "GPT2Config"), tokens=(2, 512)),
-               SpeedCase("gpt2 with its cache", transformer("GPT2LMHeadModel", "GPT2Config", use_cache=True),
-                         tokens=(2, 512)), *map(_vision, ("vit_b_16", "resnet50", "swin_t")),
-               SpeedCase("t5_base", transformer("T5ForConditionalGeneration", "T5Config", d_model=768, d_ff=3072,
-                                                num_layers=12, num_heads=12, decoder_start_token_id=0, pad_token_id=0),
-                         tokens=(2, 512))]
-
 
 def import_libraries() -> None:  # import what the cases need, so that no timing holds it
     from analyzer.zoo.torchvision_ops import define_torchvision_ops
@@ -152,75 +142,12 @@ def prepare_flop_counter(on: Prepared) -> Run:
     return run
 
 
-def prepare_mem_tracker(on: Prepared) -> Run:
-    """On fake tensors that claim the host: ones that claim CUDA stop the process where torch is built without it."""
-    from torch._subclasses import FakeTensorMode
-    from torch.distributed._tools.mem_tracker import MemTracker
-
-    fake = FakeTensorMode()
-    with fake:
-        here = Prepared(on.case, "cpu")
-
-    def run() -> None:
-        tracker = MemTracker()
-        with fake:
-            tracker.track_external(here.model)
-            with tracker:
-                here.step()
-
-    return run
-
-
-def prepare_fx(on: Prepared) -> Run:
-    from torch.fx.passes.shape_prop import ShapeProp
-
-    return lambda: ShapeProp(torch.fx.symbolic_trace(on.model)).propagate(*on.args, *on.kwargs.values())
-
-
-def prepare_torchinfo(on: Prepared) -> Run:
-    import torchinfo
-
-    data: Any = on.kwargs or on.args
-    return lambda: torchinfo.summary(on.model, input_data=data, device="meta", verbose=0)
-
-
-def prepare_fvcore(on: Prepared) -> Run:
-    from fvcore.nn import FlopCountAnalysis
-
-    def run() -> Any:
-        analysis = FlopCountAnalysis(on.model, on.args or (on.kwargs["input_ids"],))
-        analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
-        return analysis.total()
-
-    return run
-
-
-def prepare_calflops(on: Prepared) -> Run:
-    from calflops import calculate_flops
-
-    given: dict[str, Any] = {"args": [], "kwargs": on.kwargs} if on.kwargs else {"input_shape": tuple(on.args[0].shape)}
-    return lambda: calculate_flops(model=on.model, print_results=False, output_as_string=False, **given)
-
-
-OURS: dict[str, Callable[[Prepared], Run]] = {
+CONTENDERS: dict[str, Callable[[Prepared], Run]] = {
     "bare": lambda on: on.step, "bare + AdamW": prepare_bare_adamw, "profile": lambda on: on.profile,
     "profile, all read": prepare_ours_read, "profile + AdamW": lambda on: lambda: on.profile(optimizer="adamw"),
     "trace + profile": prepare_ours_trace, "FlopCounterMode": prepare_flop_counter}
-OTHERS: dict[str, Callable[[Prepared], Run]] = {
-    "MemTracker": prepare_mem_tracker,
-    "torch.export": lambda on: lambda: torch.export.export(on.model, on.args, on.kwargs),
-    "fx + ShapeProp": prepare_fx, "torchinfo": prepare_torchinfo, "fvcore": prepare_fvcore,
-    "calflops": prepare_calflops}
-
-
-def prepare(name: str, on: Prepared) -> Run | str:
-    """The function to time, after one call of it; where it does not run, why, in one line."""
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            run = {**OURS, **OTHERS}[name](on)
-            run()
-    except ModuleNotFoundError as error:
-        return f"{error.name} is not installed"
-    except Exception as error:  # of another library, on a model it cannot read
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+def prepare(name: str, on: Prepared) -> Run:
+    """The function to time, after one call of it."""
+    run = CONTENDERS[name](on)
+    run()
     return run

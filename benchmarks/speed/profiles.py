@@ -1,12 +1,11 @@
-"""How long a profile takes, set against running the model on meta tensors and against what else answers the same
-questions.
+"""How long a profile takes, set against running the model on meta tensors.
 
     python -m benchmarks.speed.profiles     # everything, ten minutes; writes docs/performance.md too
     python -m benchmarks.speed.profiles --only runs              # what people run
     python -m benchmarks.speed.profiles --only ratios,depth      # some sections
     python -m benchmarks.speed.profiles --only ratios --models resnet50,bert_base --rounds 9
 
-Times are compared within one round of one process, never between runs. Packages that are not installed are skipped.
+Times are compared within one round of one process, never between runs.
 """
 from __future__ import annotations
 
@@ -32,14 +31,13 @@ from benchmarks.speed.devices import report_devices  # noqa: E402
 from benchmarks.speed.runs import report_runs  # noqa: E402
 from benchmarks.speed.timing import Report, format_ratio, judge, say  # noqa: E402
 
-#: In the order in which they run: others last, for some leave torch patched.
+#: In the order in which they run.
 SECTIONS: dict[str, Callable[[Report], None]] = {
     "runs": report_runs, "devices": report_devices, "ratios": section.report_ratios, "cold": section.report_cold,
     "depth": section.report_depth,
-    "reuse": section.report_reuse, "memory": section.report_memory,
+    "memory": section.report_memory,
     "llama": section.report_llama, "compile": section.report_compile, "import": section.report_imports,
-    "overhead": section.report_overhead,
-    "others": section.report_others}
+    "overhead": section.report_overhead}
 
 
 def format_targets(report: Report, command: str) -> str:  # how, when and where it was run, and what came of each target

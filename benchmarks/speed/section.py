@@ -1,21 +1,16 @@
-"""Sections of the speed benchmark: profiles beside other runs, warm, cold, by depth, with reuse and without, memory."""
+"""Sections of the speed benchmark: profiles beside bare steps (warm, cold, by depth), memory, what measuring takes."""
 from __future__ import annotations
 
-import importlib.util
 import statistics
-from collections import Counter
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from analyzer import Profile
 from analyzer.tools.runtime import FlopsProfiler
 from analyzer.zoo import MODELS
-from benchmarks.fuzz.replay_equality import FIELDS
-from benchmarks.page import end_cases, markdown
-from benchmarks.speed.case import OTHERS, OURS, REUSE_CASES, Prepared, Run, prepare
+from benchmarks.page import markdown
+from benchmarks.speed.case import CONTENDERS, Prepared, Run, prepare
 from benchmarks.speed.timing import (
     CPU,
     MIB,
@@ -26,7 +21,6 @@ from benchmarks.speed.timing import (
     measure_compiled,
     measure_depth,
     measure_memory,
-    median_known,
     ratio,
     say,
     slope,
@@ -44,11 +38,7 @@ def report_ratios(report: Report) -> None:
     cpu: dict[str, list[float]] = {name: [] for name, _, _ in pairs}
     for case in report.cases:
         on = Prepared(case)
-        found = {name: prepare(name, on) for name in OURS}
-        broken = {name: why for name, why in found.items() if isinstance(why, str)}
-        if broken:
-            raise RuntimeError(f"{case.name}: {broken}")
-        timings = time_in_turn(found, report.rounds)  # type: ignore[arg-type]  # all are functions
+        timings = time_in_turn({name: prepare(name, on) for name in CONTENDERS}, report.rounds)
         for name, under, _ in pairs:
             wall[name].append(ratio(timings[name], timings[under]))
             cpu[name].append(ratio(timings[name], timings[under], CPU))
@@ -60,26 +50,6 @@ def report_ratios(report: Report) -> None:
     report.targets += [(f"{name}, warm, to {under}", statistics.median(wall[name]), statistics.median(cpu[name]), limit)
                        for name, under, limit in pairs if limit is not None]
     report.add("ratios", markdown(["model", "bare, ms", *(name for name, _, _ in pairs)], rows))
-
-
-def report_others(report: Report) -> None:  # the other packages, which are slower or tell less
-    names, rounds = ["profile", "FlopCounterMode", *OTHERS], max(1, report.rounds // 3)
-    rows, reasons, columns = [], Counter[str](), {name: [] for name in names}  # type: ignore[var-annotated]
-    for case in report.cases:
-        on = Prepared(case)
-        found = {name: prepare(name, on) for name in ("bare", *names)}
-        reasons.update(f"{name}: {why}" for name, why in found.items() if isinstance(why, str))
-        timings = time_in_turn({name: run for name, run in found.items() if not isinstance(run, str)}, rounds)
-        for name in names:
-            columns[name].append(ratio(timings[name], timings["bare"]) if name in timings else None)
-        rows.append([case.name, *(format_ratio(columns[name][-1]) for name in names)])
-        say(f"  {rows[-1]}")
-    rows.append(["**median**", *(f"**{format_ratio(median_known(columns[name]))}**" for name in names)])
-    skipped = "\n".join(f"- {why} ({count} of {len(report.cases)} models)" for why, count in reasons.items())
-    medians = markdown(["", *names], [rows.pop()])
-    report.add("others", f"Rounds: {rounds}; in the first, nothing is warm.", medians,
-               markdown(["model", *names], rows, cases="speed/others")
-               + "\n" + end_cases("Where there is no figure:" if skipped else "", skipped))
 
 
 def report_cold(report: Report) -> None:
@@ -113,26 +83,6 @@ def report_depth(report: Report) -> None:
         say(f"  {rows[-1]}")
     columns = [f"{layers} layers" for layers in DEPTHS]
     report.add("depth", markdown(["", *columns, "each further layer", "at most"], rows))
-
-
-def compare_profiles(one: Profile, other: Profile) -> list[str]:
-    """The fields in which two profiles differ, but for what was replayed."""
-    return [name for name in FIELDS if getattr(one, name) != getattr(other, name)]
-
-
-def report_reuse(report: Report) -> None:  # whether reuse of blocks changes anything, and what it saves
-    rows, wrong = [], 0
-    for case in REUSE_CASES:
-        on = Prepared(case)
-        runs = {reuse: partial(on.profile, optimizer="adamw", reuse=reuse) for reuse in (True, False)}
-        different = compare_profiles(runs[True](), runs[False]())
-        timings = time_in_turn(runs, max(2, report.rounds // 2))
-        wrong += bool(different)
-        rows.append([case.name, f"DIFFERENT: {', '.join(different)}" if different else "equal",
-                     format_ratio(ratio(timings[True], timings[False]))])
-        say(f"  {rows[-1]}")
-    report.targets.append(("models whose profile is another with `reuse=False`", float(wrong), None, 0.0))
-    report.add("reuse", markdown(["model", "profiles", "time to that of reuse=False"], rows, 2))
 
 
 def report_memory(report: Report) -> None:
@@ -210,7 +160,7 @@ MEASURED = [_resnet(50, 8, 224), _resnet(50, 1, 224), _resnet(50, 8, 224, trains
 
 
 def make_steps(model: nn.Module, inputs: dict[str, torch.Tensor], trains: bool) -> dict[str, Run]:
-    """The step by itself, and with each profiler around it; DeepSpeed's where it is installed."""
+    """The step by itself, and with the profiler around it."""
     optimizer = torch.optim.SGD(model.train(trains).parameters(), lr=1e-4)
 
     def step() -> None:
@@ -221,20 +171,14 @@ def make_steps(model: nn.Module, inputs: dict[str, torch.Tensor], trains: bool) 
             optimizer.step()
             optimizer.zero_grad()
 
-    def watched(profiler: Any) -> Run:
-        def run() -> None:
-            profiler.start_profile()
-            step()
-            profiler.stop_profile()
+    profiler = FlopsProfiler(model)
 
-        return run
+    def watched() -> None:
+        profiler.start_profile()
+        step()
+        profiler.stop_profile()
 
-    steps: dict[str, Run] = {"alone": step, "analyzer": watched(FlopsProfiler(model))}
-    if importlib.util.find_spec("deepspeed") is not None:
-        from deepspeed.profiling.flops_profiler import FlopsProfiler as DeepSpeedProfiler
-
-        steps["DeepSpeed"] = watched(DeepSpeedProfiler(model))
-    return steps
+    return {"alone": step, "analyzer": watched}
 
 
 def report_overhead(report: Report) -> None:  # a step that is measured, set against the same step alone
@@ -244,11 +188,9 @@ def report_overhead(report: Report) -> None:  # a step that is measured, set aga
         for run in steps.values():
             run()  # warm
         found = time_in_turn(steps, report.rounds)
-        ratios.append([ratio(found[who], found["alone"], kind) if who in found else None
-                       for who in ("analyzer", "DeepSpeed") for kind in ("wall_seconds", CPU)])
+        ratios.append([ratio(found["analyzer"], found["alone"], kind) for kind in ("wall_seconds", CPU)])
         rows.append([name, f"{1e3 * statistics.median(t.wall_seconds for t in found['alone']):.0f}",
-                     *("-" if part is None else f"{part:.3f}" for part in ratios[-1])])
+                     *(f"{part:.3f}" for part in ratios[-1])])
         say(f"  {rows[-1]}")
     report.targets.append(("ResNet-50 in training, measured, to the step alone", ratios[0][0], ratios[0][1], 1.1))
-    report.add("overhead", markdown(("step", "alone, ms", "analyzer", "by processor time", "DeepSpeed",
-                                     "by processor time"), rows))
+    report.add("overhead", markdown(("step", "alone, ms", "analyzer", "by processor time"), rows))

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch  # noqa: E402
 
 from benchmarks.page import ROOT, in_fork  # noqa: E402
-from benchmarks.speed.case import CASES, OURS, Prepared, SpeedCase, import_libraries, opt, prepare, transformer  # noqa: E402
+from benchmarks.speed.case import CASES, CONTENDERS, Prepared, SpeedCase, import_libraries, opt, prepare, transformer  # noqa: E402
 
 K = TypeVar("K")
 MIB = 2**20
@@ -71,16 +71,6 @@ def ratio(over: Sequence[Timing], under: Sequence[Timing], field: str = "wall_se
     """
     ratios: list[float] = [getattr(a, field) / getattr(b, field) for a, b in zip(over, under, strict=True)]
     return statistics.median(ratios)
-
-
-def median_known(values: Iterable[float | None]) -> float | None:
-    """The median of what is not None, None where nothing is.
-
-    >>> median_known([3.0, None, 1.0]), median_known([None])
-    (2.0, None)
-    """
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
 
 
 def slope(timings: Mapping[int, Sequence[Timing]], field: str = "wall_seconds") -> list[float]:
@@ -186,7 +176,7 @@ def measure_cold(rounds: int, names: Sequence[str]) -> dict[tuple[str, str], lis
         found: dict[str, list[Timing]] = {what: [] for what in COLD}
         for _ in range(rounds):
             for what in COLD:
-                found[what].append(in_fork(lambda: time_once(OURS[what](on))))  # noqa: B023
+                found[what].append(in_fork(lambda: time_once(CONTENDERS[what](on))))  # noqa: B023
         return found
 
     return {(name, what): taken for name in names for what, taken in in_fork(lambda: of_model(name)).items()}  # noqa: B023
@@ -197,11 +187,8 @@ def measure_depth(rounds: int, depths: Sequence[int]) -> dict[tuple[str, int], l
     models = {layers: Prepared(SpeedCase("opt", opt(layers), tokens=(1, 128))) for layers in depths}
     found: dict[tuple[str, int], list[Timing]] = {}
     for pair in (("bare", "profile"), ("bare + AdamW", "profile + AdamW")):
-        runs = {(what, layers): prepare(what, on) for layers, on in models.items() for what in pair}
-        broken = [why for why in runs.values() if isinstance(why, str)]
-        if broken:
-            raise RuntimeError(f"OPT: {broken[0]}")
-        found |= time_in_turn(runs, rounds)  # type: ignore[arg-type]  # all are functions
+        found |= time_in_turn({(what, layers): prepare(what, on) for layers, on in models.items() for what in pair},
+                              rounds)
     return found
 
 

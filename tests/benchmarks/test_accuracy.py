@@ -50,7 +50,7 @@ def test_a_table_of_cases_is_written_into_its_file(tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.parametrize(("name", "count"), [
-    ("accuracy", 22), ("performance", 13), ("coverage", 4), ("reliability", 4)])
+    ("accuracy", 22), ("performance", 11), ("coverage", 4), ("reliability", 4)])
 def test_every_block_of_a_page_is_of_a_benchmark(name, count):
     names = re.findall("<!-- ([a-z_.]+(?: [a-z-]+)?) -->", (page.DOCS / f"{name}.md").read_text())
     assert len(names) == len(set(names)) == count
