@@ -188,11 +188,23 @@ def table_of_parts(judged: Sequence[tuple[Run, Judged]], parts: Mapping[str, Cal
     return markdown(["rows", *ERRORS[:5], "median, with sign"], rows)
 
 
+def other_predictors(results: Sequence[StepResult]) -> list[list[str]]:
+    """What others predicted for the same steps, and what this project predicts for those that each of them has."""
+    rows = []
+    for who in dict.fromkeys(name for result in results for name in result.step.others):
+        part = [result for result in results if who in result.step.others]
+        errors = [abs(result.step.others[who] / result.step.seconds - 1) for result in part]
+        ours = [result.wall.error for result in part]
+        rows.append([who, str(len(part)), percent(statistics.median(errors)), percent(quantile(errors, 0.9)),
+                     percent(statistics.median(ours)), percent(quantile(ours, 0.9))])
+    return rows
+
+
 def milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{1e3 * seconds:.2f}"
 
 
-def step_tables() -> str:  # errors of whole steps, and every step
+def step_tables() -> str:  # errors of whole steps, what other predictors say of the same, and every step
     h200, neusight = judge_steps()
     kernels = [result.kernels for result in h200 if result.kernels]
     rows = [["H200: sum of kernels", "8 %, 20 %", *describe_errors(kernels)[:3], "", "", describe_errors(kernels)[5]],
@@ -206,10 +218,14 @@ def step_tables() -> str:  # errors of whole steps, and every step
               milliseconds(result.kernels and result.kernels.predicted), milliseconds(result.wall.roofline)]
              for result in (*h200, *neusight)]
     ranks = [f"{rank_correlation([result.wall for result in results]):.3f}" for results in (h200, neusight)]
+    others = ["predictor", "steps", "median error", "nine in ten", "ours: median", "nine in ten"]
     columns = ["step", "measured", "predicted", "error", "range", "kernels measured", "predicted", "roofline"]
     return f"""{markdown(["steps", "bars", *ERRORS], rows, 2)}
 
 Rank correlation (Spearman) between measured and predicted steps: {ranks[0]} on the H200, {ranks[1]} on A100 and V100.
+What others predicted of the steps on A100 and V100 (as NeuSight's authors published it), and this project on the same:
+
+{markdown(others, other_predictors(neusight))}
 
 Every step, in ms:
 

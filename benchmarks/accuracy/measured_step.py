@@ -21,7 +21,9 @@ H200 = "h200"
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One step. ``seconds`` are wall time, ``kernel_seconds`` the sum of its kernels' where that was measured."""
+    """One step. ``seconds`` are wall time, ``kernel_seconds`` the sum of its kernels' where that was measured;
+    ``others`` are what other predictors published for it.
+    """
 
     id: str
     model: str
@@ -30,6 +32,7 @@ class MeasuredStep:
     kernel_seconds: float | None
     phases: Mapping[str, float]
     row: Any = field(repr=False)
+    others: Mapping[str, float] = field(default_factory=dict)
 
     def profile(self, **options: Any) -> Profile:  # the step's profile on the device that it was measured on
         return _profile_h200(self, **options) if self.kernel_seconds is not None else _profile_neusight(self, **options)
@@ -71,7 +74,8 @@ def neusight_steps(option: str = "") -> list[MeasuredStep]:
                          row["device"]])
         phases = {"forward": row["forward_ms"], "backward": row["backward_ms"]}
         found.append(MeasuredStep(name, row["model"], row["device"], row["ms"] / 1e3, None,
-                                  {phase: ms / 1e3 for phase, ms in phases.items() if ms is not None}, row))
+                                  {phase: ms / 1e3 for phase, ms in phases.items() if ms is not None}, row,
+                                  {who: said["ms"] / 1e3 for who, said in row["predicted_ms"].items()}))
     return found
 
 
