@@ -19,7 +19,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -31,8 +31,8 @@ PAGE = "reliability.md"
 #: Parts in the order of the page, each with the module whose `measure` finds what its block says.
 MEASURED = {"versions": "coverage.matrix", "replay": "fuzz.replay_equality", "programs": "fuzz.programs"}
 #: Parts that are printed.
-TOLD = {**{part: partial(torch_samples.tell, part) for part in torch_samples.PARTS},
-        "refused-dtypes": refused_dtypes.tell}
+TOLD: dict[str, Callable[[argparse.Namespace], bool]] = {
+    **{part: partial(torch_samples.tell, part) for part in torch_samples.PARTS}, "refused-dtypes": refused_dtypes.tell}
 
 
 def describe(name: str, found: Found, seconds: float) -> str:
