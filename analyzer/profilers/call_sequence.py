@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from analyzer.hardware import ClusterSpec, DeviceSpec
 from analyzer.hardware.kernel_time.estimate import KernelTime
 from analyzer.meta.spec import Signature
 from analyzer.meta.state import StreamMark
-from analyzer.record.call_table import CallKind, CallTable, OpCall
+from analyzer.record.call_table import OpCall
 from analyzer.record.device_log import PhaseRecord, device_index, find_place
 from analyzer.record.log import Log
 from analyzer.record.process_group import communicates
@@ -61,31 +61,10 @@ class CallTimer:
         self.is_host = device.kind == "cpu"
         self.timed: list[TimedCall] = []  #: one of each kind, in the order in which they were met
         self._alike: dict[tuple[object, str, bool, bool], int] = {}
-        self._calls: dict[CallKind, int] = {}
-        self._of_copies: dict[CallTable, Any] = {}  # of a table in which calls are copies: which of `timed` each is
 
     def time(self, call: OpCall) -> TimedCall:
         """What the host and the device do for a call. Raises UnknownTimeError."""
         return self.timed[self.number(call)]
-
-    def numbers(self, table: CallTable, places: Sequence[int]) -> list[int]:
-        """Which of `timed` each of the calls at ``places`` is; one of each kind is made. Raises UnknownTimeError."""
-        if table.copies is None:
-            return self._numbers_at(table, places)
-        if table not in self._of_copies:
-            first = self._numbers_at(table, table.copies.first.tolist())
-            self._of_copies[table] = np.array(first, np.int64)[table.copies.number]
-        found: list[int] = self._of_copies[table][np.asarray(places, np.int64)].tolist()
-        return found
-
-    def _numbers_at(self, table: CallTable, places: Sequence[int]) -> list[int]:
-        calls, numbers = self._calls, []
-        for kind, place in zip(table.kinds_at(places), places):
-            number = calls.get(kind)
-            if number is None:
-                number = calls[kind] = self.number(table[place])
-            numbers.append(number)
-        return numbers
 
     def at_pace(self, pace: Pace) -> list[TimedCall]:
         """`timed` at another pace; the gap between two kernels stays as it is."""
@@ -177,6 +156,8 @@ class CallSequence:
     def __init__(self, log: Log, timer: CallTimer) -> None:
         self.log, self.timer = log, timer
         self._results = self._find_results()
+        kinds = np.array([timer.number(tally.call) for tally in log.tallies()], np.int64)
+        self._calls: list[int] = kinds[log.tally_numbers()].tolist()  # which of `CallTimer.timed` each is
         #: each part of a phase, with its calls and what was asked of streams; what is in no step comes first
         self.phases = sorted(self._list_phases(), key=lambda phase: phase[0].step)
 
@@ -186,8 +167,7 @@ class CallSequence:
             yield (record, self._run(range(record.first_call, end)), log.streams.marks_in(record.first_call, end))
 
     def _run(self, places: range) -> CallRun:
-        table = self.log.call_slots
-        return CallRun(places, self.timer.numbers(table, places), table.read_any(
+        return CallRun(places, self._calls[places.start:places.stop], self.log.call_slots.read_any(
             places.start, places.stop, self._results) if self._results else repeat(False))
 
     def _find_results(self) -> set[int]:

@@ -2,10 +2,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import repeat
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -39,9 +38,6 @@ Numbers = npt.NDArray[np.int64]
 
 # Operator calls kept in columns: some sixty bytes each, a third of what objects and their tuples would take.
 
-CallKind = tuple[Signature, tuple[int, str, bool], bool]
-"""What decides the time of a call: its signature; step, phase and whether it is a recomputation; whether all that it
-gives lies in storages that it was given."""
 # of each call: where in the numbers its inputs begin, how many inputs and outputs there are, the number of step, phase
 # and whether it is a recomputation, the module, the node, and the forward call (-1: none)
 _FIELDS = 7
@@ -55,6 +51,13 @@ class Copies(NamedTuple):
     first: Numbers
     number: Numbers
     counts: Numbers
+
+
+class Groups(NamedTuple):
+    """Calls by kind: the place of the first of each kind, and of which kind each call is, in order."""
+
+    first: Numbers
+    number: Numbers
 
 
 class CallTable(Sequence[OpCall]):
@@ -166,35 +169,47 @@ class CallTable(Sequence[OpCall]):
         made._fields.frombytes(fields.astype(np.int32).tobytes())
         return made
 
-    def _read(self, places: Sequence[int]) -> Iterator[tuple[Signature, int, array[int], int]]:
-        """Of each call at ``places`` the signature, the number of its kind, its storages, and how many are inputs."""
-        numbers = self._numbers
-        starts, inputs, outputs, kinds = self.fields_of(places)[:, :4].T.tolist()
-        for place, start, taken, made, kind in zip(places, starts, inputs, outputs, kinds):
-            yield self.signatures[place], kind, numbers[start:start + taken + made], taken
-
     def with_signatures(self, signatures: list[Signature]) -> CallTable:
         """The same calls with other sizes: a signature for each."""
         made = copy(self)
         made.signatures = signatures
         return made
 
-    def count_alike(self, places: Sequence[int], sizes: Callable[[Sequence[int]], Hashable],
-                    counts: Iterable[int] = repeat(1)) -> list[tuple[OpCall, int]]:
-        """A call of each kind that sums could tell apart, by ``sizes`` too where it has a storage twice, and how many
-        there are: each of those at ``places`` stands for as many as ``counts`` say.
+    def group_alike(self, places: Numbers, sizes: Callable[[list[int]], list[int]]) -> Groups:
+        """The calls at ``places`` by kind, as far as sums could tell kinds apart: signature, step, phase and whether it
+        is a recomputation; where a call has a storage twice also by which operands are in one, and by the ``sizes`` of
+        the storages of its inputs, which are told of their numbers.
         """
-        alike: dict[tuple[Signature, int, Hashable], list[int]] = {}
-        for place, count, (signature, kind, used, inputs) in zip(places, counts, self._read(places)):
-            shared = None
-            if len(set(used)) < len(used):
-                first = {n: i for i, n in reversed(list(enumerate(used)))}
-                shared = tuple([first[n] for n in used]), sizes(used[:inputs])
-            alike.setdefault((signature, kind, shared), [place, 0])[1] += count
-        return [(self[place], count) for place, count in alike.values()]
+        starts, taken, made, kinds = self.fields_of(places)[:, :4].T
+        lengths, signatures = taken + made, self.signatures
+        of: Numbering[Signature] = Numbering()
+        alike = np.fromiter([of[signatures[place]] for place in places.tolist()], np.int64, len(places))
+        operands, call = self._gather_operands(starts, lengths), np.repeat(np.arange(len(places)), lengths)
+        ends = np.cumsum(lengths)
+        position = np.arange(len(operands)) - (ends - lengths)[call]
+        # operands in the order of calls, those in one storage side by side, the first one first
+        order = np.lexsort((operands, call))
+        is_again = np.zeros(len(operands), bool)
+        is_again[1:] = (operands[order[1:]] == operands[order[:-1]]) & (call[order[1:]] == call[order[:-1]])
+        head = np.maximum.accumulate(np.where(is_again, 0, np.arange(len(operands))))
+        codes = np.full((len(operands), 2), -1, np.int64)
+        codes[order, 0] = position[order[head]]
+        has_twice = np.zeros(len(places), bool)
+        has_twice[call[order[is_again]]] = True
+        asked = np.nonzero(has_twice[call] & (position < taken[call]))[0]
+        numbers, where = np.unique(operands[asked], return_inverse=True)
+        codes[asked, 1] = np.array(sizes(numbers.tolist()), np.int64)[where]
+        told, found = codes.tobytes(), Numbering[tuple[int, bytes]]()
+        stops = ends * codes.itemsize * 2
+        begins = np.where(has_twice, stops - lengths * codes.itemsize * 2, stops)
+        number = np.fromiter([found[key, told[begin:stop]] for key, begin, stop in zip(
+            (alike * (len(self._numbering.keys_at) + 1) + kinds).tolist(), begins.tolist(), stops.tolist())],
+            np.int64, len(places))
+        return Groups(places[_find_first(number)], number)
 
-    def kinds_at(self, places: Sequence[int]) -> Iterator[CallKind]:
-        """The kind of the call at each of ``places``, for which no call is made."""
-        for signature, kind, used, inputs in self._read(places):
-            stays = len(used) > inputs and set(used[inputs:]).issubset(used[:inputs])
-            yield signature, self._numbering.keys_at[kind], stays
+
+def _find_first(numbers: Numbers) -> Numbers:
+    """Where each of the numbers from 0 up stands first."""
+    at = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
+    at[numbers[::-1]] = np.arange(len(numbers))[::-1]  # the last one that is written stays
+    return at

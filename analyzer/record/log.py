@@ -3,11 +3,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -198,7 +197,7 @@ class Log(DeviceLog):
     index_of_path: dict[str, int] = field(default_factory=dict)    #: of each module in `modules`
     make_nodes: Callable[[], list[LogNode]] = list  #: those that there are when they are asked for first
     _nodes: list[LogNode] | None = None
-    _tallies: tuple[int, list[Tally], Collection[Signature]] | None = None
+    _tallies: tuple[int, list[Tally], npt.NDArray[np.int64], Collection[Signature]] | None = None
     _read: list[OpCall] | None = None  # all calls, while many read them
     _named: int = 0
     _names: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -295,25 +294,29 @@ class Log(DeviceLog):
         """Calls that are alike, and how many there are of each: enough for sums."""
         return self._tally()[0]
 
-    def signatures(self) -> Collection[Signature]:
-        """The signature of every call, each once."""
+    def tally_numbers(self) -> npt.NDArray[np.int64]:
+        """Of each call, which of the `tallies` it is of."""
         return self._tally()[1]
 
-    def _tally(self) -> tuple[list[Tally], Collection[Signature]]:
+    def signatures(self) -> Collection[Signature]:
+        """The signature of every call, each once."""
+        return self._tally()[2]
+
+    def _tally(self) -> tuple[list[Tally], npt.NDArray[np.int64], Collection[Signature]]:
         slots, table = self.call_slots, self.storages
         if self._tallies is None or self._tallies[0] != len(slots):
             copies = slots.copies
-            alike = self.count_alike(range(len(slots))) if copies is None else self.count_alike(
-                copies.first.tolist(), copies.counts.tolist())
-            tallies = [Tally(call.step, call, table, count) for call, count in alike]
-            self._tallies = len(slots), tallies, dict.fromkeys([tally.call.signature for tally in tallies])
+            groups = slots.group_alike(np.arange(len(slots)) if copies is None else copies.first, self._list_sizes)
+            number = groups.number if copies is None else groups.number[copies.number]
+            calls = [slots[place] for place in groups.first.tolist()]
+            tallies = [Tally(call.step, call, table, count) for call, count in zip(calls, np.bincount(number).tolist())]
+            self._tallies = len(slots), tallies, number, dict.fromkeys([call.signature for call in calls])
         return self._tallies[1:]
 
-    def count_alike(self, places: Sequence[int], counts: Iterable[int] = repeat(1)) -> list[tuple[OpCall, int]]:
-        """One of the calls at ``places`` of each kind, and how many there are."""
+    def _list_sizes(self, numbers: list[int]) -> list[int]:
+        """The bytes of storages; -1 of one that is not in the books."""
         storages = self.storages
-        return self.call_slots.count_alike(
-            places, lambda numbers: tuple([storages[n].nbytes for n in numbers if n in storages]), counts)
+        return [storages[number].nbytes if number in storages else -1 for number in numbers]
 
     def with_signatures(self, signatures: list[Signature]) -> Log:
         """The same calls with other sizes: a signature for each. What is known of storages stays as it is."""
