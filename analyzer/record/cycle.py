@@ -14,6 +14,7 @@ from .rollout import RolloutCalls, find_rollouts
 
 ROLLOUT, SCORING, UPDATE, SYNC = "rollout", "scoring", "update", "sync"
 LOAD, SAVE, RESUME = "load", "save", "resume"
+SAMPLED = "analyzer.sample_answers"  #: the operator that is all that an engine does
 AFTERWARDS = (SYNC, EVALUATION, LOAD, SAVE, RESUME)  #: what follows a step, and begins no cycle
 
 

@@ -12,6 +12,7 @@ from analyzer.meta.source_line import script_line
 from analyzer.meta.state import MetaState
 from analyzer.output import print_error
 
+from .cycle import ROLLOUT
 from .evaluation import OuterRun
 from .hooks import FAILED
 from .memory_recorder import MemoryRecorder
@@ -67,16 +68,27 @@ class ScriptPasses(RunListener):
         shapes = self.holdings.mark_inputs(module, args, kwargs)
         phase, is_model = self.run.phase, next(module.parameters(), None) is not None
         if phase == SETUP and is_model:
-            follow_device(self.memory, self.state)
-            for lifetime in self.log.storages.values():
-                if lifetime.died is None and not lifetime.category:
-                    lifetime.category = HELD
+            self._end_setup()
         if phase == "forward" or phase in (SETUP, "optimizer") and is_model:
             self.memory.begin("forward")
             outer = self._outer = self._outer or _Outer(self._count_all())
             if not outer.is_model:
                 outer.module, outer.is_model, outer.shapes = module, is_model, shapes
                 outer.has_grad, outer.line = torch.is_grad_enabled(), script_line()
+
+    def begin_block(self, name: str) -> None:
+        """A rollout that the script, or what stands in for its engine, names so is no part of what comes before the
+        first step.
+        """
+        if name == ROLLOUT and self.run.phase == SETUP:
+            self._end_setup()
+            self.memory.begin("forward")
+
+    def _end_setup(self) -> None:
+        follow_device(self.memory, self.state)
+        for lifetime in self.log.storages.values():
+            if lifetime.died is None and not lifetime.category:
+                lifetime.category = HELD
 
     def module_left(self, module: torch.nn.Module, result: Any) -> None:
         """The innermost call ended; where no module made it, what it did is noted."""

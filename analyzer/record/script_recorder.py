@@ -169,6 +169,7 @@ class ScriptRecorder(Recorder):
         if self.run.stack:
             return False
         self.memory.end()
+        self.passes.begin_block(name)
         if self.course.enter(name, self.steps_taken):
             self._end_script()
         self.memory.block = self.course.block

@@ -13,7 +13,7 @@ from analyzer.profilers.held_memory import alive_at, category_of, forward_ends
 from analyzer.profilers.latency import Latency, range_at_paces
 from analyzer.profilers.schedule import COMMUNICATION, PICOSECONDS, FreeAt
 from analyzer.record.call_table import OpCall
-from analyzer.record.cycle import LOAD, RESUME, ROLLOUT, SAVE, Cycle, NamedStretch, PhasePart
+from analyzer.record.cycle import LOAD, RESUME, ROLLOUT, SAMPLED, SAVE, Cycle, NamedStretch, PhasePart
 from analyzer.record.device_log import EARLIER_PREPARATION, EVALUATION, NO_STEP, PREPARATION, PhaseRecord
 from analyzer.record.log import Log, OuterCall
 from analyzer.units import add_quantities
@@ -89,9 +89,13 @@ def _describe(log: Log, number: int, cycle: Cycle, timer: _PhaseTimer,
     for part in cycle.parts:
         parts[part.name].append(part)
     phases = [_describe_phase(log, name, own, timer, calls) for name, own in parts.items()]
-    rollouts = [_list_within(calls, part) for part in cycle.parts if part.name == ROLLOUT]
-    if rollouts:
-        samples = add_quantities([passes[0].samples for passes in rollouts if passes])
+    rolled = [part for part in cycle.parts if part.name == ROLLOUT]
+    rollouts = [passes for part in rolled if (passes := _list_within(calls, part))]
+    samples: int | None
+    if rolled and not rollouts:
+        samples, generated = _count_answers(log, rolled)
+    elif rollouts:
+        samples = add_quantities([passes[0].samples for passes in rollouts])
         own = [call for passes in rollouts for call in passes if call.module == passes[0].module]
         generated = None if any(call.tokens is None for call in own) else add_quantities([c.samples for c in own])
     else:
@@ -100,6 +104,13 @@ def _describe(log: Log, number: int, cycle: Cycle, timer: _PhaseTimer,
     seconds, low_high = timer.time([part.calls for part in cycle.parts])
     return CycleInfo(number, cycle.steps, tuple(phases), samples, generated, seconds, low_high,
                      _list_held(log, cycle.parts[-1].end_event))
+
+
+def _count_answers(log: Log, parts: Sequence[PhasePart]) -> tuple[int | None, int | None]:
+    """Answers and their tokens, of an engine that a stand-in took the place of; None where nothing tells them."""
+    given = [signature.named_arguments() for part in parts for i in part.calls
+             if str((signature := log.call_slots.signatures[i]).op).startswith(SAMPLED)]
+    return (sum(one["samples"] for one in given), sum(one["tokens"] for one in given)) if given else (None, None)
 
 
 def _describe_phase(log: Log, name: str, parts: Sequence[PhasePart], timer: _PhaseTimer,

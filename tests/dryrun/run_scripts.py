@@ -1,5 +1,6 @@
 """Runs scripts dry, one after the other in this process, which imports their libraries once: python run_scripts.py
-FOLDER, where jobs.json is a list of [name, script, arguments]. Leaves NAME.json, a profile, and NAME.txt, what it said.
+FOLDER [DEVICE], where jobs.json is a list of [name, script, arguments]. Leaves NAME.json, a profile, and NAME.txt,
+what it said.
 """
 import contextlib
 import json
@@ -17,11 +18,15 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1]).absolute()
     os.chdir(folder)
     for name, script, arguments in json.loads((folder / "jobs.json").read_text()):
+        environment = dict(os.environ)  # which trainers write into
         with (folder / f"{name}.txt").open("w") as text, contextlib.redirect_stdout(text):
             try:
-                run = dry_run(next(path for scripts in SCRIPTS if (path := scripts / script).exists()), arguments)
+                path = next(path for scripts in SCRIPTS if (path := scripts / script).exists())
+                run = dry_run(path, arguments, device=sys.argv[2] if len(sys.argv) > 2 else "h200")
                 print(run.format_error(), "steps", run.steps)
                 if run.error is None:
                     run.profile.to_json(folder / f"{name}.json")
             except Exception:  # told by the test that misses the profile
                 traceback.print_exc(file=text)
+        os.environ.clear()
+        os.environ.update(environment)

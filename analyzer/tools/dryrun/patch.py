@@ -37,11 +37,13 @@ from analyzer.meta.intercept.replacement import Undo, answer, answer_each, repla
 from analyzer.meta.state import MetaState, current
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.known_value import Deferred, small_enough
+from analyzer.on_use import load
 from analyzer.zoo.torchvision_ops import simulate_detection_ops
 
 from .change import AS_IT_IS, ScriptChange
 from .checkpoint import SAVES, read_headers_alone, write_nowhere
 from .hub import Repositories, stand_in_for_names
+from .package import stand_in_packages
 from .saved_file import SavedFiles, assume
 from .whole import list_blocks
 
@@ -190,6 +192,8 @@ LAUNCHES: dict[str, dict[str, Callable[..., Any]]] = {
        for module, (text, *names) in _TAKEN.items()}}
 
 
+_CLIENT = "trl.generation.vllm_client"  # of a server that is not asked
+
 _WORKER_SETTINGS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "worker_init_fn")
 
 
@@ -197,6 +201,7 @@ _WORKER_SETTINGS = ("prefetch_factor", "persistent_workers", "multiprocessing_co
 def scripted(change: ScriptChange = AS_IT_IS, *, allows_download: bool = False,
              whole_steps: int | None = None) -> Iterator[None]:
     with ExitStack() as undo:
+        undo.enter_context(stand_in_packages())
         files = SavedFiles()
         repositories = Repositories(files)
         undo.callback(repositories.close)
@@ -210,6 +215,7 @@ def scripted(change: ScriptChange = AS_IT_IS, *, allows_download: bool = False,
             **({} if allows_download else stand_in_for_names(repositories)),
             "bitsandbytes.functional": answer_for_managed_memory, **simulate_detection_ops(),
             "torch.distributed.checkpoint.filesystem": partial(write_nowhere, files),
+            _CLIENT: lambda: answer_each(_CLIENT, load("analyzer.tools.dryrun.engine_server:ANSWERS")),
             **{module: partial(answer_each, module, answers)
                for module, answers in {**CAPABILITIES, **LAUNCHES, **SAVES}.items()}}
         for module, name_blocks in list_blocks(whole_steps).items():
