@@ -204,6 +204,23 @@ def flash_backward_stages(signature: Signature) -> tuple[Stage, ...]:
     return (Stage(tuple(blocks)),)
 
 
+@kernel_stages(_aten._flash_attention_backward)
+def _flash_varlen_backward(signature: Signature) -> tuple[Stage, ...]:
+    """``mha_bwd`` as above, of [batch, length, heads, size]; ``mha_varlen_bwd`` of packed [tokens, heads, size], whose
+    row sums and query's gradient have 128 rows more for each text.
+    """
+    _, query, key, *others = signature.inputs
+    *_, heads, size = query
+    if len(query) == 4:
+        rows = query[0] * ceil(query[1] / 128) * 128
+    else:
+        rows = query[0] + 128 * (others[3].numel - 1)  # behind value, out and logsumexp: where texts begin
+    blocks = [heads * rows * _FLOAT_BYTES, rows * heads * (ceil(size / 32) * 32 if size <= 192 else 256) * _FLOAT_BYTES]
+    if key[-2] != heads:
+        blocks += 2 * [key.numel // key[-2] * heads * query.dtype.itemsize]
+    return (Stage(tuple(blocks)),)
+
+
 @kernel_stages(_aten._ctc_loss)
 def _ctc_loss(signature: Signature) -> tuple[Stage, ...]:
     """LossCTC.cu: where each target begins, and both lengths, for the kernel."""

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from analyzer.hardware import DeviceSpec, find_device, simulated_spec
-from analyzer.hardware.kernel_time.estimate import KernelTime
-from analyzer.meta import MemoryNeed, register_memory_impl
-from analyzer.meta.spec import Signature
+from analyzer.hardware import find_device, simulated_spec
 from analyzer.meta.state import current
-from analyzer.profilers.operator.registration import FlopCount, register_flop_impl, register_time_impl
-from analyzer.record.cycle import ROLLOUT, SYNC
+from analyzer.recipe import sample_answers
 from analyzer.tools.serving import (
+    CACHE,
+    GRAPHS,
+    WAKING,
+    WEIGHTS,
     Deployment,
     Layout,
     ServedModel,
@@ -28,27 +28,8 @@ from analyzer.tools.serving import (
     share_device,
     time_answers,
 )
-from analyzer.tools.serving.shared_device import CACHE, GRAPHS, WAKING, WEIGHTS
 
 from .saved_file import assume
-
-# What an engine does between its own calls is one operator: it has the seconds of our model of servers, and holds what
-# the largest of its passes does.
-_library = torch.library.Library("analyzer", "FRAGMENT")
-_library.define("sample_answers(Tensor at, int samples, int tokens, int workspace, int macs, float? seconds, "
-                "float spread) -> ()")
-_library.impl("sample_answers", lambda *_: None, "Meta")
-_sample_answers: Any = torch.ops.analyzer.sample_answers
-
-
-def _time_answers(signature: Signature, device: DeviceSpec) -> KernelTime | None:
-    given = signature.named_arguments()
-    return None if given["seconds"] is None else KernelTime(given["seconds"], given["spread"], "memory")
-
-
-register_time_impl(_sample_answers)(_time_answers)
-register_flop_impl(_sample_answers)(lambda at, samples, tokens, workspace, macs, *_, out: FlopCount(2 * macs, macs))
-register_memory_impl(_sample_answers)(lambda at, samples, tokens, workspace, *_, out: MemoryNeed(workspace))
 
 
 class Engine:
@@ -97,7 +78,7 @@ class Engine:
     def write(self, weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
         """The trainer's weights, one after the other, into the engine's; their names."""
         names = []
-        with _phase(SYNC), torch.no_grad():
+        with _phase("sync"), torch.no_grad():
             for name, value in weights:
                 names.append(name)
                 held, flat = self._held.get(WEIGHTS), value.detach().reshape(-1)
@@ -111,7 +92,7 @@ class Engine:
 
     def copying(self) -> AbstractContextManager[None]:
         """A block in which weights are sent to an engine on other devices."""
-        return _phase(SYNC)
+        return _phase("sync")
 
     def sample(self, prompts: Sequence[int], answers: int, new_tokens: int, distinct: int) -> None:
         """Answers of ``new_tokens`` each to prompts of these lengths, of which some are ``distinct``."""
@@ -122,13 +103,13 @@ class Engine:
         seconds, spread = time_answers(deployment, distinct, mean, answers, new_tokens) or (None, 0.0)
         macs = sum(count * product.batch * product.n * product.k * max(1, min(product.experts, deployment.model.top_k))
                    for product, count in deployment.model.products if not product.is_head)
-        with _phase(ROLLOUT):
+        with _phase("rollout"):
             at = self._held.get(CACHE)
             if at is None:
                 at = torch.empty(0, dtype=torch.bfloat16, device="cuda")
-            _sample_answers(at, answers, answers * new_tokens,
-                            0 if self.apart else deployment.pass_bytes(max(read, rows)) + logits,
-                            macs * (distinct * mean + answers * new_tokens) // deployment.layout.gpus, seconds, spread)
+            sample_answers(at, answers, answers * new_tokens,
+                           0 if self.apart else deployment.pass_bytes(max(read, rows)) + logits,
+                           macs * (distinct * mean + answers * new_tokens) // deployment.layout.gpus, seconds, spread)
 
 
 def _take(nbytes: int, tag: str) -> torch.Tensor:
@@ -147,6 +128,7 @@ def _find_recorder() -> Any:
 
 @contextmanager
 def _phase(name: str) -> Iterator[None]:
+    """A phase of the cycle, as a script names one by ``record_function``."""
     recorder = _find_recorder()
     heard = recorder is not None and recorder.enter_block(name)
     try:

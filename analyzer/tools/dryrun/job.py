@@ -25,8 +25,8 @@ from analyzer.errors import InputError
 from analyzer.hardware import ClusterSpec, DeviceSpec, find_device
 from analyzer.meta.value.data_dependent import STAND_IN
 from analyzer.output import check_output
+from analyzer.parallel import RankTable
 from analyzer.parallel.rank_row import describe_rank
-from analyzer.parallel.rank_table import RankTable
 from analyzer.profilers.collective import POINT_TO_POINT
 from analyzer.record.script_frames import CAUGHT
 from analyzer.report.choice import end_with_verdict, make_text, read_shown, save_profile

@@ -2,16 +2,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
 from analyzer.on_use import load
 
+_FLASH = "analyzer.tools.dryrun.flash_attn:MODULES"
 #: Where the modules of each package are, and what each has; imported when a script asks for one.
-_PACKAGES = {"vllm": "analyzer.tools.dryrun.vllm:MODULES"}
+_PACKAGES = {"vllm": "analyzer.tools.dryrun.vllm:MODULES", "flash_attn": _FLASH, "flash_attn_interface": _FLASH}
+_ALWAYS = ("vllm",)  # also where it is installed, since it would start; of others the real one runs without data
 
 # Packages that look once, when they are imported, whether a stand-in's original is there. They are imported anew for a
 # dry run, and those of an earlier one are kept for the next.
@@ -20,11 +22,14 @@ _kept: dict[str, ModuleType] = {}
 
 
 class _Finder:
-    """Finds and makes the modules of stand-ins."""
+    """Finds and makes the modules of the stand-ins for some packages."""
+
+    def __init__(self, packages: Collection[str]) -> None:
+        self._packages = packages
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         modules = _list_modules(name)
-        if name not in modules:
+        if name not in modules or name.partition(".")[0] not in self._packages:
             return None
         is_package = any(other.startswith(f"{name}.") for other in modules)
         return ModuleSpec(name, self, origin="a stand-in of the dry run", is_package=is_package)  # type: ignore[arg-type]
@@ -49,15 +54,16 @@ def stand_in_packages() -> Iterator[None]:
     """A block in which the stand-ins are imported; after it ``sys.modules`` has of them, and of the packages that ask
     for them, what it had.
     """
-    taken = _take(*_PACKAGES, *_ASKING)
-    finder = _Finder()
+    packages = [name for name in _PACKAGES if name in _ALWAYS or PathFinder.find_spec(name) is None]
+    taken = _take(*packages, *_ASKING)
+    finder = _Finder(packages)
     try:
         sys.modules.update(_kept)
         sys.meta_path.insert(0, finder)
         yield
     finally:
         sys.meta_path[:] = [one for one in sys.meta_path if one is not finder]
-        _take(*_PACKAGES)
+        _take(*packages)
         _kept.clear()
         _kept.update(_take(*_ASKING))
         sys.modules.update(taken)

@@ -215,6 +215,9 @@ def scripted(change: ScriptChange = AS_IT_IS, *, allows_download: bool = False,
             **({} if allows_download else stand_in_for_names(repositories)),
             "bitsandbytes.functional": answer_for_managed_memory, **simulate_detection_ops(),
             "torch.distributed.checkpoint.filesystem": partial(write_nowhere, files),
+            "transformers.utils.import_utils": lambda: load("analyzer.tools.dryrun.flash_attn:tell_transformers")(),
+            "transformers.modeling_flash_attention_utils":
+                lambda: load("analyzer.tools.dryrun.flash_attn:forget_functions")(),
             _CLIENT: lambda: answer_each(_CLIENT, load("analyzer.tools.dryrun.engine_server:ANSWERS")),
             **{module: partial(answer_each, module, answers)
                for module, answers in {**CAPABILITIES, **LAUNCHES, **SAVES}.items()}}
