@@ -6,15 +6,16 @@ from analyzer.on_use import find_later
 if TYPE_CHECKING:
     from .answers import sample_answers
     from .layer import list_blocks
-    from .quantize import quantize_experts
+    from .quantize import Nf4Linear, quantize_experts
     from .recipe import LoraLinear, LoraSpec, Recipe, add_lora
 
-__all__ = ["LoraLinear", "LoraSpec", "Recipe", "add_lora", "list_blocks", "quantize_experts", "sample_answers"]
+__all__ = ["LoraLinear", "LoraSpec", "Nf4Linear", "Recipe", "add_lora", "list_blocks", "quantize_experts",
+           "sample_answers"]
 
 # `import analyzer` needs the optimizers here alone
 __getattr__ = find_later(__name__, {"analyzer.recipe.recipe": "LoraLinear LoraSpec Recipe add_lora",
                                     "analyzer.recipe.layer": "list_blocks",
-                                    "analyzer.recipe.quantize": "quantize_experts",
+                                    "analyzer.recipe.quantize": "Nf4Linear quantize_experts",
                                     "analyzer.recipe.answers": "sample_answers"})
 
 

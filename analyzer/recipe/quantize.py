@@ -95,10 +95,17 @@ class Nf4Linear(QuantizedLinear):
         self.hold((codes[:, 0] << 4 | codes[:, 1]).reshape(-1, 1), absmax=scales.reshape(-1)[:absmax.numel()].clone(),
                   values=values, offset=offset, nested_absmax=nested_absmax, nested_values=steps)
 
+    def codes(self) -> Tensor:
+        """Two elements a byte, in whatever dtype they are held (bitsandbytes' ``quant_storage``)."""
+        return self.weight if self.weight.dtype is torch.uint8 else self.weight.view(torch.uint8)
+
+    def scales(self) -> Tensor:
+        """Of each block of elements, in float32."""
+        scales: Tensor = ops.dequantize_blockwise(self.absmax, self.nested_absmax, self.nested_values, NESTED_BLOCK)
+        return scales + self.offset
+
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        scales = ops.dequantize_blockwise(self.absmax, self.nested_absmax, self.nested_values, NESTED_BLOCK)
-        scales = scales + self.offset
-        weight: Tensor = ops.dequantize_4bit(self.weight, scales, self.values, self.BLOCK, self.shape, dtype)
+        weight: Tensor = ops.dequantize_4bit(self.codes(), self.scales(), self.values, self.BLOCK, self.shape, dtype)
         return weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,7 +130,7 @@ class _Nf4Product(torch.autograd.Function):
         ctx.layer = layer
         bias = None if layer.bias is None else layer.bias.to(x.dtype)
         if x.numel() <= _Nf4Product.FUSED_ROWS * x.shape[-1] and x.shape[-1] % layer.BLOCK == 0:
-            fused: Tensor = ops.linear_4bit(x, layer.weight, layer.absmax, layer.values, layer.nested_absmax,
+            fused: Tensor = ops.linear_4bit(x, layer.codes(), layer.absmax, layer.values, layer.nested_absmax,
                                             layer.nested_values, layer.offset, layer.BLOCK, layer.shape, bias)
             return fused
         return functional.linear(x, layer.dequantize(x.dtype), bias)

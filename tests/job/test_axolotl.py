@@ -58,7 +58,8 @@ def test_a_qlora(tmp_path: Path) -> None:
     ("sample_packing: true=quantize_moe_experts: true", {"quantizes_experts": True}),
     ("sample_packing: true=qat:\n  activation_dtype: int8\n  weight_dtype: int4\n  group_size: 32",
      {"fake_quantization": FakeQuantization(group=32)}),
-    ("sample_packing: true=tensor_parallel_size: 2", {"parallel": ModelParallel(tensor=2, sharding="ddp"), "ranks": 2}),
+    ("optimizer: adamw_bnb_8bit=tensor_parallel_size: 2",
+     {"parallel": ModelParallel(tensor=2, sharding="ddp"), "ranks": 2}),
     ("sample_packing: true=freeze_mm_modules: true", {"frozen": tuple(rf"(?:^|\.){tower}\." for tower in TOWERS)}),
     ("lora_target_linear: true=lora_target_modules: [q_proj, v_proj]",
      {"adapter": Adapter(r=32, dropout=0.05, targets=("q_proj", "v_proj"))})])
@@ -83,6 +84,17 @@ def test_options_and_what_becomes_of_them(tmp_path: Path, change: str, fields: d
     ("sequence_len: 2048=sequence_len: [1, 2]", "a.yml:10: sequence_len: [1, 2]: must be a whole number of at least 1"),
     ("gradient_checkpointing: true=activation_offloading: true",
      "a.yml:17: activation_offloading: true: axolotl refuses it without gradient_checkpointing"),
+    ("bf16: auto=fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}",
+     "a.yml:14: optimizer: adamw_bnb_8bit: axolotl refuses it with FSDP2; give adamw_torch_8bit"),
+    ("bf16: auto=fsdp_config: {fsdp_offload_params: true}",
+     "a.yml:14: optimizer: adamw_bnb_8bit: axolotl refuses it with FSDP1 that offloads parameters; give"),
+    ("optimizer: adamw_bnb_8bit=optimizer: muon\ndeepspeed: z2.json", "a.yml:14: optimizer: muon: axolotl refuses it"),
+    ("bf16: auto=tensor_parallel_size: 2", "a.yml:14: optimizer: adamw_bnb_8bit: axolotl refuses it with tensor_par"),
+    ("bf16: auto=rl: dpo", "a.yml:11: sample_packing: true: axolotl refuses it with rl: dpo"),
+    ("sample_packing: true=batch_size: 8",
+     "a.yml:11: batch_size: 8: gradient_accumulation_steps is given too; axolotl refuses both"),
+    ("bf16: auto=cut_cross_entropy: true\nliger_fused_linear_cross_entropy: true",
+     "a.yml:17: liger_fused_linear_cross_entropy: true: cut_cross_entropy is on too; axolotl refuses both"),
     ("gradient_checkpointing: true=gradient_checkpointing: maybe",
      "a.yml:17: gradient_checkpointing: maybe: must be true or false")])
 def test_what_axolotl_refuses_is_told_with_its_line(tmp_path: Path, change: str, problem: str) -> None:

@@ -4,9 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import analyzer
 from analyzer.errors import InputError
+from analyzer.recipe import Recipe
 from analyzer.tools.job.build import make_model
+from analyzer.tools.job.layer import share_codes, unpack_by_operators
 from analyzer.tools.job.plan import Adapter, FakeQuantization, TrainedBlocks, TrainingPlan
 
 
@@ -144,3 +148,27 @@ def test_products_in_eight_bits_but_that_of_the_head() -> None:
     plan = TrainingPlan(model="", micro_batch=1, length=8, computes_in_fp8=True)
     kinds = {path: type(module).__name__ for path, module in make_model(plan, _tiny_model).named_modules()}
     assert kinds["lm_head"] == "Linear" and kinds["model.layers.0.mlp.up_proj"] == "Float8Linear"
+
+
+def test_weights_of_four_bits_that_operators_unpack() -> None:
+    """torchao's way gives the same weight, with two indices of 8 bytes for each byte of codes, values, what they are
+    scaled to, and all of that as one: 14 bytes an element of 16 bits.
+    """
+    def make() -> nn.Module:
+        model = Recipe(quantize="nf4").apply(nn.Sequential(nn.Linear(1024, 2048, bias=False, dtype=torch.bfloat16),
+                                                           nn.Linear(2048, 1, bias=False, dtype=torch.bfloat16)))
+        return model
+
+    plain, unpacked = make(), make()
+    unpacked.load_state_dict(plain.state_dict())
+    unpack_by_operators(unpacked)
+    share_codes(unpacked, torch.float16)  # whatever dtype the codes are held in
+    layers: Any = plain[0], unpacked[0]  # type: ignore[index]
+    assert layers[1].weight.dtype is torch.float16
+    assert torch.equal(layers[0].dequantize(torch.float32), layers[1].dequantize(torch.float32))
+    rows = torch.zeros(8, 1024, dtype=torch.bfloat16, device="meta")
+    found = [analyzer.profile(model, rows, mode="infer", device="h100").peak_by_category["temporary"]
+             for model in (plain, unpacked)]
+    elements = 1024 * 2048
+    assert found[0] == pytest.approx(2 * elements, rel=0.1)
+    assert found[1] == pytest.approx(14 * elements, rel=0.02)

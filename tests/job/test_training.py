@@ -149,6 +149,15 @@ def test_ranks(folder: Path, kind: str) -> None:
         assert small.profile.optimizer_bytes == pytest.approx(found.optimizer_bytes / 4, rel=0.05)  # codes of a byte
 
 
+def test_ranks_share_weights_of_four_bits(folder: Path) -> None:
+    """They were on no device of several (a model of 4 bits under FSDP); the scales are on each."""
+    plan = _plan(folder, quantize="nf4", adapter=Adapter(r=8), checkpoints="blocks")
+    one = profile_training(plan, "h100").profile
+    many = profile_training(replace(plan, ranks=4, sharding=Sharding(kind="fsdp")), "h100").profile
+    assert one.param_bytes is not None and many.param_bytes == pytest.approx(one.param_bytes / 4, rel=0.01)
+    assert many.peak_by_category is not None and many.peak_by_category["parameter"] >= many.param_bytes
+
+
 def test_what_a_model_cannot_be(folder: Path) -> None:
     with pytest.raises(InputError, match="lora: LlamaForCausalLM has no linear layer named qkv; it has "):
         profile_training(_plan(folder, adapter=Adapter(r=8, targets=("qkv",))))

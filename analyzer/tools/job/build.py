@@ -17,11 +17,11 @@ from analyzer.recipe import LoraSpec, Recipe, add_lora, list_blocks, quantize_ex
 from analyzer.zoo.input_spec import import_extra
 from analyzer.zoo.target import load_target
 
-from .checkpoint import checkpoint_some
+from .checkpoint import checkpoint_some, offload_inputs
 from .document import Files
+from .layer import RotatedLinear, compute_in_fp8, quantize_and_back, share_codes, unpack_by_operators
 from .model_name import find_model
-from .plan import Adapter, FakeQuantization, Sharding, TrainedBlocks, TrainingPlan
-from .rotation import RotatedLinear
+from .plan import Adapter, Sharding, TrainedBlocks, TrainingPlan
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -137,38 +137,6 @@ def lora_spec(model: nn.Module, adapter: Adapter) -> LoraSpec:
     return LoraSpec(adapter.r, tuple(targets), adapter.dropout, adapter.dtype, adapter.casts)
 
 
-def offload_inputs(model: nn.Module) -> None:
-    """Keep what checkpointed blocks are given on the host until backward (axolotl 0.18, monkeypatch/
-    gradient_checkpointing/offload_cpu.py; torch's own `save_on_cpu` does the same around each block).
-    """
-    def run(checkpoint: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with torch.autograd.graph.save_on_cpu():
-            return checkpoint(*args, **kwargs)
-
-    for module in model.modules():
-        checkpoint: Any = getattr(module, "_gradient_checkpointing_func", None)  # transformers/modeling_layers.py
-        if checkpoint is not None:
-            setattr(module, "_gradient_checkpointing_func", partial(run, checkpoint))  # noqa: B010
-
-
-def quantize_and_back(model: nn.Module, how: FakeQuantization, is_fused: bool) -> None:
-    """Let torchao's own layers take the place of linear ones whose inputs its groups divide, but for the factors of
-    adapters and a head whose weight a fused loss reads itself. Raises MissingExtraError without it.
-    """
-    get_head: Any = getattr(model, "get_output_embeddings", None)
-    left = set(get_head().modules()) if is_fused and callable(get_head) else set()
-    import_extra("torchao", "quantization-aware training")
-    from torchao.quantization import qat, quantize_  # type: ignore[import-untyped, unused-ignore]
-
-    def takes(module: nn.Module, path: str) -> bool:
-        is_left = module in left or "lora_" in path
-        return isinstance(module, nn.Linear) and not module.in_features % how.group and not is_left
-
-    inputs = qat.IntxFakeQuantizeConfig(torch.int8, "per_token", is_symmetric=False) if how.activations else None
-    weights = qat.IntxFakeQuantizeConfig(torch.int4, group_size=how.group)  # type: ignore[attr-defined]
-    quantize_(model, qat.QATConfig(activation_config=inputs, weight_config=weights, step="prepare"), filter_fn=takes)
-
-
 def _apply(recipe: Recipe, model: nn.Module, plan: TrainingPlan) -> nn.Module:
     """The model with what a recipe changes, and its adapters."""
     spec = None if plan.adapter is None else lora_spec(model, plan.adapter)
@@ -178,20 +146,11 @@ def _apply(recipe: Recipe, model: nn.Module, plan: TrainingPlan) -> nn.Module:
         model = Recipe(loss_chunks=recipe.loss_chunks, checkpointing=recipe.checkpointing).apply(model)
     else:
         model = replace(recipe, lora=spec).apply(model)
+    if plan.unpacks:
+        unpack_by_operators(model)
     if plan.computes_in_fp8:
-        _compute_in_fp8(model)
+        compute_in_fp8(model)
     return model
-
-
-def _compute_in_fp8(model: nn.Module) -> None:
-    """Let torchao's own layers take the place of linear ones, but for the head. Raises MissingExtraError without it."""
-    import_extra("torchao", "products in 8 bits")
-    from torchao.float8 import convert_to_float8_training  # type: ignore[import-untyped, unused-ignore]
-
-    get_head: Any = getattr(model, "get_output_embeddings", None)
-    left = set(get_head().modules()) if callable(get_head) else set()
-    convert_to_float8_training(model, module_filter_fn=lambda module, path: module not in left and not (
-        module.in_features % 16 or module.out_features % 16))
 
 
 def _train_whole(model: nn.Module, names: tuple[str, ...]) -> None:
@@ -364,6 +323,7 @@ def _shard(model: nn.Module, plan: TrainingPlan, sharding: Sharding) -> nn.Modul
             if parameter.requires_grad and parameter.is_floating_point():
                 parameter.data = parameter.data.float()
     computed = None if dtype is None else DTYPES[dtype]
+    share_codes(model, computed or DTYPES[plan.dtype])
     reduced = computed if sharding.reduce_dtype is None else DTYPES[sharding.reduce_dtype]
     settings: dict[str, Any] = {
         "reshard_after_forward": sharding.reshards,

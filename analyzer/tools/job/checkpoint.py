@@ -1,7 +1,8 @@
-"""Which of a model's blocks are run again in backward, and which of their operators' results are kept meanwhile."""
+"""Which of a model's blocks are run again in backward, what is kept of them meanwhile, and where."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,3 +57,17 @@ def _make_policy() -> Callable[..., CheckpointPolicy]:
         return CheckpointPolicy.MUST_SAVE if operator in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
     return choose
+
+
+def offload_inputs(model: nn.Module) -> None:
+    """Keep what checkpointed blocks are given on the host until backward (axolotl 0.18, monkeypatch/
+    gradient_checkpointing/offload_cpu.py; torch's own `save_on_cpu` does the same around each block).
+    """
+    def run(checkpoint: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.graph.save_on_cpu():
+            return checkpoint(*args, **kwargs)
+
+    for module in model.modules():
+        checkpoint: Any = getattr(module, "_gradient_checkpointing_func", None)  # transformers/modeling_layers.py
+        if checkpoint is not None:
+            setattr(module, "_gradient_checkpointing_func", partial(run, checkpoint))  # noqa: B010

@@ -16,7 +16,8 @@ from analyzer.recipe.recipe import add_lora
 from analyzer.tools.diffusion.pipeline import Component, Pipeline, read_pipeline
 from analyzer.zoo.published_shape import find_pipeline, list_pipelines
 
-from .build import DTYPES, lora_spec, offload_inputs
+from .build import DTYPES, lora_spec
+from .checkpoint import offload_inputs
 from .document import Files, JobError
 from .plan import EncodingPass, PicturePlan, TrainingPlan
 

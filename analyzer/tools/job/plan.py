@@ -172,6 +172,7 @@ class TrainingPlan:
     trained_dtype: str | None = None         #: of those that train, where that is another
     autocast: str | None = None
     quantize: str | None = None              #: how frozen linear layers are held: nf4, int8; of images fp8
+    unpacks: bool = False                    #: whether operators of PyTorch unpack weights of 4 bits, as torchao's are
     quantizes_experts: bool = False          #: whether experts that are one parameter are held so too
     fake_quantization: FakeQuantization | None = None
     computes_in_fp8: bool = False            #: whether products of linear layers but the head are in 8 bits

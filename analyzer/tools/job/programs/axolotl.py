@@ -1,6 +1,7 @@
 """axolotl: its YAML."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +33,7 @@ _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash_attention_2": "sdpa", "fl
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a YAML. Raises JobError for what axolotl's own checks refuse."""
     model = options.needed("base_model", "axolotl needs it", means="model")
+    _check(options, model)
     length = options.count("sequence_len", 512, means="tokens of a sequence")
     batch, accumulate = _read_batch(options, launch)
     adapter, quantize = _read_adapter(options)
@@ -64,6 +66,52 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     options.leave_out("tiled_mlp flash_attn_fuse_mlp", "kernels of its own are left out")
     options.rest(_WITHOUT_EFFECT)
     return plan
+
+
+_EIGHT_BITS = ("adamw_8bit", "adamw_bnb_8bit")
+_LOSSES = ("cut_cross_entropy", "chunked_cross_entropy", "liger_cross_entropy", "liger_fused_linear_cross_entropy")
+
+
+def _check(options: Options, model: str) -> None:
+    """Raises JobError for what axolotl refuses together (schemas/validation.py)."""
+    given = {name for name in options.names() if options.get(name) not in (None, False, "", 0)}
+    optimizer, rl = str(options.get("optimizer")), options.get("rl")
+    config = options.get("fsdp_config") or {}
+    offloads = isinstance(config, Mapping) and any(config.get(f"{name}offload_params") for name in ("", "fsdp_"))
+    is_first = bool({"fsdp", "fsdp_config"} & given) and not _is_second(options)
+    losses = [name for name in _LOSSES if name in given]
+    for name, is_refused, why in (
+            ("batch_size", {"gradient_accumulation_steps", "batch_size"} <= given,
+             "gradient_accumulation_steps is given too; axolotl refuses both"),
+            ("deepspeed", {"deepspeed", "fsdp"} <= given, "fsdp is given too; axolotl refuses both"),
+            ("optimizer", _is_second(options) and optimizer in _EIGHT_BITS,
+             "axolotl refuses it with FSDP2; give adamw_torch_8bit"),
+            ("optimizer", is_first and offloads and "8bit" in optimizer,
+             "axolotl refuses it with FSDP1 that offloads parameters; give fsdp_version: 2 and adamw_torch_8bit"),
+            ("optimizer", (options.get("tensor_parallel_size") or 1) != 1
+             and optimizer in (*_EIGHT_BITS, "paged_adamw_8bit"), "axolotl refuses it with tensor_parallel_size"),
+            ("optimizer", optimizer == "muon" and "deepspeed" in given, "axolotl refuses it with deepspeed"),
+            ("optimizer", optimizer == "muon" and is_first, "axolotl refuses it with FSDP1; give fsdp_version: 2"),
+            ("sample_packing", {"sample_packing", "rl"} <= given, f"axolotl refuses it with rl: {rl}"),
+            ("rl", rl in ("dpo", "ipo", "kto", "orpo") and _is_second(options)
+             and bool({"load_in_4bit", "load_in_8bit"} & given), "axolotl refuses quantized weights with it and FSDP2"),
+            ("gradient_checkpointing", "mpt" in model.lower() and "gradient_checkpointing" in given,
+             "axolotl refuses it for MPT models"),
+            (losses[-1] if losses else "", len(losses) > 1, f"{''.join(losses[:1])} is on too; axolotl refuses both")):
+        if is_refused:
+            raise options.fail(name, why)
+
+
+def _is_second(options: Options) -> bool:
+    """Whether FSDP2 shares the model: of two places that say the version the first counts."""
+    config = options.get("fsdp_config")
+    if not isinstance(config, Mapping) or not config:
+        return False
+    return str(options.get("fsdp_version") or config.get("version") or config.get("fsdp_version")) == "2"
+
+
+def _eight_bits(options: Options) -> str:
+    return "adamw_torch_8bit" if _is_second(options) else "adamw_bnb_8bit"
 
 
 def _read_batch(options: Options, launch: JobLaunch) -> tuple[int, int]:
@@ -284,6 +332,6 @@ AXOLOTL = JobProgram(
     is_file=_is_file, commands=("axolotl train", "axolotl preprocess", "axolotl.cli.train"),
     changes={"batch": set_batch("micro_batch_size", "gradient_accumulation_steps"),
              "checkpoints": set_option("gradient_checkpointing", True),
-             "optimizer": set_option("optimizer", "adamw_bnb_8bit"),
+             "optimizer": set_option("optimizer", _eight_bits),
              "loss": set_option("liger_fused_linear_cross_entropy", True),
              "quantize": _set_four_bits, "length": set_option("sequence_len")})

@@ -137,7 +137,7 @@ def _read_quantization(options: Options, model: str, kind: str, sharding: Shardi
     if shares_weights and (method != "bnb" or bits != 4):
         raise options.fail("quantization_bit", "LLaMA-Factory refuses it with FSDP and ZeRO-3, but for 4 bits of bnb")
     quantize = "nf4" if bits <= 4 else "int8"
-    if shares_weights:
+    if _stage(sharding) == 3:
         options.note("quantization_bit", "not modelled", f"each rank is taken to hold all {quantize} weights, which "
                      "ranks share")
     elif method != "bnb" or bits not in (4, 8):

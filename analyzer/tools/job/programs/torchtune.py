@@ -88,13 +88,14 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     sharding = _read_sharding(options, launch)
     fakes, parallel = _read_fake_quantization(options), divide_model(options, launch, sharding, {
         name: f"{name}_parallel_dim" for name in ("tensor", "context", "expert")})
-    _leave_out(options, quantize, launch)
+    _leave_out(options)
     options.rest(_WITHOUT_EFFECT)
     return TrainingPlan(
         model=model, task=task, reference=reference_of(task, adapter),
         micro_batch=batch, accumulate=accumulate, length=length, dtype=dtype, quantize=quantize,
-        adapter=None if adapter is None else replace(adapter, dtype=dtype), checkpoints=checkpoints,
-        loss_chunks=chunks, optimizer=optimizer, updates_in_backward=in_backward, clips=clips, compiles=compiles,
+        unpacks=quantize is not None and not compiles,
+        adapter=None if adapter is None else replace(adapter, dtype=dtype), checkpoints=checkpoints, loss_chunks=chunks,
+        optimizer=optimizer, updates_in_backward=in_backward, clips=clips, compiles=compiles,
         fake_quantization=fakes, ranks=launch.size, sharding=sharding, parallel=parallel)
 
 
@@ -296,15 +297,13 @@ def _read_fake_quantization(options: Options) -> FakeQuantization | None:
     return FakeQuantization(group=group, activations="Int8DynAct" in name)
 
 
-def _leave_out(options: Options, quantize: str | None, launch: JobLaunch) -> None:
+def _leave_out(options: Options) -> None:
     options.leave_out("memory_efficient_fsdp_wrap", "its way to wrap is left out")
     options.leave_out("teacher_model", "the teacher's weights and passes are left out")
     options.leave_out("reward_and_value_model forward_batch_size ppo_batch_size max_generated_tokens",
                       "models of rewards and values, and the rollout, are left out")
     options.leave_out("enable_fp8_training fp8_recipe_name", "passes are taken to run in 16 bits")
     options.leave_out("ref_model", "it is left out")
-    if quantize is not None and launch.size > 1:
-        options.note("model", "not modelled", "weights of 4 bits are taken whole on each rank; torchtune shares them")
 
 
 def _eight_bits(options: Options) -> str | None:
