@@ -7,16 +7,18 @@ from analyzer.zoo.target import Target
 
 from .layout import Layout, Question, Space
 from .probe import ProbeJournal, Subject, find_template, run_probe
+from .rank import Loss, causal_loss
 from .result import SearchResult
 from .search import Searcher, conclude
 from .stage import Template
 
 
-def compose_layout(target: Target, cluster: ClusterSpec, layout: Layout, sequence: int) -> SearchResult:
+def compose_layout(target: Target, cluster: ClusterSpec, layout: Layout, sequence: int,
+                   loss: Loss = causal_loss) -> SearchResult:
     """The step of a layout with samples of ``sequence`` tokens, of which ``layout`` says how many there are. Raises
     InputError for a layout that the model cannot have, and where one of its ranks cannot be profiled.
     """
-    subject = Subject(target, cluster, sequence)
+    subject = Subject(target, cluster, sequence, loss=loss)
     template = find_template(subject)
     for problem in _list_problems(template, layout, sequence):
         raise InputError(f"{target.name}: {layout}: {problem}")

@@ -20,7 +20,7 @@ from analyzer.zoo.target import Target, load_target
 
 from .figures import FigureReader, Figures
 from .layout import Layout
-from .rank import RankJob
+from .rank import Loss, RankJob, causal_loss
 from .stage import Piece, Template
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Subject:
     cluster: ClusterSpec
     sequence: int
     tensor_plan: tuple[tuple[str, str], ...] | None = None
+    loss: Loss = causal_loss
 
     @property
     def device(self) -> DeviceSpec:
@@ -102,7 +103,8 @@ def measure(subject: Subject, probe: Probe) -> Figures:
     ranks_a_stage = layout.devices // layout.pipeline
     rank = probe.place * ranks_a_stage
     with world(layout.devices, rank, cluster=subject.cluster):
-        job = RankJob(template, layout, [probe.part], [probe.place], subject.sequence, probe.bare)
+        job = RankJob(template, layout, [probe.part], [probe.place], subject.sequence, probe.bare,
+                      subject.loss)
         build: Any = job.build
         if layout.checkpointing == "planned":  # blocks keep, run again or send to the host what one micro-batch needs
             plan = plan_rank(subject, replace(layout, micro_batches=1), probe.part)
@@ -124,7 +126,7 @@ def plan_rank(subject: Subject, layout: Layout, part: Piece) -> BlockPlan:
     """
     from analyzer.tools.solver.block_plan import BlockPlanner  # of few searches
 
-    job = RankJob(find_template(subject), layout, [part], [0], subject.sequence)
+    job = RankJob(find_template(subject), layout, [part], [0], subject.sequence, loss=subject.loss)
     inner = "0.module" if layout.replicate > 1 and not layout.is_sharded else "0"
     planner = BlockPlanner(job.build, job.inputs(), device=subject.device, step=job.step, budget_of="allocated",
                            optimizer=job.make_optimizer(), options=PROBE_OPTIONS,

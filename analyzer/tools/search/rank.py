@@ -1,7 +1,7 @@
 """One rank of a layout: its parts divided, checkpointed, compiled and sharded as a script would, and its step."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -19,6 +19,9 @@ from .distributed_optimizer import DistributedOptimizer, ParamBuffer
 from .layout import ONE_STAGE, Layout
 from .model_parallel import divide_experts, divide_stage
 from .stage import Piece, StageNet, Template, list_experts
+
+#: of logits (samples, tokens, vocabulary) and the tokens that follow
+Loss = Callable[[Any, Tensor], Tensor]
 
 
 def causal_loss(logits: Any, labels: Tensor) -> Tensor:
@@ -138,8 +141,8 @@ class RankJob:
     """
 
     def __init__(self, template: Template, layout: Layout, parts: Sequence[Piece], stages: Sequence[int],
-                 sequence: int, is_bare: bool = False) -> None:
-        self.template, self.layout, self.sequence = template, layout, sequence
+                 sequence: int, is_bare: bool = False, loss: Loss = causal_loss) -> None:
+        self.template, self.layout, self.sequence, self.loss = template, layout, sequence, loss
         self.parts, self.stages, self.is_bare = list(parts), list(stages), is_bare
         self.is_half = is_bare or layout.precision == "bf16" or layout.is_distributed
         self.schedule: Any = None
@@ -185,7 +188,7 @@ class RankJob:
                                 output_args=(logits if stage.part.last else hidden,))
                   for stage, index in zip(made, self.stages)]
         cls: Any = get_schedule_class(lay.schedule)
-        return cls(stages[0] if lay.schedule in ONE_STAGE else stages, lay.micro_batches, loss_fn=causal_loss)
+        return cls(stages[0] if lay.schedule in ONE_STAGE else stages, lay.micro_batches, loss_fn=self.loss)
 
     def _length(self) -> int:
         return self.sequence // self.layout.context
@@ -292,4 +295,4 @@ class RankJob:
         if not self.template.takes_tokens:
             return default_loss(out)
         labels = inputs[0] if self.parts[0].first else torch.zeros(out.shape[:2], dtype=torch.int64, device="cuda")
-        return causal_loss(out, labels)
+        return self.loss(out, labels)

@@ -5,6 +5,7 @@ import heapq
 import itertools
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
@@ -25,6 +26,9 @@ class Traffic:
     - ``least_share``: lengths are even between this share of the given ones and the whole (1: all alike).
     - ``bursts``: clients all begin at once, as benchmarks do (vLLM benchmark_serving), and ask ten times each.
     - ``slots``: sequences that decode at once at most; None: what the engine and the cache have room for.
+    - ``answers``: tokens of the answers of a batch that all come at once and once each, in the place of ``bursts``;
+      ``samples`` of them in a row have one prompt, which is read once (vLLM's prefix caching: v1/core/kv_cache_manager.
+      py, `allocate_slots` caches full blocks as soon as they are scheduled).
     - ``is_read``: prompts come with their cache, read elsewhere, each ``delay`` seconds after its client's last answer.
     - ``drafted``, ``accepted``: tokens that a draft proposes, and the mean number of them that are kept.
     """
@@ -40,6 +44,8 @@ class Traffic:
     delay: float = 0.0
     drafted: int = 0
     accepted: float = 0.0
+    answers: tuple[int, ...] = ()
+    samples: int = 1
 
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.rate is None):
@@ -50,6 +56,20 @@ class Traffic:
             raise InputError(f"rate {self.rate:g}: requests a second are above 0 and finite")
         if not 0 < self.least_share <= 1 or self.drafted and not 0 <= self.accepted <= self.drafted:
             raise InputError(f"{self!r}: least_share lies above 0 and is at most 1; accepted is at most drafted")
+        if self.answers and (self.concurrency != len(self.answers) or not self.bursts or self.samples < 1 or not all(
+                1 <= new <= self.new_tokens for new in self.answers)):
+            raise InputError(f"Traffic(answers=...) of {len(self.answers)}: concurrency is their number, bursts is "
+                             "True, each has 1 to new_tokens tokens, and samples is 1 or more")
+
+    @classmethod
+    def batch(cls, prompt_tokens: int, answers: Sequence[int], samples: int = 1, slots: int | None = None) -> Traffic:
+        """A batch of answers of these tokens, asked for at once.
+
+        >>> Traffic.batch(100, [5, 9]).new_tokens
+        9
+        """
+        return cls(prompt_tokens, max(answers), len(answers), slots=slots, bursts=True, answers=tuple(answers),
+                   samples=samples)
 
 
 class NoRoomError(InputError):
@@ -74,6 +94,7 @@ class Timeline:
     is_full: bool                  #: whether requests waited for room in the cache
     is_stable: bool = True         #: False where requests come faster than they are answered
     tokens_per_second: float = 0.0
+    ends: tuple[float, ...] = ()   #: seconds at which requests were answered, in their order
 
     def mean(self, name: str) -> float:
         return float(sum(getattr(request, name) for request in self.requests) / max(1, len(self.requests)))
@@ -123,6 +144,7 @@ class Scheduler:
         self.context = 0.0               # tokens in the cache of those that decode
         self.taken = 0                   # tokens that are reserved, or read
         self.done: list[Served] = []
+        self.ends: list[float] = []
         self.answered = 0                # tokens, of all requests
         self.born = self.passes = self.prompts = 0
         self.is_full = False
@@ -153,7 +175,7 @@ class Scheduler:
         stable = not self.traffic.rate or len(self.done) >= self.count and not self._waits_ever_longer()
         return Timeline(tuple(self.done), self.area / max(self.now, 1e-12),
                         self.context_area / max(self.area, 1e-12), self.prompts / max(1, self.passes), self.is_full,
-                        stable, self.answered / self.now if self.now else 0.0)
+                        stable, self.answered / self.now if self.now else 0.0, tuple(self.ends))
 
     def _waits_ever_longer(self) -> bool:
         """Whether the last quarter of the requests waited much longer than the second: 7 to 3 where a queue grows."""
@@ -194,8 +216,11 @@ class Scheduler:
     def _ask(self, time: float) -> None:
         traffic = self.traffic
         share = self.random.uniform(traffic.least_share, 1.0), self.random.uniform(traffic.least_share, 1.0)
-        self.sent.append(_Request(time, max(1, round(traffic.prompt_tokens * share[0])),
-                                  max(1, round(traffic.new_tokens * share[1])), order=self.born))
+        new = traffic.answers[self.born] if traffic.answers else max(1, round(traffic.new_tokens * share[1]))
+        prompt = max(1, round(traffic.prompt_tokens * share[0]))
+        block = self.deployment.block_size  # the last block of a prompt that is there is read again
+        known = 0 if self.born % traffic.samples == 0 else (prompt - 1) // block * block
+        self.sent.append(_Request(time, prompt, new, known, order=self.born))
         self.born += 1
 
     def _receive(self) -> None:
@@ -320,6 +345,7 @@ class Scheduler:
                 request.first += between * (min(self.engine.stream_interval, request.new) - 1)
                 between = (self.now - request.first) / max(1, request.new - 1)
             self.done.append(Served(request.first - request.arrival, between))
+            self.ends.append(self.now)
         if self.traffic.rate is None and not (self.traffic.bursts and self.born >= self.count):
             self._ask(self.now + self.traffic.delay)
 
@@ -344,13 +370,22 @@ def simulate(deployment: Deployment, timer: PassTimer, traffic: Traffic, request
     attention, and by the batches that its stages work on at a time. Raises NoRoomError.
     """
     copies = deployment.layout.dp * deployment.layout.pp
-    own = traffic if copies == 1 else replace(
-        traffic, concurrency=None if traffic.concurrency is None else max(1, round(traffic.concurrency / copies)),
-        rate=None if traffic.rate is None else traffic.rate / copies)
+    own = traffic if copies == 1 else _share(traffic, copies)
     if requests is None:  # several for each client, and enough for a 99th percentile at a rate
         clients = own.concurrency or 1
-        requests = 10 * clients if own.bursts else 500 if own.rate is not None else max(32, 3 * clients)
+        requests = clients if own.answers else 10 * clients if own.bursts else 500 if own.rate is not None else max(32, 3 * clients)
     found = Scheduler(deployment, timer, own, requests).run()
     start = timer.constants[f"{deployment.engine.name}.request_seconds"]
     served = tuple(request._replace(first_seconds=request.first_seconds + start) for request in found.requests)
     return replace(found, requests=served)
+
+
+def _share(traffic: Traffic, copies: int) -> Traffic:
+    """What one of several copies gets: of answers in a row those that have most tokens together."""
+    if traffic.answers:
+        size = -(-len(traffic.answers) // copies)
+        parts = [traffic.answers[start:start + size] for start in range(0, len(traffic.answers), size)]
+        own = max(parts, key=sum)
+        return replace(traffic, answers=own, concurrency=len(own), new_tokens=max(own))
+    return replace(traffic, concurrency=None if traffic.concurrency is None else max(1, round(
+        traffic.concurrency / copies)), rate=None if traffic.rate is None else traffic.rate / copies)

@@ -1,0 +1,8 @@
+"""Post-training: what a step of sampling, scoring and learning costs, phase by phase, and which way to do it."""
+from .answers import Answers
+from .plan import ALGORITHMS, EnginePlan, PosttrainPlan
+from .planner import Planner, plan_posttraining
+from .result import PosttrainPhase, PosttrainProfile
+
+__all__ = ["ALGORITHMS", "Answers", "EnginePlan", "Planner", "PosttrainPhase", "PosttrainPlan", "PosttrainProfile",
+           "plan_posttraining"]

@@ -1,0 +1,127 @@
+"""The trainer of a plan: seconds and bytes of its updates and of its passes that score, composed as a search does."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from analyzer.hardware import ClusterSpec
+from analyzer.recipe import LoraSpec, Recipe
+from analyzer.tools.search import Layout, compose_layout
+from analyzer.tools.search.bound import least_state_bytes
+from analyzer.tools.search.compose import JobStep, ModelSizes, list_parts, list_stages
+from analyzer.tools.search.figures import Figures
+from analyzer.tools.search.probe import Subject, find_template
+from analyzer.tools.search.search import model_sizes
+from analyzer.zoo.target import Target
+
+from .answers import pack
+from .plan import PosttrainPlan
+from .score import PolicyLoss, score
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Micro-batches of one rank: ``count`` of them, each of ``rows`` sequences of ``tokens``, as long together as what
+    is packed. Attention of a token is to the tokens of its own sequence: their length is the mean that a token sees.
+    """
+
+    count: int
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes that the fullest rank of the trainer holds between its phases."""
+
+    model: int
+    optimizer: int
+
+
+def divide_passes(plan: PosttrainPlan, sequences: int, room: int, data: int) -> Passes:
+    """How ``data`` ranks share some sequences of a step, in micro-batches with ``room`` for so many tokens. Each rank
+    has equally many micro-batches, since they communicate in each.
+    """
+    lengths = plan.draw()[:sequences]
+    seen = sum(length * length for length in lengths) / sum(lengths)
+    if plan.packs:
+        count = max(1, math.ceil(pack(lengths, room) / data))
+        filled = sum(lengths) / (count * data)
+    else:
+        rows = [lengths[start:start + plan.rows] for start in range(0, len(lengths), plan.rows)]
+        count = max(1, math.ceil(len(rows) / data))
+        filled = sum(max(row) * len(row) for row in rows) / (count * data)
+        seen = sum(max(row) for row in rows) / len(rows)
+    number = max(1, round(filled / seen))
+    return Passes(count, number, max(1, round(filled / number)))
+
+
+class Trainer:
+    """Composes the steps of one model; what was composed once is kept."""
+
+    def __init__(self, target: Target, cluster: ClusterSpec, lora: str | None = None,
+                 loss: PolicyLoss | None = None) -> None:
+        if lora is not None:
+            recipe, build = Recipe(lora=LoraSpec.parse(lora)), target.build
+            target = replace(target, name=f"{target.name} with adapters", build=lambda: recipe.apply(build()))
+        self.target, self.cluster, self.loss = target, cluster, loss or PolicyLoss()
+        self._compose = lru_cache(maxsize=None)(self._compose_step)
+        self._score = lru_cache(maxsize=None)(self._score_passes)
+
+    def _fit(self, layout: Layout, tokens: int) -> int:
+        """Tokens of a sequence that its ranks can divide, no fewer."""
+        step = layout.tensor * (2 * layout.context if layout.context > 1 else 1)
+        return -(-tokens // step) * step
+
+    def _compose_step(self, layout: Layout, tokens: int) -> JobStep:
+        return compose_layout(self.target, self.cluster, layout, tokens, self.loss).best
+
+    def _score_passes(self, layout: Layout, tokens: int) -> Figures:
+        return score(Subject(self.target, self.cluster, tokens, loss=self.loss), layout)
+
+    def sizes(self) -> ModelSizes:
+        return model_sizes(find_template(Subject(self.target, self.cluster, 1)), 1)
+
+    def update(self, layout: Layout, passes: Passes) -> JobStep:
+        """One optimizer step. Raises InputError for a layout that the model cannot have."""
+        shaped = replace(layout, micro_batch=passes.rows, micro_batches=passes.count)
+        return self._compose(shaped, self._fit(layout, passes.tokens))
+
+    def fullest_update(self, layout: Layout, room: int) -> JobStep:
+        """A step whose micro-batches each have as many tokens as there is room for."""
+        shaped = replace(layout, micro_batch=1, micro_batches=max(2, layout.pipeline))
+        return self._compose(shaped, self._fit(layout, room))
+
+    def score_seconds(self, layout: Layout, passes: Passes) -> tuple[float, float, str]:
+        """Seconds of all passes that score, the spread above them, and what bounds them. Stages of a pipeline work on
+        one micro-batch after the other.
+        """
+        found = self._score(replace(layout, micro_batch=passes.rows, micro_batches=2),
+                            self._fit(layout, passes.tokens))
+        each = found["step_seconds"] / 2
+        bounds = {name.removeprefix("bound_"): value for name, value in found.items() if name.startswith("bound_")}
+        return ((passes.count + layout.pipeline - 1) * each, found.get("above", 0.0),
+                max(bounds, key=lambda name: bounds[name], default="-"))
+
+    def score_bytes(self, layout: Layout, room: int) -> int:
+        """At the peak of passes that score, of the fullest micro-batch; nothing of the optimizer."""
+        found = self._score(replace(layout, micro_batch=1, micro_batches=2), self._fit(layout, room))
+        return int(found["pass_peak_bytes"])
+
+    def held(self, layout: Layout) -> Held:
+        """Between phases, of the fullest rank."""
+        sizes = self.sizes()
+        parts = list_parts(layout, sizes.blocks)
+        bare = replace(layout, optimizer=None)
+        most = Held(0, 0)
+        for stages in list_stages(layout):
+            whole, model = (sum(least_state_bytes(one, sizes, parts[stage])[0] for stage in stages)
+                            for one in (layout, bare))
+            most = max(most, Held(int(model), int(whole - model)), key=lambda held: held.model + held.optimizer)
+        return most
+
+    def whole_bytes(self) -> int:
+        """Of all weights in 16 bits."""
+        sizes = self.sizes()
+        return 2 * (sizes.blocks * sizes.block + sizes.before + sizes.behind)
