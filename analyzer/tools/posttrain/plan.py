@@ -57,7 +57,8 @@ class PosttrainPlan:
     - ``critic``: a second model of the same size learns values.
     - ``lag``: steps by which the weights that sample are behind; above 0 the trainer and engines work at the same time,
       and ``in_flight`` ones get new weights without waiting for the longest answers.
-    - ``offloads_optimizer``, ``offloads_model``: what of the trainer leaves a shared device while engines sample.
+    - ``offloads_optimizer``, ``offloads_model``: what of the trainer leaves a shared device while engines sample, to
+      memory of the host that ``pins`` (verl 0.7, utils/fsdp_utils.py: copies to the host that do not block) or not.
     """
 
     algorithm: Algorithm = "grpo"
@@ -88,6 +89,7 @@ class PosttrainPlan:
     lora: str | None = None
     offloads_optimizer: bool = True
     offloads_model: bool = True
+    pins: bool = True
     assumptions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -250,7 +250,7 @@ class _Step:
         return found
 
     def _copy(self, nbytes: int, to_device: bool) -> KernelTime:
-        found = host_copy_time(nbytes, self.device, pinned=False, to_device=to_device)
+        found = host_copy_time(nbytes, self.device, pinned=self.plan.pins, to_device=to_device)
         if found is None:
             self.assumptions.append("copies to the host take no time: the bus of the device is unknown")
             return KernelTime(0.0, 0.0, "communication")

@@ -96,7 +96,7 @@ def extend(blocks: int, known: Mapping[int, dict[str, float]]) -> dict[str, floa
         last = name.removesuffix(NEAR_LAST) + LAST
         found[name] = many[name] + found[last] - many[last]
     for name, kind in (("pass_peak_bytes", PASS), ("update_peak_bytes", UPDATE)):
-        found[name] = max(found[peak] for peak in found if peak.startswith(kind))
+        found[name] = max([found[peak] for peak in found if peak.startswith(kind)], default=0.0)  # no update: 0
     if "above" in few and "below" in many:
         high, low = ([part["step_seconds"] * (1 + part["above"]) for part in (few, many)],
                      [part["step_seconds"] / (1 + part["below"]) for part in (few, many)])
