@@ -35,14 +35,15 @@ if TYPE_CHECKING:
     from analyzer.tools.dryrun.script import dry_run
     from analyzer.tools.generation import profile_generate
     from analyzer.tools.job import Job, JobError, read_command, read_job
+    from analyzer.tools.posttrain import PosttrainProfile, posttrain
     from analyzer.tools.solver.fit import max_batch_size, max_sequence_length
     from analyzer.tools.solver.solver_registry import register_solver
 
 __all__ = ["__version__", "Advice", "FitTable", "Job", "JobError", "MetaTensor", "MetaTensorMode", "NodeInfo",
-           "Profile", "ProfileChange", "ProfileOptions", "Roofline", "RunCost", "SavedTensorInfo", "TensorInfo",
-           "Verdict", "advise", "auto_checkpoint", "compare", "dry_run", "estimate_memory", "fits", "max_batch_size",
-           "max_sequence_length", "phase", "profile", "profile_generate", "read_command", "read_job",
-           "register_exporter", "register_flop_impl", "register_leaf_module", "register_leaf_module_impl",
+           "PosttrainProfile", "Profile", "ProfileChange", "ProfileOptions", "Roofline", "RunCost", "SavedTensorInfo",
+           "TensorInfo", "Verdict", "advise", "auto_checkpoint", "compare", "dry_run", "estimate_memory", "fits",
+           "max_batch_size", "max_sequence_length", "phase", "posttrain", "profile", "profile_generate", "read_command",
+           "read_job", "register_exporter", "register_flop_impl", "register_leaf_module", "register_leaf_module_impl",
            "register_memory_impl", "register_non_leaf_module", "register_report", "register_shape_impl",
            "register_solver", "register_time_impl", "register_tracer_impl", "reprofile", "run_passes",
            "symbolic_profile", "symbolic_trace", "undo_checkpoint"]
@@ -65,6 +66,7 @@ _PLACES = {
     "analyzer.tools.advice.search": "advise", "analyzer.tools.dryrun.script": "dry_run",
     "analyzer.tools.generation": "profile_generate",
     "analyzer.tools.job": "Job JobError read_command read_job",
+    "analyzer.tools.posttrain": "PosttrainProfile posttrain",
     "analyzer.tools.solver.fit": "max_batch_size max_sequence_length",
     "analyzer.tools.solver.solver_registry": "register_solver"}
 

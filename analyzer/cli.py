@@ -144,7 +144,7 @@ def _allocating(settings: str | None) -> Iterator[None]:
 def _showing_progress(command: str, is_quiet: bool) -> Iterator[None]:
     """Show how far the block has come, if it is not quiet; what runs in many processes does so itself."""
     with load("analyzer.report.progress_bar:working_for")(command, is_quiet=is_quiet):
-        if command in ("sweep", "search"):
+        if command in ("sweep", "search", "posttrain"):
             yield
             return
         # a thread that draws would take time of what is measured

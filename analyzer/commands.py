@@ -1,63 +1,10 @@
 """The commands as records: what they are for, their options by name, examples, exit codes, and the function of each."""
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from textwrap import fill, indent
-from typing import Any
-
-from .facts import fill_in
-from .options import OPTIONS, Option
+from .command import Command
+from .options import OPTIONS
 
 _MODEL, _INPUT = "the model failed", "the command line or an input cannot be used"
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command. Options are by their names in `OPTIONS`, with commas between them."""
-
-    name: str
-    help: str                           #: in a line
-    run: str                            #: the place of its function, which is imported when it is called
-    options: str
-    description: str = ""
-    groups: Mapping[str, str] = field(default_factory=dict)  #: further options, by the title they stand under
-    examples: str = ""
-    exits: Mapping[int, str] = field(default_factory=dict)
-
-    @property
-    def all_options(self) -> list[Option]:
-        """Those of its groups too."""
-        return [OPTIONS[name] for names in (self.options, *self.groups.values()) for name in _split(names)]
-
-    @property
-    def flags(self) -> list[str]:
-        """Those that it takes."""
-        return [flag for option in self.all_options for flag in option.flag.split() if flag.startswith("-")]
-
-    def add_to(self, commands: argparse._SubParsersAction[Any], with_options: bool) -> None:
-        """Add it to those of the command line; ``with_options`` only where it is the one that is called."""
-        if not with_options:
-            commands.add_parser(self.name, help=self.help)
-            return
-        codes = "; ".join(f"{code} {text}" for code, text in self.exits.items())
-        parser = commands.add_parser(
-            self.name, help=self.help, usage=" ".join(
-                ["analyzer", self.name, "[options]", *(option.needed for option in self.all_options if option.needed)]),
-            description=fill_in(self.description),
-            formatter_class=argparse.RawDescriptionHelpFormatter, epilog="\n".join(
-                [f"examples:\n{indent(self.examples, '  ', lambda line: line.startswith('analyzer '))}"]
-                * bool(self.examples) + [fill(f"exit codes: {codes}", 118)] * bool(codes)))
-        for title, names in {"": self.options, **self.groups}.items():
-            group = parser.add_argument_group(title) if title else parser
-            for name in _split(names):
-                OPTIONS[name].add_to(group)
-
-
-def _split(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",")]
-
 
 _STEP = "target, input, batch-size, mode, autocast"
 _RECIPE = {"recipe": "dtype, quantize, lora, attention, loss-chunks, checkpointing, compile, optimizer, accumulate"}
@@ -363,6 +310,26 @@ analyzer search llama_405b --cluster 16384xdgx_h100 --global-batch 2048 --sequen
 analyzer search gpt2 --cluster 8xa100_80gb --sequence 1024 --choose compile=no,yes --export torchtitan=gpt2.toml
 analyzer search hf:qwen3-32b --cluster 256xh100 --resume qwen.jsonl --html qwen.html
 """, {0: "done", 1: _MODEL, 2: _INPUT, 3: "nothing fits", 130: "interrupted"}),
+
+    Command("posttrain", "plan a step of RL post-training: rollout, scoring, updates, and what to change",
+            "analyzer.tools.posttrain.command:run_posttrain",
+            "policy, config, algorithm, devices of a step, devices-per-host, prices, no-advice of profile, "
+            "choose plan, json of layouts", """\
+Predicts a step of post-training phase by phase: seconds and what bounds them, memory of a card and of a host, what the
+longest answers cost, dollars of 1,000 steps, whether it fits, the room that is left, and what to change first.
+
+Updates and scoring are composed of profiled ranks as `analyzer search` does, rollouts are simulated as
+`analyzer generate --engine server` does: of answers of differing lengths.
+""", {"the step": "prompts, samples, prompt-tokens, answer-tokens, oversample, updates, epochs, reference",
+      "the trainer": "trainer, micro-batch-tokens, score-tokens, lora, loss-chunks, entropy, keep",
+      "the engines": "engine-devices, server, tp, pp, dp, ep, memory-share, engine-sequences, weights, experts, sleep, "
+      "lag, in-flight"}, """\
+analyzer posttrain hf:qwen2.5-7b --cluster 8xh100 --prompts 64 --samples 8 --answer-tokens 1024,4096 --price 2.5
+analyzer posttrain hf:qwen3-32b --cluster 64xh100 --engine-devices 32 --lag 1 --in-flight --trainer tensor=4
+analyzer posttrain hf:llama-3.1-8b --algorithm dpo --cluster 8xh100 --answer-tokens answers.txt
+analyzer posttrain --config grpo.yaml --cluster 8xh100
+analyzer posttrain hf:qwen2.5-7b --cluster 16xh100 --choose
+""", {0: "it fits", 1: _MODEL, 2: _INPUT, 3: "it does not fit", 130: "interrupted"}),
 
     Command("view", "look at saved profiles in a browser", "analyzer.show:run_view", "files, html of view, no-browser",
             """\

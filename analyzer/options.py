@@ -3,85 +3,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from analyzer.facts import fill_in, read_facts
 from analyzer.units import read_amount, read_seconds
 
-
-def parse_depth(text: str) -> int:
-    """The number that ``--depth`` gives, as a type of argparse."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of levels, 0 or more")
-    return int(text)
-
-
-def split_words(text: str) -> list[str]:
-    """Words between commas, as a type of argparse."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def read_wait(text: str) -> tuple[int, float]:
-    """Passes and a share, as a type of argparse.
-
-    >>> read_wait("20:0.9")
-    (20, 0.9)
-    """
-    passes, _, share = text.partition(":")
-    try:
-        return int(passes), float(share)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be PASSES:SHARE, such as 20:0.9") from None
-
-
-def read_numbers(text: str) -> list[int]:
-    """Numbers between commas, as a type of argparse."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be numbers between commas, as in 1,8,64")
-    return [int(word) for word in words]
-
-
-class Option:
-    """An option of a command, or a word by its position where ``flag`` has no dashes. ``settings`` are argparse's, of
-    which a text may be a place; what has a place in ``help`` is named there.
-    """
-
-    def __init__(self, flag: str, help: str, *, name: str = "", **settings: Any) -> None:
-        self.flag, self.help, self.settings = flag, help, settings
-        self.name = name or flag.lstrip("-")  #: by which commands name it: their flags may be alike
-
-    @property
-    def needed(self) -> str:
-        """How it stands in a command's usage, where it is a word by its position or must be given."""
-        metavar = self.settings.get("metavar", "")
-        if self.flag.startswith("-"):
-            return f"{self.flag} {metavar}" if self.settings.get("required") else ""
-        forms = {"*": f"[{metavar} ...]", "?": f"[{metavar}]", "+": f"{metavar} [{metavar} ...]"}
-        return forms.get(self.settings.get("nargs", ""), str(metavar))
-
-    def add_to(self, parser: argparse._ActionsContainer) -> None:
-        """Add it to a parser, or to a group of its options."""
-        settings: dict[str, Any] = {
-            key: read_facts()[value] if isinstance(value, str) and value.startswith("analyzer.") else value
-            for key, value in self.settings.items()}
-        text = self.help if self.help == argparse.SUPPRESS else fill_in(self.help).replace("%", "%%")
-        parser.add_argument(*self.flag.split(), help=text, **settings)
-
-
-def _number(flag: str, help: str, usual: object = None, **settings: Any) -> Option:
-    """An option that takes a whole number; ``usual`` is what it is where it is not given, and the help says so."""
-    said = "" if usual is None else f" (default {usual if isinstance(usual, int) else f'{{{usual}}}'})"
-    return Option(flag, help + said, **{"type": int, "metavar": "N", "default": usual, **settings})
-
-
-def _file(flag: str, help: str, **settings: Any) -> Option:
-    return Option(flag, help, type=Path, metavar="FILE", **settings)
-
-
-def _switch(flag: str, help: str, name: str = "") -> Option:
-    return Option(flag, help, name=name, action="store_true")
-
+from .option import Option, parse_depth, read_numbers, read_wait, split_words
+from .option import file_option as _file
+from .option import number_option as _number
+from .option import switch_option as _switch
 
 _AUTOCAST = ("bfloat16", "float16", "bf16", "fp16")
 _FORMATS = "analyzer.report.text_table:FORMATS"
@@ -338,6 +266,40 @@ _OF_JOBS = (
            name="show of a job", metavar="NAMES"),
     _file("--write", "write the file with the change that makes it fit, under a new name", name="changed copy"))
 
+_OF_POSTTRAINING = (
+    Option("target", "the policy; see `analyzer profile --help`", name="policy", metavar="TARGET", nargs="?"),
+    Option("--config", "read the step from a YAML of NeMo RL, or a script that starts verl", metavar="FILE"),
+    Option("--algorithm", "one of {analyzer.tools.posttrain.plan:ALGORITHMS} (default grpo)",
+           choices="analyzer.tools.posttrain.plan:ALGORITHMS", metavar="NAME"),
+    Option("--cluster", "how many devices of which kind, e.g. 8xh100", name="devices of a step", metavar="NxDEVICE"),
+    _number("--prompts", "prompts of a step (default 64)"),
+    _number("--samples", "answers to each prompt (default 8)"),
+    Option("--prompt-tokens", "tokens of a prompt, in the mean and at most (default 256,512)", type=read_numbers,
+           metavar="MEAN[,MAX]"),
+    Option("--answer-tokens", "tokens of an answer: MEAN,MAX, or {analyzer.tools.lengths.distribution:GRAMMAR} "
+           "(default 1024,4096)", metavar="LENGTHS"),
+    _number("--micro-batch-tokens", "tokens of a micro-batch at most (default: one longest prompt and answer)"),
+    _number("--score-tokens", "tokens of a pass without gradients at most (default as --micro-batch-tokens)"),
+    _number("--updates", "optimizer steps of a step (default 1)"),
+    _number("--epochs", "times that answers are learned of (default 1)"),
+    Option("--reference", "what the policy is compared with: copy (weights of its own), adapter (it without its "
+           "adapters), none (default by the algorithm)", choices=("copy", "adapter", "none"), metavar="NAME"),
+    Option("--trainer", "how the trainer's ranks share the model, fields of `analyzer search`, e.g. tensor=2,"
+           "sharding=distributed (default fsdp, each block run again)", metavar="FIELD=VALUE,..."),
+    _number("--engine-devices", "devices that engines have for themselves (default 0: they share the trainer's)"),
+    _number("--sleep", "what of an engine leaves a shared device while the model trains: 0 nothing, 1 cache, and "
+            "weights to the host, 2 both (default 1)"),
+    Option("--keep", "what of the trainer stays on a shared device while engines sample: weights, optimizer, none "
+           "(default none)", metavar="NAMES"),
+    _number("--engine-sequences", "sequences of one engine at once at most (default its own)",
+            dest="max_sequences_of_engine"),
+    _number("--lag", "steps by which the weights that sample are behind, on devices of their own (default 0)"),
+    _switch("--in-flight", "engines get new weights without waiting for the longest answers"),
+    Option("--oversample", "answers that are sampled for each that is learned of (default 1)", type=float, metavar="X"),
+    _switch("--entropy", "the loss has the entropy of each token, a second array of tokens by vocabulary"),
+    Option("--choose", "find the fastest that fits: layouts, micro-batches, engines on the same devices or apart",
+           name="choose plan", dest="choose_plan", action="store_true"))
+
 _OF_EXPLANATIONS = (
     _file("file", "a memory snapshot, a log with an out-of-memory error or with steps, a trace; packed by gzip or not",
           name="explained file"),
@@ -376,4 +338,4 @@ _OF_THIS_MACHINE = (
 #: By their names.
 OPTIONS = {option.name: option for options in (
     _OF_A_STEP, _OF_RANKS, _OF_OUTPUT, _OF_REPORTS, _OF_SAVED_PROFILES, _OF_GENERATION, _OF_SEARCHES, _OF_SWEEPS,
-    _OF_LAYOUTS, _OF_JOBS, _OF_EXPLANATIONS, _OF_THIS_MACHINE) for option in options}
+    _OF_LAYOUTS, _OF_JOBS, _OF_POSTTRAINING, _OF_EXPLANATIONS, _OF_THIS_MACHINE) for option in options}

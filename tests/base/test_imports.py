@@ -18,7 +18,8 @@ ORDER = [{"units", "errors", "registry", "output", "on_use", "saved_format", "ha
          {"report", "zoo"}, {"api"},
          {"parallel", "search", "solver", "generation", "serving", "diffusion", "sweep", "dryrun", "runtime",
           "calibration"},
-         {"dropins", "advice", "job", "explain"}, {"lengths"}, {"show"}, {"facts"}, {"options"}, {"commands"}, {"cli"},
+         {"dropins", "advice", "job", "explain"}, {"lengths"}, {"posttrain"}, {"show"}, {"facts"}, {"option"},
+         {"options"}, {"command"}, {"commands"}, {"cli"},
          {"__main__", "__init__"}]
 RANK = {room: i for i, rooms in enumerate(ORDER) for room in rooms}
 FILES = {

@@ -154,6 +154,36 @@ class RolloutPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PolicyPlan:
+    """A step of post-training beside the passes of its update: ``prompts`` are answered ``samples`` times each, and
+    ``updates`` optimizer steps follow, ``epochs`` times over all answers; of ``dpo`` both answers are there.
+
+    - ``longest_prompt``, ``longest_answer``: tokens at most. ``room``: of a micro-batch that sequences are packed into,
+      None where they are padded; ``score_room``: of a pass without gradients.
+    - ``lag``: steps by which the weights that sample are behind; ``in_flight``: engines get new ones while they sample.
+    - ``engine_devices``: that engines have for themselves; ``pins``: whether what leaves devices goes to pinned memory.
+    """
+
+    algorithm: Literal["grpo", "ppo", "rloo", "dapo", "dpo"] = "grpo"
+    prompts: int
+    samples: int
+    longest_prompt: int
+    longest_answer: int
+    updates: int = 1
+    epochs: int = 1
+    room: int | None = None
+    score_room: int | None = None
+    scores_old: bool = True
+    critic: bool = False
+    entropy: bool = False
+    lag: int = 0
+    in_flight: bool = False
+    oversample: float = 1.0
+    engine_devices: int = 0
+    pins: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
     """A training step of one rank, and how many ranks there are."""
 
@@ -193,6 +223,7 @@ class TrainingPlan:
     ranks_per_host: int | None = None
     sharding: Sharding | None = None         #: None where there is one rank
     rollout: RolloutPlan | None = None       #: of ``policy`` and ``distill``; None: answers are there
+    policy: PolicyPlan | None = None         #: of ``policy`` and ``dpo``, where the step has phases before the update
     parallel: ModelParallel | None = None    #: None where each rank holds a whole model, as far as it is not sharded
     assumptions: tuple[str, ...] = ()        #: sentences on what was taken for granted, and is of no one option
 

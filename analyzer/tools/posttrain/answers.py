@@ -10,7 +10,8 @@ from analyzer.errors import InputError, is_count
 from analyzer.tools.lengths import Lengths
 
 _SEED = 11      # the same answers are drawn each time
-_STEEPEST = 500.0  # of an exponential law, times its longest: steeper ones are all at one end
+_STEEPEST = 1e6 # of an exponential law, times its longest
+_MOST_EXPONENT = 500.0  # above which the maximum cuts nothing off
 _GRID = 2000    # answers by which a law is told
 
 
@@ -68,8 +69,12 @@ class Answers:
 
 def _mean_of(rate: float) -> float:
     """The mean of an exponential law between 0 and 1."""
-    if abs(rate) < 1e-4:
+    if rate < 0:
+        return 1 - _mean_of(-rate)
+    if rate < 1e-4:
         return 0.5 - rate / 12
+    if rate > _MOST_EXPONENT:
+        return 1 / rate
     return 1 / rate - 1 / math.expm1(rate)
 
 

@@ -27,7 +27,8 @@ class EnginePlan:
     - ``layout``: ranks of one engine; None: the fastest that holds the model.
     - ``memory_share``: of each device; None: the engine's own, and beside a trainer 0.6 (NeMo RL 0.5,
       examples/configs/grpo_math_1B.yaml, ``gpu_memory_utilization``).
-    - ``sleep``: what leaves a shared device while the model trains: 0 nothing, 1 the cache, weights to the host, 2 both.
+    - ``sleep``: what leaves a shared device while the model trains: 0 nothing, 1 the cache, and weights to the host, 2
+      both.
     - ``sequences``: at once of one engine at most; None: its own.
     """
 
@@ -58,7 +59,8 @@ class PosttrainPlan:
     - ``lag``: steps by which the weights that sample are behind; above 0 the trainer and engines work at the same time,
       and ``in_flight`` ones get new weights without waiting for the longest answers.
     - ``offloads_optimizer``, ``offloads_model``: what of the trainer leaves a shared device while engines sample, to
-      memory of the host that ``pins`` (verl 0.7, utils/fsdp_utils.py: copies to the host that do not block) or not.
+      memory of the host; ``pins``: whether that of the optimizer's is pinned, as that of weights is (verl 0.7,
+      utils/fsdp_utils.py: copies to the host that do not block; NeMo RL 0.5, megatron_policy_worker.py: those that do).
     """
 
     algorithm: Algorithm = "grpo"

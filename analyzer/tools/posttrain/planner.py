@@ -1,15 +1,13 @@
-"""`plan_posttraining`: a step of post-training, phase by phase."""
+"""A step of post-training, phase by phase."""
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
-from analyzer.errors import InputError
 from analyzer.hardware import list_unseen
 from analyzer.hardware.kernel_time.collective import collective_time, host_copy_time
 from analyzer.hardware.kernel_time.estimate import KernelTime
-from analyzer.tools.serving import ServedModel, read_served_model
-from analyzer.zoo.target import Target, load_target, model_errors
+from analyzer.tools.serving import ServedModel, read_served_model, share_device
+from analyzer.zoo.target import Target, model_errors
 
 from .plan import PosttrainPlan
 from .result import PosttrainPhase, PosttrainProfile
@@ -55,6 +53,8 @@ class _Step:
     def __init__(self, plan: PosttrainPlan, trainer: Trainer, rollout: Rollout | None) -> None:
         self.plan, self.trainer, self.rollout = plan, trainer, rollout
         self.layout = plan.layout
+        self.engine = None if rollout is None or plan.engine is None else share_device(
+            rollout.deployment, level=plan.engine.sleep if plan.shares else 0)
         self.device, self.cluster = plan.cluster.device, plan.cluster
         self.held = trainer.held(self.layout)
         if plan.critic:
@@ -69,7 +69,7 @@ class _Step:
     @property
     def asleep_bytes(self) -> int:
         """Of an engine that shares the card, while the model trains."""
-        return 0 if self.rollout is None or not self.plan.shares else engine_bytes(self.plan, self.rollout)[1]
+        return 0 if self.engine is None or not self.plan.shares else self.engine.resting_bytes or 0
 
     @property
     def beside(self) -> int:
@@ -126,22 +126,26 @@ class _Step:
             times.append((self._time("broadcast", whole, 1 + plan.engine_devices), 1))
         moved = 0
         if plan.shares:
-            out = (self.held.optimizer if plan.offloads_optimizer else 0) + (
-                self.held.model if plan.offloads_model else 0)
-            for nbytes, to_device in ((out, False), (out, True)):
-                times.append((self._copy(nbytes, to_device), 1))
-            moved = out
-        awake, asleep = engine_bytes(plan, rollout)
-        weights = rollout.deployment.weight_bytes()
-        if plan.shares:  # the engine's weights are there before the trainer leaves, its cache after that
-            card = self.held.model + self.beside - (0 if plan.offloads_model else self.held.model) + weights
-        else:
-            card = max(awake or 0, self.held.model + self.held.optimizer)
+            model, optimizer = (self.held.model * plan.offloads_model, self.held.optimizer * plan.offloads_optimizer)
+            for to_device in (False, True):
+                times += [(self._copy(model, to_device), 1), (self._copy(optimizer, to_device, plan.pins), 1)]
+            moved = model + optimizer
         seconds = sum(time.seconds * count for time, count in times)
         spread = max((time.spread for time, _ in times), default=0.0)
-        del asleep
-        self._add("sync", "all", seconds, spread, "communication", card + self._gather_bytes() + self.unseen,
-                  moved * self.per_host)
+        self._add("sync", "all", seconds, spread, "communication", self._sync_bytes(), moved * self.per_host)
+
+    def _sync_bytes(self) -> int | None:
+        """Of a card on which the trainer's weights and the engine's are at once, its cache asleep; or of the fuller
+        card where they have cards of their own.
+        """
+        plan, engine = self.plan, self.engine
+        assert engine is not None
+        stays = self.held.model + (0 if plan.offloads_optimizer and plan.shares else self.held.optimizer)
+        if plan.shares:
+            found = engine.copy_bytes(self._gather_bytes())
+            return None if found is None else found + stays + self.unseen
+        own = engine.sampling_bytes
+        return None if own is None else max(own, stays + self._gather_bytes()) + self.unseen
 
     def _gather_bytes(self) -> int:
         """A block and the largest of the ends, gathered whole in 16 bits on their way to an engine."""
@@ -149,9 +153,8 @@ class _Step:
         return 2 * max(sizes.block, sizes.before, sizes.behind)
 
     def _sample(self, rollout: Rollout) -> None:
-        plan = self.plan
-        awake, _ = engine_bytes(plan, rollout)
-        card = None if awake is None else awake + (self.beside if plan.shares else 0) + self.unseen * plan.shares
+        plan, awake = self.plan, None if self.engine is None else self.engine.sampling_bytes
+        card = None if awake is None else awake + (self.beside if plan.shares else 0) + self.unseen
         host = 0 if not plan.shares else self.per_host * (
             (self.held.model if plan.offloads_model else 0) + (
                 self.held.optimizer if plan.offloads_optimizer else 0))
@@ -163,8 +166,8 @@ class _Step:
         plan, total = self.plan, 0
         if plan.reference == "copy" and plan.shares:
             total += self.reference_bytes
-        if is_training and plan.shares and plan.engine is not None and plan.engine.sleep == 1 and self.rollout:
-            total += self.rollout.deployment.weight_bytes()
+        if is_training and plan.shares and self.engine is not None:
+            total += self.engine.host_bytes
         return total * self.per_host
 
     def _score(self) -> None:
@@ -194,9 +197,10 @@ class _Step:
         plan, layout = self.plan, self.layout
         each = max(1, plan.sequences // plan.updates)
         passes = divide_passes(plan, each, plan.room, layout.data)
-        step = self.trainer.update(layout, passes)
+        step, part = self.trainer.update(layout, passes)
         full = self.trainer.fullest_update(layout, plan.room)
-        count = plan.updates * plan.epochs * (2 if plan.critic else 1)
+        number = plan.updates * plan.epochs * (2 if plan.critic else 1)
+        count = number * part
         low, high = step.step_seconds_range or (step.step_seconds, step.step_seconds)
         card = max(step.needed_bytes, full.needed_bytes) + self.asleep_bytes
         if plan.critic:
@@ -206,7 +210,7 @@ class _Step:
         host = self._host_bytes(True) + (self._state_bytes() * self.per_host if layout.offload else 0)
         self._add("update", "all" if plan.shares or not plan.engine else "trainer", count * step.step_seconds,
                   high / step.step_seconds - 1, step.bound, card, host,
-                  f"{count} x {passes.count} micro-batches of {passes.rows} x {passes.tokens:,} tokens a rank",
+                  f"{number} x {passes.count} micro-batches of {passes.rows} x {passes.tokens:,} tokens a rank",
                   count * low)
 
     def _state_bytes(self) -> int:
@@ -249,8 +253,8 @@ class _Step:
             return KernelTime(0.0, 0.0, "communication")
         return found
 
-    def _copy(self, nbytes: int, to_device: bool) -> KernelTime:
-        found = host_copy_time(nbytes, self.device, pinned=self.plan.pins, to_device=to_device)
+    def _copy(self, nbytes: int, to_device: bool, is_pinned: bool = True) -> KernelTime:
+        found = host_copy_time(nbytes, self.device, pinned=is_pinned, to_device=to_device)
         if found is None:
             self.assumptions.append("copies to the host take no time: the bus of the device is unknown")
             return KernelTime(0.0, 0.0, "communication")
@@ -279,6 +283,8 @@ class _Step:
 
     def _assume(self) -> None:
         plan = self.plan
+        if self.trainer.assumed:
+            self.assumptions.append(self.trainer.assumed)
         self.assumptions.append(f"answers: {plan.answers.source}")
         if plan.engine is not None:
             self.assumptions.append("rewards take no time, and no card has a model for them")
@@ -290,31 +296,3 @@ class _Step:
 
 def _without_batch(layout: object) -> str:
     return ", ".join(part for part in str(layout).split(", ") if " x " not in part)
-
-
-def engine_bytes(plan: PosttrainPlan, rollout: Rollout) -> tuple[int | None, int]:
-    """Of a card, while an engine samples and while it sleeps."""
-    deployment = rollout.deployment
-    memory, share = deployment.device.memory_bytes, deployment.memory_share
-    awake = None if memory is None or share is None else int(share * memory)
-    sleep = 0 if plan.engine is None else plan.engine.sleep
-    return awake, 0 if sleep else awake or 0
-
-
-def plan_posttraining(plan: PosttrainPlan, target: Target | None = None, price: float | None = None
-                      ) -> PosttrainProfile:
-    """Predict a step of post-training. ``price``: dollars for an hour of one card. Raises InputError for a layout that
-    the model cannot have, NoRoomError where no engine holds it.
-    """
-    return Planner(target or load_target(plan.model)).plan(plan, price)
-
-
-def usual_sharding(devices: int) -> dict[str, object]:
-    """Fields of a layout that fits most models: parameters and states are divided among all, blocks run again."""
-    if devices < 1:
-        raise InputError(f"{devices} devices: a trainer needs one at least")
-    return {"shard": devices, "sharding": "fsdp" if devices > 1 else "ddp", "checkpointing": "blocks"}
-
-
-def round_up(value: float, step: int) -> int:
-    return math.ceil(value / step) * step

@@ -159,7 +159,6 @@ class PosttrainProfile:
         if self.dollars is not None:
             yield f"1,000 steps: ${self.dollars:,.0f}"
         yield self._verdict()
-        yield from self._advise()
         yield from (line for text in self.assumptions for line in _fold(f"assumed: {text}"))
 
     def _verdict(self) -> str:
@@ -172,6 +171,10 @@ class PosttrainProfile:
                     f"{format_bytes(capacity - needed)} left")
         return (f"does NOT fit on {self.device}: {format_bytes(needed)} needed {at}, {format_bytes(capacity)} there: "
                 f"{format_bytes(needed - capacity)} too much")
+
+    def advice(self) -> str:
+        """The room that is left, and what to change first."""
+        return "\n".join(self._advise())
 
     def _advise(self) -> Iterator[str]:
         said = []

@@ -6,15 +6,7 @@ from functools import lru_cache
 
 from analyzer.errors import InputError
 from analyzer.hardware import ClusterSpec
-from analyzer.tools.serving import (
-    Batch,
-    Deployment,
-    PassTimer,
-    ServedModel,
-    Traffic,
-    make_deployment,
-    simulate,
-)
+from analyzer.tools.serving import Batch, Deployment, PassTimer, ServedModel, Traffic, make_deployment, simulate
 from analyzer.tools.serving import Layout as EngineLayout
 from analyzer.tools.serving.simulation import NoRoomError, Timeline
 

@@ -1,15 +1,20 @@
 """The trainer of a plan: seconds and bytes of its updates and of its passes that score, composed as a search does."""
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
+from torch import nn
+
+from analyzer.api.argument import build_model
 from analyzer.hardware import ClusterSpec
 from analyzer.recipe import LoraSpec, Recipe
 from analyzer.tools.search import Layout, compose_layout
 from analyzer.tools.search.bound import least_state_bytes
-from analyzer.tools.search.compose import JobStep, ModelSizes, list_parts, list_stages
+from analyzer.tools.search.compose import HALF, JobStep, ModelSizes, list_parts, list_stages
 from analyzer.tools.search.figures import Figures
 from analyzer.tools.search.probe import Subject, find_template
 from analyzer.tools.search.search import model_sizes
@@ -57,15 +62,40 @@ def divide_passes(plan: PosttrainPlan, sequences: int, room: int, data: int) -> 
     return Passes(count, number, max(1, round(filled / number)))
 
 
+def make_alike(target: Target) -> tuple[Target, str]:
+    """A target whose blocks are alike, so that ranks may divide them: where a model of transformers has experts in all
+    but its first blocks (``first_k_dense_replace``), those have them too; and what was changed, empty for nothing.
+    """
+    config: Any = getattr(build_model(target.build), "config", None)
+    dense = getattr(config, "first_k_dense_replace", 0)
+    if not dense:
+        return target, ""
+
+    def build() -> nn.Module:
+        changed = copy.deepcopy(config)
+        changed.first_k_dense_replace = 0
+        if hasattr(changed, "mlp_layer_types"):  # of transformers 5, which says it for each layer
+            changed.mlp_layer_types = ["sparse"] * changed.num_hidden_layers
+        import transformers
+
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(changed)
+        return model
+
+    return replace(target, build=build), f"the first {dense} blocks, which have no experts, are taken to have them"
+
+
 class Trainer:
     """Composes the steps of one model; what was composed once is kept."""
 
     def __init__(self, target: Target, cluster: ClusterSpec, lora: str | None = None,
                  loss: PolicyLoss | None = None) -> None:
+        target, self.assumed = make_alike(target)
         if lora is not None:
             recipe, build = Recipe(lora=LoraSpec.parse(lora)), target.build
             target = replace(target, name=f"{target.name} with adapters", build=lambda: recipe.apply(build()))
-        self.target, self.cluster, self.loss = target, cluster, loss or PolicyLoss()
+        # with all the memory that a step wants: whether it fits is told of its phases together
+        self.cluster = replace(cluster, device=replace(cluster.device, memory_bytes=None))
+        self.target, self.loss = target, loss or PolicyLoss()
         self._compose = lru_cache(maxsize=None)(self._compose_step)
         self._score = lru_cache(maxsize=None)(self._score_passes)
 
@@ -83,10 +113,15 @@ class Trainer:
     def sizes(self) -> ModelSizes:
         return model_sizes(find_template(Subject(self.target, self.cluster, 1)), 1)
 
-    def update(self, layout: Layout, passes: Passes) -> JobStep:
-        """One optimizer step. Raises InputError for a layout that the model cannot have."""
-        shaped = replace(layout, micro_batch=passes.rows, micro_batches=passes.count)
-        return self._compose(shaped, self._fit(layout, passes.tokens))
+    def update(self, layout: Layout, passes: Passes) -> tuple[JobStep, float]:
+        """One optimizer step, and the part of it that is taken: torch's pipelines have as many micro-batches as stages
+        at least, Megatron's may have fewer, so that a step ends that many earlier. Raises InputError for a layout that
+        the model cannot have.
+        """
+        count, stages = max(passes.count, layout.pipeline), layout.pipeline
+        shaped = replace(layout, micro_batch=passes.rows, micro_batches=count)
+        part = (passes.count + stages - 1) / (count + stages - 1)
+        return self._compose(shaped, self._fit(layout, passes.tokens)), part
 
     def fullest_update(self, layout: Layout, room: int) -> JobStep:
         """A step whose micro-batches each have as many tokens as there is room for."""
@@ -111,14 +146,17 @@ class Trainer:
 
     def held(self, layout: Layout) -> Held:
         """Between phases, of the fullest rank."""
-        sizes = self.sizes()
+        sizes, most = self.sizes(), Held(0, 0)
         parts = list_parts(layout, sizes.blocks)
-        bare = replace(layout, optimizer=None)
-        most = Held(0, 0)
         for stages in list_stages(layout):
-            whole, model = (sum(least_state_bytes(one, sizes, parts[stage])[0] for stage in stages)
-                            for one in (layout, bare))
-            most = max(most, Held(int(model), int(whole - model)), key=lambda held: held.model + held.optimizer)
+            own = [parts[stage] for stage in stages]
+            states = sum(least_state_bytes(layout, sizes, part)[0] for part in own)
+            if layout.is_distributed:  # weights of 16 bits, and what is divided in 32
+                model = HALF * sum(sizes.gathered(part, layout) for part in own)
+                states += model - HALF * sum(sizes.held(part, layout.tensor) for part in own)
+            else:
+                model = sum(least_state_bytes(replace(layout, optimizer=None), sizes, part)[0] for part in own)
+            most = max(most, Held(int(model), int(states - model)), key=lambda held: held.model + held.optimizer)
         return most
 
     def whole_bytes(self) -> int:

@@ -62,11 +62,17 @@ def run_search(arguments: argparse.Namespace) -> int:
     return 0 if found.fits else 3
 
 
-def _read_choice(text: str) -> tuple[str, Sequence[Any]]:
-    name, equals, values = text.partition("=")
+def _read_choice(text: str, flag: str = "--choose") -> tuple[str, Sequence[Any]]:
+    name, equals, values = text.strip().partition("=")
     if not equals or name not in CHOICES:
-        raise InputError(f"--choose {text}: write FIELD=VALUE,VALUE with a field of {', '.join(CHOICES)}")
+        raise InputError(f"{flag} {text}: write FIELD=VALUE,VALUE with a field of {', '.join(CHOICES)}")
     return name, [_read_value(name, word.strip()) for word in values.split(",")]
+
+
+def read_field(text: str) -> tuple[str, Any]:
+    """One field of a layout with its value, as ``tensor=4``. Raises InputError."""
+    name, values = _read_choice(text, "--trainer")
+    return name, values[0]
 
 
 def _read_value(name: str, word: str) -> Any:

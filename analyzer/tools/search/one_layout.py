@@ -1,5 +1,7 @@
-"""`compose_layout`: the step of one layout that is given, as a search composes those of many."""
+"""`compose_layout`: the step of one layout that is given, as a search composes those of many; the best by name."""
 from __future__ import annotations
+
+from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.hardware import ClusterSpec
@@ -29,6 +31,22 @@ def compose_layout(target: Target, cluster: ClusterSpec, layout: Layout, sequenc
     for error in searcher.failed.values():
         raise InputError(f"{target.name}: {layout}: a rank of it cannot be profiled: {error}")
     return conclude(searcher, 1, None, None)
+
+
+def list_best(target: Target, cluster: ClusterSpec, devices: int, global_batch: int, sequence: int, count: int,
+              loss: Loss = causal_loss, **choices: Any) -> list[Layout]:
+    """The ``count`` fastest layouts that fit, the fastest first; those that lack least where none does. Raises
+    InputError where there is none.
+    """
+    subject = Subject(target, cluster, sequence, loss=loss)
+    question = Question(devices, cluster.devices_per_host, global_batch, sequence, Space.of(choices))
+    searcher = Searcher(subject, question, ProbeJournal(None, {}), lambda jobs: ((job, run_probe(job)) for job in jobs))
+    searcher.bound()
+    searcher.rank(count)
+    if not searcher.steps:
+        raise InputError(f"{target.name}: no layout on {devices} devices takes {global_batch} samples of {sequence:,} "
+                         "tokens: " + ("; ".join(dict.fromkeys(searcher.failed.values())) or "none divides them"))
+    return [step.layout for step in conclude(searcher, count, None, None).steps]
 
 
 def _list_problems(template: Template, layout: Layout, sequence: int) -> list[str]:

@@ -373,7 +373,8 @@ def simulate(deployment: Deployment, timer: PassTimer, traffic: Traffic, request
     own = traffic if copies == 1 else _share(traffic, copies)
     if requests is None:  # several for each client, and enough for a 99th percentile at a rate
         clients = own.concurrency or 1
-        requests = clients if own.answers else 10 * clients if own.bursts else 500 if own.rate is not None else max(32, 3 * clients)
+        requests = clients if own.answers else 10 * clients if own.bursts else (
+            500 if own.rate is not None else max(32, 3 * clients))
     found = Scheduler(deployment, timer, own, requests).run()
     start = timer.constants[f"{deployment.engine.name}.request_seconds"]
     served = tuple(request._replace(first_seconds=request.first_seconds + start) for request in found.requests)
