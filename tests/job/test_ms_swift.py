@@ -49,6 +49,17 @@ def test_adapters_on_two_devices(tmp_path: Path) -> None:
         sharding=Sharding(kind="ddp"))
 
 
+@pytest.mark.parametrize(("command", "length"), [
+    ("sft --dataset 'AI-ModelScope/alpaca-gpt4-data-zh#500' HF::modelscope/self-cognition", 544),
+    ("sft --dataset swift/self-cognition:qwen3#1000 mine.jsonl", 40_960),  # of which nothing is known
+    ("sft --dataset swift/self-cognition --max_length 2048", 2048),
+    ("sft --dataset swift/self-cognition --packing true --attn_impl flash_attn", 40_960),
+    ("rlhf --dataset swift/self-cognition", 40_960)])  # whose rows have a second answer
+def test_rows_that_nothing_bounds_are_as_long_as_the_longest_of_a_known_data_set(
+        tmp_path: Path, command: str, length: int) -> None:
+    assert _plan(tmp_path, f"swift {command} --model Qwen/Qwen3-8B\n").length == length
+
+
 def test_what_is_not_given_is_as_ms_swift_has_it(tmp_path: Path) -> None:
     """Sixteen sequences of a step over all ranks; rank 8; the longest row and the dtype of the model's config."""
     job = _read(tmp_path, "swift sft --model Qwen/Qwen3-8B --dataset a\n")

@@ -74,7 +74,7 @@ def _read_batch(options: Options, ranks: int) -> tuple[int, int]:
 
 
 def _read_length(options: Options, model: Any, kind: str | None) -> int:
-    length = swift_model.read_length(options, model)
+    length = swift_model.read_length(options, model, kind)
     completion = options.number("max_completion_length", 512 if kind == "grpo" else None, least=1,
                                 means="tokens of an answer" if kind == "grpo" else "")
     if kind == "grpo" and options.get("max_length") is not None:

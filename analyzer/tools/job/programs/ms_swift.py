@@ -104,7 +104,7 @@ def _read_length(options: Options, model: swift_model.SwiftModel, kind: str | No
     """Tokens that one rank has of a row: of GRPO a prompt and its completion, of a group of ranks that divide each
     row (`sequence_parallel_size`) its share.
     """
-    length = swift_model.read_length(options, model)
+    length = swift_model.read_length(options, model, kind)
     if kind in ("grpo", "ppo", "gkd"):
         completion = options.count("max_completion_length", 512, means="tokens of an answer")
         length = length + completion if options.get("max_length") is not None else max(length, completion)

@@ -1,9 +1,11 @@
 """What the two trainers of ms-swift share: the model, the length of rows, what trains, and how weights are held."""
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..model_name import find_config
@@ -71,8 +73,10 @@ def given(options: Options, name: str, means: str) -> str:
     return "" if options.get(name) is None else means
 
 
-def read_length(options: Options, model: SwiftModel) -> int:
-    """Tokens of a row: base_args.py, what the model can take where nothing is said; rows are packed up to it."""
+def read_length(options: Options, model: SwiftModel, kind: str | None) -> int:
+    """Tokens of a row: base_args.py, what the model can take where nothing is said, but of text to be learnt (``kind``
+    None: of `swift sft`) no more than its data sets' longest row has; rows are packed up to it.
+    """
     own = model.get("seq_length", "max_position_embeddings", "n_positions", "model_max_length")
     length = options.number("max_length", least=1, means="most tokens of a sequence")
     packs = options.flag("packing", means=given(options, "packing", "rows are packed up to their most tokens"))
@@ -81,6 +85,11 @@ def read_length(options: Options, model: SwiftModel) -> int:
     if packs and packed is not None:
         return packed
     if length is None:
+        longest = None if packs or model.has_vision or kind is not None else _find_longest(options)
+        if longest is not None and longest < (own or longest + 1):
+            options.note("max_length", "assumed", f"every row has {longest:,} tokens, as the longest of its data sets "
+                         "(ms-swift's own table); what rows of differing lengths add tells --lengths")
+            return longest
         length = own or _UNKNOWN_LENGTH
         why = "all that the model can take, as ms-swift has it" if own else "what the model can take is not known"
         options.note("max_length", "assumed", f"rows of {length:,} tokens: {why}; give max_length for shorter ones")
@@ -88,6 +97,17 @@ def read_length(options: Options, model: SwiftModel) -> int:
         options.note("max_length", "assumed", f"every row has {length:,} tokens, and all are trained on: what the data "
                      "set has is not known")
     return int(length)
+
+
+def _find_longest(options: Options) -> int | None:
+    """Tokens of the longest row of all data sets that are named, as ms-swift's own table has them by the tokenizer of
+    Qwen2.5; None where it tells of one nothing.
+    """
+    said = options.get("dataset")
+    names = [re.sub(r"^(?:HF|MS)::|[#:].*$", "", str(word)) for word in (said if isinstance(said, list) else [said])]
+    known: dict[str, int] = json.loads(Path(__file__).parent.with_name("longest_rows.json").read_text("utf-8"))["longest"]
+    found = [known.get(name) for name in names]
+    return None if None in found else max(length for length in found if length is not None)
 
 
 def read_dtype(options: Options, model: SwiftModel) -> str:
