@@ -96,11 +96,17 @@ def _is_open(line: str) -> bool:
     return False
 
 
+_INNER = "\ue000"  # a # within a word, while it is split: no character of a script
+
+
 def _split(line: str) -> list[tuple[str, int]]:
-    """Words, each with how many line ends are before its own."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|")
+    """Words, each with how many line ends are before its own. In a shell a comment begins where a word would, for
+    `shlex` within one too: data#500 loses all behind it.
+    """
+    lexer = shlex.shlex(re.sub(r"(?<=[^\s;&|(])#", _INNER, line), posix=True, punctuation_chars=";&|")
     lexer.whitespace_split, lexer.commenters = True, "#"
-    return [(word, lexer.lineno - 1) for word in iter(lexer.get_token, lexer.eof) if word is not None]
+    return [(word.replace(_INNER, "#"), lexer.lineno - 1) for word in iter(lexer.get_token, lexer.eof)
+            if word is not None]
 
 
 def _read_line(words: Sequence[Word], known: dict[str, str]) -> Iterator[ShellCommand]:

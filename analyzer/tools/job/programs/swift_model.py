@@ -105,8 +105,8 @@ def _find_longest(options: Options) -> int | None:
     """
     said = options.get("dataset")
     names = [re.sub(r"^(?:HF|MS)::|[#:].*$", "", str(word)) for word in (said if isinstance(said, list) else [said])]
-    known: dict[str, int] = json.loads(Path(__file__).parent.with_name("longest_rows.json").read_text("utf-8"))["longest"]
-    found = [known.get(name) for name in names]
+    table = json.loads(Path(__file__).parent.with_name("longest_rows.json").read_text("utf-8"))
+    found: list[int | None] = [table["longest"].get(name) for name in names]
     return None if None in found else max(length for length in found if length is not None)
 
 
