@@ -43,18 +43,8 @@ Numbers = npt.NDArray[np.int64]
 _FIELDS = 7
 
 
-class Copies(NamedTuple):
-    """Calls of a table that are copies of others: the places of those, which of them each call is a copy of, and how
-    many copies each has, itself included.
-    """
-
-    first: Numbers
-    number: Numbers
-    counts: Numbers
-
-
 class Groups(NamedTuple):
-    """Calls by kind: the place of the first of each kind, and of which kind each call is, in order."""
+    """Calls that are alike, or copies: the places of one of each kind, and of which kind each call is, in order."""
 
     first: Numbers
     number: Numbers
@@ -68,7 +58,7 @@ class CallTable(Sequence[OpCall]):
         self._numbers = array("q")  # of the storages of all calls, in the order of writing
         self._fields = array("i")
         self._numbering: Numbering[tuple[int, str, bool]] = Numbering()
-        self.copies: Copies | None = None  #: where calls are copies of others
+        self.copies: Groups | None = None  #: where calls are copies of others
 
     def __len__(self) -> int:
         return len(self.signatures)
@@ -131,11 +121,11 @@ class CallTable(Sequence[OpCall]):
         """All calls, made at once: faster than one by one."""
         return list(self._iterate(self._numbers.tolist()))
 
-    def fields_of(self, places: Sequence[int]) -> Numbers:
+    def fields_of(self, places: Sequence[int] | Numbers) -> Numbers:
         """The fields of the calls at ``places``: an array (calls, fields)."""
         return np.frombuffer(self._fields, np.int32).reshape(-1, _FIELDS)[places].astype(np.int64)
 
-    def operands_of(self, places: Sequence[int]) -> Numbers:
+    def operands_of(self, places: Sequence[int] | Numbers) -> Numbers:
         """The storages of the calls at ``places``, those of one behind those of another, inputs before outputs."""
         fields = self.fields_of(places)
         return self._gather_operands(fields[:, 0], fields[:, 1] + fields[:, 2])
@@ -160,7 +150,7 @@ class CallTable(Sequence[OpCall]):
         """The numbers of all kinds of calls as they are in another step: phase and recomputation stay."""
         return np.array([self._numbering[step, phase, again] for _, phase, again in list(self._numbering.keys_at)])
 
-    def gather(self, places: Numbers, fields: Numbers, operands: Numbers, copies: Copies) -> CallTable:
+    def gather(self, places: Numbers, fields: Numbers, operands: Numbers, copies: Groups) -> CallTable:
         """A table of the calls at ``places``, with other fields and storages."""
         made = CallTable()
         made.signatures = [self.signatures[place] for place in places.tolist()]
@@ -205,11 +195,11 @@ class CallTable(Sequence[OpCall]):
         number = np.fromiter([found[key, told[begin:stop]] for key, begin, stop in zip(
             (alike * (len(self._numbering.keys_at) + 1) + kinds).tolist(), begins.tolist(), stops.tolist())],
             np.int64, len(places))
-        return Groups(places[_find_first(number)], number)
+        return Groups(places[find_first(number)], number)
 
 
-def _find_first(numbers: Numbers) -> Numbers:
-    """Where each of the numbers from 0 up stands first."""
+def find_first(numbers: Numbers) -> Numbers:
+    """Where each of the numbers from 0 up, of which none is left out, stands first."""
     at = np.zeros(int(numbers.max(initial=-1)) + 1, np.int64)
     at[numbers[::-1]] = np.arange(len(numbers))[::-1]  # the last one that is written stays
     return at

@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, groupby, pairwise, starmap
+from itertools import groupby, islice
 from operator import attrgetter
 
 import numpy as np
@@ -83,27 +83,31 @@ def _mentions(path: re.Pattern[str], text: str) -> bool:
     return path.search(text) is not None
 
 
-NodeCopies = tuple[Sequence[LogNode], tuple[Numbers, Numbers, Numbers, Numbers], int]
-"""Nodes of a part, what is numbered of them in each copy (outputs, reads, inputs, modules), and which repetition of the
-step it is of.
-"""
+def copy_spans(starts: Numbers, counts: Numbers) -> Numbers:
+    """The numbers of spans, one behind the other.
+
+    >>> copy_spans(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    found: Numbers = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    return found
 
 
-def make_nodes(copied: Iterable[NodeCopies], modules: Sequence[LogModule]) -> list[LogNode]:
-    """The nodes of all copies, in order."""
+def make_nodes(nodes: Sequence[LogNode], copied: Numbers, repetitions: Numbers, columns: Sequence[Numbers],
+               modules: Sequence[LogModule]) -> list[LogNode]:
+    """A node for each that is ``copied``, of these repetitions of the step; ``columns`` have what is numbered of all:
+    outputs, reads, inputs, modules.
+    """
+    made, read, given = (iter(column.tolist()) for column in columns[:3])
     found: list[LogNode] = []
-    for nodes, numbers, repetition in copied:
-        spans = [list(starmap(slice, pairwise(accumulate(lengths, initial=0)))) for lengths in (
-            [len(x.outputs) for x in nodes], [len(x.inputs) for x in nodes], [len(x.reads) for x in nodes])]
-        specs = [[spec for _, spec in x.outputs] for x in nodes]
-        for out, read, given, module in zip(*[row.tolist() for row in numbers]):
-            for node, index, spec, makes, takes, looks in zip(nodes, module, specs, *spans):
-                target, base = node.target, node.base
-                if index != node.module and node.op == "call_module":
-                    target = modules[index].path
-                    base = identifier(target)
-                found.append(LogNode(
-                    node.op, "", target, index, base, node.source,
-                    tuple(zip(out[makes], spec)), tuple(given[takes]), tuple(read[looks]),
-                    node.region, node.step + repetition))
+    for at, repetition, index in zip(copied.tolist(), repetitions.tolist(), columns[3].tolist()):
+        node = nodes[at]
+        target, base = node.target, node.base
+        if index != node.module and node.op == "call_module":
+            target = modules[index].path
+            base = identifier(target)
+        outputs = tuple([(next(made), spec) for _, spec in node.outputs])
+        found.append(LogNode(node.op, "", target, index, base, node.source, outputs,
+                             tuple(islice(given, len(node.inputs))), tuple(islice(read, len(node.reads))),
+                             node.region, node.step + repetition))
     return found

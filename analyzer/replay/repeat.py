@@ -6,7 +6,7 @@ end of a part. The ends follow from how much each part makes, and are known befo
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import pairwise, takewhile
 from typing import Any
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from analyzer.meta.spec import Signature
-from analyzer.record.call_table import Copies
-from analyzer.record.log import Log, LogModuleCall
+from analyzer.record.call_table import CallTable, Groups, find_first
+from analyzer.record.log import Log, LogModuleCall, LogNode
 from analyzer.record.storage_lifetime import (
     BEGAN,
     BIRTH,
@@ -34,16 +34,17 @@ from analyzer.record.storage_lifetime import (
 )
 from analyzer.record.storage_lifetime import STEP as STEP_COLUMN
 
-from .facts import Facts, NodeCopies, make_nodes
+from .facts import Facts, copy_spans, make_nodes
 from .match import NotRepeated
 from .name import UNKNOWN, Names, Numbers, RunNames, module_calls_of, nodes_of
-from .part import Lap, Part
+from .part import APART, Lap, Part
 from .placing import Before, Events, place_events
 from .short_run import KEPT, ORDERED, STEP
 from .update import find_inserts, widen_signature
 
 _KINDS = ("storage", "call", "node", "module call", "mark")
-_FIELDS = 7  # of a call in a `CallTable`: first operand, inputs, outputs, kind, module, node, forward call
+_NOWHERE = -APART * APART  # the short place of what is in no lap: no block is near it
+_AS_COPY = _NOWHERE - 1  # of an operand that is seen from the copy that it is in
 
 
 class Repeat:
@@ -62,21 +63,17 @@ class Repeat:
         self.is_repeated[[part.kind for part in repeated]] = True
         self._count()
         self.own = [self._list_own(repetition) for repetition in range(self.repetitions)]
-        self.columns: dict[str, list[Numbers]] = {name: [] for name in (
-            "kinds", "what", "fields", "operands", "lives", "born_at", "first")}
+        self._number_copies()
         self.payloads: list[Any] = []
         self._held_payloads: list[int] = []  #: places of those of HELD events
-        self.nodes: list[NodeCopies] = []
-        self.list_nodes = cache(partial(make_nodes, self.nodes, self.source.modules))  # for all logs that are written
-        self.module_calls: list[LogModuleCall] = []
-        self._operands = 0
-        self.wide: dict[int, Signature] = {}  #: of calls over the parameters of all blocks, by number
         #: of each chain: a lap in which the blocks that were not run see what the reference block does
         self.copies = [Part(0, (), Lap(i, names.references[i], chain.reference), copies=list(chain.skipped))
                        for i, chain in enumerate(names.chains)]
-        self._write_parts()
-        for index, signature in self.wide.items():
-            self.calls.signatures[index] = signature
+        self.kinds, self.what = self._write_events()
+        self.calls = self._write_calls()
+        self.lives, self.born_at = self._write_births()
+        self.list_nodes = cache(self._write_nodes())  # for all logs that are written
+        self.module_calls = self._write_module_calls()
         self.facts = Facts(names)
         self.facts.count_module_calls(self.module_calls)
 
@@ -119,69 +116,61 @@ class Repeat:
         return [np.vectorize(lambda number: made.get(number, number), otypes=[np.int64])(own) if own.size else own
                 for own in names.own]
 
-    # ---- numbers in the log that is written
+    # ---- copies of parts
 
-    def _numbers(self, kind: str, names: Names, index: Any, part: Part, repetition: int) -> Numbers:
-        """What things are in each copy of a part: an array (copies, things)."""
-        index = np.asarray(index, np.int64)
-        kinds, repetitions = names.kind[index], names.repetition[index]
-        places = names.place[index]
-        if repetition:
-            repetitions = np.where((kinds >= 0) & self.is_repeated[np.maximum(kinds, 0)], repetition, repetitions)
-        blocks = self._blocks(names, index, part)
-        made = self.end[kind][repetitions, np.maximum(kinds, 0), np.where(kinds >= 0, blocks, 0)] + places
+    def _number_copies(self) -> None:
+        """Of the copies of all parts, in order: the part, the repetition of the step, the block, and where it ran."""
+        self.parts = list(dict.fromkeys([part for part, _ in self.written]))
+        number = {part: i for i, part in enumerate(self.parts)}
+        rows = [(number[part], repetition, block) for part, repetition in self.written for block in part.copies]
+        self.part, self.repetition, self.block = np.array(rows, np.int64).reshape(-1, 3).T
+        self.short = np.array([_NOWHERE if part.lap is None else part.short for part in self.parts])[self.part]
+        self.kind = np.array([part.kind for part in self.parts])[self.part]
+
+    def _gather(self, lengths: Sequence[int] | Numbers) -> tuple[Numbers, Numbers]:
+        """Of things of which each part has so many, those of all copies: their places among all, and the copies."""
+        held = np.asarray(lengths, np.int64)
+        counts = held[self.part]
+        copy = np.repeat(np.arange(len(counts)), counts)
+        return copy_spans((np.cumsum(held) - held)[self.part], counts), copy
+
+    def _numbers(self, kind: str, names: Names, index: Numbers, repetition: Any, short: Any, block: Any) -> Numbers:
+        """What things are, each as it is seen in a ``repetition`` of the step from a ``block`` in the place of that
+        which ran at the place ``short``.
+        """
+        kinds, of, places = names.kind[index], np.maximum(names.kind[index], 0), names.place[index]
+        is_again = (kinds >= 0) & self.is_repeated[of] & (repetition > 0)
+        repetitions = np.where(is_again, repetition, names.repetition[index])
+        distance = names.short[index] - short
+        blocks = np.where(np.abs(distance) <= names.reach, block + distance, names.block[index])
+        made = self.end[kind][repetitions, of, np.where(kinds >= 0, blocks, 0)] + places
         found: Numbers = np.where(kinds >= 0, made, places)
-        for chain, own in enumerate(self.own[repetition]):
-            if (is_own := kinds == -2 - chain).any():
-                found[:, is_own] = own[blocks[:, is_own], places[is_own]]
+        if (kinds < -1).any():
+            for chain, own in enumerate(map(np.stack, zip(*self.own))):
+                at = kinds == -2 - chain
+                found[at] = own[np.broadcast_to(repetition, kinds.shape)[at], blocks[at], places[at]]
         return found
 
-    def _blocks(self, names: Names, index: Numbers, part: Part) -> Numbers:
-        """The block of each thing, in each copy of a part."""
-        copies = np.array(part.copies, np.int64)[:, None]
-        blocks = np.broadcast_to(names.block[index], (len(copies), len(index)))
-        if part.lap is None:
-            return blocks
-        distance = names.short[index] - part.short
-        found: Numbers = np.where(np.abs(distance) <= names.reach, copies + distance, blocks)
-        return found
-
-    def _optional(self, kind: str, names: Names, index: Numbers, part: Part, repetition: int) -> Numbers:
-        """As `_numbers`, of indices below 0 for none."""
+    def _in_copies(self, kind: str, names: Names, index: Numbers, copy: Numbers) -> Numbers:
+        """What things are in copies; indices below 0, for none, stay as they are."""
         if not len(names.kind):
-            return np.broadcast_to(index, (len(part.copies), len(index)))
-        found: Numbers = np.where(index >= 0, self._numbers(kind, names, np.maximum(index, 0), part, repetition), index)
+            return index
+        found: Numbers = np.where(index >= 0, self._numbers(
+            kind, names, np.maximum(index, 0), self.repetition[copy], self.short[copy], self.block[copy]), index)
         return found
-
-    def _modules(self, index: Any, part: Part) -> Numbers:
-        return self._optional("module", self.names.modules, np.asarray(index, np.int64), part, 0)
 
     def list_numbers(self, kind: str, names: Names, index: int) -> list[int]:
         """What a thing is in the log that is written, and what those in its place in blocks that were not run are."""
-        thing = np.array([index])
-        found: list[int] = self._optional(kind, names, thing, Part(0, (), None), 0)[0].tolist()
-        for part in self.copies if index >= 0 else ():
+        if index < 0 or not len(names.kind):
+            return [index]
+        found: list[int] = self._numbers(kind, names, np.array([index]), 0, _NOWHERE, 0).tolist()
+        for part in self.copies:
             if part.short == names.short[index]:
-                found += self._numbers(kind, names, thing, part, 0)[:, 0].tolist()
+                found += self._numbers(kind, names, np.full(len(part.copies), index), 0, part.short,
+                                       np.array(part.copies)).tolist()
         return found
 
     # ---- writing
-
-    def _write_parts(self) -> None:
-        for part, repetition in self.written:
-            events = [e for e in part.events if e[0] not in (STEP, KEPT)] if repetition else part.events
-            self._write_events(events, part, repetition)
-            if calls := part.numbers(CALLED):
-                self._write_calls(calls, part, repetition)
-            if births := part.numbers(BORN):
-                self._write_births(births, part, repetition)
-            if part.nodes:
-                self._write_nodes(part, repetition)
-            if part.module_calls and not repetition:
-                self._write_module_calls(part)
-        first = self._join("first")
-        self.calls = self.source.call_slots.gather(
-            first // self.repetitions, self._join("fields"), self._join("operands"), _list_copies(first))
 
     def write(self, before: Before, device: str = "") -> Log:
         """The log of a run that begins with what there was ``before``; with the workspaces of another ``device`` that
@@ -194,120 +183,144 @@ class Repeat:
         self.facts.copy_to(log, self.list_numbers, self.count["call"])
         return log
 
-    def _write_events(self, events: Sequence[tuple[int, Any]], part: Part, repetition: int) -> None:
+    def _write_events(self) -> tuple[Numbers, Numbers]:
+        names, lengths = self.names, [len(part.events) for part in self.parts]
+        events = [event for part in self.parts for event in part.events]
         kinds = np.array([kind for kind, _ in events], np.int64)
-        what = np.zeros((len(part.copies), len(events)), np.int64)
-        for code, kind in ((BORN, "storage"), (CALLED, "call")):
+        what = np.zeros(len(events), np.int64)
+        part = np.repeat(np.arange(len(lengths)), lengths)
+        for code in (BORN, CALLED):  # places from the ends of parts
             is_one = kinds == code
-            end = self.end[kind][repetition, part.kind, np.array(part.copies)][:, None]
-            what[:, is_one] = end + np.arange(-int(is_one.sum()), 0)
-        if dead := [number for code, number in events if code == DIED]:
-            names = self.names
-            what[:, kinds == DIED] = self._numbers("storage", names.storages, names.rows(dead), part, repetition)
-        for at, (code, payload) in enumerate(events):
-            if code in (HELD, BEGAN, STEP, KEPT):
-                what[:, at] = len(self.payloads)
-                self._held_payloads += [len(self.payloads)] if code == HELD else []
-                self.payloads.append(payload)
-        self._write_requests(events, what, part, repetition)
-        self.columns["kinds"].append(np.tile(kinds, len(part.copies)))
-        self.columns["what"].append(what.ravel())
+            seen = np.cumsum(is_one)
+            last = np.concatenate((np.zeros(1, np.int64), seen))[np.cumsum(lengths)]
+            what[is_one] = (seen - 1 - last[part])[is_one]
+        what[kinds == DIED] = names.rows([number for code, number in events if code == DIED])
+        for at in np.nonzero(np.isin(kinds, (HELD, BEGAN, STEP, KEPT)))[0].tolist():
+            what[at] = len(self.payloads)
+            self._held_payloads += [len(self.payloads)] if kinds[at] == HELD else []
+            self.payloads.append(events[at][1])
+        source, copy = self._gather(lengths)
+        if self.repetitions > 1:
+            is_there = (self.repetition[copy] == 0) | ~np.isin(kinds[source], (STEP, KEPT))
+            source, copy = source[is_there], copy[is_there]
+        kinds, what = kinds[source], what[source]
+        for code, name in ((BORN, "storage"), (CALLED, "call")):
+            is_one = kinds == code
+            which = copy[is_one]
+            what[is_one] += self.end[name][self.repetition[which], self.kind[which], self.block[which]]
+        is_one = kinds == DIED
+        what[is_one] = self._in_copies("storage", names.storages, what[is_one], copy[is_one])
+        if (at := np.nonzero(kinds == ORDERED)[0]).size:  # requests of streams, with the numbers of their events
+            asked = [events[i][1] for i in source[at].tolist()]
+            marks = np.array([names.mark_at[event] for _, _, event in asked])
+            numbers = self._in_copies("mark", names.marks, marks, copy[at]).tolist()
+            what[at] = len(self.payloads) + np.arange(len(at))
+            self.payloads += [(action, stream, number) for (action, stream, _), number in zip(asked, numbers)]
+        return kinds, what
 
-    def _write_requests(self, events: Sequence[tuple[int, Any]], what: Numbers, part: Part, repetition: int) -> None:
-        """Requests of streams, each with the number that its event has in each copy of a part."""
-        at = [i for i, (kind, _) in enumerate(events) if kind == ORDERED]
-        if not at:
-            return
-        names, asked = self.names, [events[i][1] for i in at]
-        numbers = self._numbers("mark", names.marks, [names.mark_at[event] for _, _, event in asked], part, repetition)
-        what[:, at] = len(self.payloads) + np.arange(numbers.size).reshape(numbers.shape)
-        self.payloads += [(action, stream, number) for row in numbers.tolist()
-                          for (action, stream, _), number in zip(asked, row)]
-
-    def _write_calls(self, calls: list[int], part: Part, repetition: int) -> None:
-        names, table, copies = self.names, self.source.call_slots, len(part.copies)
+    def _write_calls(self) -> CallTable:
+        names, table = self.names, self.source.call_slots
+        calls = np.array([number for part in self.parts for number in part.numbers(CALLED)], np.int64)
+        lengths = [len(part.numbers(CALLED)) for part in self.parts]
         old = table.fields_of(calls)
-        starts = np.concatenate(([0], np.cumsum(old[:, 1] + old[:, 2])))
         rows = names.rows(table.operands_of(calls))
-        operands = self._numbers("storage", names.storages, rows, part, repetition)
-        if part.lap is None and names.short_run.states is not None:
-            operands = self._widen(calls, old, operands, rows, part, repetition)
-            starts = np.concatenate(([0], np.cumsum(old[:, 1] + old[:, 2])))
-        new = np.empty((copies, len(calls), _FIELDS), np.int64)
-        new[:, :, 0] = self._operands + starts[-1] * np.arange(copies)[:, None] + starts[:-1]
-        new[:, :, 1:3] = old[:, 1:3]
-        new[:, :, 3] = table.kinds_in_step(repetition)[old[:, 3]] if repetition else old[:, 3]
-        new[:, :, 4] = self._modules(old[:, 4], part)
-        new[:, :, 5] = self._optional("node", names.nodes, old[:, 5], part, repetition)
-        new[:, :, 6] = self._optional("call", names.calls, old[:, 6], part, repetition)
-        self._operands += int(starts[-1]) * copies
-        self.columns["fields"].append(new.ravel())
-        self.columns["operands"].append(operands.ravel())
-        self.columns["first"].append(np.tile(
-            np.array(calls, np.int64) * self.repetitions + repetition, copies))
+        seen = np.stack((rows, np.full(len(rows), _AS_COPY), np.zeros(len(rows), np.int64)))
+        wide, seen = ({}, seen) if names.short_run.states is None else self._widen(calls, lengths, old, seen)
+        counts = old[:, 1] + old[:, 2]
+        operands, copy = self._gather(np.bincount(np.repeat(np.arange(len(lengths)), lengths), counts, len(lengths)))
+        rows, short, block = seen[:, operands]
+        is_own = short == _AS_COPY
+        numbers = self._numbers("storage", names.storages, rows, self.repetition[copy], np.where(
+            is_own, self.short[copy], short), np.where(is_own, self.block[copy], block))
+        source, copy = self._gather(lengths)
+        fields, repetition = old[source], self.repetition[copy]
+        fields[:, 0] = np.cumsum(counts[source]) - counts[source]
+        if self.repetitions > 1:
+            known = int(old[:, 3].max(initial=-1)) + 1
+            kinds = [np.arange(known), *[table.kinds_in_step(i)[:known] for i in range(1, self.repetitions)]]
+            fields[:, 3] = np.stack(kinds)[repetition, fields[:, 3]]
+        fields[:, 4] = self._in_copies("module", names.modules, fields[:, 4], copy)
+        fields[:, 5] = self._in_copies("node", names.nodes, fields[:, 5], copy)
+        fields[:, 6] = self._in_copies("call", names.calls, fields[:, 6], copy)
+        made = table.gather(calls[source], fields, numbers, _list_copies(
+            calls[source] * self.repetitions + repetition))
+        for at in np.nonzero(np.isin(source, list(wide)))[0].tolist() if wide else ():
+            made.signatures[at] = wide[int(source[at])]
+        return made
 
-    def _widen(self, calls: list[int], old: Numbers, operands: Numbers, rows: Numbers, part: Part,
-               repetition: int) -> Numbers:
-        """The operands of calls outside of blocks, also of those that an update gets of the blocks that were not run;
-        how many there are is written into the fields ``old``.
+    def _widen(self, calls: Numbers, lengths: Sequence[int], old: Numbers,
+               seen: Numbers) -> tuple[dict[int, Signature], Numbers]:
+        """The signatures of calls outside of blocks that an update makes over those of all blocks, by their places; and
+        the operands of all calls with what these get of the blocks that were not run: rows of names, and the places and
+        blocks that they are seen from. How many there are is written into the fields ``old``.
         """
-        names, found, at = self.names, list[Numbers](), 0
-        first_call = int(self.end["call"][repetition, part.kind, 0]) - len(calls)
-        for i, index in enumerate(calls):
-            call, stop = self.source.call_slots[index], at + int(old[i, 1] + old[i, 2])
+        names, counts = self.names, old[:, 1] + old[:, 2]
+        ends, of = np.cumsum(counts), np.repeat(np.arange(len(counts)), counts)
+        outside = np.repeat([part.lap is None for part in self.parts], lengths)
+        owned = np.isin(seen[0], names.rows(list(names.cutter.owners)))
+        wide: dict[int, Signature] = {}
+        found: list[Numbers] = []
+        at: list[int] = []  # before which operands that is
+        for i in np.unique(of[owned & outside[of]]).tolist():
+            call, first = self.source.call_slots[int(calls[i])], int(ends[i] - counts[i])
             inputs, outputs = (find_inserts(numbers, names.cutter.owners, names.chains)
                                for numbers in (call.inputs, call.outputs))
-            if inputs or outputs:
-                wide = self.wide[first_call + i] = widen_signature(call.signature, inputs, outputs, names.chains)
-                for first, inserts in ((at, inputs), (at + int(old[i, 1]), outputs)):
-                    for chain, end, count in inserts:
-                        found.append(operands[0, at:first + end])
-                        at = first + end
-                        found.append(self._numbers("storage", names.storages, rows[at - count:at], self.copies[chain],
-                                                   repetition).ravel())
-                old[i, 1:3] = len(wide.inputs), len(wide.outputs)
-            found.append(operands[0, at:stop])
-            at = stop
-        return np.concatenate(found)[None]
+            if not inputs and not outputs:
+                continue
+            wide[i] = widen_signature(call.signature, inputs, outputs, names.chains)
+            for begin, inserts in ((first, inputs), (first + int(old[i, 1]), outputs)):
+                for chain, end, count in inserts:
+                    lap, stop = self.copies[chain], begin + end
+                    at += [stop] * count * len(lap.copies)
+                    rows = np.tile(seen[0, stop - count:stop], len(lap.copies))
+                    found.append(np.stack((rows, np.full(len(rows), lap.short), np.repeat(lap.copies, count))))
+            old[i, 1:3] = len(wide[i].inputs), len(wide[i].outputs)
+        return wide, np.insert(seen, at, np.concatenate(found, 1), 1) if at else seen
 
-    def _write_births(self, births: list[int], part: Part, repetition: int) -> None:
-        table, copies = self.source.storages, len(part.copies)
-        at = np.array([table[number].row // WIDTH for number in births])
-        old = self._lives()[at]
-        new = np.broadcast_to(old, (copies, len(at), WIDTH)).copy()
-        new[:, :, NODE] = self._optional("node", self.names.nodes, old[:, NODE], part, repetition)
-        new[:, :, MODULE] = self._modules(old[:, MODULE], part)
-        new[:, :, STEP_COLUMN] += np.where(old[:, STEP_COLUMN] >= 0, repetition, 0)
-        self.columns["lives"].append(new.reshape(-1, WIDTH))
-        self.columns["born_at"].append(np.tile(at, copies))
+    def _write_births(self) -> tuple[Numbers, Numbers]:
+        table = self.source.storages
+        at = np.array([table[number].row // WIDTH for part in self.parts for number in part.numbers(BORN)], np.int64)
+        source, copy = self._gather([len(part.numbers(BORN)) for part in self.parts])
+        lives = self._lives()[at[source]]
+        lives[:, NODE] = self._in_copies("node", self.names.nodes, lives[:, NODE], copy)
+        lives[:, MODULE] = self._in_copies("module", self.names.modules, lives[:, MODULE], copy)
+        lives[:, STEP_COLUMN] += np.where(lives[:, STEP_COLUMN] >= 0, self.repetition[copy], 0)
+        return lives, at[source]
 
     def _lives(self) -> Numbers:
         return np.frombuffer(self.source.lifetime_table.numbers, np.int64).reshape(-1, WIDTH)
 
-    def _write_nodes(self, part: Part, repetition: int) -> None:
-        names, nodes = self.names, nodes_of(self.source, part)
-        outputs = self._numbers("storage", names.storages, names.rows([n for x in nodes for n, _ in x.outputs]), part,
-                                repetition)
-        reads = self._numbers("storage", names.storages, names.rows([n for x in nodes for n in x.reads]), part,
-                              repetition)
-        inputs = self._numbers("node", names.nodes, [n for x in nodes for n in x.inputs], part, repetition)
-        modules = self._modules([x.module for x in nodes], part)
-        self.nodes.append((nodes, (outputs, reads, inputs, modules), repetition))
+    def _write_nodes(self) -> Callable[[], list[LogNode]]:
+        """What makes the nodes of all copies, in order."""
+        names, nodes = self.names, [node for part in self.parts for node in nodes_of(self.source, part)]
+        source, copy = self._gather([len(part.nodes) for part in self.parts])
 
-    def _write_module_calls(self, part: Part) -> None:
-        calls = module_calls_of(self.source, part)
-        above = np.array([-1 if call.parent is None else call.parent for call in calls])
-        parents = self._optional("module call", self.names.module_calls, above, part, 0)
-        modules = self._modules([call.module for call in calls], part)
-        for parent, module in zip(parents.tolist(), modules.tolist()):
-            self.module_calls += [LogModuleCall(index, None if up < 0 else up, call.inputs, call.outputs)
-                                  for call, up, index in zip(calls, parent, module)]
+        def number_all(kind: str, column: Names, held: Sequence[Sequence[int]]) -> Numbers:
+            lengths = np.array([len(one) for one in held], np.int64)
+            flat = np.array([number for one in held for number in one], np.int64)
+            index, counts = names.rows(flat) if column is names.storages else flat, lengths[source]
+            return self._in_copies(kind, column, index[copy_spans((np.cumsum(lengths) - lengths)[source], counts)],
+                                   np.repeat(copy, counts))
+
+        columns = [number_all("storage", names.storages, [[number for number, _ in node.outputs] for node in nodes]),
+                   number_all("storage", names.storages, [node.reads for node in nodes]),
+                   number_all("node", names.nodes, [node.inputs for node in nodes]),
+                   number_all("module", names.modules, [(node.module,) for node in nodes])]
+        return partial(make_nodes, nodes, source, self.repetition[copy], columns, self.source.modules)
+
+    def _write_module_calls(self) -> list[LogModuleCall]:
+        names, calls = self.names, [call for part in self.parts for call in module_calls_of(self.source, part)]
+        source, copy = self._gather([len(part.module_calls) for part in self.parts])
+        is_first = self.repetition[copy] == 0
+        source, copy = source[is_first], copy[is_first]
+        rows = [(-1 if call.parent is None else call.parent, call.module) for call in calls]
+        above, of = np.array(rows, np.int64).reshape(-1, 2)[source].T
+        parents = self._in_copies("module call", names.module_calls, above, copy)
+        modules = self._in_copies("module", names.modules, of, copy)
+        return [LogModuleCall(module, None if up < 0 else up, calls[at].inputs, calls[at].outputs)
+                for at, up, module in zip(source.tolist(), parents.tolist(), modules.tolist())]
 
     # ---- the whole log
-
-    def _join(self, name: str) -> Numbers:
-        found = self.columns[name]
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def workspaces_on(self, device: str) -> tuple[Any, ...]:
         """What of the workspaces of a device that shares the run is told of it by name: the blocks of those that are
@@ -325,7 +338,7 @@ class Repeat:
         left_out = born | self.names.short_run.stand_ins.keys() | self.names.cutter.left_out
         fixed = [number for number in source.storages if number not in left_out]
         fixed_at = np.array([source.storages[number].row // WIDTH for number in fixed], np.int64)
-        lives = np.concatenate([self._lives()[fixed_at], self._join("lives").reshape(-1, WIDTH)])
+        lives = np.concatenate([self._lives()[fixed_at], self.lives])
         first = len(fixed)
         lives[first:, [DEATH, DEATH_CALL]] = -1
         held, kept = self.workspaces_on(device)
@@ -334,14 +347,14 @@ class Repeat:
             lives[row_of_fixed[number], NBYTES] = nbytes
         events = self._list_events(row_of_fixed, held, lives, before.events)
         place_events(events, lives, first, before, source, log)
-        self._fill_lifetimes(log, lives, fixed, np.concatenate([fixed_at, self._join("born_at")]))
+        self._fill_lifetimes(log, lives, fixed, np.concatenate([fixed_at, self.born_at]))
 
     def _list_events(self, row_of_fixed: dict[int, int], held: Sequence[tuple[int, ...]], lives: Numbers,
                      count: int) -> Events:
         """The events behind ``count`` earlier ones, with their storages; births and deaths go into ``lives``. ``held``
         are the blocks of workspaces: where a device has none there is no event.
         """
-        kinds, what, first = self._join("kinds"), self._join("what"), len(row_of_fixed)
+        kinds, what, first = self.kinds, self.what, len(row_of_fixed)
         payloads = list(self.payloads)
         for at, blocks in zip(self._held_payloads, held):
             payloads[at] = payloads[at][0], blocks
@@ -381,10 +394,7 @@ class Repeat:
         log.storages = LifetimesLater(table, numbers[rows].tolist(), rows.tolist())
 
 
-def _list_copies(first: Numbers) -> Copies:
+def _list_copies(first: Numbers) -> Groups:
     """Which calls are copies of which, from a number for each: as `numpy.unique` tells, which sorts them."""
-    counts = np.bincount(first)
-    at = np.zeros(len(counts), np.int64)
-    at[first[::-1]] = np.arange(len(first))[::-1]  # the last one that is written stays: the first call
-    is_there = counts > 0
-    return Copies(at[is_there], (np.cumsum(is_there) - 1)[first], counts[is_there])
+    number = (np.cumsum(np.bincount(first) > 0) - 1)[first]
+    return Groups(find_first(number), number)
