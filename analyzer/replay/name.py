@@ -202,7 +202,7 @@ def compare_laps(names: RunNames) -> None:
                 raise UpdateDiffers(differs.reason) from None
             raise
         shorts = list(laps)
-        reference.copy(chain.skipped, backwards=shorts[0] > shorts[-1])
+        reference.copies = sorted([reference.place, *chain.skipped], reverse=shorts[0] > shorts[-1])
     if len(seen) < len(names.chains):
         raise NotRepeated("its blocks are not called")
     _check_reach(names)

@@ -38,18 +38,13 @@ class Part:
     nodes: range = range(0)
     module_calls: range = range(0)
     events: list[tuple[int, Any]] = field(default_factory=list)
-    copies: list[int] = field(default_factory=list)  #: places of the blocks whose laps it stands for
+    copies: list[int] = field(default_factory=list)  #: places of the blocks whose laps it stands for, as they run
 
     def __post_init__(self) -> None:
         self.copies = self.copies or [self.place]
-        self.inside = 0        #: how many of its events come before its block is left
-        self._numbers: dict[int, tuple[list[tuple[int, Any]], int, list[int]]] = {}  # with the events they are of
-
-    def copy(self, places: Sequence[int], backwards: bool) -> None:
-        """Let it stand for the laps of the blocks at these ``places`` too, which come behind it or, ``backwards``,
-        the last one first, before it.
-        """
-        self.copies = sorted([self.place, *places], reverse=backwards)
+        self.inside = 0  #: how many of its events come before its block is left
+        self.begins_again = False  #: whether the step begins again with it
+        self._numbers: dict[int, list[int]] = {}
 
     @property
     def short(self) -> int:
@@ -60,13 +55,11 @@ class Part:
         return 0 if self.lap is None else self.lap.place
 
     def numbers(self, kind: int) -> list[int]:
-        """What its events of a kind are about, in order."""
-        events, known = self.events, self._numbers.get(kind)
-        if known is not None and known[0] is events and known[1] == len(events):
-            return known[2]
-        numbers = [what for found, what in events if found == kind]
-        self._numbers[kind] = events, len(events), numbers
-        return numbers
+        """What its events of a kind are about, in order, when all of them are there."""
+        found = self._numbers.get(kind)
+        if found is None:
+            found = self._numbers[kind] = _list_numbers(self.events, kind)
+        return found
 
     @property
     def recorded(self) -> list[int]:
@@ -83,14 +76,13 @@ class Gap(NamedTuple):
 
 
 class Cutter:
-    """Cuts the events of a short run into `parts`. ``again`` has how many came before each repetition of the step."""
+    """Cuts the events of a short run into `parts`."""
 
     def __init__(self, short_run: ShortRun, log: Log) -> None:
         self.log, self.chains = log, short_run.chains
         self.parts: list[Part] = []
         self.gaps: list[Gap] = []
         self.left_out: set[int] = set()  #: storages that were born between blocks that are skipped
-        self.again: list[int] = []
         self.kinds: dict[tuple[Any, ...], int] = {}
         self._laps = [{place: Lap(number, number * APART + i, place) for i, place in enumerate(chain.run)}
                       for number, chain in enumerate(self.chains)]
@@ -138,8 +130,8 @@ class Cutter:
             self._current = self._owner = self._open_outside(what.nodes, what.module_calls)
             self._current.events.append((kind, what.step))
         elif kind == AGAIN:
-            self.again.append(len(self.parts))
             self._current = self._open_outside()
+            self._current.begins_again = True
         elif kind == CUT:
             self._end_surroundings()
             self._cut(what)
@@ -188,7 +180,7 @@ class Cutter:
         if self._gap is None:
             self._close(cut.nodes, cut.module_calls)
         else:
-            born = [what for kind, what in self._gap if kind == BORN]
+            born = _list_numbers(self._gap, BORN)
             lives = [self.log.storages[number] for number in born]
             if any(life.requires_grad and life.nbytes for life in lives):  # checkpoints of torch 2.11 make an empty one
                 raise NotRepeated("something with a gradient is made between blocks that are skipped")
@@ -207,8 +199,7 @@ class Cutter:
         reference block's lap has that already.
         """
         assert self._gap is not None
-        born = [what for kind, what in self._gap if kind == BORN]
-        dead = {what for kind, what in self._gap if kind == DIED}
+        born, dead = _list_numbers(self._gap, BORN), {*_list_numbers(self._gap, DIED)}
         self.gaps.append(Gap(self._current, chain, {
             number: len(born) - i for i, number in enumerate(born) if number not in dead}))
         self._gap = None
@@ -248,52 +239,44 @@ class Cutter:
         others |= {stand_in.like for stand_in in short_run.stand_ins.values() if stand_in.repetition}
         owner_of: dict[int, Owner] = {
             number: (part.lap.chain, part.lap.place) for part in self.parts if part.lap is not None
-            for number in part.numbers(BORN) if number not in others}
-        in_laps = owner_of.keys() | {what for part in self.parts if part.lap is not None for what in part.numbers(DIED)}
+            for number in _list_numbers(part.events, BORN) if number not in others}
+        in_laps = owner_of.keys() | {
+            what for part in self.parts if part.lap is not None for what in _list_numbers(part.events, DIED)}
         twice = {number for number, stand_in in short_run.stand_ins.items() if stand_in.like in in_laps}
         for part in self.parts if twice else ():
             inside, behind = ([(kind, what) for kind, what in events if kind != DIED or what not in twice]
                               for events in (part.events[:part.inside], part.events[part.inside:]))
             part.inside, part.events = len(inside), inside + behind
-        parts: list[Part] = []
-        again: list[int] = []
-        for at, part in enumerate(self.parts):
-            again += [len(parts)] * self.again.count(at)
-            parts.append(part)
+        parts, self.parts = self.parts, []
+        for part in parts:
+            self.parts.append(part)
             if part.lap is None:
                 first = len(part.events) if short_run.states is None else find_update(part.events)
                 update = group_update(part.events[first:], self.owners, self.log)
                 groups: list[Group] = [(owner, list(events)) for owner, events in groupby(
                     part.events[:first], lambda event: owner_of.get(event[1]) if event[0] == DIED else None)]
                 part.events = []
-                parts += self._split(part, "release", groups)
-                parts += self._split(parts[-1], "update", update)
-        self.parts, self.again = parts, again
+                self._split("release", groups)
+                self._split("update", update)
 
-    def _split(self, part: Part, name: str, groups: list[Group]) -> list[Part]:
-        """The parts behind ``part`` into which groups of events cut it, where those of all blocks of a chain come one
-        after the other.
+    def _split(self, name: str, groups: list[Group]) -> None:
+        """Let the last part have groups of events, and open parts where those of all blocks of a chain come one after
+        the other.
         """
-        found: list[Part] = []
         while groups:
             count = self._count_laps(groups)
             owner, events = groups[0]
             if not count:
                 if name == "update" and owner is not None and owner[1] == self.chains[owner[0]].reference:
                     raise UpdateDiffers("its optimizer takes blocks in another order than the model")
-                (found[-1] if found else part).events += events
+                self.parts[-1].events += events
                 del groups[0]
                 continue
             self._outside += 1
             for (chain, place), events in groups[:count]:  # type: ignore[misc]
-                key = name, chain, self._outside
-                found.append(Part(self.kinds.setdefault(key, len(self.kinds)), key, self._laps[chain][place],
-                                  events=events))
+                self._open((name, chain, self._outside), self._laps[chain][place]).events = events
             del groups[:count]
-            self._outside += 1
-            key = "outside", self._outside, 0
-            found.append(Part(self.kinds.setdefault(key, len(self.kinds)), key, None))
-        return found
+            self._open_outside()
 
     def _count_laps(self, groups: list[Group]) -> int:
         """How many groups are of all blocks of a chain, one after the other; 0 where the first begins none."""
@@ -303,6 +286,10 @@ class Cutter:
         run = self.chains[first[0]].run
         places = [owner[1] for owner, _ in groups[:len(run)] if owner is not None and owner[0] == first[0]]
         return len(run) if places in (run, run[::-1]) else 0
+
+
+def _list_numbers(events: list[tuple[int, Any]], kind: int) -> list[int]:
+    return [what for found, what in events if found == kind]
 
 
 def _take_births(events: list[tuple[int, Any]]) -> list[tuple[int, Any]]:

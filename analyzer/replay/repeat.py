@@ -52,8 +52,9 @@ class Repeat:
 
     def __init__(self, names: RunNames) -> None:
         self.names, self.source = names, names.log
-        repeated = self._list_repeated() if names.cutter.again else []
-        parts, ends = names.parts, [0, *names.cutter.again, None]
+        parts = names.parts
+        again = [i for i, part in enumerate(parts) if part.begins_again]
+        repeated, ends = self._list_repeated(again[0]) if again else [], [0, *again, None]
         self.written: list[tuple[Part, int]] = []  #: parts in order, with the repetition of the step that each is of
         for repetition, (start, stop) in enumerate(pairwise(ends)):
             self.written += [(part, repetition) for part in (repeated if repetition else ())]
@@ -77,12 +78,11 @@ class Repeat:
         self.facts = Facts(names)
         self.facts.count_module_calls(self.module_calls)
 
-    def _list_repeated(self) -> list[Part]:
-        """The parts of the first step's model, which end where its optimizer begins."""
+    def _list_repeated(self, stop: int) -> list[Part]:
+        """The parts of the first step's model, which end where its optimizer begins, before the part at ``stop``."""
         parts = self.names.parts
         first = next(i for i, part in enumerate(parts) if (STEP, 0) in part.events)
-        return list(takewhile(lambda part: part.events[:1] != [(BEGAN, "optimizer")],
-                              parts[first:self.names.cutter.again[0]]))
+        return list(takewhile(lambda part: part.events[:1] != [(BEGAN, "optimizer")], parts[first:stop]))
 
     def _count(self) -> None:
         """Give each part of the run of all blocks its numbers."""
