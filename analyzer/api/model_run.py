@@ -142,7 +142,7 @@ class Repeats:
         self.refusal, self.step_refusal, self.shares_run = refusal, step_refusal, shares_run
         self.repeats_update = True  #: whether an optimizer may run for a few blocks alone
         self.chain_refusal: str | None = None  #: why a few blocks do not stand for all
-        self.chains: list[Chain] = []  #: of the run that is under way, or was last
+        self.chains: list[Chain] = []  #: of which the run that is under way, or was last, began with a few blocks
         self._found: list[Chain] | None = None
         self.step: EagerStep | None = None
 
@@ -187,12 +187,10 @@ class Repeats:
 
     def report(self, root: torch.nn.Module) -> ReplayReport:
         name, step = type(root).__name__, self.step
-        rows = [ReplayInfo(path, "block", type(block).__name__, place in chain.skipped,
-                           None if place in chain.skipped else RUN_FOR_OTHERS)
-                for chain in self.chains for place, members in enumerate(chain.members) for path, block in members]
-        if isinstance(step, RepeatedStep):
-            rows += [ReplayInfo(path, "block", type(block).__name__, False, why)
-                     for path, block, why in step.short_run.given_up]
+        rows = [ReplayInfo(path, "block", type(block).__name__, place in run.chain.skipped,
+                           None if place in run.chain.skipped else run.refusal or RUN_FOR_OTHERS)
+                for run in (step.short_run.runs if isinstance(step, RepeatedStep) else ())
+                for place, members in enumerate(run.chain.members) for path, block in members]
         if not rows:
             rows.append(ReplayInfo("", "block", name, False, self.refusal or self.chain_refusal or NO_CHAIN))
         if step is not None and step.options.steps > 1:

@@ -39,15 +39,14 @@ class RankBlocks:
     """
 
     def __init__(self, recorder: Recorder, chains: list[Chain]) -> None:
-        self.chains, self.before = chains, Before.of(recorder)
+        self.before = Before.of(recorder)
         self.short_run = ShortRun(recorder, chains, reach=_REACH, takes_streams=True)
 
     def list_rows(self) -> list[ReplayInfo]:
         """What became of each block that need not run."""
-        rows = [ReplayInfo(path, "block", type(block).__name__, True) for chain in self.chains
-                for place in chain.skipped for path, block in chain.members[place]]
-        return rows + [ReplayInfo(path, "block", type(block).__name__, False, why)
-                       for path, block, why in self.short_run.given_up]
+        return [ReplayInfo(path, "block", type(block).__name__, run.refusal is None, run.refusal)
+                for run in self.short_run.runs for place, members in enumerate(run.chain.members)
+                if run.refusal is not None or place in run.chain.skipped for path, block in members]
 
     def write_log(self) -> Log:
         """The log of a run of all blocks. Raises NotRepeated."""

@@ -305,6 +305,7 @@ class ChainRun:
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
+        self.refusal: str | None = None  #: why all of its blocks are run
         self.parameters = [[p for module in modules for p in module._parameters.values() if p is not None]
                            for modules in chain.modules]
         self.noting = ExitStack()       #: while slots that the reference block fills are noted
@@ -313,7 +314,7 @@ class ChainRun:
         self.held: dict[int, list[int]] = {}
         self.arguments: dict[int, Any] = {}  #: of each member of the reference block: what it was called with
         self.begun: list[int] = []      #: of blocks in this forward pass: how many events came before
-        self.has_skipped = False
+        self.has_skipped = False  #: or there are stand-ins for gradients of blocks that are to be
 
 
 @contextmanager

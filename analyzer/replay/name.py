@@ -203,7 +203,7 @@ def compare_laps(names: RunNames) -> None:
             raise
         shorts = list(laps)
         reference.copies = sorted([reference.place, *chain.skipped], reverse=shorts[0] > shorts[-1])
-    if len(seen) < len(names.chains):
+    if seen != {number for number, _ in names.short_run.list_repeated()}:
         raise NotRepeated("its blocks are not called")
     _check_reach(names)
 

@@ -133,8 +133,9 @@ class Cutter:
             self._current = self._open_outside()
             self._current.begins_again = True
         elif kind == CUT:
-            self._end_surroundings()
-            self._cut(what)
+            if self.chains[what.chain].skipped:
+                self._end_surroundings()
+                self._cut(what)
         elif kind == LEFT:
             self._behind = []
             if self._gap is None:

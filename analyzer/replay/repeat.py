@@ -67,9 +67,9 @@ class Repeat:
         self._number_copies()
         self.payloads: list[Any] = []
         self._held_payloads: list[int] = []  #: places of those of HELD events
-        #: of each chain: a lap in which the blocks that were not run see what the reference block does
-        self.copies = [Part(0, (), Lap(i, names.references[i], chain.reference), copies=list(chain.skipped))
-                       for i, chain in enumerate(names.chains)]
+        #: of chains: a lap in which the blocks that were not run see what the reference block does
+        self.copies = {i: Part(0, (), Lap(i, names.references[i], run.chain.reference), copies=list(run.chain.skipped))
+                       for i, run in names.short_run.list_repeated()}
         self.kinds, self.what = self._write_events()
         self.calls = self._write_calls()
         self.lives, self.born_at = self._write_births()
@@ -161,10 +161,8 @@ class Repeat:
 
     def list_numbers(self, kind: str, names: Names, index: int) -> list[int]:
         """What a thing is in the log that is written, and what those in its place in blocks that were not run are."""
-        if index < 0 or not len(names.kind):
-            return [index]
         found: list[int] = self._numbers(kind, names, np.array([index]), 0, _NOWHERE, 0).tolist()
-        for part in self.copies:
+        for part in self.copies.values():
             if part.short == names.short[index]:
                 found += self._numbers(kind, names, np.full(len(part.copies), index), 0, part.short,
                                        np.array(part.copies)).tolist()

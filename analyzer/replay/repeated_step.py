@@ -34,10 +34,8 @@ class RepeatedStep(EagerStep):
     chains: list[Chain]
     repeats_update = True   #: whether the optimizer may step for the blocks alone that run
     shares_run = False  #: whether logs for other devices may be asked for
-    step_reason: str | None = None  #: why steps after the first are run
+    step_reason: str | None = None  #: why the model runs in steps after the first
     _repeat: Repeat | None = None
-    _places_later = False  # whether its storages get places from its finished events alone
-    _notes_all = True  # whether its events are noted to the end
     _left: list[tuple[torch.Tensor, Spec]] | None = None  # parameters and their gradients, of a step that is repeated
 
     @property
@@ -47,7 +45,7 @@ class RepeatedStep(EagerStep):
     def run(self) -> None:
         recorder = self.recorder
         functions = [f for f in (self.loss_fn, self.step) if f is not None and f is not default_loss]
-        self._memory, self._places_later = Before.of(recorder), bool(self.chains)
+        self._memory = Before.of(recorder)
         skipped = {id(module) for chain in self.chains for place in chain.skipped
                    for module in chain.modules[place]}
         with torch._C.DisableTorchFunction():
@@ -59,7 +57,7 @@ class RepeatedStep(EagerStep):
         if self.repeats_update and self._can_repeat_update():
             self.short_run.states = {} if self.optimizer is None else self.optimizer.state
         # where blocks are skipped, the log that is told is one that is placed anew
-        places_later = recorder.memory.space.placing_later() if self._places_later else nullcontext()
+        places_later = recorder.memory.space.placing_later() if self.chains else nullcontext()
         with self._undone_where_refused(), places_later, self.short_run.running():
             super().run()
 
@@ -82,7 +80,7 @@ class RepeatedStep(EagerStep):
             with self.short_run.unheard(), torch.no_grad():
                 for parameter, spec in self._left:
                     parameter.grad = self.short_run.make(spec, -1, None, repetition=index)
-        elif index or self.options.steps == 1 or self.step is not None or not self.options.set_to_none:
+        elif index or self.step_reason is not None:
             with self.short_run.watching_reads():
                 super().run_step(index)
         else:
@@ -93,17 +91,13 @@ class RepeatedStep(EagerStep):
             self.run_model()
         self.recorder.memory.end()
         reason = self._why_not_written()
-        if reason is not None and self.chains:
+        if reason is not None and self.short_run.list_repeated():
             raise NotRepeated(reason)
         left = [(p, self.short_run.describe(p.grad)) for p in (
             self.with_gradients if self.mode == "train" else self.parameters) if p.grad is not None]
         self.step_reason = reason or self._why_run_again(left)
         if self.step_reason is None:
             self._left = [(p, spec) for p, spec in left if spec is not None]
-        elif not self._places_later and not self.shares_run:
-            self._notes_all = False
-            self.recorder.run.events = None  # the log is that of what runs
-            self.recorder.run.listeners.remove(self.short_run)
 
     def _why_run_again(self, left: Sequence[tuple[torch.Tensor, Spec | None]]) -> str | None:
         """Why the model of a later step is run; None where it does what the first did, which ``left`` parameters with
@@ -142,7 +136,7 @@ class RepeatedStep(EagerStep):
     def write_log(self) -> Log:
         """The log of the run as if all blocks had run. Raises NotRepeated where it cannot be told."""
         log = self.recorder.log
-        if self._left is None and not self._places_later:
+        if self._left is None and not self.chains:
             return log
         with self._undone_where_refused():
             reason = self._why_not_written()
@@ -170,7 +164,7 @@ class RepeatedStep(EagerStep):
         ones: `write_for` gives the log of each. Empty where a log cannot be written.
         """
         recorder = self.recorder
-        if not names or not self._notes_all or self._why_not_written() is not None:
+        if not names or self._why_not_written() is not None:
             return []
         try:
             if self._repeat is None:
@@ -200,7 +194,7 @@ class RepeatedStep(EagerStep):
             return CAPTURES
         if self.short_run.is_ordered or log.streams:  # as where tensors are used on streams when they die
             return USES_STREAMS
-        if log.compiled_calls and self.chains:
+        if log.compiled_calls and self.short_run.list_repeated():
             return "it is compiled"
         if any(name.startswith("cuda:") and name != log.device for name in log.lifetime_table.code_of):
             return "it uses several devices"

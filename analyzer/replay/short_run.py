@@ -68,17 +68,18 @@ class StandIn(NamedTuple):
 class ShortRun(RunListener):
     """What is noted of a run of a few blocks of each chain: events in order, stand-ins by number of their storage, and
     of gradients of blocks that are run the block whose parameters they are of. As seen from a block, others within
-    ``reach`` are named by their distance, all others absolutely. Where more has to run than was thought, ``chains``
-    change. The model's ``state`` tells what blocks change; without it, that is not asked.
+    ``reach`` are named by their distance, all others absolutely. Where more has to run than was thought, its ``chains``
+    change; each keeps its number. The model's ``state`` tells what blocks change; without it, that is not asked.
     """
 
     def __init__(self, recorder: Recorder, chains: list[Chain], *, reach: int = 1, takes_streams: bool = False,
                  state: StateFingerprint | None = None) -> None:
         self.recorder, self.reach, self.takes_streams, self.state = recorder, reach, takes_streams, state
         self._known: list[tuple[str, Any]] = []  #: what was changed when a reference block was called last
-        self.chains, self.runs = chains, [ChainRun(chain) for chain in chains]
-        #: blocks of chains of which all are run: path, block, and why
-        self.given_up: list[tuple[str, nn.Module, str]] = []
+        self.runs = [ChainRun(chain) for chain in chains]
+        #: of each member of a block: the chain, the place of the block in it, and its own in the block
+        self._place = {id(module): (number, place, i) for number, chain in enumerate(chains)
+                       for place, members in enumerate(chain.members) for i, (_, module) in enumerate(members)}
         self.events: list[tuple[int, Any]] = []
         self.stand_ins: dict[int, StandIn] = {}
         self.owners: dict[int, tuple[int, int]] = {}
@@ -86,13 +87,14 @@ class ShortRun(RunListener):
         self.states: Any = None  #: of an optimizer, by parameter, where it steps for the blocks alone that run
         self.dropped: set[int] = set()  #: storages that slots of caches held, and that stand-ins replaced
         self._output = Output(None)  #: of the block that was left last
-        self._list_chains()
 
-    def _list_chains(self) -> None:
-        self.chains[:] = [run.chain for run in self.runs]
-        #: of each member of a block: the chain, the place of the block in it, and its own in the block
-        self._place = {id(module): (number, place, i) for number, run in enumerate(self.runs)
-                       for place, members in enumerate(run.chain.members) for i, (_, module) in enumerate(members)}
+    @property
+    def chains(self) -> list[Chain]:
+        return [run.chain for run in self.runs]
+
+    def list_repeated(self) -> list[tuple[int, ChainRun]]:
+        """The chains of which some blocks need not run, each with its number."""
+        return [(number, run) for number, run in enumerate(self.runs) if run.chain.skipped]
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -107,13 +109,12 @@ class ShortRun(RunListener):
         try:
             yield
         except Exception as error:
-            if not self.runs:
+            if not self.list_repeated():
                 raise
             raise NotRepeated(f"with some of its blocks alone it fails: {first_line(error)}") from error
         finally:
             recorder.run.events = recorder.modules.skipper = None
-            if self in recorder.run.listeners:
-                recorder.run.listeners.remove(self)
+            recorder.run.listeners.remove(self)
 
     @contextmanager
     def watching_reads(self) -> Iterator[None]:
@@ -121,10 +122,11 @@ class ShortRun(RunListener):
         skipped already, NotRepeated is raised.
         """
         with ExitStack() as stack:
-            for run in self.runs:
+            runs = [run for _, run in self.list_repeated()]
+            for run in runs:
                 run.noting = stack.enter_context(ExitStack())
                 self._note_slots(run)
-            stack.enter_context(watching_reads([(run.chain, partial(self._note_read, run)) for run in self.runs]))
+            stack.enter_context(watching_reads([(run.chain, partial(self._note_read, run)) for run in runs]))
             yield
 
     def _note_slots(self, run: ChainRun) -> None:
@@ -133,7 +135,7 @@ class ShortRun(RunListener):
         run.filled = run.noting.enter_context(noting_slots(blocks[run.chain.reference], counting, tell))
 
     def _note_read(self, run: ChainRun, path: str, name: str) -> None:
-        if run in self.runs:
+        if run.refusal is None:
             self._give_up(run, f"its blocks read {path}{'.' if path else ''}{name}, in which they differ")
 
     def _give_up(self, run: ChainRun, reason: str) -> None:
@@ -141,21 +143,12 @@ class ShortRun(RunListener):
         if run.has_skipped:
             raise NotRepeated(reason)
         run.noting.close()
-        run.filled.clear()
-        gone = self.runs.index(run)
-        self.runs.remove(run)
-        self.given_up += [(path, block, reason) for members in run.chain.members for path, block in members]
-        self._let_run([module for place in run.chain.skipped for module in run.chain.modules[place]])
-        # The chain is taken out of what is noted, and those behind it have other numbers.
-        self.events[:] = [
-            (kind, what._replace(chain=what.chain - (what.chain > gone)) if kind == CUT else what)
-            for kind, what in self.events if kind != CUT or what.chain != gone]
-        self.stand_ins = {number: stand_in._replace(chain=stand_in.chain - (stand_in.chain > gone))
-                          for number, stand_in in self.stand_ins.items()}
-        self.owners = {number: (chain - (chain > gone), place) for number, (chain, place) in self.owners.items()}
-        for other in self.runs:
-            other.begun.clear()
-        self._list_chains()
+        chain, run.refusal = run.chain, reason
+        run.chain = chain._replace(head=len(chain.blocks) - chain.tail)
+        for members in chain.members:
+            for _, module in members:
+                del self._place[id(module)]
+        self._let_run([module for place in chain.skipped for module in chain.modules[place]])
 
     # ---- what the recorder tells
 
@@ -170,7 +163,7 @@ class ShortRun(RunListener):
 
     def gave_back(self) -> None:
         self.is_ordered = True
-        if self.runs:
+        if self.list_repeated():
             raise NotRepeated(USES_STREAMS)
 
     def step_begins(self, step: int) -> None:
@@ -191,7 +184,7 @@ class ShortRun(RunListener):
 
     def backward_begins(self) -> None:
         if self.recorder.run.stack and any(
-                0 < len(run.begun) < len(run.chain.blocks) for run in self.runs):
+                0 < len(run.begun) < len(run.chain.blocks) for _, run in self.list_repeated()):
             raise NotRepeated("a backward pass runs between its blocks")
         self._known = self._list_changes()
 
@@ -200,7 +193,7 @@ class ShortRun(RunListener):
         if (change := self._change()) is not None:
             raise NotRepeated(change)
         with torch._C.DisableTorchFunction(), torch.no_grad(), self.unheard():
-            for number, run in enumerate(self.runs):
+            for number, run in self.list_repeated():
                 reference = run.parameters[run.chain.reference]
                 for place in run.chain.run:
                     self.owners.update((self._describe(p.grad, False).number, (number, place))
@@ -213,6 +206,7 @@ class ShortRun(RunListener):
                             self._check_stand_in(mine.grad, spec)
                         elif spec is not None:
                             mine.grad = self._make_gradient(spec, theirs.grad, number, place, storages)
+                            run.has_skipped = True
 
     # ---- blocks
 
@@ -235,7 +229,7 @@ class ShortRun(RunListener):
         if place in run.chain.skipped and not same(run.arguments.get(member, arguments), arguments):
             why_not = why_not or _OTHER_ARGUMENTS
         is_skipped = self._decide(run, place, member, why_not)
-        if run not in self.runs:
+        if run.refusal is not None:
             return NotImplemented
         if place == run.chain.reference:
             run.arguments[member] = arguments
@@ -268,7 +262,7 @@ class ShortRun(RunListener):
         """Whether a block that is called is skipped. The first that may be decides it for all of its chain."""
         if not member and place in run.chain.skipped and not run.has_skipped:
             self._look_back(run, place, why_not)
-        return run in self.runs and place in run.chain.skipped
+        return place in run.chain.skipped
 
     def _look_back(self, run: ChainRun, place: int, why_not: str | None) -> None:
         """The first block that is to be skipped is called. All blocks run where those before it show that none can be
@@ -282,7 +276,6 @@ class ShortRun(RunListener):
             if before != last:
                 run.noting.close()
                 run.chain = chain._replace(head=chain.head + 1)
-                self._list_chains()
                 self._let_run(chain.modules[place])
                 self._note_slots(run)
                 return
@@ -319,7 +312,8 @@ class ShortRun(RunListener):
         if self.state is None:
             return []
         with without_modes(), torch._C.DisableTorchFunction():
-            trained = [[p.requires_grad for p in run.parameters[run.chain.reference]] for run in self.runs]
+            trained = [[p.requires_grad for p in run.parameters[run.chain.reference]]
+                       for _, run in self.list_repeated()]
             return [*self.state.note_changes(), ("requires_grad of a parameter", trained)]
 
     def _change(self) -> str | None:

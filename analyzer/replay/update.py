@@ -71,7 +71,7 @@ def list_owners(short_run: ShortRun, log: Log) -> dict[int, Owner]:
     owners, storage_of = dict(short_run.owners), short_run.recorder.memory.storage_of
     if short_run.states is None:
         return owners
-    for number, run in enumerate(short_run.runs):
+    for number, run in short_run.list_repeated():
         for place in run.chain.run:
             for parameter in run.parameters[place]:
                 for tensor in (parameter, *tensors_in(short_run.states.get(parameter, {}))):
