@@ -8,7 +8,7 @@ from analyzer.record.log import Log
 from analyzer.record.recorder import Recorder
 from analyzer.record.tensor_walk import walk_modules
 from analyzer.replay.chain import Chain
-from analyzer.replay.match import CAPTURES, NotRepeated
+from analyzer.replay.match import NotRepeated
 from analyzer.replay.placing import Before
 from analyzer.replay.repeated_step import chains_of, write_repeated
 from analyzer.replay.short_run import ShortRun
@@ -50,14 +50,6 @@ class RankBlocks:
 
     def write_log(self) -> Log:
         """The log of a run of all blocks. Raises NotRepeated."""
-        recorder = self.short_run.recorder
-        if recorder.log.shortage is not None:
-            raise NotRepeated("memory ran out")
-        if any(call.cuda_graphs for call in recorder.log.compiled_calls):
-            raise NotRepeated(CAPTURES)
-        if recorder.mode.state.asks_memory:
-            raise NotRepeated("a step asks how much memory is in use, or gives it back")
-        try:
-            return write_repeated(self.short_run, self.before)[1]
-        except torch.OutOfMemoryError as error:
-            raise NotRepeated("memory ran out") from error
+        if (reason := self.short_run.why_not_written()) is not None:
+            raise NotRepeated(reason)
+        return write_repeated(self.short_run, self.before)[1]

@@ -17,6 +17,8 @@ from analyzer.record.tensor_walk import describe, local_part, tensors_in
 
 _OLDEST = (2, 11)  # with 2.9.1 a random program aborted the process
 CAPTURES = "it captures CUDA graphs, and a step that replays them is another than the one before"
+RUNS_OUT = "memory runs out"
+ASKS_MEMORY = "a step asks how much memory is in use, or gives it back"
 USES_STREAMS = "it uses streams or events, or waits for the device"
 _DETACH = torch.ops.aten.detach.default  # autograd calls it for some results that it saves: of no gradient, of none
 

@@ -43,27 +43,23 @@ class Before(NamedTuple):
 
     @classmethod
     def of(cls, recorder: Recorder) -> Before:
-        log, memory = recorder.log, recorder.memory.allocator
-        host = recorder.memory.space.host.copy()
-        copied, blocks = memory.copy(is_limited=True) if isinstance(memory, CachingAllocator) else (host, {
-            life.address: HostRegion(life.address, life.block_bytes) for life in log.storages.values()})
-        copied.begin_lap()
-        return cls(copied, host, blocks, log.events, log.peak_bytes, log.peak_event, len(log.allocator_events),
-                   recorder.memory.space.stream, list(log.streams.marks))
+        log, memory, space = recorder.log, recorder.memory.allocator, recorder.memory.space
+        blocks = {} if isinstance(memory, CachingAllocator) else {
+            life.address: HostRegion(life.address, life.block_bytes) for life in log.storages.values()}
+        return cls(memory, space.host, blocks, log.events, log.peak_bytes, log.peak_event, len(log.allocator_events),
+                   space.stream, list(log.streams.marks)).copy()
 
-
-    def again(self, capacity_bytes: int | None = None) -> Before:
-        """The same once more, for another pass; of an allocator with that capacity, where one is given. Placing changes
-        what there is.
-        """
+    def copy(self, capacity_bytes: int | None = None) -> Before:
+        """The same for another pass, which changes it; an allocator has that capacity, where one is given."""
         host = self.host.copy()
         if not isinstance(self.memory, CachingAllocator):
+            host.begin_lap()
             return self._replace(memory=host, host=host)
-        copied, blocks = self.memory.copy(is_limited=True)
+        memory, blocks = self.memory.copy(is_limited=True)
         if capacity_bytes is not None:
-            copied.capacity_bytes = capacity_bytes
-        copied.begin_lap()
-        return self._replace(memory=copied, host=host, blocks=blocks)
+            memory.capacity_bytes = capacity_bytes
+        memory.begin_lap()
+        return self._replace(memory=memory, host=host, blocks=blocks)
 
     def takes_capacity(self) -> bool:
         """Whether a capacity does nothing before memory runs short: it is the range of expandable segments too."""

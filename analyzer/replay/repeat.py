@@ -161,6 +161,8 @@ class Repeat:
 
     def list_numbers(self, kind: str, names: Names, index: int) -> list[int]:
         """What a thing is in the log that is written, and what those in its place in blocks that were not run are."""
+        if index < 0 or not len(names.kind):
+            return [index]
         found: list[int] = self._numbers(kind, names, np.array([index]), 0, _NOWHERE, 0).tolist()
         for part in self.copies.values():
             if part.short == names.short[index]:
@@ -170,12 +172,12 @@ class Repeat:
 
     # ---- writing
 
-    def write(self, before: Before, device: str = "") -> Log:
+    def write(self, before: Before, device: str = "", capacity_bytes: int | None = None) -> Log:
         """The log of a run that begins with what there was ``before``; with the workspaces of another ``device`` that
-        shares the run, where one is named. DeviceOutOfMemoryError where memory runs out.
+        shares the run, or with less memory, where that is given. DeviceOutOfMemoryError where memory runs out.
         """
         log = Log(device=self.source.device)
-        self._finish_storages(log, before, device)
+        self._finish_storages(log, before.copy(capacity_bytes), device)
         log.call_slots = self.calls
         log.make_nodes, log.module_calls = self.list_nodes, self.module_calls
         self.facts.copy_to(log, self.list_numbers, self.count["call"])

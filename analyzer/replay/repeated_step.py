@@ -18,7 +18,7 @@ from analyzer.record.storage_lifetime import BEGAN, BORN, DIED, ENDED
 from analyzer.state.fingerprint import StateFingerprint
 
 from .chain import Chain, find_chains
-from .match import CAPTURES, USES_STREAMS, NotRepeated, Spec
+from .match import RUNS_OUT, USES_STREAMS, NotRepeated, Spec
 from .name import RunNames, compare_laps
 from .placing import Before
 from .repeat import Repeat
@@ -142,11 +142,8 @@ class RepeatedStep(EagerStep):
             reason = self._why_not_written()
             if reason is not None:
                 raise NotRepeated(reason)
-            try:
-                self._repeat, found = write_repeated(self.short_run, self._memory.again())
-                return found
-            except torch.OutOfMemoryError as error:
-                raise NotRepeated("memory runs out") from error
+            self._repeat, found = write_repeated(self.short_run, self._memory)
+            return found
 
     def write_limited(self, capacity_bytes: int, device: str = "") -> Log | None:
         """The log that `write_log` gave, or `write_for`, of a device with less memory; None where the step has to run
@@ -155,7 +152,7 @@ class RepeatedStep(EagerStep):
         if self._repeat is None or not self._memory.takes_capacity():
             return None
         try:
-            return self._repeat.write(self._memory.again(capacity_bytes), device)
+            return self._repeat.write(self._memory, device, capacity_bytes)
         except torch.OutOfMemoryError:
             return None
 
@@ -168,8 +165,8 @@ class RepeatedStep(EagerStep):
             return []
         try:
             if self._repeat is None:
-                self._repeat, _ = write_repeated(self.short_run, self._memory.again())
-        except (NotRepeated, torch.OutOfMemoryError):
+                self._repeat, _ = write_repeated(self.short_run, self._memory)
+        except NotRepeated:
             return []
         if not recorder.run.kept_elsewhere.keys() <= {what for kind, what in self.short_run.events if kind == KEPT}:
             return []  # of those that were taken before, other devices have other places
@@ -181,36 +178,35 @@ class RepeatedStep(EagerStep):
     def write_for(self, device: str) -> Log:
         """The log that `write_log` gave, with the workspaces of another device that shares the run."""
         assert self._repeat is not None
-        return self._repeat.write(self._memory.again(), device)
+        return self._repeat.write(self._memory, device)
 
     def _why_not_written(self) -> str | None:
         """Why the log of this run tells nothing of one of all blocks and steps."""
         log = self.recorder.log
-        if log.shortage is not None:
-            return "memory runs out"
+        if (reason := self.short_run.why_not_written()) is not None:
+            return reason
         if next((kind for kind, _ in self.short_run.events if kind in (BEGAN, ENDED)), BEGAN) == ENDED:
             return "its optimizer allocates memory before the first step"
-        if any(call.cuda_graphs for call in log.compiled_calls):
-            return CAPTURES
         if self.short_run.is_ordered or log.streams:  # as where tensors are used on streams when they die
             return USES_STREAMS
         if log.compiled_calls and self.short_run.list_repeated():
             return "it is compiled"
         if any(name.startswith("cuda:") and name != log.device for name in log.lifetime_table.code_of):
             return "it uses several devices"
-        if self.recorder.mode.state.asks_memory:
-            return "a step asks how much memory is in use, or gives it back"
         return None
 
 
 def write_repeated(short_run: ShortRun, before: Before) -> tuple[Repeat, Log]:
     """The log of a run of all blocks and steps, placed in the memory of ``before``, and what wrote it. Raises
-    NotRepeated, DeviceOutOfMemoryError.
+    NotRepeated.
     """
     names = RunNames(short_run, short_run.recorder.log)
     compare_laps(names)
     repeat = Repeat(names)
-    return repeat, repeat.write(before)
+    try:
+        return repeat, repeat.write(before)
+    except torch.OutOfMemoryError as error:
+        raise NotRepeated(RUNS_OUT) from error
 
 
 def chains_of(walked: Sequence[tuple[str, nn.Module]]) -> list[Chain]:

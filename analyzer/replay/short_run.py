@@ -24,7 +24,7 @@ from analyzer.state.fingerprint import StateFingerprint
 
 from .cache_slot import fill_as, list_counting, noting_slots, numbers_held
 from .chain import ENDS, Chain, ChainRun, same, watching_reads
-from .match import USES_STREAMS, NotRepeated, Output, Spec, list_done
+from .match import ASKS_MEMORY, CAPTURES, RUNS_OUT, USES_STREAMS, NotRepeated, Output, Spec, list_done
 
 CUT, LEFT, STEP, AGAIN, KEPT, ORDERED = range(ENDED + 1, ENDED + 7)
 """Events beside those of `analyzer.record.storage_lifetime`: CUT with a `Cut`, LEFT where a block was left, STEP with a
@@ -91,6 +91,15 @@ class ShortRun(RunListener):
     @property
     def chains(self) -> list[Chain]:
         return [run.chain for run in self.runs]
+
+    def why_not_written(self) -> str | None:
+        """Why the log of this run tells nothing of one of all blocks and steps."""
+        log = self.recorder.log
+        if log.shortage is not None:
+            return RUNS_OUT
+        if any(call.cuda_graphs for call in log.compiled_calls):
+            return CAPTURES
+        return ASKS_MEMORY if self.recorder.mode.state.asks_memory else None
 
     def list_repeated(self) -> list[tuple[int, ChainRun]]:
         """The chains of which some blocks need not run, each with its number."""
