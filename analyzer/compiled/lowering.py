@@ -32,7 +32,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from analyzer.cuda.kernels.flex_attention import FLEX_ATTENTION, FLEX_ATTENTION_BACKWARD
 from analyzer.cuda.workspaces.convolution import suggests_channels_last
-from analyzer.hardware import DeviceSpec
+from analyzer.hardware import DeviceSpec, find_peak
 from analyzer.hardware.kernel_time import KernelTime, join
 from analyzer.hardware.kernel_time.matmul import matmul_time
 from analyzer.hardware.kernel_time.pointwise import (
@@ -42,7 +42,6 @@ from analyzer.hardware.kernel_time.pointwise import (
     read_machine,
     scattered_bytes,
 )
-from analyzer.hardware.listing import find_peak
 from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.intercept.mode_stack import modes_taken_off
 from analyzer.meta.spec import TensorSpec

@@ -5,11 +5,11 @@ from analyzer.on_use import find_later
 
 from .catalogue import find_device, register_device, simulated_spec, simulating, split_devices
 from .cluster_spec import ClusterSpec, LinkSpec, cluster_of, find_cluster, register_cluster
-from .device_spec import DeviceSpec, Figure, PeakRates, encode_device, is_device_file
+from .device_spec import DeviceSpec, Figure, PeakRates, encode_device, find_peak, is_device_file
 from .unseen import UnseenMemory, list_unseen
 
 if TYPE_CHECKING:
-    from .listing import find_peak, format_catalogue, format_device, roofline_seconds
+    from .listing import format_catalogue, format_device, roofline_seconds
 
 __all__ = ["ClusterSpec", "DeviceSpec", "Figure", "LinkSpec", "PeakRates", "UnseenMemory", "cluster_of",
            "encode_device", "find_cluster", "find_device", "find_peak", "format_catalogue", "format_device",
@@ -18,4 +18,4 @@ __all__ = ["ClusterSpec", "DeviceSpec", "Figure", "LinkSpec", "PeakRates", "Unse
 
 # No profile needs them.
 __getattr__ = find_later(__name__, {
-    "analyzer.hardware.listing": "find_peak format_catalogue format_device roofline_seconds"})
+    "analyzer.hardware.listing": "format_catalogue format_device roofline_seconds"})

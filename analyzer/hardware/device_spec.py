@@ -299,3 +299,50 @@ def make_spec(where: str, data: Any, kind: type[S], make: Callable[[dict[str, An
 def encode_device(spec: DeviceSpec) -> str:
     """The text of a device's file."""
     return json.dumps({**FORMAT.head, **spec.to_dict()}, indent=1) + "\n"
+
+
+# torch dtype to the format whose peak applies; complex numbers are computed in their real parts.
+_FORMATS = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8",
+            "float8_e5m2": "fp8", "float8_e4m3fnuz": "fp8", "float8_e5m2fnuz": "fp8", "int8": "int8", "uint8": "int8",
+            "complex128": "fp64", "complex64": "fp32", "complex32": "fp16"}
+_FORMATS |= {name: name for name in ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")}
+
+# First compute capability whose tensor cores take the format: CUDA C++ Programming Guide, Compute Capabilities,
+# table "Feature Support per Compute Capability" and section on 7.x and 8.x tensor cores.
+_FIRST_CAPABILITY = {"fp16": (7, 0), "bf16": (8, 0), "tf32": (8, 0)}
+
+
+def find_peak(dtype: object, device: DeviceSpec, uses_tensor_cores: bool, allow_tf32: bool = False) -> float | None:
+    """Dense peak in FLOP/s that bounds an operation on ``dtype`` (a torch.dtype or its name), or None if unknown.
+    ``uses_tensor_cores``: whether it is one of matrix products (linear, matmul, convolution, attention).
+    ``allow_tf32``: whether float32 products may use TF32; in PyTorch convolutions may by default. Other operations on
+    16-bit and 8-bit floats compute in float32 on the CUDA cores (PyTorch's ``OpMathType.h``), as do products in a
+    format that the device's tensor cores lack.
+    """
+    name = str(dtype).removeprefix("torch.")
+    kind = _FORMATS.get(name)
+    if kind is None:
+        import torch  # `analyzer devices` needs none of it
+
+        if not isinstance(getattr(torch, name, None), torch.dtype):
+            raise InputError(f"find_peak({dtype!r}): not a dtype; those with a peak are {', '.join(_FORMATS)}")
+        return None  # data sheets give no peak for it
+    rates = device.flops_per_second
+    if kind == "fp64":
+        return rates.fp64_tensor if uses_tensor_cores and rates.fp64_tensor is not None else rates.fp64
+    if kind == "fp32" and allow_tf32:
+        kind = "tf32"
+    if kind in _FIRST_CAPABILITY and not (uses_tensor_cores and _has_tensor_cores(device, kind)):
+        return rates.fp32
+    if kind == "fp8" and not uses_tensor_cores:
+        return rates.fp32
+    if kind == "int8" and not uses_tensor_cores:
+        return None
+    peak: float | None = getattr(rates, kind)
+    return peak
+
+
+def _has_tensor_cores(device: DeviceSpec, kind: str) -> bool:
+    if device.kind == "cpu":  # matrix units (AMX) are there only if the spec says so
+        return getattr(device.flops_per_second, kind) is not None
+    return device.compute_capability is None or device.compute_capability >= _FIRST_CAPABILITY[kind]

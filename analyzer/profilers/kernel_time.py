@@ -3,11 +3,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of
+from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of, find_peak
 from analyzer.hardware.kernel_time.collective import CHANNELS, collective_time, find_path
 from analyzer.hardware.kernel_time.estimate import NO_TIME, KernelTime
 from analyzer.hardware.kernel_time.pointwise import stream_time
-from analyzer.hardware.listing import find_peak
 from analyzer.meta.fused_kernel import FusedKernel
 from analyzer.meta.spec import Signature
 from analyzer.record.call_table import OpCall

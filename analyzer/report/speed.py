@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from analyzer.errors import AnalyzerError, InputError
-from analyzer.hardware import DeviceSpec
-from analyzer.hardware.listing import find_peak
+from analyzer.hardware import DeviceSpec, find_peak
 from analyzer.profilers.operator.registration import uses_tf32
 from analyzer.results.info import BOUNDS, OperatorInfo, bound_seconds, longest_bound
 from analyzer.results.profile import ProfileData

@@ -5,8 +5,7 @@ import math
 from collections.abc import Mapping
 
 from analyzer.errors import InputError
-from analyzer.hardware.device_spec import DeviceSpec
-from analyzer.hardware.listing import find_peak
+from analyzer.hardware.device_spec import DeviceSpec, find_peak
 
 from .convolution_tile import (
     CUDA_CORE_TILES,

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from analyzer.hardware.device_spec import DeviceSpec
-from analyzer.hardware.listing import find_peak
+from analyzer.hardware.device_spec import DeviceSpec, find_peak
 
 from .estimate import BOUNDS, NO_TIME, KernelTime, find_constants, slowdown_of_board
 
