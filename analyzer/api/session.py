@@ -19,7 +19,6 @@ from analyzer.meta.address_space import AddressSpace
 from analyzer.meta.mode import MetaTensorMode
 from analyzer.on_use import load
 from analyzer.profilers.annotation import Profiler
-from analyzer.recipe.optimizer import find_optimizer, fold_optimizer
 from analyzer.record.eager import OptimizerFactory, StepOptimizer
 from analyzer.record.options import ProfileOptions
 
@@ -51,8 +50,15 @@ class Session:
         if self.spec is not None and self.spec.kind != "cpu" and self.spec.vendor not in ("NVIDIA", None):
             remarks = (*remarks, f"kernels on {self.spec.name} are assumed to be those of CUDA, their times to follow "
                                  f"from its data sheet: nothing was measured on devices of {self.spec.vendor}")
-        optimizer = fold_optimizer(optimizer)
-        self.factory, self.optimizer = optimizer, _check_made(find_optimizer(optimizer))
+        found: Callable[..., Any] | None = None
+        if optimizer is None or callable(optimizer):
+            found = optimizer
+        else:  # a name: defines operators of optimizers that no other session needs
+            from analyzer.recipe.optimizer import find_optimizer, fold_optimizer
+
+            optimizer = fold_optimizer(optimizer)
+            found = find_optimizer(optimizer)
+        self.factory, self.optimizer = optimizer, _check_made(found)
         self.mode, self.autocast, self.loss_fn, self.step = mode, autocast, loss_fn, step
         self.device = place or torch.device("cpu")  #: where tensors are
         if self.spec is not None:

@@ -7,14 +7,16 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from analyzer.errors import InputError, is_count
-from analyzer.hardware.cluster_spec import ClusterSpec, find_cluster
 from analyzer.meta.address_space import MetaStorage
+
+if TYPE_CHECKING:
+    from analyzer.hardware.cluster_spec import ClusterSpec  # profiles outside of a world need none
 
 #: categories of what wrappers hold: parameters that were gathered, what is left of them, what collectives use
 UNSHARDED, RESHARDED, BUFFER = "unsharded parameter", "resharded parameter", "communication buffer"
@@ -58,7 +60,11 @@ class WorldSpec:
     def of(cls, size: int, rank: int = 0, devices_per_host: int | None = None,
            cluster: str | ClusterSpec | None = None) -> WorldSpec:
         """As the class; ``cluster`` may be a name, and hosts are the cluster's where they are not given."""
-        found = None if cluster is None else find_cluster(cluster)
+        found = None
+        if cluster is not None:
+            from analyzer.hardware.cluster_spec import find_cluster
+
+            found = find_cluster(cluster)
         if devices_per_host is None:
             devices_per_host = 8 if found is None else found.devices_per_host
         return cls(size, rank, devices_per_host, found)

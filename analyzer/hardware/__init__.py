@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 from analyzer.on_use import find_later
 
 from .catalogue import find_device, register_device, simulated_spec, simulating, split_devices
-from .cluster_spec import ClusterSpec, LinkSpec, cluster_of, find_cluster, register_cluster
 from .device_spec import DeviceSpec, Figure, PeakRates, encode_device, find_peak, is_device_file
 from .unseen import UnseenMemory, list_unseen
 
 if TYPE_CHECKING:
+    from .cluster_spec import ClusterSpec, LinkSpec, cluster_of, find_cluster, register_cluster
     from .listing import format_catalogue, format_device, roofline_seconds
 
 __all__ = ["ClusterSpec", "DeviceSpec", "Figure", "LinkSpec", "PeakRates", "UnseenMemory", "cluster_of",
@@ -16,6 +16,7 @@ __all__ = ["ClusterSpec", "DeviceSpec", "Figure", "LinkSpec", "PeakRates", "Unse
            "is_device_file", "list_unseen", "register_cluster", "register_device", "roofline_seconds", "simulated_spec",
            "simulating", "split_devices"]
 
-# No profile needs them.
+# Tables of devices, which no profile needs; hosts and their links, which ranks communicate over.
 __getattr__ = find_later(__name__, {
+    "analyzer.hardware.cluster_spec": "ClusterSpec LinkSpec cluster_of find_cluster register_cluster",
     "analyzer.hardware.listing": "format_catalogue format_device roofline_seconds"})

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from analyzer.errors import InputError
 
-from .v_schedule import BLOCKS, list_v_schedule
-
 #: Kinds of work that occupy the rank's compute stream, in the words of torch.distributed.pipelining.
 COMPUTE_KINDS = ("forward", "backward", "backward_input", "backward_weight", "optimizer")
 #: Kinds that move data: the first four between two stages, the others within a stage's own process groups.
@@ -123,6 +121,8 @@ def list_actions(schedule: str, ranks: int, micro_batches: int, stages_per_rank:
         raise InputError(f"{said}: each must be 1 or more")
     if schedule == "megatron_1f1b":
         return _one_forward_one_backward(ranks, micro_batches, waits_for_sends=True)
+    from .v_schedule import BLOCKS, list_v_schedule
+
     if schedule in BLOCKS:
         if stages_per_rank != 2:
             raise InputError(f"{said}: has two stages a rank")
@@ -188,6 +188,8 @@ def _read(actions: Iterable[Any]) -> Iterator[PipelineAction]:
 
 def _make_torch_schedule(name: str, ranks: int, micro_batches: int, stages_per_rank: int, said: str) -> Any:
     from torch.distributed.pipelining.schedules import get_schedule_class
+
+    from .v_schedule import BLOCKS
 
     try:
         cls: Any = get_schedule_class(name)

@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from analyzer.hardware.kernel_time import estimate
 from analyzer.units import add_quantities
 
 from .lane import Moment
 from .node_info import TensorInfo
 
-BOUNDS = ("launch", *estimate.BOUNDS)  #: what time may be spent on
+BOUNDS = ("launch", "arithmetic", "memory", "latency", "communication")  #: what time may be spent on
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,6 @@ from torch import nn
 
 from analyzer.errors import InputError, MissingExtraError, how_to_install
 
-from .torchvision_ops import define_torchvision_ops
-
 # The `--input` of the command line: which tensors a model is called with.
 # A text is `[NAME=][DTYPE:]SIZES`, sizes joined by `x`: `8x3x224x224`, `int64:8x512`, `input_ids=int64:8x512`. Without
 # a name the tensor is a positional argument, without a dtype it is float32; `scalar` is a tensor of no dimensions.
@@ -173,5 +171,8 @@ def import_extra(library: str, target: str, extra: str = "zoo") -> ModuleType:
     """Import a library of an extra. Raises MissingExtraError, which names the extra, if it is not installed."""
     if importlib.util.find_spec(library) is None:
         raise MissingExtraError(f"{target}: {library} is not installed; {how_to_install(extra)}")
-    define_torchvision_ops()  # timm and transformers import torchvision too
+    if importlib.util.find_spec("torchvision") is not None:  # timm and transformers import it too
+        from .torchvision_ops import define_torchvision_ops
+
+        define_torchvision_ops()
     return importlib.import_module(library)

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +23,6 @@ from analyzer.record.failure import find_failure, first_line
 
 from .input_spec import LabelRule, Target, parse_input
 from .shipped import MODELS
-from .torchvision_ops import detection_ops
 
 # what torch says of floating indices, classes and tokens
 _WANTS_INTEGERS = re.compile(r"\b(long|int64|longtensor|integer)\b", re.IGNORECASE)
@@ -159,11 +158,20 @@ def import_errors(what: str, text: str) -> Iterator[None]:
                           + (f", at {source}" if source else "")) from error
 
 
+def _detection_ops() -> AbstractContextManager[None]:
+    """A block in which detection models run without data, where torchvision is imported already."""
+    if "torchvision" not in sys.modules:
+        return nullcontext()
+    from .torchvision_ops import detection_ops
+
+    return detection_ops()
+
+
 @contextmanager
 def model_errors(name: str) -> Iterator[None]:
     """Raise ModelError in place of what is no error of this package, e.g. for a sequence that the model cannot take."""
     try:
-        with detection_ops():
+        with _detection_ops():
             yield
     except AnalyzerError:
         raise

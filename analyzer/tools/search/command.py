@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import InputError
-from analyzer.hardware.price import read_prices
 from analyzer.output import check_output, print_error
-from analyzer.report.page.document import check_page
 from analyzer.report.progress_bar import ProgressBar
 from analyzer.tools.sweep.worker import connect
 from analyzer.zoo.target import model_errors
@@ -27,8 +25,15 @@ _OPTIONAL = ("optimizer", )  # of whose values "none" is none; of checkpointing 
 def run_search(arguments: argparse.Namespace) -> int:
     choices: dict[str, Any] = dict(_read_choice(text) for text in arguments.choose)
     exports = [_read_export(text) for text in arguments.exports]
-    price = read_prices(arguments.prices, "--price ").find(read_cluster(arguments.cluster)[1].device)
-    check_page(arguments.html)
+    price = None
+    if arguments.prices is not None:
+        from analyzer.hardware.price import read_prices
+
+        price = read_prices(arguments.prices, "--price ").find(read_cluster(arguments.cluster)[1].device)
+    if arguments.html is not None:
+        from analyzer.report.page.document import check_page
+
+        check_page(arguments.html)
     for path in (arguments.json, *(path for _, path in exports)):
         if path is not None:
             check_output(path)
