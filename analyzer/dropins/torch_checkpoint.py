@@ -11,7 +11,7 @@ from torch import nn
 from analyzer.api.result import Profile
 from analyzer.errors import InputError
 from analyzer.fx.module_wrapper import uncompiled
-from analyzer.recipe.layer import list_blocks
+from analyzer.record.tensor_walk import list_blocks
 from analyzer.tools.solver import BlockChoice, BlockPlan, BlockPlanner, InfeasibleBudgetError
 from analyzer.tools.solver.block_step import BlockStep
 

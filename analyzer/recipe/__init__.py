@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 from analyzer.on_use import find_later
 
 if TYPE_CHECKING:
+    from analyzer.record.tensor_walk import list_blocks
+
     from .answers import sample_answers
-    from .layer import list_blocks
     from .quantize import Nf4Linear, quantize_experts
     from .recipe import LoraLinear, LoraSpec, Recipe, add_lora
 
@@ -14,7 +15,7 @@ __all__ = ["LoraLinear", "LoraSpec", "Nf4Linear", "Recipe", "add_lora", "list_bl
 
 # `import analyzer` needs the optimizers here alone
 __getattr__ = find_later(__name__, {"analyzer.recipe.recipe": "LoraLinear LoraSpec Recipe add_lora",
-                                    "analyzer.recipe.layer": "list_blocks",
+                                    "analyzer.record.tensor_walk": "list_blocks",
                                     "analyzer.recipe.quantize": "Nf4Linear quantize_experts",
                                     "analyzer.recipe.answers": "sample_answers"})
 

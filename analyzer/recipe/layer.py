@@ -1,7 +1,7 @@
 """The blocks of a model, the layers that a name or pattern selects, kernels that replace their code."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 
 from analyzer.errors import InputError
 from analyzer.profilers.flop_registry import FlopCount, register_flop_impl
+from analyzer.record.tensor_walk import list_blocks
 
 
 def blocks_of(model: nn.Module, caller: str) -> list[nn.Module]:
@@ -18,23 +19,6 @@ def blocks_of(model: nn.Module, caller: str) -> list[nn.Module]:
         raise InputError(f"{caller}: {type(model).__name__} has no repeated blocks (two or more modules of one class "
                          "in a ModuleList or Sequential, with modules of their own)")
     return blocks
-
-
-def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules that repeat: they hold modules, in a list or sequence that holds another of their class.
-
-    What is checkpointed or compiled one by one, as users wrap it. They need not be alike (`analyzer.replay.chain`): the
-    blocks of a Swin transformer are of one class and of several widths.
-    """
-    children = [child for child in model.children()]
-    kinds = [type(child) for child in children]
-    for child, kind in zip(children, kinds):
-        in_list = isinstance(model, (nn.ModuleList, nn.Sequential))
-        is_container = issubclass(kind, (nn.ModuleList, nn.Sequential, nn.ModuleDict))
-        if in_list and not is_container and kinds.count(kind) > 1 and next(child.children(), None) is not None:
-            yield child
-        else:
-            yield from list_blocks(child)
 
 
 def find_linear(module: nn.Module) -> nn.Linear | None:

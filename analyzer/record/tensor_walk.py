@@ -42,6 +42,23 @@ def walk_modules(root: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module
 _LISTING = ("parameters", "named_parameters", "named_modules", "_named_members")
 
 
+def list_blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules that repeat: they hold modules, in a list or sequence that holds another of their class.
+
+    What is checkpointed or compiled one by one, as users wrap it. They need not be alike (`analyzer.replay.chain`): the
+    blocks of a Swin transformer are of one class and of several widths.
+    """
+    children = [child for child in model.children()]
+    kinds = [type(child) for child in children]
+    for child, kind in zip(children, kinds):
+        in_list = isinstance(model, (nn.ModuleList, nn.Sequential))
+        is_container = issubclass(kind, (nn.ModuleList, nn.Sequential, nn.ModuleDict))
+        if in_list and not is_container and kinds.count(kind) > 1 and next(child.children(), None) is not None:
+            yield child
+        else:
+            yield from list_blocks(child)
+
+
 def list_parameters(root: nn.Module) -> list[nn.Parameter]:
     """The parameters of a module, as its ``parameters()`` gives them.
 

@@ -19,7 +19,7 @@ from analyzer.api import model_run
 from analyzer.cli import main
 from analyzer.errors import InputError, TargetError, UnknownDeviceError
 from analyzer.hardware import DeviceSpec
-from analyzer.recipe.layer import list_blocks
+from analyzer.recipe import list_blocks
 from analyzer.recipe.recipe import checkpoint_blocks
 from analyzer.tools.sweep import Configuration, SweepInterrupted, expand_grid, sweep
 from analyzer.tools.sweep import run as job_room

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from analyzer.api.argument import build_model
 from analyzer.meta.intercept.mode_stack import without_modes
-from analyzer.recipe.layer import list_blocks
+from analyzer.record.tensor_walk import list_blocks
 from analyzer.replay.chain import are_alike
 from analyzer.zoo.target import Target
 

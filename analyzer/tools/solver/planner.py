@@ -21,7 +21,7 @@ from analyzer.hardware import DeviceSpec, find_device, simulating
 from analyzer.output import check_output, print_error
 from analyzer.profilers.flop_registry import count_call
 from analyzer.profilers.latency import call_seconds
-from analyzer.recipe.layer import list_blocks
+from analyzer.recipe import list_blocks
 from analyzer.record.call_table import OpCall
 from analyzer.record.eager import casting
 from analyzer.record.progress import progress_of, progress_part
