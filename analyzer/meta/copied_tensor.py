@@ -66,7 +66,7 @@ def copy_tensor(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
         return tensor_on(memo[key], tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-class _Held:
+class _CopiedStorage:
     """The storage of a tensor that is copied: the same one for `copy.copy`, another where it is pickled."""
 
     def __init__(self, storage: MetaStorage) -> None:
@@ -78,20 +78,20 @@ class _Held:
         return read_storage, (self.storage.nbytes(), str(self.storage.device), contents)
 
 
-_held: weakref.WeakValueDictionary[int, _Held] = weakref.WeakValueDictionary()  # by the number of the storage
+_held: weakref.WeakValueDictionary[int, _CopiedStorage] = weakref.WeakValueDictionary()  # by the number of the storage
 _SAVES = (torch.serialization._save.__code__, torch.serialization._legacy_save.__code__)
 
 
-def _hold(storage: MetaStorage) -> _Held:
+def _hold(storage: MetaStorage) -> _CopiedStorage:
     """One for all tensors of a storage where `torch.save` pickles them. `pickle` alone has a storage of each."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code not in _SAVES:
         frame = frame.f_back
     if frame.f_code not in _SAVES:
-        return _Held(storage)
+        return _CopiedStorage(storage)
     held = _held.get(storage.number)
     if held is None:
-        held = _held[storage.number] = _Held(storage)
+        held = _held[storage.number] = _CopiedStorage(storage)
     return held
 
 
@@ -116,7 +116,7 @@ def reduce_tensor(tensor: Tensor, protocol: Any) -> Any:
                          tensor.requires_grad, attributes)
 
 
-def read_storage(nbytes: int, location: str, contents: tuple[bytes, torch.dtype] | None) -> _Held:
+def read_storage(nbytes: int, location: str, contents: tuple[bytes, torch.dtype] | None) -> _CopiedStorage:
     """A storage of a file, on the device that it was on when it was saved, or where `torch.load` is asked to put it."""
     state = current()
     mapped = torch.serialization._serialization_tls.map_location
@@ -128,10 +128,10 @@ def read_storage(nbytes: int, location: str, contents: tuple[bytes, torch.dtype]
             storage.known = Deferred(torch.frombuffer(bytearray(contents[0]), dtype=contents[1]))
     if place.type == "cpu" and (state is not None or mapped is not None):
         storage = torch.serialization._get_restore_location(mapped)(storage, location)
-    return _Held(storage)
+    return _CopiedStorage(storage)
 
 
-def read_tensor(held: _Held, dtype: torch.dtype, offset: int, size: tuple[int, ...], stride: tuple[int, ...],
+def read_tensor(held: _CopiedStorage, dtype: torch.dtype, offset: int, size: tuple[int, ...], stride: tuple[int, ...],
                 requires_grad: bool, attributes: dict[str, Any]) -> Tensor:
     with without_modes():
         result = tensor_on(held.storage, dtype, offset, size, stride)

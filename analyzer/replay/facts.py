@@ -15,68 +15,64 @@ from .match import NotRepeated
 from .name import Names, Numbers, RunNames
 
 
-class Facts:
-    """Repeats what is told of a reference block for those that were not run."""
+def repeat_assumptions(names: RunNames) -> list[str]:
+    """What is assumed of a reference block is assumed of those that were not run, behind it."""
+    found = list(names.log.assumptions)
+    for chain in names.chains:
+        members = [[path for path, _ in block] for block in chain.members]
+        mine = members[chain.reference]
+        path = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, sorted(mine, key=len, reverse=True)))})(?!\w)")
+        texts, found = found, []
+        for is_of_block, together in groupby(texts, partial(_mentions, path)):
+            about = list(together)
+            found += about
+            for place in chain.skipped if is_of_block else ():
+                theirs = dict(zip(mine, members[place]))
+                found += [path.sub(lambda match: theirs[match[1]], text) for text in about]  # noqa: B023
+    return list(dict.fromkeys(found))
 
-    def __init__(self, names: RunNames) -> None:
-        self.names, self.source = names, names.log
 
-    def _repeat_assumptions(self) -> list[str]:
-        """What is assumed of a reference block is assumed of those that were not run, behind it."""
-        found = list(self.source.assumptions)
-        for chain in self.names.chains:
-            members = [[path for path, _ in block] for block in chain.members]
-            mine = members[chain.reference]
-            path = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, sorted(mine, key=len, reverse=True)))})(?!\w)")
-            texts, found = found, []
-            for is_of_block, together in groupby(texts, partial(_mentions, path)):
-                about = list(together)
-                found += about
-                for place in chain.skipped if is_of_block else ():
-                    theirs = dict(zip(mine, members[place]))
-                    found += [path.sub(lambda match: theirs[match[1]], text) for text in about]  # noqa: B023
-        return list(dict.fromkeys(found))
+def tell_facts(names: RunNames, log: Log, list_numbers: Callable[[str, Names, int], list[int]], calls: int) -> None:
+    """Tell in a log of all blocks, which has so many ``calls``, what that of the short run says beside its tables.
+    ``list_numbers`` gives what a thing is in that log, and what those in its place in blocks that were not run are.
+    """
+    def list_calls(index: int) -> list[int]:  # of an index that none has, how many there are
+        known = 0 <= index < len(names.calls.kind)
+        return list_numbers("call", names.calls, index) if known else [min(index, calls)]
 
-    def copy_to(self, log: Log, list_numbers: Callable[[str, Names, int], list[int]], calls: int) -> None:
-        """Tell it in a log that has so many ``calls``. ``list_numbers`` gives what a thing is in that log, and what
-        those in its place in blocks that were not run are.
-        """
-        def list_calls(index: int) -> list[int]:  # of an index that none has, how many there are
-            known = 0 <= index < len(names.calls.kind)
-            return list_numbers("call", names.calls, index) if known else [min(index, calls)]
+    source = names.log
+    log.assumptions = repeat_assumptions(names)
+    for name in ("saved_inputs", "groups", "steps", "listed_samples", "world", "modules",
+                 "index_of_path", "events_at_start", "memory_at_start"):
+        setattr(log, name, getattr(source, name))
+    log.layouts = {
+        (number, shape): placements for (old, shape), placements in source.layouts.items() for number in (
+            list_numbers("storage", names.storages, names.where[old]) if old in names.where else [old])}
+    log.outer_calls = [call._replace(position=list_calls(call.position)[0]) for call in source.outer_calls]
+    log.compiled_calls = [
+        call._replace(module=module, position=position) for call in source.compiled_calls
+        for module, position in zip(list_numbers("module", names.modules, call.module), list_calls(call.position))]
+    if names.chains:
+        log.compiled_calls.sort(key=attrgetter("position"))
 
-        source, names = self.source, self.names
-        log.assumptions = self._repeat_assumptions()
-        for name in ("saved_inputs", "groups", "steps", "listed_samples", "world", "modules",
-                     "index_of_path", "events_at_start", "memory_at_start"):
-            setattr(log, name, getattr(source, name))
-        log.layouts = {
-            (number, shape): placements for (old, shape), placements in source.layouts.items() for number in (
-                list_numbers("storage", names.storages, names.where[old]) if old in names.where else [old])}
-        log.outer_calls = [call._replace(position=list_calls(call.position)[0]) for call in source.outer_calls]
-        log.compiled_calls = [
-            call._replace(module=module, position=position) for call in source.compiled_calls
-            for module, position in zip(list_numbers("module", names.modules, call.module), list_calls(call.position))]
-        if names.chains:
-            log.compiled_calls.sort(key=attrgetter("position"))
 
-    def count_module_calls(self, written: Sequence[LogModuleCall]) -> None:
-        """Write what is told of the modules of blocks that were not run, as of those of reference blocks. They call
-        modules outside of blocks, as a layer that all share, as those that were run do: ``written`` has all calls.
-        """
-        names, modules = self.names, self.source.modules
-        for chain, first, size in zip(names.chains, names.first_modules, names.block_sizes):
-            for place in chain.skipped:
-                for i in range(size):
-                    mine, theirs = modules[int(first[place]) + i], modules[int(first[chain.reference]) + i]
-                    mine.calls, mine.inputs, mine.outputs = theirs.calls, theirs.inputs, theirs.outputs
-        before, after = (np.bincount([call.module for call in calls], minlength=len(modules))
-                         for calls in (self.source.module_calls, written))
-        for index in np.nonzero((after > before) & (self.names.modules.kind < 0))[0].tolist():
-            module = modules[index]
-            if module.calls != before[index]:  # it ran in a recomputation, or counts a module that it holds aside
-                raise NotRepeated(f"its blocks call {module.path}, which is outside of them, more than in forward")
-            module.calls = int(after[index])
+def count_module_calls(names: RunNames, written: Sequence[LogModuleCall]) -> None:
+    """Write what is told of the modules of blocks that were not run, as of those of reference blocks. They call
+    modules outside of blocks, as a layer that all share, as those that were run do: ``written`` has all calls.
+    """
+    modules = names.log.modules
+    for chain, first, size in zip(names.chains, names.first_modules, names.block_sizes):
+        for place in chain.skipped:
+            for i in range(size):
+                mine, theirs = modules[int(first[place]) + i], modules[int(first[chain.reference]) + i]
+                mine.calls, mine.inputs, mine.outputs = theirs.calls, theirs.inputs, theirs.outputs
+    before, after = (np.bincount([call.module for call in calls], minlength=len(modules))
+                     for calls in (names.log.module_calls, written))
+    for index in np.nonzero((after > before) & (names.modules.kind < 0))[0].tolist():
+        module = modules[index]
+        if module.calls != before[index]:  # it ran in a recomputation, or counts a module that it holds aside
+            raise NotRepeated(f"its blocks call {module.path}, which is outside of them, more than in forward")
+        module.calls = int(after[index])
 
 
 def _mentions(path: re.Pattern[str], text: str) -> bool:

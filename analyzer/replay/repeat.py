@@ -34,7 +34,7 @@ from analyzer.record.storage_lifetime import (
 )
 from analyzer.record.storage_lifetime import STEP as STEP_COLUMN
 
-from .facts import Facts, copy_spans, make_nodes
+from .facts import copy_spans, count_module_calls, make_nodes, tell_facts
 from .match import NotRepeated
 from .name import UNKNOWN, Names, Numbers, RunNames, module_calls_of, nodes_of
 from .part import APART, Lap, Part
@@ -75,8 +75,7 @@ class Repeat:
         self.lives, self.born_at = self._write_births()
         self.list_nodes = cache(self._write_nodes())  # for all logs that are written
         self.module_calls = self._write_module_calls()
-        self.facts = Facts(names)
-        self.facts.count_module_calls(self.module_calls)
+        count_module_calls(names, self.module_calls)
 
     def _list_repeated(self, stop: int) -> list[Part]:
         """The parts of the first step's model, which end where its optimizer begins, before the part at ``stop``."""
@@ -180,7 +179,7 @@ class Repeat:
         self._finish_storages(log, before.copy(capacity_bytes), device)
         log.call_slots = self.calls
         log.make_nodes, log.module_calls = self.list_nodes, self.module_calls
-        self.facts.copy_to(log, self.list_numbers, self.count["call"])
+        tell_facts(self.names, log, self.list_numbers, self.count["call"])
         return log
 
     def _write_events(self) -> tuple[Numbers, Numbers]:

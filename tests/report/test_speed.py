@@ -8,7 +8,7 @@ from torch import nn
 
 from analyzer import profile
 from analyzer.api.result import Profile
-from analyzer.hardware import find_device
+from analyzer.hardware import find_device, kernel_time
 from analyzer.report.quantity import read_quantity
 from analyzer.report.speed import describe_bound, describe_speed, find_remedy, format_step, list_bounds, list_rates
 from analyzer.report.summary import describe_shortly, model_table
@@ -109,6 +109,10 @@ def test_the_peak_is_that_of_the_dtype_in_which_products_are_computed():
 
 
 # ---- what bounds a step is told by phase, with what would help
+
+
+def test_a_record_has_seconds_for_all_that_bounds_kernels():
+    assert BOUNDS == ("launch", *kernel_time.BOUNDS)
 
 
 def phase(**seconds: float) -> PhaseInfo:
