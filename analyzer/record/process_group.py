@@ -4,16 +4,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from analyzer.distributed.world_state import current_world_state, find_process_group, is_world_elsewhere
-from analyzer.hardware import ClusterSpec
 from analyzer.meta.operator_info import COLLECTIVE_NAMESPACES, device_shapes, host_shapes
 from analyzer.meta.spec import Signature
+
+if TYPE_CHECKING:
+    from analyzer.hardware import ClusterSpec  # of a process outside of a world there is none
 
 #: what torch/distributed/device_mesh.py, `_init_one_process_group`, begins the description of a dimension's group with
 _MESH_PREFIX = "mesh_"
