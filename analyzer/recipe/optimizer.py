@@ -124,6 +124,60 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return loss
 
 
+class LowRankAdamW(torch.optim.Optimizer):
+    """AdamW whose states of matrices in blocks are of gradients that are projected to ``rank`` rows or columns; tables,
+    those with the most rows, and vectors have usual ones. It ``decomposes`` a gradient to find what it is projected by
+    (GaLore: galore_torch 1.0, galore_projector.py and adamw.py), or draws that, and scales the whole gradient (APOLLO:
+    apollo_torch 1.0, random_projector.py and apollo.py).
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1e-3, rank: int = 128, decomposes: bool = True) -> None:
+        parameters = list(params)
+        super().__init__(parameters, {"lr": lr})
+        rows = max((p.shape[0] for p in parameters if p.ndim == 2), default=0)
+        self.projected = {p for p in parameters if p.ndim == 2 and p.shape[0] < rows}
+        self.rank, self.decomposes = rank, decomposes
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = _evaluate(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    change = self._find_change(parameter, parameter.grad, self.state[parameter])
+                    parameter.add_(change, alpha=-group["lr"])
+        return loss
+
+    def _find_change(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any]) -> Tensor:
+        given, is_tall = gradient, gradient.shape[0] >= gradient.shape[-1]
+        if parameter in self.projected:
+            if "projector" not in state:
+                state["projector"] = self._find_projector(gradient, is_tall)
+            given = gradient @ state["projector"].t() if is_tall else state["projector"].t() @ gradient
+        if "exp_avg" not in state:
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(given), torch.zeros_like(given)
+        first, second = state["exp_avg"], state["exp_avg_sq"]
+        first.mul_(0.9).add_(given, alpha=0.1)
+        second.mul_(0.999).addcmul_(given, given, value=0.001)
+        change: Tensor = first / second.sqrt().add_(1e-8)
+        if parameter not in self.projected:
+            return change
+        if self.decomposes:
+            change = change @ state["projector"] if is_tall else state["projector"] @ change
+            return change
+        dim = int(is_tall)
+        scaled: Tensor = gradient * (change.norm(dim=dim, keepdim=True) / given.norm(dim=dim, keepdim=True))
+        return scaled
+
+    def _find_projector(self, gradient: Tensor, is_tall: bool) -> Tensor:
+        if not self.decomposes:
+            shape = (self.rank, gradient.shape[1]) if is_tall else (gradient.shape[0], self.rank)
+            return torch.randn(shape, dtype=gradient.dtype, device=gradient.device)
+        left, _, right = torch.linalg.svd(gradient.float(), full_matrices=False)
+        found: Tensor = right[:self.rank] if is_tall else left[:, :self.rank]
+        return found.to(gradient.dtype)
+
+
 def _own_part(tensor: Tensor) -> Tensor:
     """What a rank holds of a DTensor, as torchao's optimizers of 8 bits update it (optim/adam.py, `_new_buffer`)."""
     to_local = getattr(tensor, "to_local", None)

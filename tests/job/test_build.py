@@ -23,7 +23,7 @@ def _tiny_model() -> Any:
         num_key_value_heads=2))
 
 
-@pytest.mark.parametrize("task", ["dpo", "kto", "orpo", "policy"])
+@pytest.mark.parametrize("task", ["anchored", "dpo", "kto", "orpo", "policy"])
 def test_what_answers_are_compared_with_stops_no_gradient(task: Any) -> None:
     """One of the reference's scores alone has none: their difference was taken without gradients, too."""
     plan = TrainingPlan(model="", task=task, reference="none" if task == "orpo" else "copy", micro_batch=1, length=8,

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from analyzer.tools.job import Job, JobError, read_command, read_job
-from analyzer.tools.job.plan import Adapter, TrainedBlocks, TrainingPlan
-from analyzer.tools.job.programs.trainer import PROJECTORS, TOWERS
+from analyzer.tools.job.plan import Adapter, ModelParallel, TrainedBlocks, TrainingPlan
+from analyzer.tools.job.programs.trainer import LOW_RANK, PROJECTORS, TOWERS
 
 LORA = """\
 model_name_or_path: Qwen/Qwen3-4B-Instruct-2507
@@ -78,6 +78,12 @@ def test_a_lora(tmp_path: Path) -> None:
     ("bf16: true=bf16: true\nfp8: true", {"computes_in_fp8": True}),
     ("bf16: true=bf16: true\nuse_muon: true", {"optimizer": "analyzer.recipe.optimizer:MuonWithAdamW"}),
     ("bf16: true=bf16: true\noptim: paged_adamw_8bit", {"optimizer": "analyzer.recipe.optimizer:PagedAdamW8bit"}),
+    ("finetuning_type: lora=finetuning_type: full\nuse_galore: true\ngalore_rank: 128",
+     {"optimizer": LOW_RANK, "projected": (128, True)}),
+    ("finetuning_type: lora=finetuning_type: full\nuse_apollo: true", {"projected": (16, False)}),
+    ("finetuning_type: lora=finetuning_type: full\nuse_asft_loss: true", {"task": "anchored", "reference": "copy"}),
+    ("bf16: true=bf16: true\npipeline_model_parallel_size: 4\nexpert_model_parallel_size: 2\napply_rope_fusion: true",
+     {"parallel": ModelParallel(pipeline=4, expert=2, replicas=2), "ranks": 8, "trained_dtype": None}),
     ("finetuning_type: lora=finetuning_type: full\nuse_adam_mini: true", {"optimizer": "momentum"})])
 def test_options_and_what_becomes_of_them(tmp_path: Path, change: str, fields: dict[str, Any]) -> None:
     plan = _read(tmp_path, _change(change)).plan
@@ -94,10 +100,9 @@ def test_zero_3_keeps_its_own_copy_in_float32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("change", "name", "words"), [
     ("finetuning_type: lora=finetuning_type: oft\noft_rank: 4", "oft_rank", "blocks of 32 are taken in the place of 4"),
-    ("finetuning_type: lora=finetuning_type: full\nuse_galore: true", "use_galore", "an upper bound"),
+    ("finetuning_type: lora=finetuning_type: full\nuse_badam: true", "use_badam", "an upper bound"),
     ("stage: sft=stage: sft\nuse_kt: true", "use_kt", "experts that the host holds"),
-    ("stage: sft=stage: sft\npipeline_model_parallel_size: 2\napply_rope_fusion: true", "pipeline_model_parallel_size",
-     "each rank is taken to hold whole layers"),
+    ("stage: sft=stage: sft\nhyper_parallel_cp_size: 2", "hyper_parallel_cp_size", "each rank is taken to hold whole"),
     ("stage: sft=stage: ppo\nreward_model: saves/rm", "stage", "ppo: the rollout and the reward model are left out")])
 def test_what_is_not_modelled_is_told(tmp_path: Path, change: str, name: str, words: str) -> None:
     reading, = _read(tmp_path, _change(change)).missing

@@ -93,6 +93,7 @@ def test_what_is_not_given_is_as_ms_swift_has_it(tmp_path: Path) -> None:
     ("Qwen2.5-7B-Instruct=Qwen2.5-7B-Instruct-AWQ", {"quantize": "nf4"}),
     ("--learning_rate 1e-4=--gradient_checkpointing false --optim adamw_bnb_8bit --use_liger_kernel true",
      {"checkpoints": "none", "optimizer": "adamw8bit", "loss_chunks": 8}),
+    ("--learning_rate 1e-4=--use_galore true --galore_rank 64", {"projected": (64, True)}),
     ("--learning_rate 1e-4=--optimizer muon", {"optimizer": "analyzer.recipe.optimizer:MuonWithAdamW"}),
     ("--learning_rate 1e-4=--sequence_parallel_size 2", {"length": 1024}),
     ("--learning_rate 1e-4=--task_type seq_cls --num_labels 5", {"task": "classify", "classes": 5}),

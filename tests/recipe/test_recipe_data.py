@@ -20,7 +20,14 @@ from transformers import (
 from analyzer import profile
 from analyzer.errors import InputError
 from analyzer.recipe import LoraSpec, Recipe
-from analyzer.recipe.optimizer import AdamW8bit, OffloadedAdamW, PagedAdamW, PagedAdamW8bit, find_optimizer
+from analyzer.recipe.optimizer import (
+    AdamW8bit,
+    LowRankAdamW,
+    OffloadedAdamW,
+    PagedAdamW,
+    PagedAdamW8bit,
+    find_optimizer,
+)
 from analyzer.recipe.quantize import Fp8Linear, Int8Linear, Nf4Linear
 
 
@@ -207,3 +214,23 @@ def test_matrices_of_blocks_are_updated_by_muon():
     kept = [sorted(name for name, value in optimizer.state[p].items() if value.numel() == p.numel()) for p in (
         table, matrix, norm)]
     assert kept == [["exp_avg", "exp_avg_sq"], ["momentum_buffer"], ["exp_avg", "exp_avg_sq"]]
+
+
+@pytest.mark.parametrize("decomposes", [True, False])
+def test_states_of_projected_gradients(decomposes):
+    """Of a tall matrix 16 x 2 numbers each, of a wide one 2 x 24, beside what projects: 2 x 8, 6 x 2."""
+    torch.manual_seed(0)
+    sizes = ((64, 8), (16, 8), (6, 24), (8,))
+    parameters = [nn.Parameter(torch.randn(size)) for size in sizes]
+    before = [parameter.detach().clone() for parameter in parameters]
+    optimizer = LowRankAdamW(parameters, rank=2, decomposes=decomposes)
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    kept = [{name: tuple(value.shape) for name, value in optimizer.state[p].items()} for p in parameters]
+    whole = [{"exp_avg": size, "exp_avg_sq": size} for size in sizes]
+    assert kept == [whole[0], {"projector": (2, 8), "exp_avg": (16, 2), "exp_avg_sq": (16, 2)},
+                    {"projector": (6, 2), "exp_avg": (2, 24), "exp_avg_sq": (2, 24)}, whole[3]]
+    changes = [(old - new).detach() for old, new in zip(before, parameters)]
+    assert all(change.abs().sum() > 0 for change in changes)
+    assert torch.linalg.matrix_rank(changes[1], atol=1e-4) == (2 if decomposes else 8)

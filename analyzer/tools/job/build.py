@@ -208,7 +208,7 @@ def _plain_slices(pattern: str) -> str:
 
 # Losses of pairs of answers, as TRL computes them.
 
-_PAIRED = ("dpo", "orpo", "simpo", "kto", "reward", "policy", "distill")
+_PAIRED = ("anchored", "dpo", "orpo", "simpo", "kto", "reward", "policy", "distill")
 _DISTILLED = 512  # tokens whose divergence is computed at once: ms-swift 4.6, rlhf_trainers/gkd_loss.py, `jsd_loss`
 
 
@@ -237,6 +237,8 @@ class PairLoss(nn.Module):
             return functional.logsigmoid(chosen - rejected).mean().neg()
         if self.task == "distill":
             return self._distill(input_ids, seen)
+        if self.task == "anchored":
+            return self._anchor(input_ids, seen)
         scores = self._score(self.policy, input_ids, seen)
         if self.compares:
             with torch.no_grad():
@@ -261,6 +263,17 @@ class PairLoss(nn.Module):
             total = total + (own[:, :1].sum() if not other else (
                 other[0][:, :size].exp() * (other[0][:, :size] - own[:, :size])).sum())
         return total / len(given[0])
+
+    def _anchor(self, input_ids: torch.Tensor, seen: Mapping[str, Any]) -> torch.Tensor:
+        """LLaMA-Factory 0.9.6, train/trainer_utils.py, `asft_loss_func`: of all tokens at once."""
+        with torch.no_grad():
+            other = (self.policy if self.reference is None else self.reference)(input_ids=input_ids, **seen).logits
+        logits = self.policy(input_ids=input_ids, **seen).logits.float()
+        own, other = (each[:, :-1].contiguous().flatten(0, 1) for each in (logits, other))
+        losses = functional.cross_entropy(own, input_ids[:, 1:].flatten(), reduction="none")
+        divergences = functional.kl_div(functional.log_softmax(own, dim=-1), functional.softmax(other, dim=-1),
+                                        reduction="none").sum(dim=-1)
+        return (losses * torch.exp(-losses.detach())).mean() + 0.1 * divergences.mean()
 
     @staticmethod
     def _flatten(logits: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,8 @@ from .document import Document
 #: - ``policy`` the update of GRPO and PPO on answers that a `RolloutPlan` samples, or that are there.
 #: - ``distill`` what a teacher gives for each token of a row, of which logits of both are there;
 #: - ``denoise`` the noise in images.
-Task = Literal["sft", "classify", "dpo", "orpo", "simpo", "kto", "reward", "policy", "distill", "denoise"]
+#: - ``anchored`` next tokens, each weighted by its probability, with the divergence from a reference.
+Task = Literal["sft", "anchored", "classify", "dpo", "orpo", "simpo", "kto", "reward", "policy", "distill", "denoise"]
 #: How blocks are run again in backward: not at all, all of them, with all that is saved moved to the host, with the
 #: inputs of blocks alone moved there, or with the results of attention and of every second product kept;
 #: "saved_offloaded": not at all, with all that is saved moved to the host.
@@ -216,6 +217,7 @@ class TrainingPlan:
     checkpoint_every: int = 1                #: of so many blocks one is run again
     loss_chunks: int | None = None           #: the loss in so many parts of its tokens (fused kernels of the head)
     optimizer: str | None = "adamw"
+    projected: tuple[int, bool] | None = None  #: of ``LowRankAdamW``: its rank, and whether it decomposes gradients
     updates_in_backward: bool = False        #: each parameter as its gradient comes, which is then freed
     clips: bool = True                       #: whether gradients are clipped to a norm
     compiles: bool = False

@@ -18,10 +18,11 @@ from .plan import Plan, ServingPlan, TrainingPlan
 from .read import Job
 from .training import TrainedJob
 
-_TASKS = {"sft": "trains", "classify": "trains to classify with", "dpo": "prefers answers (DPO) with",
-          "orpo": "prefers answers (ORPO) with", "simpo": "prefers answers (SimPO) with",
-          "kto": "prefers answers (KTO) with", "reward": "trains a reward of", "policy": "updates the policy of",
-          "distill": "distils into", "denoise": "trains"}
+_TASKS = {"sft": "trains", "anchored": "trains (ASFT)", "classify": "trains to classify with",
+          "dpo": "prefers answers (DPO) with", "orpo": "prefers answers (ORPO) with",
+          "simpo": "prefers answers (SimPO) with", "kto": "prefers answers (KTO) with",
+          "reward": "trains a reward of", "policy": "updates the policy of", "distill": "distils into",
+          "denoise": "trains"}
 
 
 def describe_job(job: Job) -> str:

@@ -120,6 +120,8 @@ def prepare_step(plan: TrainingPlan, files: Files) -> PreparedStep:
     if plan.sharding is not None and plan.sharding.kind == "deepspeed":
         return PreparedStep(partial(_make_engine, plan, build, passes), inputs, {}, said)
     make = find_optimizer(plan.optimizer)
+    if make and plan.projected is not None:
+        make = partial(make, rank=plan.projected[0], decomposes=plan.projected[1])
     if make and plan.picture is not None and plan.picture.text_adapter is not None:
         make = partial(_make_for_updated, make)
     return PreparedStep(partial(_make_rank, plan, build), inputs, {

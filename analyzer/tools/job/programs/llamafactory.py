@@ -2,15 +2,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..document import Edit
 from ..options import Options, names_of
 from ..plan import Adapter, Checkpoints, Sharding, Task, TrainedBlocks, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
+from . import megatron
 from .trainer import (
     CHANGES,
     FUSED_LOSS,
+    LOW_RANK,
     OPTIMIZERS,
     PROJECTORS,
     TOWERS,
@@ -26,7 +29,7 @@ from .trainer import (
 
 _WITHOUT_EFFECT = f"{WITHOUT_EFFECT} {names_of('llamafactory')}"
 _PARALLEL = """tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size
-context_parallel_size virtual_pipeline_model_parallel_size hyper_parallel_cp_size"""
+context_parallel_size virtual_pipeline_model_parallel_size"""
 _MEGATRON = names_of("llamafactory", "without effect of Megatron")
 _ATTENTION = {"auto": None, "disabled": "eager", "sdpa": "sdpa", "fa2": "sdpa", "fa3": "sdpa"}
 _STAGES: dict[str, Task] = {"pt": "sft", "sft": "sft", "rm": "reward", "ppo": "policy", "dpo": "dpo", "kto": "kto"}
@@ -48,6 +51,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     sharding = read_sharding(options, launch)
     quantize = _read_quantization(options, model, kind, sharding)
     assumptions = _assume_scores(options, task)
+    optimizer, projected = _read_optimizer(options, kind, launch)
     plan = TrainingPlan(
         model=model, task=task, reference=_read_reference(options, task, kind), micro_batch=batch,
         accumulate=accumulate, length=_read_length(options), pixels=options.number("image_max_pixels", least=1, means=(
@@ -58,13 +62,27 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         frozen=_read_frozen(options, kind),
         upcast=_NORMS if options.flag("upcast_layernorm") else (), attention=_read_attention(options),
         checkpoints=_read_checkpoints(options, launch), loss_chunks=_read_loss(options, task),
-        optimizer=_read_optimizer(options, kind), updates_in_backward=_updates_in_backward(options),
+        optimizer=optimizer, projected=projected, updates_in_backward=_updates_in_backward(options),
         clips=options.fraction("max_grad_norm", 1.0) > 0, computes_in_fp8=_read_fp8(options),
         compiles=options.flag("torch_compile"), ranks=launch.size,
         ranks_per_host=launch.ranks_per_host, sharding=sharding, assumptions=tuple(assumptions))
     _leave_out(options)
-    options.rest(_WITHOUT_EFFECT if not _uses_megatron(options) else f"{_WITHOUT_EFFECT} {_MEGATRON}")
+    if not any(options.get(name) is not None for name in _PARALLEL.split()):
+        options.rest(_WITHOUT_EFFECT)
+        return plan
+    plan = _divide(options, launch, plan)
+    options.rest(f"{_WITHOUT_EFFECT} {_MEGATRON}")
     return plan
+
+
+def _divide(options: Options, launch: JobLaunch, plan: TrainingPlan) -> TrainingPlan:
+    """A plan whose model Megatron's ranks divide: mcore_adapter and Megatron Bridge have its arguments."""
+    ranks, parallel = megatron.read_parallel(options, launch)
+    sharding = megatron.read_sharding(options, divides=False)
+    if parallel is not None:
+        parallel = megatron.share_states(parallel, sharding, ranks)
+    return replace(plan, ranks=ranks, parallel=parallel, sharding=sharding, trained_dtype=None,
+                   checkpoints=megatron.read_checkpoints(options))
 
 
 def _read_task(options: Options) -> Task:
@@ -72,6 +90,8 @@ def _read_task(options: Options) -> Task:
     assert stage is not None
     if stage != "sft" and options.flag("neat_packing"):
         raise options.fail("neat_packing", f"LLaMA-Factory refuses it at stage {stage}; sft alone has it")
+    if options.flag("use_asft_loss", means="a divergence from a reference" if options.get("use_asft_loss") else ""):
+        return "anchored"
     if stage == "ppo":
         options.needed("reward_model", "stage ppo needs it")
         options.note("stage", "not modelled", "ppo: the rollout and the reward model are left out; what is profiled is "
@@ -88,7 +108,7 @@ def _read_reference(options: Options, task: Task, kind: str) -> Any:
     options.leave_out("ref_model_quantization_bit", "the reference is taken to be held as the model is")
     if own is not None:
         options.assume("ref_model", f"{own}: of the model's own shape")
-    if task not in ("dpo", "kto", "policy"):
+    if task not in ("anchored", "dpo", "kto", "policy"):
         return "none"
     return "copy" if own is not None or kind != "lora" else "adapter"
 
@@ -251,23 +271,31 @@ def _read_loss(options: Options, task: Task) -> int | None:
     return None
 
 
-def _read_optimizer(options: Options, kind: str) -> str | None:
-    """train/trainer_utils.py, `create_custom_optimizer`."""
+def _read_optimizer(options: Options, kind: str, launch: JobLaunch) -> tuple[str | None, tuple[int, bool] | None]:
+    """The optimizer, and of one that projects gradients how: train/trainer_utils.py, `create_custom_optimizer`."""
     found = read_optimizer(options)
     chosen = [name for name in ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon")
               if options.flag(name)]
     for name in ("use_galore", "use_apollo", "use_badam"):
         if name in chosen and kind == "lora":
             raise options.fail(name, "LLaMA-Factory refuses it with finetuning_type lora; give full")
-        if name in chosen:
-            options.note(name, "not modelled", "optimizer states of all that trains, as AdamW has them: an upper bound")
+        if name in chosen and launch.size > 1 and name != "use_badam" and options.flag(f"{name[4:]}_layerwise"):
+            raise options.fail(f"{name[4:]}_layerwise", "LLaMA-Factory refuses it with several ranks")
+    if "use_badam" in chosen:
+        options.note("use_badam", "not modelled", "optimizer states of all that trains, as AdamW has them: an upper "
+                     "bound")
     if "use_adam_mini" in chosen:
         options.assume("use_adam_mini", "one state for each parameter, as momentum has, and few others")
-        return "momentum"
+        return "momentum", None
     if "use_muon" in chosen:
         options.assume("use_muon", OPTIMIZERS["muon"].assumed)
-        return OPTIMIZERS["muon"].name
-    return found
+        return OPTIMIZERS["muon"].name, None
+    low = next((name for name in ("use_galore", "use_apollo") if name in chosen), None)
+    if low is None:
+        return found, None
+    rank = options.count(f"{low[4:]}_rank", 16)
+    options.note(low, "understood", f"states of gradients that are projected to rank {rank}")
+    return LOW_RANK, (rank, low == "use_galore")
 
 
 def _updates_in_backward(options: Options) -> bool:
@@ -295,22 +323,18 @@ def _leave_out(options: Options) -> None:
     for name in ("use_dft_loss", "use_eaft_loss"):
         if options.flag(name):
             options.assume(name, "as the usual loss, whose logits it has; its copies of them are left out")
-    options.leave_out("use_asft_loss", "the pass of its reference, and its copies of logits, are left out")
     options.leave_out("use_unsloth", "its kernels and its way of checkpoints are left out")
     options.leave_out("use_kt kt_config", "experts that the host holds and computes are taken to be on the device")
     options.leave_out("mixture_of_depths", "all tokens are taken to pass through all blocks")
     options.leave_out("upcast_lmhead_output", "the copy of logits in float32 is left out")
     options.leave_out("pref_ftx", "its part of the loss is left out")
     options.leave_out("neftune_noise_alpha", "the noise is left out")
-    options.leave_out("use_mca use_megatron_bridge use_hyper_parallel hyper_parallel_args",
+    options.leave_out("use_hyper_parallel hyper_parallel_args",
                       "the model is taken as transformers' own")
-    for name in _PARALLEL.split():
-        if (options.number(name, 1) or 1) > 1:
-            options.note(name, "not modelled", "each rank is taken to hold whole layers, and whole sequences")
-
-
-def _uses_megatron(options: Options) -> bool:
-    return any(options.get(name) is not None for name in _PARALLEL.split())
+    options.flag("use_mca")
+    options.flag("use_megatron_bridge")
+    if (options.number("hyper_parallel_cp_size", 1) or 1) > 1:
+        options.note("hyper_parallel_cp_size", "not modelled", "each rank is taken to hold whole sequences")
 
 
 # How its files and commands are known, and changed.

@@ -15,7 +15,7 @@ from ..program import JobLaunch, JobProgram, set_option
 from . import swift_model
 from .deepspeed import read_deepspeed
 from .rollout import add_rollout
-from .trainer import CHANGES, FUSED_LOSS, OPTIMIZERS, WITHOUT_EFFECT, read_fsdp_config, read_optimizer
+from .trainer import CHANGES, FUSED_LOSS, LOW_RANK, OPTIMIZERS, WITHOUT_EFFECT, read_fsdp_config, read_optimizer
 
 # ms-swift 4.6, swift/arguments/sft_args.py and rlhf_args.py, swift/trainers/arguments.py
 
@@ -53,6 +53,7 @@ def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> Train
     checkpoints: Checkpoints = "blocks" if options.flag(
         "gradient_checkpointing", True, means="blocks are run again in backward") or recomputes else "none"
     task = swift_model.read_task(options, kind)
+    optimizer, projected = _read_optimizer(options)
     plan = TrainingPlan(
         model=model.name, task=task, classes=_read_classes(options), micro_batch=batch, accumulate=accumulate,
         reference=swift_model.reference_of(task, kind, trained.adapter, options.get("beta")),
@@ -60,7 +61,7 @@ def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> Train
         quantize=quantize, adapter=trained.adapter, trained=trained.trained, frozen=trained.frozen,
         pixels=swift_model.read_pixels(options, launch) if model.has_vision else None,
         attention=attention, checkpoints=checkpoints, loss_chunks=_read_loss(options, task),
-        optimizer=_read_optimizer(options), clips=options.fraction("max_grad_norm", 1.0) > 0,
+        optimizer=optimizer, projected=projected, clips=options.fraction("max_grad_norm", 1.0) > 0,
         compiles=options.flag("torch_compile"), ranks=launch.size, ranks_per_host=launch.ranks_per_host,
         sharding=sharding)
     if kind in ("dpo", "kto", "ppo", "grpo"):
@@ -177,18 +178,24 @@ def _read_loss(options: Options, task: str) -> int | None:
     return FUSED_LOSS if task == "sft" else None
 
 
-def _read_optimizer(options: Options) -> str | None:
-    """`optim` of the trainer, or one of ms-swift's own: swift/optimizers/mapping.py."""
+def _read_optimizer(options: Options) -> tuple[str | None, tuple[int, bool] | None]:
+    """`optim` of the trainer, or one of ms-swift's own, and how one projects: swift/optimizers/mapping.py."""
     usual = read_optimizer(options)
     name = options.text("optimizer", choices=("default", *_OPTIMIZERS), means="optimizer")
     if options.flag("use_galore") and name is None:
         name = "galore"
+    options.leave_out("galore_quantization galore_proj_quant", "what Q-GaLore holds in few bits is taken as it is")
     if name in (None, "default"):
-        return usual
+        return usual, None
+    if name == "galore":
+        rank = options.count("galore_rank", 128)
+        options.note("optimizer" if options.get("optimizer") else "use_galore", "understood",
+                     f"states of gradients that are projected to rank {rank}")
+        return LOW_RANK, (rank, True)
     found = OPTIMIZERS[_OPTIMIZERS[name or ""]]
     if found.assumed:
-        options.note("optimizer" if options.get("optimizer") else "use_galore", "assumed", f"{name}: {found.assumed}")
-    return found.name
+        options.note("optimizer", "assumed", f"{name}: {found.assumed}")
+    return found.name, None
 
 
 def _read_sharding(options: Options, launch: JobLaunch) -> tuple[Sharding | None, bool]:

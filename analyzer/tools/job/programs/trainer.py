@@ -52,6 +52,7 @@ class _Optimizer(NamedTuple):
 
 PAGED = "its states lie in managed memory, of which nothing is needed on the device"
 PAGED_ADAMW, PAGED_ADAMW8BIT = (f"analyzer.recipe.optimizer:Paged{name}" for name in ("AdamW", "AdamW8bit"))
+LOW_RANK = "analyzer.recipe.optimizer:LowRankAdamW"
 _STATE = "one state for each parameter, as momentum has"
 _PLAIN = "AdamW, whose states it keeps"
 _LOW_RANK = "its states are of projected gradients; those of AdamW for whole ones are an upper bound"
