@@ -68,8 +68,13 @@ def _set_device(device: Any) -> None:
     _exchange_device(index)
 
 
+def _current_device() -> int:
+    active.is_device_asked = True
+    return active.device_index
+
+
 def _exchange_device(device: int) -> int:
-    before = active.device_index
+    before = _current_device()
     if device >= 0:
         active.device_index = stream.device_index(device)
     return before
@@ -209,7 +214,7 @@ def _default_stream(device: Any = None) -> stream.SimulatedStream:
 
 def _set_stream(stream: Any) -> None:  # which may be named
     if stream is not None:
-        active.device_index = stream.device.index  # THCPModule_setStream in torch/csrc/cuda/Module.cpp
+        _exchange_device(stream.device.index)  # THCPModule_setStream in torch/csrc/cuda/Module.cpp
         _local.streams[stream.device.index] = stream
         set_stream(stream)
 
@@ -245,7 +250,7 @@ _MACHINE: dict[str, Callable[..., Any]] = {
     "is_available": _is_there, "is_initialized": _is_there, "device_count": _device_count,
     "is_bf16_supported": _is_bf16_supported, "_lazy_init": _lazy_init}
 _DEVICE: dict[str, Callable[..., Any]] = {
-    "current_device": lambda: active.device_index, "set_device": _set_device, "_exchange_device": _exchange_device,
+    "current_device": _current_device, "set_device": _set_device, "_exchange_device": _exchange_device,
     "_maybe_exchange_device": _exchange_device, "get_device_name": _name, "get_device_capability": _capability,
     "get_device_properties": _properties,
     "can_device_access_peer": _can_access_peer, "current_stream": _current_stream, "default_stream": _default_stream,
@@ -256,7 +261,7 @@ _ANY_ACCELERATOR: dict[str, Callable[..., Any]] = {
     "is_available": _has_accelerator, "device_count": lambda: _device_count() or int(_has_accelerator()),
     "current_accelerator": _accelerator}
 _ACCELERATOR: dict[str, Callable[..., Any]] = {
-    "current_device_index": lambda: active.device_index, "current_device_idx": lambda: active.device_index,
+    "current_device_index": _current_device, "current_device_idx": _current_device,
     "set_device_index": _set_device, "set_device_idx": _set_device, "get_memory_info": _mem_get_info,
     "current_stream": _current_stream, "set_stream": _set_stream, "synchronize": stream.synchronize,
     **{name: _MEMORY[name]
@@ -332,6 +337,6 @@ def replacements() -> Iterator[Undo]:
 
 def _forget() -> None:
     """Streams and devices that were set belong to the mode that ends."""
-    active.device_index = 0
+    active.device_index, active.is_device_asked = 0, False
     binding.reset()
     _local.streams.clear()

@@ -223,6 +223,7 @@ class _Active(threading.local):
     function_mode: Any = None  #: the `MetaFunctionMode`
     dispatch_mode: Any = None  #: the `MetaDispatchMode`
     device_index = 0           #: what ``torch.cuda.current_device()`` answers
+    is_device_asked = False    #: whether the program asked for the current device, or set it
     generator_moves = 0        #: how often torch's generator of the host was set
 
 

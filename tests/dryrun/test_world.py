@@ -276,3 +276,18 @@ def test_what_is_in_use_on_the_device_of_a_rank(device, text):
     line, = [line for line in p.summary().splitlines() if "nvidia-smi" in line]
     assert line.split("shows")[1].strip() == text
     assert "nvidia-smi" not in replace(p, world=None).summary()
+
+
+@pytest.mark.parametrize("before, current", [("", 3), ("x = torch.ones(3, device='cuda')", 0),
+                                             ("torch.cuda.set_device(1)", 1)])
+def test_a_mesh_sets_the_device_where_the_script_did_not(before, current, tmp_path, capsys):
+    """`DeviceMesh._setup_world_group_and_device` asks whether CUDA is initialized; pytorch/examples rely on it."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(f"""
+        import torch, torch.distributed as dist
+        dist.init_process_group("nccl")
+        {before}
+        dist.init_device_mesh("cuda", (4,))
+        print(torch.cuda.current_device())"""))
+    run = dry_run(tmp_path / "train.py", world=world(4, rank=3))
+    assert run.error is None, run.format_error()
+    assert capsys.readouterr().out.split() == [str(current)]

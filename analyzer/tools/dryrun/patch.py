@@ -22,6 +22,7 @@ import torch.multiprocessing
 import torch.profiler
 import torch.utils.benchmark
 import torch.utils.data.dataset
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader, sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -34,7 +35,7 @@ from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.function.mode import constant
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer, answer_each, replaced_once_imported
-from analyzer.meta.state import MetaState, current
+from analyzer.meta.state import MetaState, active, current
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.on_use import load
@@ -140,6 +141,15 @@ def _init(original: Any, *args: Any, **kwargs: Any) -> None:
         raise InputError(f"init_process_group() waits for the other ranks of a job: add --world {size} to run one of "
                          f"them without the others")
     original(*args, **kwargs)
+
+
+def _choose_device(original: Any, mesh: Any) -> Any:
+    """A mesh sets the device of a launched rank where CUDA is not initialized yet: neither asked nor in use."""
+    spec, state = current_world(), current()
+    if spec is not None and state is not None and not active.is_device_asked and mesh.device_type == "cuda" and not any(
+            [allocator.reserved_bytes for allocator in state.space.allocators.values()]):
+        torch.cuda.set_device(spec.local_rank)
+    return original(mesh)
 
 
 class _Joined:
@@ -372,6 +382,7 @@ _INSTEAD: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (sampler.WeightedRandomSampler, "__iter__", _draw_in_turn),
     (torch.utils.data.dataset, "randperm", _permute_indices), (torch, "randperm", _permute),
     (torch, "randint", _draw_integers), (torch.autograd.profiler.profile, "__init__", _watch_the_host),
+    *((DeviceMesh, name, _choose_device) for name in ("_setup_world_group_and_device",) if hasattr(DeviceMesh, name)),
     (torch.profiler.record_function, "__enter__", _enter_block),
     (torch.profiler.record_function, "__exit__", _leave_block),
     *((timer, name, partial(_time_the_host, f"{timer.__module__}.{timer.__name__}")) for timer, name in TIMERS),
