@@ -44,6 +44,7 @@ from analyzer.zoo.torchvision_ops import simulate_detection_ops
 from .change import AS_IT_IS, ScriptChange
 from .checkpoint import SAVES, read_headers_alone, write_nowhere
 from .hub import Repositories, stand_in_for_names
+from .image_data import stand_in_for_pictures
 from .package import stand_in_packages
 from .saved_file import SavedFiles, assume
 from .whole import list_blocks
@@ -222,7 +223,7 @@ def scripted(change: ScriptChange = AS_IT_IS, *, allows_download: bool = False,
             # each is noted before the next is made
             undo.callback(one)
         made_once_imported: dict[str, Callable[[], Iterable[Undo]]] = {
-            **({} if allows_download else stand_in_for_names(repositories)),
+            **({} if allows_download else {**stand_in_for_names(repositories), **stand_in_for_pictures()}),
             "bitsandbytes.functional": answer_for_managed_memory, **simulate_detection_ops(),
             "torch.distributed.checkpoint.filesystem": partial(write_nowhere, files),
             "transformers.utils.import_utils": lambda: load("analyzer.tools.dryrun.flash_attn:tell_transformers")(),
