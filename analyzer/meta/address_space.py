@@ -203,7 +203,8 @@ class AddressSpace:
         storage.__class__ = MetaStorage
         assert isinstance(storage, MetaStorage)
         storage.device, storage.number = device, next_number()
-        self.settle()
+        if self._waiting:
+            self.settle()
         before, self._is_busy = self._is_busy, True
         try:
             storage.region = self._reserve(device, 0 if is_zero else storage.nbytes())
@@ -212,7 +213,8 @@ class AddressSpace:
         finally:
             self._is_busy = before
         storage.space = self  # last: a storage that found no place has none to give back
-        self.settle()
+        if self._waiting:
+            self.settle()
         return storage
 
     def bury(self, storage: MetaStorage) -> None:

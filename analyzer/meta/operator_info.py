@@ -1,7 +1,6 @@
 """What is known of an operator: its schema, its registered shape, and the memory that its kernel needs."""
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -142,7 +141,15 @@ class OperatorFacts:
         self.runs_on_host: bool = torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU")
 
 
-describe_operator = functools.cache(OperatorFacts)
+_facts: dict[int, OperatorFacts] = {}  # by id of the operator, which they keep alive: torch hashes those in Python
+
+
+def describe_operator(op: Any) -> OperatorFacts:
+    """The facts about an operator."""
+    found = _facts.get(id(op))
+    if found is None:
+        found = _facts[id(op)] = OperatorFacts(op)
+    return found
 
 
 other_rules: list[Callable[[Any], bool]] = []

@@ -120,9 +120,8 @@ class CallRecorder:
     def _note_made(self, numbers: Iterable[int], call: int, module: int, node: int, made_grad: bool) -> None:
         for number in numbers:
             lifetime = self.log.storages.get(number)
-            if lifetime is not None and lifetime.born_call == call and not lifetime.category:
-                lifetime.module, lifetime.node = module, node
-                lifetime.requires_grad = made_grad
+            if lifetime is not None:
+                lifetime.place(call, module, node, made_grad)
 
     def _give_nodes(self, sequence: int, call: int) -> None:
         """A call made the autograd nodes up to ``sequence``: the last, and some around it, as of nested checkpoints."""

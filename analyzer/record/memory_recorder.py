@@ -122,8 +122,7 @@ class MemoryRecorder:
             self.run.events.append((DIED, number))
         lifetime = log.storages.get(number)
         if lifetime is not None:
-            lifetime.died = log.events
-            lifetime.died_call = len(log.call_slots)
+            lifetime.die(log.events, len(log.call_slots))
 
     def register_existing(self, tensors: Iterable[torch.Tensor]) -> None:
         """Write down the storages of tensors that were there before the run."""

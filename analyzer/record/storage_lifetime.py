@@ -244,6 +244,17 @@ class StorageLifetime:
                      '"parameter", "buffer", "input", "gradient", "optimizer state", "cast copy"; "" is undecided')
     module = _NumberColumn(MODULE, "that made it, an index in `Log.modules`")
 
+    def die(self, event: int, call: int) -> None:
+        """Its death, at an event and in or before a call."""
+        numbers, row = self.table.numbers, self.row
+        numbers[row + DEATH], numbers[row + DEATH_CALL] = event, call
+
+    def place(self, call: int, module: int, node: int, requires_grad: bool) -> None:
+        """Let it be made by a module and a node, where that call made it and nothing else is known of it."""
+        numbers, row = self.table.numbers, self.row
+        if numbers[row + BIRTH_CALL] == call and not numbers[row + CATEGORY]:  # 0 stands for no category
+            numbers[row + MODULE], numbers[row + NODE], numbers[row + REQUIRES_GRAD] = module, node, requires_grad
+
     @property
     def label(self) -> str:
         return self.table.labels.get(self.row, "")

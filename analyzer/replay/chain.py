@@ -66,7 +66,8 @@ class Chain(NamedTuple):
     @property
     def run(self) -> list[int]:
         """The places of the others."""
-        return [place for place in range(len(self.blocks)) if place not in self.skipped]
+        skipped = self.skipped
+        return [place for place in range(len(self.blocks)) if place not in skipped]
 
 
 def find_chains(walked: Sequence[tuple[str, nn.Module]]) -> list[Chain]:

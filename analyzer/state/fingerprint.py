@@ -28,6 +28,7 @@ from .value import (
     MOST_OBJECTS,
     PLAIN,
     UNREADABLE,
+    HeldItems,
     WeakTensor,
     are_alike,
     behind_proxy,
@@ -59,6 +60,7 @@ class StateRecord:
         self.keeps = keeps
         self.functions: list[Any] = []  #: what modules hold that is called
         self.mappings: list[tuple[Any, tuple[Any, ...], Sequence[Any]]] = []
+        self._held = HeldItems(())
         self.sequences: list[tuple[Any, Any]] = []
         self.empty: list[Any] = []  #: containers without items
         #: what reads the state of an object, what sets it, and what it was
@@ -249,7 +251,9 @@ class StateRecord:
         for container in filter(None, self.empty):
             yield ("an empty container, to which it adds",
                    container.values() if isinstance(container, dict) else container, container.clear)
-        for mapping, keys, values in self.mappings:
+        if self._held.count != len(self.mappings):
+            self._held = HeldItems(self.mappings)
+        for mapping, keys, values in () if self._held.are_there() else self.mappings:
             if len(mapping) != len(keys) or not are_alike(mapping.values(), values) or not all(
                     map(is_, mapping, keys)) and tuple(mapping) != keys:
                 yield ("an attribute of a module or an item of a dictionary", mapping.values(),

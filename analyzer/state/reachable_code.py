@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import itertools
 import os
 import sys
 from collections.abc import Generator, Iterable, Iterator, Set
@@ -81,8 +80,8 @@ class CodeSearch:
         self.pending: list[Any] = []
         self.names: set[str] = set()
         self.prefixes: set[str] = set()
-        # of the classes met, those not followed yet: by name, and whether their class is a library's
-        self.methods: dict[tuple[str, bool], list[Any]] = {}
+        #: of the classes met, those not followed yet: by name, each with whether its class is a library's
+        self.methods: dict[str, list[tuple[bool, Any]]] = {}
         self.seen: set[Any] = set()  #: classes and functions that were met
         self._namespaces: set[tuple[int, str, frozenset[str] | None]] = set()
 
@@ -123,7 +122,7 @@ class CodeSearch:
                         _fits(prefix, name, in_library) for prefix in self.prefixes):
                     self.pending.append(value)
                 else:
-                    self.methods.setdefault((name, in_library), []).append(value)
+                    self.methods.setdefault(name, []).append((in_library, value))
 
     def _use(self, value: Any) -> None:
         """Reachable code may call an object that is neither a function nor a class, or read its attributes."""
@@ -158,11 +157,16 @@ class CodeSearch:
             if told:
                 found.unreadable = f"its code asks for {min(told)}"
             found.reads_environment |= not revealing.isdisjoint(_ENVIRONMENT)
-        for name, in_library in itertools.product(names - self.names, (False, True)):
-            self.pending += self.methods.pop((name, in_library), ())
+        for name in self.methods.keys() & names:
+            self.pending += [method for _, method in self.methods.pop(name)]
         for prefix in prefixes - self.prefixes:
-            for key in [key for key in self.methods if _fits(prefix, *key)]:
-                self.pending += self.methods.pop(key)
+            for name in list(self.methods):
+                fits, others = [], []
+                for held in self.methods.pop(name):
+                    (fits if _fits(prefix, name, held[0]) else others).append(held)
+                self.pending += [method for _, method in fits]
+                if others:
+                    self.methods[name] = others
         self.names |= names
         self.prefixes |= prefixes
         for cell_name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):

@@ -8,10 +8,11 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from importlib import import_module
 from inspect import getattr_static
+from itertools import chain
 from types import BuiltinFunctionType, CellType, ModuleType, WrapperDescriptorType
 from typing import Any
 
@@ -41,6 +42,26 @@ class WeakTensor:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = weakref.ref(tensor)
+
+
+class HeldItems:
+    """What mappings held, each given with its keys and values. Most hold it still, which is asked of all at once."""
+
+    def __init__(self, rows: Collection[tuple[Any, Iterable[Any], Iterable[Any]]]) -> None:
+        self.count = len(rows)
+        self._mappings = [mapping for mapping, _, _ in rows]
+        self._keys = [key for _, keys, _ in rows for key in keys]
+        self._values = [value for _, _, values in rows for value in values]
+        self._weak = [i for i, value in enumerate(self._values) if type(value) is WeakTensor]
+
+    def are_there(self) -> bool:
+        """Whether all mappings have these very objects, in this order."""
+        values = list(self._values)
+        for i in self._weak:
+            values[i] = values[i].tensor()
+        return sum(map(len, self._mappings)) == len(values) and all(
+            map(operator.is_, chain.from_iterable(self._mappings), self._keys)) and all(
+            map(operator.is_, chain.from_iterable([mapping.values() for mapping in self._mappings]), values))
 
 
 def behind_proxy(proxy: Any) -> Any:
