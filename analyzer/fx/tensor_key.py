@@ -98,7 +98,8 @@ class TensorKeys:
             rows += [(holder, zip(names, found)) for holder, _, names, found in record.rows]
             rows += [(holder, ((name, found),)) for holder, name, found in record.places]
         return [(holder, name) for holder, items in rows for name, value in items
-                if type(value) in _MAY_HOLD_NUMBERS and _may_name(value)]
+                if (kind := type(value)) in _MAY_HOLD_NUMBERS and (  # most are small, and this is faster than a call
+                    value > _LOWEST if kind is int else kind is not str or len(value) > 8 and _may_name(value))]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:

@@ -97,7 +97,8 @@ class CallRecorder:
                 node = self._add_operator(signature, inputs, outputs, module)
             elif recomputed and node == OUTSIDE and owner is None and place is None:
                 node = self._node_run_again(index)
-        self._note_group(signature, module if owner is not None and phase == "forward" else None, node)
+        if takes_group(signature):
+            self._note_group(signature, module if owner is not None and phase == "forward" else None, node)
         in_numbers = tuple([s.number for s in inputs])
         out_numbers = tuple([s.number for s in outputs])
         if run.events is not None:
@@ -139,8 +140,6 @@ class CallRecorder:
 
     def _note_group(self, signature: Signature, module: int | None, node: int) -> None:
         """Read a call's process group while it is there, and keep the node where a wrapper of ``module`` gathers."""
-        if not takes_group(signature):
-            return
         if module is not None:
             self._gathered_at[module] = node
         if signature not in self.log.groups:

@@ -103,9 +103,9 @@ class EagerStep:
         self.mode, self.loss_fn, self.autocast, self.step = mode, loss_fn or default_loss, autocast, step
         self.device_type, self.options, self.make_optimizer = device_type, options, optimizer
         self.looks_for_gradient, self.further = looks_for_gradient, list(further)
-        trained = self.parameters if step is None else model.parameters()
+        self.trained: list[torch.Tensor] = self.parameters if step is None else [*model.parameters()]  #: at the start
         self.optimizer = None if optimizer is None else optimizer(
-            [cast(torch.nn.Parameter, p) for p in trained if p.requires_grad], model)
+            [cast(torch.nn.Parameter, p) for p in self.trained if p.requires_grad], model)
         #: whether the optimizer's step runs the model itself, as often as it likes
         self.takes_closure = step is None and self.optimizer is not None and takes_closure(self.optimizer)
         self._history: str | None = None

@@ -91,7 +91,10 @@ def find_group(signature: Signature) -> ProcessGroupSpec | None:
 
 
 def communicates(signature: Signature) -> bool:
-    return getattr(signature.op, "namespace", "") in COLLECTIVE_NAMESPACES
+    found: bool | None = signature.memo.get("communicates")
+    if found is None:
+        found = signature.memo["communicates"] = getattr(signature.op, "namespace", "") in COLLECTIVE_NAMESPACES
+    return found
 
 
 def takes_group(signature: Signature) -> bool:

@@ -63,7 +63,7 @@ class RepeatedStep(EagerStep):
 
     def _can_repeat_update(self) -> bool:
         return bool(self.chains) and self.mode == "train" and self.step is None and self.options.set_to_none and (
-            is_update_alike(self.optimizer, self.parameters, self.short_run.runs))
+            is_update_alike(self.optimizer, self.trained, self.short_run.runs))
 
     @contextmanager
     def _undone_where_refused(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -40,8 +40,7 @@ class ParameterShape(NamedTuple):
                    parameter.requires_grad, _find_sharding(parameter))
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleShape:
+class ModuleShape(NamedTuple):
     """A module and what is below it; ``key`` is the same for the same module."""
 
     key: int
@@ -64,7 +63,7 @@ class ModuleShape:
     def beside(self, further: Mapping[str, torch.nn.Module]) -> ModuleShape:
         """The shape with those of modules that run with this one after what it holds, by path."""
         held = [(path, ModuleShape.of(uncompiled(module))) for path, module in further.items()]
-        return replace(self, children=(*self.children, *held)) if held else self
+        return self._replace(children=(*self.children, *held)) if held else self
 
     def distinct_parameters(self) -> dict[int, ParameterShape]:
         """Every parameter once, by its key."""

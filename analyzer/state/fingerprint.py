@@ -134,7 +134,7 @@ class StateRecord:
             if len(seen) > MOST_OBJECTS:
                 self.give_up("it reaches more objects than are compared")
                 return
-            waiting += self._take(found, kind)
+            waiting += [one for one in self._take(found, kind) if type(one) not in PLAIN]
 
     def _take(self, value: Any, kind: type) -> Iterable[Any]:
         """Keep what tells one object's state; the result are the objects in it."""
