@@ -160,13 +160,9 @@ class CodeSearch:
         for name in self.methods.keys() & names:
             self.pending += [method for _, method in self.methods.pop(name)]
         for prefix in prefixes - self.prefixes:
-            for name in list(self.methods):
-                fits, others = [], []
-                for held in self.methods.pop(name):
-                    (fits if _fits(prefix, name, held[0]) else others).append(held)
-                self.pending += [method for _, method in fits]
-                if others:
-                    self.methods[name] = others
+            for name, held in list(self.methods.items()):
+                self.pending += [method for in_library, method in held if _fits(prefix, name, in_library)]
+                self.methods[name] = [pair for pair in held if not _fits(prefix, name, pair[0])]
         self.names |= names
         self.prefixes |= prefixes
         for cell_name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):

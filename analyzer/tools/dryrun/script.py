@@ -244,8 +244,8 @@ def _join_shapes(recorder: ScriptRecorder) -> ModuleShape:
     named = [(root.name, root.shape) for root in recorder.holdings.gathered]
     whole = _describe(type(recorder.script)(), id)
     assert isinstance(whole, ModuleShape)
-    return replace(
-        whole, children=tuple([(name, shape) for name, shape in named if isinstance(shape, ModuleShape)]),
+    return whole._replace(
+        children=tuple([(name, shape) for name, shape in named if isinstance(shape, ModuleShape)]),
         parameters=tuple([shape._replace(name=name) for name, shape in named if isinstance(shape, ParameterShape)]))
 
 
