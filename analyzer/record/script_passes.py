@@ -78,11 +78,13 @@ class ScriptPasses(RunListener):
 
     def begin_block(self, name: str) -> None:
         """A rollout that the script, or what stands in for its engine, names so is no part of what comes before the
-        first step.
+        first step. All that an engine does may be one operator, whose memory is of the block too.
         """
-        if name == ROLLOUT and self.run.phase == SETUP:
-            self._end_setup()
-            self.memory.begin("forward")
+        if name == ROLLOUT:
+            if self.run.phase == SETUP:
+                self._end_setup()
+                self.run.phase = "forward"
+            self.memory.begin(self.run.phase)
 
     def _end_setup(self) -> None:
         follow_device(self.memory, self.state)

@@ -169,10 +169,10 @@ class ScriptRecorder(Recorder):
         if self.run.stack:
             return False
         self.memory.end()
-        self.passes.begin_block(name)
         if self.course.enter(name, self.steps_taken):
             self._end_script()
         self.memory.block = self.course.block
+        self.passes.begin_block(name)
         self.memory.space.host.begin_lap()
         return True
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 from transformers import AutoModelForCausalLM
-from vllm import LLM, SamplingParams
+from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
 MODEL = "Qwen/Qwen2.5-Math-1.5B"
 PROMPTS, GROUP, NEW = 4, 4, 1024

@@ -45,19 +45,19 @@ class Engine:
         if apart:
             return
         free, total = torch.cuda.mem_get_info()
-        if refusal := refuse_start(deployment, total - free):
+        held = (deployment.device.memory_bytes or total) - free
+        if refusal := refuse_start(deployment, held):
             raise ValueError(refusal)  # as engines do
-        shared = share_device(deployment, held_bytes=total - free, is_captured=is_captured)
-        self._sizes = {WEIGHTS: shared.weight_bytes, CACHE: shared.cache_bytes or 0}
+        shared = share_device(deployment, held_bytes=held, is_captured=is_captured)
+        self._sizes = {WEIGHTS: shared.weight_bytes, CACHE: shared.cache_bytes or 0, GRAPHS: shared.graph_bytes}
         if shared.cache_bytes is None:
             assume(f"{deployment.device.name}: its memory is not known, so neither is the size of an engine's cache, "
                    "which is left out")
-        self._graphs = _take(shared.graph_bytes, GRAPHS)
         self.wake()
 
     def wake(self, tags: Collection[str] | None = None) -> None:
         """Weights are taken first, and come from the host where they went there. What is awake stays."""
-        for tag in WAKING:
+        for tag in (*WAKING, GRAPHS):
             if (tags is None or tag in tags) and tag not in self._held and not self.apart:
                 held = self._held[tag] = _take(self._sizes[tag], tag)
                 if tag == WEIGHTS and self._on_host is not None:
@@ -89,6 +89,11 @@ class Engine:
                 start = min(start, max(0, held.numel() - flat.numel()))  # what it holds in fewer bits has less room
                 held[start:start + flat.numel()].copy_(flat[:held.numel()])
         return names
+
+    def close(self) -> None:
+        """Give back all that it has."""
+        self._held.clear()
+        self._on_host = None
 
     def copying(self) -> AbstractContextManager[None]:
         """A block in which weights are sent to an engine on other devices."""

@@ -55,15 +55,18 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **named: Any) -> Any:
-    return flash_attn_func(*qkv.unbind(2), *args, **named)
+    q, k, v = qkv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **named)
 
 
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **named: Any) -> Any:
-    return flash_attn_func(q, *kv.unbind(2), *args, **named)
+    k, v = kv.unbind(2)
+    return flash_attn_func(q, k, v, *args, **named)
 
 
 def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: Any, *args: Any, **named: Any) -> Any:
-    return flash_attn_varlen_func(*qkv.unbind(1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **named)
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **named)
 
 
 def _flash_attn_with_kvcache(*_: Any, **__: Any) -> Any:
@@ -91,8 +94,8 @@ def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    out = hidden_states.new_zeros((batch * seqlen, *hidden_states.shape[1:]))
-    return out.index_copy(0, indices, hidden_states).unflatten(0, (batch, seqlen))
+    out: Tensor = hidden_states.new_zeros((batch * seqlen, *hidden_states.shape[1:]))
+    return out.index_copy(0, indices, hidden_states).reshape(batch, seqlen, *hidden_states.shape[1:])
 
 
 _OF_2: dict[str, Any] = {

@@ -12,8 +12,9 @@ from analyzer.on_use import load
 
 _FLASH = "analyzer.tools.dryrun.flash_attn:MODULES"
 #: Where the modules of each package are, and what each has; imported when a script asks for one.
-_PACKAGES = {"vllm": "analyzer.tools.dryrun.vllm:MODULES", "flash_attn": _FLASH, "flash_attn_interface": _FLASH}
-_ALWAYS = ("vllm",)  # also where it is installed, since it would start; of others the real one runs without data
+_PACKAGES = {"vllm": "analyzer.tools.dryrun.vllm:MODULES", "sglang": "analyzer.tools.dryrun.sglang:MODULES",
+             "flash_attn": _FLASH, "flash_attn_interface": _FLASH}
+_ALWAYS = ("vllm", "sglang")  # also where they are installed, since they would start; of others the real one runs
 
 # Packages that look once, when they are imported, whether a stand-in's original is there. They are imported anew for a
 # dry run, and those of an earlier one are kept for the next.

@@ -188,7 +188,7 @@ class LLM:
         return self._answering.tokenizer
 
     def shutdown(self) -> None:
-        self._engine.sleep()
+        self._engine.close()
 
 
 _FORMATS = {"bitsandbytes": "int4", "awq": "int4", "gptq": "int4", "fp8": "fp8"}
