@@ -139,7 +139,7 @@ def tell_transformers() -> Iterator[Undo]:
     known: dict[str, Any] = module.PACKAGE_DISTRIBUTION_MAPPING
     mine = {name: said for name, said in _DISTRIBUTIONS.items() if name not in known}
     asked = [found for name, found in vars(module).items()
-             if name.startswith("is_flash_attn") and hasattr(found, "cache_clear")]
+             if name.startswith(("is_flash_attn", "is_liger")) and hasattr(found, "cache_clear")]
 
     def put_back() -> None:
         for name in mine:

@@ -13,7 +13,8 @@ from analyzer.on_use import load
 _FLASH = "analyzer.tools.dryrun.flash_attn:MODULES"
 #: Where the modules of each package are, and what each has; imported when a script asks for one.
 _PACKAGES = {"vllm": "analyzer.tools.dryrun.vllm:MODULES", "sglang": "analyzer.tools.dryrun.sglang:MODULES",
-             "flash_attn": _FLASH, "flash_attn_interface": _FLASH}
+             "flash_attn": _FLASH, "flash_attn_interface": _FLASH,
+             "liger_kernel": "analyzer.tools.dryrun.liger:MODULES"}
 _ALWAYS = ("vllm", "sglang")  # also where they are installed, since they would start; of others the real one runs
 
 # Packages that look once, when they are imported, whether a stand-in's original is there. They are imported anew for a
