@@ -55,6 +55,8 @@ class RankStep(EagerStep):
         self._follow_parameters()
 
     def run_step(self, index: int) -> None:
+        if self.step is not None and self.short_run is None and index:
+            self.recorder.modules.describe_step(index)  # a caller's own first step may do less than those behind it
         with nullcontext() if self.short_run is None else self.short_run.watching_reads():
             super().run_step(index)
 

@@ -16,7 +16,7 @@ from analyzer.tools.search.advice import list_changes, list_neighbors
 from analyzer.tools.search.bound import least_bytes
 from analyzer.tools.search.export import export
 from analyzer.tools.search.layout import Layout, Question, Space, list_layouts
-from analyzer.tools.search.probe import Probe, ProbeJournal, Subject, run_probe
+from analyzer.tools.search.probe import Probe, ProbeJournal, Subject, run_probes
 from analyzer.tools.search.result import SearchResult
 from analyzer.tools.search.search import Interrupted, Searcher, read_cluster
 from analyzer.tools.search.stage import Piece
@@ -112,7 +112,7 @@ def test_the_least_short_layouts_are_told_where_nothing_fits() -> None:
                         "pipeline": 1, "checkpointing": ["none", "blocks"]})
     subject = Subject(Target("small", small), read_cluster("4xh100")[1], 64)
     searcher = Searcher(subject, Question(4, 8, 8, 64, choices), ProbeJournal(None, {}),
-                        lambda jobs: ((job, run_probe(job)) for job in jobs))
+                        run_probes)
     layouts = list_layouts(searcher.question, searcher.facts)
     searcher.capacity = int(max(least_bytes(layout, searcher.sizes, None) for layout in layouts))  # states, no more
     searcher.bound()
@@ -137,7 +137,7 @@ def test_the_best_of_half_and_of_twice_as_many_devices() -> None:
                         "pipeline": 1, "checkpointing": "none"})
     told: list[str] = []
     searcher = Searcher(Subject(Target("small", small), read_cluster("4xh100")[1], 64), Question(4, 8, 8, 64, choices),
-                        ProbeJournal(None, {}), lambda jobs: ((job, run_probe(job)) for job in jobs),
+                        ProbeJournal(None, {}), run_probes,
                         lambda share, text: told.append(text))
     found = {devices: step for devices, step in list_neighbors(searcher) if step is not None}
     assert {devices: step.layout.devices for devices, step in found.items()} == {2: 2, 8: 8}

@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from analyzer.units import format_bytes
 
 from .compose import JobStep
+from .layout import Layout
 from .result import LayoutChange
 
 _Searcher = Any  # `search.Searcher`, whose file imports this one
@@ -60,10 +61,23 @@ def list_neighbors(searcher: _Searcher) -> tuple[tuple[int, JobStep | None], ...
                                    searcher._run, tell)
             other.span = 0.8 + 0.1 * i, 0.83 + 0.1 * i
             other.bound()
-            other.span = 0.83 + 0.1 * i, 0.9 + 0.1 * i
+            other.span = 0.83 + 0.1 * i, 0.84 + 0.1 * i
+            other.evaluate(_find_nearest(other, searcher.best))
+            other.span = 0.84 + 0.1 * i, 0.9 + 0.1 * i
             other.rank(1)
             found.append((devices, other.best))
     return tuple(found)
+
+
+def _find_nearest(searcher: _Searcher, best: JobStep | None) -> list[Layout]:
+    """The layout that may fit and differs least from the best one of other devices: once its step is known, most others
+    are too slow by their bounds.
+    """
+    if best is None:
+        return []
+    known = asdict(best.layout)
+    return sorted(searcher.bounds, key=lambda layout: (
+        sum(known[name] != value for name, value in asdict(layout).items()), searcher.bounds[layout], layout))[:1]
 
 
 def list_assumptions(searcher: _Searcher, best: Sequence[JobStep]) -> tuple[str, ...]:

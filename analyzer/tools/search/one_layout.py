@@ -8,7 +8,7 @@ from analyzer.hardware import ClusterSpec
 from analyzer.zoo.target import Target
 
 from .layout import Layout, Question, Space
-from .probe import ProbeJournal, Subject, find_template, run_probe
+from .probe import ProbeJournal, Subject, find_template, run_probes
 from .rank import Loss, causal_loss
 from .result import SearchResult
 from .search import Searcher, conclude
@@ -25,7 +25,7 @@ def compose_layout(target: Target, cluster: ClusterSpec, layout: Layout, sequenc
     for problem in _list_problems(template, layout, sequence):
         raise InputError(f"{target.name}: {layout}: {problem}")
     question = Question(layout.devices, cluster.devices_per_host, layout.global_batch, sequence, Space())
-    searcher = Searcher(subject, question, ProbeJournal(None, {}), lambda jobs: ((job, run_probe(job)) for job in jobs))
+    searcher = Searcher(subject, question, ProbeJournal(None, {}), run_probes)
     searcher.counts["layouts"] = 1
     searcher.evaluate([layout])
     for error in searcher.failed.values():
@@ -40,7 +40,7 @@ def list_best(target: Target, cluster: ClusterSpec, devices: int, global_batch: 
     """
     subject = Subject(target, cluster, sequence, loss=loss)
     question = Question(devices, cluster.devices_per_host, global_batch, sequence, Space.of(choices))
-    searcher = Searcher(subject, question, ProbeJournal(None, {}), lambda jobs: ((job, run_probe(job)) for job in jobs))
+    searcher = Searcher(subject, question, ProbeJournal(None, {}), run_probes)
     searcher.bound()
     searcher.rank(count)
     if not searcher.steps:

@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 #: Ranks of the short pipeline in which each kind of stage runs, its place there, how many of its micro-batches are in
 #: flight at once in 1F1B, and how many there are: one more than that.
 SHORT, LONG = 2, 3
+_DEGREES = "replicate", "shard", "context", "expert", "tensor", "pipeline"  #: fields of a layout that its mesh has
 PROBE_OPTIONS = ProfileOptions(keep_events=False, steps=2, unknown_value="placeholder")
 
 
@@ -87,31 +89,62 @@ class ProbeJob:
 
 def run_probe(job: ProbeJob) -> dict[str, Any]:
     """The figures of a probe, or the ``error`` that its model raised."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="torch.distributed")
-            return dict(measure(job.subject, job.probe))
-    except Exception as error:  # a layout that this model, or torch, does not take
-        return {"error": f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"}
+    return next(run_probes([job]))[1]
 
 
-def measure(subject: Subject, probe: Probe) -> Figures:
-    """What the profile of a probe says, which `analyzer.profile` makes in a `world`."""
+def run_probes(jobs: Iterable[ProbeJob]) -> Iterator[tuple[ProbeJob, dict[str, Any]]]:
+    """The figures of each, in order, by this process. Neighbors of one place in a world share it, as what DTensors
+    remember there takes long to find.
+    """
+    for _, group in groupby(jobs, key=_find_place):
+        left = list(group)
+        while left:
+            found = _run_in_one_world(left)
+            yield from zip(left, found)
+            left = left[len(found):]
+
+
+def _find_place(job: ProbeJob) -> Any:
+    """What is the same of probes that may share a world; of those that would gain nothing the probe's own key."""
+    layout, probe = job.probe.layout, job.probe
+    if layout.tensor == 1 or layout.checkpointing == "planned":
+        return probe.key
+    degrees = replace(Layout(), **{name: getattr(layout, name) for name in _DEGREES})
+    return job.subject.cluster, degrees, probe.place
+
+
+def _run_in_one_world(jobs: Sequence[ProbeJob]) -> list[dict[str, Any]]:
+    """The figures of the first jobs, in a world that those have in common: to the first that fails, or to the end."""
+    found: list[dict[str, Any]] = []
+    subject, first = jobs[0].subject, jobs[0].probe
+    rank = first.place * (first.layout.devices // first.layout.pipeline)
+    meshes: dict[Any, Any] = {}
+    with warnings.catch_warnings(), world(first.layout.devices, rank, cluster=subject.cluster):
+        warnings.filterwarnings("ignore", module="torch.distributed")
+        for job in jobs:
+            try:
+                found.append(dict(measure(job.subject, job.probe, meshes)))
+            except Exception as error:  # a layout that this model, or torch, does not take
+                text = (str(error).strip().splitlines() or [""])[0]
+                return [*found, {"error": f"{type(error).__name__}: {text}"}]
+    return found
+
+
+def measure(subject: Subject, probe: Probe, meshes: dict[Any, Any] | None = None) -> Figures:
+    """What the profile of a probe says, which `analyzer.profile` makes in the `world` around; ``meshes`` are those of
+    the probes before it there, to which its own is added.
+    """
     layout, template = probe.layout, find_template(subject)
     stands_in = layout.pipeline == 1 and 0 < probe.part.blocks < len(template.blocks) and not probe.bare
     reader = FigureReader(subject.device, template.path if stands_in else None)
-    ranks_a_stage = layout.devices // layout.pipeline
-    rank = probe.place * ranks_a_stage
-    with world(layout.devices, rank, cluster=subject.cluster):
-        job = RankJob(template, layout, [probe.part], [probe.place], subject.sequence, probe.bare,
-                      subject.loss)
-        build: Any = job.build
-        if layout.checkpointing == "planned":  # blocks keep, run again or send to the host what one micro-batch needs
-            plan = plan_rank(subject, replace(layout, micro_batches=1), probe.part)
-            build = partial(_build_planned, plan, job)
-        options = replace(PROBE_OPTIONS, steps=1) if probe.bare else PROBE_OPTIONS
-        found = profile(build, job.inputs(), device=subject.device, step=job.step, profilers=reader.profilers,
-                        reuse=not stands_in, options=options, optimizer=None if probe.bare else job.make_optimizer())
+    job = RankJob(template, layout, [probe.part], [probe.place], subject.sequence, probe.bare, subject.loss, meshes)
+    build: Any = job.build
+    if layout.checkpointing == "planned":  # blocks keep, run again or send to the host what one micro-batch needs
+        plan = plan_rank(subject, replace(layout, micro_batches=1), probe.part)
+        build = partial(_build_planned, plan, job)
+    options = replace(PROBE_OPTIONS, steps=1) if probe.bare else PROBE_OPTIONS
+    found = profile(build, job.inputs(), device=subject.device, step=job.step, profilers=reader.profilers,
+                    reuse=not stands_in, options=options, optimizer=None if probe.bare else job.make_optimizer())
     return reader.read(found, layout.devices, probe.with_spreads)
 
 
@@ -142,7 +175,7 @@ class ProbeJournal:
     def __init__(self, path: Path | None, head: Mapping[str, Any]) -> None:
         self.path, self.known = path, dict[str, dict[str, Any]]()
         self.made = 0
-        first = json.dumps({"format": "analyzer.search", "version": 3, **head}, sort_keys=True)
+        first = json.dumps({"format": "analyzer.search", "version": 4, **head}, sort_keys=True)
         if path is None:
             return
         if path.is_file():

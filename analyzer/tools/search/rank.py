@@ -137,16 +137,20 @@ def _selective_contexts() -> Any:
 
 class RankJob:
     """One rank of a layout, as `analyzer.profile` takes it: ``build``, ``step`` and ``inputs`` are called in its world.
-    ``stages`` are the places of its stages in the pipeline, ``parts`` what each of them holds.
+    ``stages`` are the places of its stages in the pipeline, ``parts`` what each of them holds. ``meshes`` are those of
+    other jobs in one world, by their degrees.
     """
 
     def __init__(self, template: Template, layout: Layout, parts: Sequence[Piece], stages: Sequence[int],
-                 sequence: int, is_bare: bool = False, loss: Loss = causal_loss) -> None:
+                 sequence: int, is_bare: bool = False, loss: Loss = causal_loss,
+                 meshes: dict[Any, Any] | None = None) -> None:
         self.template, self.layout, self.sequence, self.loss = template, layout, sequence, loss
         self.parts, self.stages, self.is_bare = list(parts), list(stages), is_bare
         self.is_half = is_bare or layout.precision == "bf16" or layout.is_distributed
         self.schedule: Any = None
         self.buffers: list[ParamBuffer] = []
+        self._meshes = meshes
+        self._steps = 0  # that were begun
 
     def make_mesh(self) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
@@ -158,11 +162,14 @@ class RankJob:
             shards = {"outer": lay.shard // inner, "expert": inner, "context": lay.context}
         sizes = {"pipeline": lay.pipeline, "replicate": lay.replicate, **shards, "tensor": lay.tensor}
         kept = {name: n for name, n in sizes.items() if n > 1 or name == "outer"} or {"shard": 1}
-        return init_device_mesh("cuda", tuple(kept.values()), mesh_dim_names=tuple(kept))
+        known, key = {} if self._meshes is None else self._meshes, tuple(kept.items())
+        if key not in known:
+            known[key] = init_device_mesh("cuda", tuple(kept.values()), mesh_dim_names=tuple(kept))
+        return known[key]
 
     def build(self) -> nn.Module:
         """Make the rank's stages and, in a pipeline, their schedule."""
-        lay, self.mesh = self.layout, self.make_mesh()
+        lay, self.mesh, self._steps = self.layout, self.make_mesh(), 0
         made = [make_part(self.template, part, lay, self.mesh, self.is_half) for part in self.parts]
         self.model: Any = made[0]
         if lay.is_distributed and not self.is_bare:
@@ -258,7 +265,10 @@ class RankJob:
             yield
 
     def step(self, _: nn.Module, optimizer: Any, *inputs: Any) -> None:
-        """Passes of all micro-batches, and the update."""
+        """Passes of all micro-batches, and the update. Without a pipeline the first step, after which optimizer states
+        are there and wrappers know the model, is of one micro-batch.
+        """
+        self._steps += 1
         with self._training():
             if self.schedule is not None:
                 given = {"target": inputs[0]} if any(part.last for part in self.parts) else {}
@@ -272,12 +282,13 @@ class RankJob:
     def _accumulate(self, inputs: Sequence[Any]) -> None:
         is_wrapped = isinstance(self.model, nn.parallel.DistributedDataParallel)
         casts = not self.is_half and not self.layout.is_sharded
-        for i in range(self.layout.micro_batches):
+        count = self.layout.micro_batches if self._steps > 1 else 1
+        for i in range(count):
             here = inputs
             if self.template.takes_tokens and self.parts[0].first:
                 size = self.layout.micro_batch
                 here = [inputs[0][i * size:(i + 1) * size]]
-            is_last = i == self.layout.micro_batches - 1
+            is_last = i == count - 1
             with self.model.no_sync() if is_wrapped and not is_last else nullcontext():
                 with torch.autocast("cuda", dtype=torch.bfloat16) if casts else nullcontext():
                     out = self.model(*here)

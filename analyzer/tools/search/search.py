@@ -28,13 +28,13 @@ from .bound import DOES_MORE, close_seconds, does_more, least_bytes, least_secon
 from .compose import JobStep, ModelSizes, compose, list_probes
 from .figures import Figures
 from .layout import Layout, Question, Space, list_layouts
-from .probe import Probe, ProbeJob, ProbeJournal, Subject, find_template, make_template, run_probe
+from .probe import Probe, ProbeJob, ProbeJournal, Subject, find_template, make_template, run_probe, run_probes
 from .result import SearchResult
 from .stage import LINEAR_WAYS, Template, find_way, list_experts
 
 GLOBAL_BATCH = 1024       #: samples of a step where nothing says how many
 LONGEST = 8192            #: tokens of a sample where nothing says how many, if the model takes so many
-_SOON = 24                #: bare ranks, of which more take a while: some step is composed before
+_SOON = 24                #: bare ranks to profile, of which more take a while: some step is composed before
 _ROUND = 2                #: layouts whose steps are composed before bounds are looked at again, whatever the workers
 _Key = TypeVar("_Key")
 Progress = Callable[[float, str], None]
@@ -161,7 +161,8 @@ class Searcher:
             left = sorted(layouts, key=lambda one: (least_bytes(one, self.sizes, None), one))[:_ROUND]
             room = float("inf")
         probes = {layout: list_bare(self._find_plain(layout), self.sizes) for layout in left}
-        if len({probe.key for found in probes.values() for probe in found.values()}) > _SOON:
+        unknown = {probe.key for found in probes.values() for probe in found.values()} - self.journal.known.keys()
+        if len(unknown) > _SOON:
             start, stop = self.span
             self.span = start, start + (stop - start) / 10
             self.evaluate([min(left, key=_usual)])  # there is an answer before all bounds are known
@@ -352,8 +353,7 @@ def _running(workers: int | None, executor: Executor | None) -> Iterator[Run]:
             # spawn: a fork would copy the threads' locks of torch and of the caller
             executor = stack.enter_context(ProcessPoolExecutor(
                 workers or os.cpu_count() or 1, multiprocessing.get_context("spawn"), initializer=start_worker))
-        yield partial(_run_in, executor) if executor is not None else (
-            lambda jobs: ((job, run_probe(job)) for job in jobs))
+        yield run_probes if executor is None else partial(_run_in, executor)
 
 
 def _run_in(executor: Executor, jobs: Sequence[ProbeJob]) -> Iterator[tuple[ProbeJob, dict[str, Any]]]:
