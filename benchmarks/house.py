@@ -128,6 +128,7 @@ def measure() -> Mapping[str, int]:
     """Every measure by its name."""
     lines, files = count_room("replay")
     search = [name for name in FILES if name.startswith("analyzer.tools.search")]
+    benchmarks = PACKAGE.with_name("benchmarks").rglob("*.py")
     return {
         "functions that say which modules are alike": len(list_alike()),
         "replay/: lines": lines, "replay/: files": files, "state/: lines": count_room("state")[0],
@@ -138,7 +139,8 @@ def measure() -> Mapping[str, int]:
         "registries": len(list_registries()), "names with two or more meanings": len(list_shared_names()),
         "files behind api.profile": len(closure("analyzer.api.profile")),
         "files behind tools/search": len(closure(*search)),
-        "imports of api/session.py": len(imports_of("analyzer.api.session"))}
+        "imports of api/session.py": len(imports_of("analyzer.api.session")),
+        "benchmarks/: lines": sum(len(path.read_text().splitlines()) for path in benchmarks)}
 
 
 def main() -> None:
