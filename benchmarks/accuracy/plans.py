@@ -7,6 +7,7 @@ the same graph, whose loss, gradients and buffers after a step on the CPU must e
 """
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -196,11 +197,13 @@ def tell_sharded() -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=["models", "sharded", *CASES, []])
+    asked = parser.parse_args().parts
     torch.set_num_threads(1)
-    asked = sys.argv[1:]
     if not asked or "sharded" in asked:
         publish("plans.md", {"accuracy.plans sharded": tell_sharded()}, is_whole=True)
-    names = list(CASES) if not asked or "models" in asked else [name for name in asked if name in CASES]
+    names = list(CASES) if not asked or "models" in asked else [name for name in CASES if name in asked]
     if names:
         publish("plans.md", {"accuracy.plans": tell_models(names)}, is_whole=len(names) == len(CASES))
 
