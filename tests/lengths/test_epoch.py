@@ -19,7 +19,7 @@ from analyzer.tools.lengths.batching import Cell
 from analyzer.tools.lengths.columns import read_columns
 from analyzer.tools.lengths.epoch_memory import EpochMemory
 from analyzer.tools.lengths.inputs import call_maker
-from analyzer.tools.lengths.varied_step import Probe, VariedStep
+from analyzer.tools.lengths.varied_step import ProbedStep, VariedStep
 
 L4 = find_device("l4")
 
@@ -35,7 +35,7 @@ def _vary(model, make, cells, dims=("sequence",), **options):
 
         args, kwargs = call_maker(make, dims, cell.rows, cell.sizes)
         found = profile(model, args, kwargs, device=L4, profilers={"columns": read}, **options)
-        return Probe(cell, columns[0], found, logs[0])
+        return ProbedStep(cell, columns[0], found, logs[0])
 
     return VariedStep(run, cells, dims, L4), run
 

@@ -32,7 +32,7 @@ from analyzer.tools.serving import (
 from .saved_file import assume
 
 
-class Engine:
+class StandInEngine:
     """An engine of a deployment on the device of this process, or ``apart``, on others. It begins awake."""
 
     def __init__(self, deployment: Deployment, *, apart: bool = False, is_captured: bool = True,

@@ -10,9 +10,9 @@ import torch
 
 from analyzer.errors import InputError
 
-from .engine import Engine, deploy
+from .engine import StandInEngine, deploy
 from .saved_file import assume
-from .vllm import Answering, SamplingParams, broadcast_packed
+from .vllm import AnswerTexts, SamplingParams, broadcast_packed
 
 
 def _find_trained() -> Any:
@@ -32,7 +32,7 @@ def _check_server(client: Any, *_: Any, **__: Any) -> None:
         raise InputError("VLLMClient: no trainer with a model makes it, so it is not known what the server has")
     name = getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "") or type(model).__name__
     deployment = deploy(model.config, name, engine="vllm")
-    client.stand_in = Engine(deployment, apart=True), Answering(name)
+    client.stand_in = StandInEngine(deployment, apart=True), AnswerTexts(name)
     assume(f"vllm: a server of {name} was taken to be there, on 1 x {deployment.device.name} of its own, as vLLM's "
            "newest version; answers have as many tokens as were asked for at most; what is sent to it takes no time "
            "of the network")

@@ -23,7 +23,7 @@ _ASKING = ("trl",)
 _kept: dict[str, ModuleType] = {}
 
 
-class _Finder:
+class _PackageFinder:
     """Finds and makes the modules of the stand-ins for some packages."""
 
     def __init__(self, packages: Collection[str]) -> None:
@@ -58,7 +58,7 @@ def stand_in_packages() -> Iterator[None]:
     """
     packages = [name for name in _PACKAGES if name in _ALWAYS or PathFinder.find_spec(name) is None]
     taken = _take(*packages, *_ASKING)
-    finder = _Finder(packages)
+    finder = _PackageFinder(packages)
     try:
         sys.modules.update(_kept)
         sys.meta_path.insert(0, finder)

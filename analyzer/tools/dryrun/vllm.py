@@ -10,7 +10,7 @@ import torch
 from analyzer.hardware import simulated_spec
 from analyzer.meta.state import current
 
-from .engine import Engine, deploy
+from .engine import StandInEngine, deploy
 from .saved_file import assume
 
 # Names and arguments as in vLLM 0.31: entrypoints/llm.py, sampling_params.py, outputs.py, logprobs.py,
@@ -59,7 +59,7 @@ class LoRARequest(SimpleNamespace):
         super().__init__(lora_name=lora_name, lora_int_id=lora_int_id, lora_path=lora_path, **others)
 
 
-class Answering:
+class AnswerTexts:
     """Texts and token ids of answers, which have the length that was asked for."""
 
     def __init__(self, model: str, tokenizer: Any = None) -> None:
@@ -87,7 +87,7 @@ class Answering:
             return (list(ids), prompt.get("prompt")) if ids is not None else self.read(prompt["prompt"])
         return list(prompt), None
 
-    def answer(self, engine: Engine, prompts: Sequence[Any], params: Sequence[SamplingParams],
+    def answer(self, engine: StandInEngine, prompts: Sequence[Any], params: Sequence[SamplingParams],
                longest: int | None) -> list[RequestOutput]:
         token, word = self.word()
         given, asked = list[RequestOutput](), list[tuple[int, int]]()
@@ -135,8 +135,8 @@ class LLM:
             chunk=max_num_batched_tokens or (16384 if is_large else 8192),
             sequences=max_num_seqs or (1024 if is_large else 256), weights=_FORMATS.get(quantization or "", "bf16"),
             cache="fp8" if kv_cache_dtype.startswith("fp8") else "bf16")
-        self._engine = Engine(deployment, is_captured=not enforce_eager, can_sleep=enable_sleep_mode)
-        self._answering = Answering(self._model, tokenizer)
+        self._engine = StandInEngine(deployment, is_captured=not enforce_eager, can_sleep=enable_sleep_mode)
+        self._answering = AnswerTexts(self._model, tokenizer)
         assume(f"vllm: a stand-in for version {VERSION} took its place. Of {self._model} it held weights, a cache of "
                f"{deployment.memory_share or 0:.0%} of the device and captured graphs, in torch's own figures too; "
                "answers have as many tokens as were asked for at most; a rollout's time is that of our model of "

@@ -24,7 +24,7 @@ from .epoch_memory import EpochMemory
 from .epoch_profile import Course, EpochProfile
 from .inputs import call_maker
 from .limit import find_limit, has_one_size
-from .varied_step import Probe, StepTime, VariedStep
+from .varied_step import ProbedStep, StepTime, VariedStep
 
 STEPS = 2_000  #: steps over which the allocator runs, where it is not said how many
 _LARGEST = 10  # steps of the others that come behind them
@@ -66,7 +66,7 @@ def profile_epoch(model: torch.nn.Module | Callable[[], torch.nn.Module], make_i
 
     settings: list[AllocatorOptions] = []  # which the environment may say
 
-    def run(cell: Cell) -> Probe:
+    def run(cell: Cell) -> ProbedStep:
         columns, logs = list[Columns](), list[Log]()
 
         def read(log: Log) -> Annotation:
@@ -80,7 +80,7 @@ def profile_epoch(model: torch.nn.Module | Callable[[], torch.nn.Module], make_i
         args, kwargs = call_maker(make_inputs, epoch.dims, cell.rows, cell.sizes)
         found = profile(model, args, kwargs, device=spec, options=plain, profilers={"columns": read},
                         **profile_options)
-        return Probe(cell, columns[0], found, logs[0])
+        return ProbedStep(cell, columns[0], found, logs[0])
 
     chosen, remarks = choose_steps(epoch, steps)
     with rare_collections():

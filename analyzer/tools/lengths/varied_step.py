@@ -45,7 +45,7 @@ def read_time(found: Annotation) -> StepTime | None:
 
 
 @dataclass
-class Probe:
+class ProbedStep:
     """A profiled step: its columns and its log, which is kept of one of each kind."""
 
     cell: Cell
@@ -71,7 +71,7 @@ class CellColumns:
 class Regime:
     """Cells at which a step makes the same calls: its columns there are functions of sizes, checked at each probe."""
 
-    def __init__(self, probes: Sequence[Probe], device: DeviceSpec) -> None:
+    def __init__(self, probes: Sequence[ProbedStep], device: DeviceSpec) -> None:
         self.probes, self.device = list(probes), device
         for probe in [probe for probe in probes if probe.log is not None][1:]:
             probe.log = None
@@ -149,7 +149,7 @@ class Regime:
         largest = max(self.probes, key=lambda probe: probe.cell.volume)
         return int(largest.columns.nbytes[~self.is_exact].sum())
 
-    def agrees(self, probe: Probe) -> bool:
+    def agrees(self, probe: ProbedStep) -> bool:
         """Whether a further profile has the sizes and workspaces that follow from the others."""
         found = self.at(probe.cell)
         asked = {one: blocks for one, blocks in zip(found.workspaces, found.blocks) if blocks}
@@ -215,12 +215,12 @@ class Branch:
 class VariedStep:
     """A step at each of ``cells``, of which ``run`` profiles as few as tell the others. ``dims`` name the sizes."""
 
-    def __init__(self, run: Callable[[Cell], Probe], cells: Collection[Cell], dims: Sequence[str],
+    def __init__(self, run: Callable[[Cell], ProbedStep], cells: Collection[Cell], dims: Sequence[str],
                  device: DeviceSpec) -> None:
         self.dims, self.device = tuple(dims), device
         self.cells = sorted(set(cells), key=lambda cell: (cell.volume, cell))
         self._run = run
-        self.probes: dict[Cell, Probe] = {}
+        self.probes: dict[Cell, ProbedStep] = {}
         self.checked: list[Cell] = []  #: profiled, and found as foretold
         self._explore()
 
@@ -246,7 +246,7 @@ class VariedStep:
                 chosen += found[-1:]
         return list(dict.fromkeys(chosen))
 
-    def _profile(self, cell: Cell) -> Probe:
+    def _profile(self, cell: Cell) -> ProbedStep:
         if cell not in self.probes:
             done = len(self.probes)
             with progress_part(1 - 0.9**done, 1 - 0.9**(done + 1), f"profiling {self.describe(cell)}"):

@@ -98,14 +98,14 @@ def draw_segments(history: History, lines: Lines, categories: Sequence[str]) -> 
     """
     segments, blocks = history.memory.segments, history.memory.blocks
     number_of = {int(history.address[block]): int(block) for block in history.at(len(history.memory.events) - 1)}
-    inside: dict[int, list[_Piece]] = {}
+    inside: dict[int, list[_ShownBlock]] = {}
     unused = segments.bytes.copy()
     for row in np.flatnonzero(blocks.is_live).tolist():
         segment, address, size = int(blocks.segment[row]), int(blocks.address[row]), int(blocks.bytes[row])
         name = categories[number_of[address]] if address in number_of else "other"
         line = str(lines.of(int(blocks.stack[row]), is_recorded=False))
         inside.setdefault(segment, []).append(
-            _Piece(address - int(segments.address[segment]), size, _SHOWN.get(name, name), line))
+            _ShownBlock(address - int(segments.address[segment]), size, _SHOWN.get(name, name), line))
         unused[segment] -= size
     order = [segment for segment in np.lexsort((-segments.bytes, -unused)).tolist() if segment in inside]
     drawn, rest = order[:_MOST_DRAWN], order[_MOST_DRAWN:]
@@ -126,7 +126,7 @@ def draw_segments(history: History, lines: Lines, categories: Sequence[str]) -> 
             f'<div class="keys">{keys}</div>{"".join(bars)}')
 
 
-class _Piece(NamedTuple):
+class _ShownBlock(NamedTuple):
     """A block within its segment."""
 
     start: int
@@ -143,10 +143,10 @@ def _color_of(category: str) -> str:
     return f"var(--{category.replace(' ', '-')}, var(--other))"
 
 
-def _draw_pieces(pieces: Sequence[_Piece], size: int) -> str:
+def _draw_pieces(pieces: Sequence[_ShownBlock], size: int) -> str:
     """The blocks of a segment and the gaps between them; neighbours that look alike or are narrow are drawn as one."""
     drawn, at, narrow = [], 0, size * _NARROWEST
-    runs: list[list[_Piece]] = []
+    runs: list[list[_ShownBlock]] = []
     for piece in pieces:
         last = runs[-1][-1] if runs else None
         if last is not None and piece.category == last.category and (
