@@ -34,7 +34,7 @@ Figures = dict[str, int | float]
 
 
 @dataclass(frozen=True)
-class Shortage:
+class ReportedShortage:
     """One shortage: ``what`` lacks memory, the text's ``figures`` by name, and all in words with what would do."""
 
     what: str
@@ -132,14 +132,14 @@ _FORMS: Sequence[tuple[str, re.Pattern[str], Callable[[re.Match[str]], tuple[Fig
                                   r"desired GPU memory utilization \(([\d.]+), ([\d.]+) GiB\)"), _tell_share))
 
 
-def find_shortages(lines: Iterable[str]) -> list[Shortage]:
+def find_shortages(lines: Iterable[str]) -> list[ReportedShortage]:
     """The shortages of a text, each once.
 
     >>> found, = find_shortages(["DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."])
     >>> found.what, found.figures
     ('host', {'requested_bytes': 4096})
     """
-    found: dict[tuple[int | None, str], Shortage] = {}
+    found: dict[tuple[int | None, str], ReportedShortage] = {}
     left: float | None = None
     for number, line in enumerate(lines, 1):
         line = line[:LONGEST_LINE]
@@ -160,11 +160,11 @@ def find_shortages(lines: Iterable[str]) -> list[Shortage]:
             if key in found:
                 object.__setattr__(found[key], "count", found[key].count + 1)
             else:
-                found[key] = Shortage(what, number, key[0], figures, said)
+                found[key] = ReportedShortage(what, number, key[0], figures, said)
     return list(found.values())
 
 
-def describe_shortages(name: str, shortages: Sequence[Shortage]) -> str:
+def describe_shortages(name: str, shortages: Sequence[ReportedShortage]) -> str:
     """Each in words."""
     parts = [f"{clean(name)}: {len(shortages)} shortage{'s' * (len(shortages) > 1)} of memory that PyTorch's allocator "
              "of the device does not tell of"]

@@ -96,18 +96,19 @@ def describe_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any],
     return signature, inputs, outputs
 
 
-class _Facts(NamedTuple):
+class _OperatorTraits(NamedTuple):
     operator: Any  # kept, so that no other takes its id
     composite: bool
     silent: bool
 
 
-_facts: dict[int, _Facts] = {}
+_facts: dict[int, _OperatorTraits] = {}
 
 
-def _look_up(func: Any) -> _Facts:
+def _look_up(func: Any) -> _OperatorTraits:
     known = describe_operator(func) if isinstance(func, torch._ops.OpOverload) else None  # a higher-order operator
-    found = _facts[id(func)] = _Facts(func, known is not None and known.composite, known is not None and known.silent)
+    found = _facts[id(func)] = _OperatorTraits(func, known is not None and known.composite,
+                                               known is not None and known.silent)
     return found
 
 
