@@ -320,7 +320,7 @@ longest answers cost, dollars of 1,000 steps, whether it fits, the room that is 
 
 Updates and scoring are composed of profiled ranks as `analyzer search` does, rollouts are simulated as
 `analyzer generate --engine server` does: of answers of differing lengths.
-""", {"the step": "prompts, samples, prompt-tokens, answer-tokens, oversample, updates, epochs, reference",
+""", {"the step": "prompts, samples of a prompt, prompt-tokens, answer-tokens, oversample, updates, epochs, reference",
       "the trainer": "trainer, micro-batch-tokens, score-tokens, lora, loss-chunks, entropy, keep",
       "the engines": "engine-devices, server, tp, pp, dp, ep, memory-share, engine-sequences, weights, experts, sleep, "
       "lag, in-flight"}, """\

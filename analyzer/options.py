@@ -273,7 +273,7 @@ _OF_POSTTRAINING = (
            choices="analyzer.tools.posttrain.plan:ALGORITHMS", metavar="NAME"),
     Option("--cluster", "how many devices of which kind, e.g. 8xh100", name="devices of a step", metavar="NxDEVICE"),
     _number("--prompts", "prompts of a step (default 64)"),
-    _number("--samples", "answers to each prompt (default 8)"),
+    _number("--samples", "answers to each prompt (default 8)", name="samples of a prompt"),
     Option("--prompt-tokens", "tokens of a prompt, in the mean and at most (default 256,512)", type=read_numbers,
            metavar="MEAN[,MAX]"),
     Option("--answer-tokens", "tokens of an answer: MEAN,MAX, or {analyzer.tools.lengths.distribution:GRAMMAR} "

@@ -6,18 +6,20 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
 import analyzer
-from analyzer import Profile, profile
+from analyzer import Profile, options, profile
 from analyzer.api.prediction import SAVED_OPTIONS
 from analyzer.cli import main, make_parser
 from analyzer.commands import COMMANDS
 from analyzer.facts import read_facts
 from analyzer.hardware import find_device
+from analyzer.option import Option
 from analyzer.recipe.recipe import Recipe
 from analyzer.report.progress_bar import ProgressBar
 from analyzer.tools.sweep.configuration import Configuration
@@ -225,6 +227,13 @@ def test_more_tokens_than_a_model_has_positions(run, words, text):
 def test_inference_excludes_what_training_alone_has(run, command, option):
     code, out, err = run(command, "resnet18", "--input", "2x3x32x32", "--mode", "infer", *option)
     assert (code, out) == (2, "") and f"--mode infer {' '.join(option)}: an inference step has no" in err
+
+
+def test_options_of_one_flag_have_names_of_their_own():
+    names = Counter(option.name for group in vars(options).values() if isinstance(group, tuple) for option in group
+                    if isinstance(option, Option))
+    assert names == Counter(options.OPTIONS.keys())
+    assert make_parser("show").parse_args(["show", "p.json", "--samples", "300M"]).samples == 3e8
 
 
 def test_a_saved_profile_holds_each_option_of_its_step():
