@@ -13,7 +13,7 @@ from .plan import PosttrainPlan
 from .result import PosttrainPhase, PosttrainProfile
 from .rollout import Rollout, Sampler
 from .score import PolicyLoss
-from .trainer import Held, Trainer, divide_passes
+from .trainer import HeldByRank, Trainer, divide_passes
 
 
 class Planner:
@@ -58,7 +58,7 @@ class _Step:
         self.device, self.cluster = plan.cluster.device, plan.cluster
         self.held = trainer.held(self.layout)
         if plan.critic:
-            self.held = Held(2 * self.held.model, 2 * self.held.optimizer)
+            self.held = HeldByRank(2 * self.held.model, 2 * self.held.optimizer)
         self.unseen = sum(unseen.bytes or 0 for unseen in list_unseen(self.device, plan.devices))
         self.per_host = min(plan.devices, plan.cluster.devices_per_host)
         self.phases: list[PosttrainPhase] = []

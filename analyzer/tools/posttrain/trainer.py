@@ -37,7 +37,7 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldByRank:
     """Bytes that the fullest rank of the trainer holds between its phases."""
 
     model: int
@@ -144,9 +144,9 @@ class Trainer:
         found = self._score(replace(layout, micro_batch=1, micro_batches=2), self._fit(layout, room))
         return int(found["pass_peak_bytes"])
 
-    def held(self, layout: Layout) -> Held:
+    def held(self, layout: Layout) -> HeldByRank:
         """Between phases, of the fullest rank."""
-        sizes, most = self.sizes(), Held(0, 0)
+        sizes, most = self.sizes(), HeldByRank(0, 0)
         parts = list_parts(layout, sizes.blocks)
         for stages in list_stages(layout):
             own = [parts[stage] for stage in stages]
@@ -156,7 +156,7 @@ class Trainer:
                 states += model - HALF * sum(sizes.held(part, layout.tensor) for part in own)
             else:
                 model = sum(least_state_bytes(replace(layout, optimizer=None), sizes, part)[0] for part in own)
-            most = max(most, Held(int(model), int(states - model)), key=lambda held: held.model + held.optimizer)
+            most = max(most, HeldByRank(int(model), int(states - model)), key=lambda held: held.model + held.optimizer)
         return most
 
     def whole_bytes(self) -> int:
