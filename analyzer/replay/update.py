@@ -45,24 +45,19 @@ def is_update_alike(optimizer: torch.optim.Optimizer | None, parameters: Sequenc
         if type(optimizer) not in _REPEATED or has_step_hooks(optimizer) or optimizer.state:
             return False
         lists = [group["params"] for group in optimizer.param_groups]
-    places = {id(p): (number, place, i) for number, run in enumerate(runs)
+    places = {id(p): ((number, place), i) for number, run in enumerate(runs)
               for place, held in enumerate(run.parameters) for i, p in enumerate(held)}
     for given in lists:
-        found, at = [places.get(id(p)) for p in given], 0
-        while at < len(found):
-            if (owner := found[at]) is None:
-                at += 1
-                continue
-            members = []
-            for other in found[at:]:
-                if other is None or other[:2] != owner[:2]:
-                    break
-                members.append(other[2])
-            blocks = range(len(runs[owner[0]].chain.blocks))
-            expected = [(owner[0], place, i) for place in blocks for i in members]
-            if found[at:at + len(expected)] != expected:
+        found = [places.get(id(p), (None, 0)) for p in given]
+        # of parameters in a row that are of one block: the block, and which of its parameters they are
+        rows = [(owner, [i for _, i in together]) for owner, together in groupby(found, lambda row: row[0])]
+        at = 0
+        while at < len(rows):
+            owner, members = rows[at]
+            blocks = range(1 if owner is None else len(runs[owner[0]].chain.blocks))
+            if owner is not None and rows[at:at + len(blocks)] != [((owner[0], i), members) for i in blocks]:
                 return False
-            at += len(expected)
+            at += len(blocks)
     return True
 
 
