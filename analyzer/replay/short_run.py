@@ -321,8 +321,7 @@ class ShortRun(RunListener):
         if self.state is None:
             return []
         with without_modes(), torch._C.DisableTorchFunction():
-            trained = [[p.requires_grad for p in run.parameters[run.chain.reference]]
-                       for _, run in self.list_repeated()]
+            trained = [[p.requires_grad for p in run.parameters[run.chain.reference]] for run in self.runs]
             return [*self.state.note_changes(), ("requires_grad of a parameter", trained)]
 
     def _change(self) -> str | None:
