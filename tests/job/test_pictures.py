@@ -1,5 +1,6 @@
 """Steps of denoisers: options of diffusers' scripts and of sd-scripts, what is on the device, a script's own peak."""
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from analyzer import dry_run, read_job
 from analyzer.tools.job import Job, JobError, read_command
 from analyzer.tools.job.change import Changes
-from analyzer.tools.job.plan import Adapter, EncodingPass, PicturePlan, TrainingPlan
+from analyzer.tools.job.plan import Adapter, EncodingPass, PicturePlan, Sharding, TrainingPlan
 from analyzer.tools.job.screen import describe_job, describe_training
 from analyzer.tools.job.training import profile_training
 
@@ -246,6 +247,15 @@ def test_what_is_beside_the_denoiser(folder: Path) -> None:
     before = profile(encodes_images=False, preparations=(EncodingPass(images=64, beside=("denoiser", "texts")),))
     assert before.fullest is before.preparations[0] and before.fullest.params == whole.profile.params
     assert "memory is fullest before the first step" in describe_training(before)
+
+
+def test_ranks_share_all_that_a_step_of_images_has(folder: Path) -> None:
+    pytest.importorskip("diffusers")
+    plan = TrainingPlan(model=str(folder), task="denoise", length=1, micro_batch=2, dtype="fp32", ranks=2,
+                        picture=PicturePlan(height=64, width=64), sharding=Sharding(kind="fsdp", dtype="bf16"))
+    many, one = profile_training(plan, "h100").profile, profile_training(replace(plan, ranks=1), "h100").profile
+    assert many.param_bytes == pytest.approx(one.param_bytes / 2, rel=0.01)
+    assert many.optimizer_bytes == pytest.approx(one.optimizer_bytes / 2, rel=0.01)
 
 
 def test_switches_say_what_they_mean_where_they_are_given() -> None:

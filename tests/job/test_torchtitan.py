@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from analyzer.tools.job import Job, JobError, read_command, read_job
-from analyzer.tools.job.plan import ModelParallel, Sharding, TrainingPlan
+from analyzer.tools.job.plan import ModelParallel, PicturePlan, Sharding, TrainingPlan
 
 TOML = """\
 [job]
@@ -86,6 +86,21 @@ def test_what_is_refused_is_told_with_its_line(tmp_path: Path, before: str, afte
     with pytest.raises(JobError) as error:
         _read(tmp_path, TOML.replace(before, after))
     assert str(error.value).removeprefix(f"{tmp_path}/").startswith(problem)
+
+
+def test_images(tmp_path: Path) -> None:
+    """Each pass encodes its images, and texts of 256 tokens, in the dtype of passes that ranks share."""
+    text = TOML.replace('"llama3"\nflavor = "8B"', '"flux"\nflavor = "flux-schnell"').replace(
+        "seq_len = 8192", "img_size = 512\nclassifier_free_guidance_prob = 0.4")
+    job = _read(tmp_path, f"{text}\n[encoder]\nmax_t5_encoding_len = 256\nt5_encoder = 't5'\n")
+    assert job.missing == []
+    plan = job.plan
+    assert isinstance(plan, TrainingPlan) and plan.picture == PicturePlan(
+        height=512, width=512, image_dtype="bf16", text_dtype="bf16", text_tokens=256)
+    assert (plan.model, plan.task, plan.length, plan.checkpoints) == (
+        "black-forest-labs/FLUX.1-dev", "denoise", 1, "blocks")
+    with pytest.raises(JobError, match="global_batch_size: 32: torchtitan's FLUX refuses several passes a step"):
+        _read(tmp_path, text.replace("img_size", "global_batch_size = 32\nimg_size"))
 
 
 def test_one_device_runs_under_autocast(tmp_path: Path) -> None:

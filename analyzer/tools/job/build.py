@@ -320,7 +320,7 @@ def share_model(model: nn.Module, plan: TrainingPlan) -> nn.Module:
     if sharding.kind == "ddp":
         return nn.parallel.DistributedDataParallel(model.cuda())
     assert sharding.kind == "fsdp"
-    return _shard(model, plan, sharding)
+    return _shard(model if plan.picture is None else model.cuda(), plan, sharding)
 
 
 def _shard(model: nn.Module, plan: TrainingPlan, sharding: Sharding) -> nn.Module:
@@ -367,3 +367,6 @@ def _list_shared_alone(model: nn.Module, shares_ends: bool) -> Iterator[nn.Modul
         weights = [getattr(end, "weight", None) for end in ends]
         if weights[0] is not weights[1]:
             yield from (end for end in ends if isinstance(end, nn.Module))
+    denoiser = getattr(model, "denoiser", None)
+    if isinstance(denoiser, nn.Module):  # whose inputs are cast as it is called
+        yield denoiser

@@ -9,13 +9,15 @@ from analyzer.errors import find_close
 
 from ..document import Edit
 from ..options import Options
-from ..plan import Checkpoints, ModelParallel, Sharding, TrainingPlan
+from ..plan import Checkpoints, ModelParallel, PicturePlan, Sharding, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
 from .megatron import divide_each_expert
 from .trainer import accumulate_of
 
 # torchtitan 0.2.2, torchtitan/config/job_config.py; models/*/__init__.py
 
+#: Pipelines whose denoiser, autoencoder and text encoders a flavor has; its model takes no guidance.
+_PIPELINES = {"flux-dev": "black-forest-labs/FLUX.1-dev", "flux-schnell": "black-forest-labs/FLUX.1-dev"}
 #: What flavors are, by the model's name.
 _FLAVORS: dict[str, dict[str, str]] = {
     "llama3": {**{size: f"meta-llama/Llama-3.1-{size}" for size in ("8B", "70B", "405B")},
@@ -24,7 +26,7 @@ _FLAVORS: dict[str, dict[str, str]] = {
     "deepseek_v3": {"16B": "deepseek-ai/DeepSeek-V2-Lite", "671B": "deepseek-ai/DeepSeek-V3"},
     "qwen3": {size: f"Qwen/Qwen3-{size}"
               for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")},
-    "gpt_oss": {"20b": "openai/gpt-oss-20b", "120b": "openai/gpt-oss-120b"}}
+    "gpt_oss": {"20b": "openai/gpt-oss-20b", "120b": "openai/gpt-oss-120b"}, "flux": _PIPELINES}
 _WITH_EXPERTS = ("llama4", "deepseek_v3", "gpt_oss")  #: and flavors such as 30B-A3B
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 SCHEDULES = ("1F1B", "Interleaved1F1B", "GPipe", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble")
@@ -35,11 +37,12 @@ _QUANTIZED = "float8 mx quantize"
 
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a TOML. Raises JobError for what torchtitan refuses."""
-    model = _read_model(_part(options, "model"))
+    model, draws = _read_model(_part(options, "model")), (options.get("model") or {}).get("name") == "flux"
     training = _part(options, "training")
     old = training.get("batch_size") is not None
     batch = training.count("batch_size" if old else "local_batch_size", 8, means="sequences of a pass of one device")
-    length = training.count("seq_len", 2048, means="tokens of a sequence; rows are filled up to it")
+    length = 1 if draws else training.count(
+        "seq_len", 2048, means="tokens of a sequence; rows are filled up to it")
     ranks, sharding, autocast, parallel = _read_ranks(options, training, launch)
     accumulate = None
     if training.get("global_batch_size") not in (None, -1, "-1"):
@@ -55,16 +58,22 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     dtype = training.text("dtype", "float32", choices=_DTYPES, means="of the weights") or "float32"
     clips = training.fraction("max_norm", 1.0) > 0
     training.rest("steps dataset dataset_path gc_freq gc_debug seed deterministic debug_* warmup_steps data_parallel_* "
-                  "global_batch_size enable_* loss_* mixed_precision_*")
+                  "global_batch_size enable_* loss_* mixed_precision_* test_mode"
+                  + " classifier_free_guidance_prob img_size" * draws)
     checkpoints, every = _read_checkpoints(options)
+    picture = _read_picture(options, sharding) if draws else None
+    if picture is not None and (accumulate or 1) > 1:
+        raise training.fail("global_batch_size", "torchtitan's FLUX refuses several passes a step")
     for name in _PARTS.split():
         if (part := options.part(name)) is not None:
             part.rest("*")
     _leave_out(options)
     options.rest("use_for_integration_test")
     return TrainingPlan(
-        model=model, micro_batch=batch, accumulate=accumulate or 1, length=length, dtype=_DTYPES[dtype],
-        autocast=autocast, checkpoints=checkpoints, checkpoint_every=every, optimizer=optimizer,
+        model=model, task="denoise" if draws else "sft", picture=picture, micro_batch=batch,
+        accumulate=accumulate or 1, length=length, dtype=_DTYPES[dtype],
+        autocast=autocast, checkpoints="blocks" if draws and checkpoints != "none" else checkpoints,
+        checkpoint_every=1 if draws else every, optimizer=optimizer,
         updates_in_backward=in_backward, clips=clips and not in_backward, compiles=compiles, ranks=ranks,
         sharding=sharding, parallel=parallel)
 
@@ -91,6 +100,18 @@ def _read_model(part: Options) -> str:
     part.leave_out("converters", "layers that it replaces, such as those of float8, are taken as they were")
     part.rest("hf_assets_path tokenizer_path print_after_conversion norm_type")
     return found or f"torchtitan/{name}-{flavor}"
+
+
+def _read_picture(options: Options, sharding: Sharding | None) -> PicturePlan:
+    """models/flux/train.py: each pass encodes its images and texts, in the dtype of passes where ranks shard."""
+    size = _part(options, "training").count("img_size", 256, means="pixels of an image, each side")
+    encoder = _part(options, "encoder")
+    tokens = encoder.count("max_t5_encoding_len", 512, means="tokens of a text")
+    encoder.rest("t5_encoder clip_encoder autoencoder_path")
+    if (part := options.part("inference")) is not None:
+        part.rest("*")
+    dtype = (sharding.dtype if sharding is not None and sharding.kind == "fsdp" else None) or "fp32"
+    return PicturePlan(height=size, width=size, image_dtype=dtype, text_dtype=dtype, text_tokens=tokens)
 
 
 def _read_ranks(options: Options, training: Options,
