@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -247,8 +246,8 @@ def section(evidences: Sequence[Evidence], found: Sequence[LeftOut]) -> str:
             for f in changed]
     columns = {"today": [f.today for f in found], "left out": [f.middles for f in found],
                "at the worse end": [f.ends for f in found]}
-    totals = "; ".join(f"{name}: median {percent(statistics.median(all_of), 3)}, worst {percent(max(all_of), 3)}"
-                       for name, errors in columns.items() for all_of in [[abs(e) for own in errors for e in own]])
+    totals = "; ".join(f"{name}: worst {percent(max(abs(e) for own in errors for e in own), 3)}"
+                       for name, errors in columns.items())
     headers = ["model left out", "cases", "bracket with it → without", "peak's error today", "left out, middle",
                "left out, worse end"]
     return f"""{constants}
