@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -91,18 +91,37 @@ def find_shape(name: str) -> PublishedShape | None:
 
 
 def find_alike(name: str) -> PublishedShape | None:
-    """`find_shape` of a name, of it without its organisation, or of what is left without its last endings.
+    """`find_shape` of a name, of it without its organisation, of what is left without its last endings, or of the only
+    shape whose names without theirs are that.
 
-    >>> find_alike("someone/Qwen2.5-7B-Instruct-GPTQ-Int4").name
-    'Qwen/Qwen2.5-7B'
+    >>> find_alike("someone/Qwen2.5-7B-Instruct-GPTQ-Int4").name, find_alike("gemma-3-27b").name
+    ('Qwen/Qwen2.5-7B', 'google/gemma-3-27b-it')
     """
     if (shape := find_shape(name)) is not None:
         return shape
+    stems = list(_list_stems(name))
+    for stem in stems:
+        if (shape := find_shape(stem)) is not None:
+            return shape
+    return _shapes_by_stem().get(stems[-1].lower())
+
+
+def _list_stems(name: str) -> Iterator[str]:
+    """A name without its organisation, and what is left without its last endings, one after the other."""
     less, short = name.rstrip("/").rsplit("/", 1)[-1], ""
-    while shape is None and less != short:
+    while less != short:
+        yield less
         short, less = less, _ENDINGS.sub("", less)
-        shape = find_shape(short)
-    return shape
+
+
+@cache
+def _shapes_by_stem() -> dict[str, PublishedShape]:
+    """Shapes by what is left of their names without endings; those of two shapes are in it for neither."""
+    found: dict[str, list[PublishedShape]] = {}
+    for shape in list_shapes():
+        for stem in {list(_list_stems(name))[-1].lower() for name in shape.names}:
+            found.setdefault(stem, []).append(shape)
+    return {stem: shapes[0] for stem, shapes in found.items() if len(shapes) == 1}
 
 
 #: What names say of the format of weights, the first that is there, by names of formats of servers.

@@ -193,9 +193,17 @@ def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     ("RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8-dynamic", "meta-llama/Llama-3.1-70B", "fp8"),
     ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-ai/DeepSeek-V3.2", None),
     ("axolotl-quants/Llama-4-Scout-17B-16E-Linearized-bnb-nf4-bf16", "meta-llama/Llama-4-Scout-17B-16E", None),
-    ("someone/Qwen3-8B-AWQ", "Qwen/Qwen3-8B", "int4"), ("qwen3-8b", "Qwen/Qwen3-8B", None)])
+    ("someone/Qwen3-8B-AWQ", "Qwen/Qwen3-8B", "int4"), ("qwen3-8b", "Qwen/Qwen3-8B", None),
+    # of the name that ships less was said
+    ("qwen2.5-vl-7b", "Qwen/Qwen2.5-VL-7B-Instruct", None), ("llama-3.3-70b", "meta-llama/Llama-3.1-70B", None)])
 def test_names_of_other_weights_are_of_the_same_shape(name: str, shape: str, form: str | None) -> None:
     found = find_alike(name)
     assert found is not None and found.name == shape
     assert tell_format(name) == form
     assert load_target(f"hf:{name}").inputs
+
+
+def test_less_of_a_name_than_tells_two_shapes_apart_is_none() -> None:
+    assert find_alike("mistral-7b") is None  # v0.1 and v0.3 have other vocabularies
+    with pytest.raises(InputError, match=r"hf:mistral-7b: .*did you mean mistral-7b-v0"):
+        load_target("hf:mistral-7b")
