@@ -1,5 +1,6 @@
 """Lengths of answers, and the rows that they fill."""
 import math
+from pathlib import Path
 
 import pytest
 
@@ -35,10 +36,10 @@ def test_answers_are_drawn_evenly_and_are_the_same_each_time() -> None:
     "lognormal:mean=200,p99=600,max=700", 700, 200.0)])
 def test_how_lengths_are_written(text: str, longest: int, mean: float) -> None:
     found = Answers.read(text)
-    assert (found.longest, found.mean) == (longest, pytest.approx(mean, rel=0.02))
+    assert found.longest == longest and found.mean == pytest.approx(mean, rel=0.02)
 
 
-def test_a_file_of_lengths(tmp_path) -> None:
+def test_a_file_of_lengths(tmp_path: Path) -> None:
     (tmp_path / "answers.txt").write_text("5\n1\n9\n")
     assert Answers.read(str(tmp_path / "answers.txt")).tokens == (1, 5, 9)
 

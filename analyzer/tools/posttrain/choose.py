@@ -23,29 +23,58 @@ def choose(planner: Planner, plan: PosttrainPlan, price: float | None = None,
     lacks the least memory. The update decides which layouts are looked at: the fastest by a search whose rows each have
     the longest sequence. Raises InputError where no layout can be.
     """
-    best: PosttrainProfile | None = None
-    tried, failed = 0, ""
+    chooser = _Chooser(planner, price, progress)
     splits = list(_list_splits(plan))
-    for place, split in enumerate(splits):
+    try:
+        for place, split in enumerate(splits):
+            chooser.look(split, place / len(splits), (place + 1) / len(splits))
+    except KeyboardInterrupt:
+        raise Interrupted(chooser.best, chooser.tried) from None
+    if chooser.best is None:
+        raise InputError(f"posttrain --choose: no way of {plan.model} on {plan.devices} devices: {chooser.failed}")
+    said = f"the fastest of {chooser.tried} ways that were planned"
+    return replace(chooser.best, assumptions=(*chooser.best.assumptions, said))
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C while ways are looked for; `result` is the best until then, None where there was none."""
+
+    def __init__(self, result: PosttrainProfile | None, tried: int) -> None:
+        super().__init__(f"{tried} ways were planned")
+        self.result = result
+
+
+class _Chooser:
+    """What was planned, the best of it, and why others could not be."""
+
+    def __init__(self, planner: Planner, price: float | None, progress: Progress | None) -> None:
+        self.planner, self.price, self.progress = planner, price, progress
+        self.best: PosttrainProfile | None = None
+        self.tried, self.failed = 0, ""
+
+    def look(self, split: PosttrainPlan, start: float, stop: float) -> None:
+        """Plan the fastest layouts with so many devices for engines; of all work it is the part from start to stop."""
+        def tell(share: float, text: str) -> None:
+            if self.progress is not None:
+                best = self.best
+                self.progress(start + share * (stop - start), f"{split.trainer_devices} devices of a trainer: {text}"
+                              if best is None else f"best so far: {best.step_seconds:.4g} s a step, {best.trainer}")
+
         try:
-            layouts = _find_layouts(planner, split)
+            layouts = _find_layouts(self.planner, split, tell)
         except InputError as error:
-            failed = failed or str(error)
-            continue
+            self.failed = self.failed or str(error)
+            return
         for other in _list_plans(split, layouts):
             try:
-                found = planner.plan(other, price)
+                found = self.planner.plan(other, self.price)
             except InputError as error:
-                failed = failed or str(error)
+                self.failed = self.failed or str(error)
                 continue
-            tried += 1
-            if best is None or _rank(found) < _rank(best):
-                best = found
-            if progress is not None:
-                progress((place + 0.5) / len(splits), f"best so far: {best.step_seconds:.4g} s a step, {best.trainer}")
-    if best is None:
-        raise InputError(f"posttrain --choose: no way of {plan.model} on {plan.devices} devices: {failed}")
-    return replace(best, assumptions=(*best.assumptions, f"the fastest of {tried} ways that were planned"))
+            self.tried += 1
+            if self.best is None or _rank(found) < _rank(self.best):
+                self.best = found
+            tell(1.0, "planned")
 
 
 def _rank(found: PosttrainProfile) -> tuple[bool, float]:
@@ -68,12 +97,13 @@ def _list_splits(plan: PosttrainPlan) -> Iterator[PosttrainPlan]:
             yield replace(plan, engine=engine, lag=max(1, plan.lag), in_flight=True)
 
 
-def _find_layouts(planner: Planner, plan: PosttrainPlan) -> list[Layout]:
+def _find_layouts(planner: Planner, plan: PosttrainPlan, progress: Progress) -> list[Layout]:
     """The fastest layouts of the trainer, in the order of their updates."""
     trainer, devices = planner.trainer(plan), plan.trainer_devices
     tokens = sum(plan.draw()) / plan.updates
     rows = max(1, round(tokens / plan.longest / devices)) * devices
-    return list_best(trainer.target, plan.cluster, devices, rows, plan.longest, _LAYOUTS, loss=trainer.loss)
+    return list_best(trainer.target, plan.cluster, devices, rows, plan.longest, _LAYOUTS, loss=trainer.loss,
+                     progress=progress)
 
 
 def _list_plans(plan: PosttrainPlan, layouts: list[Layout]) -> Iterator[PosttrainPlan]:

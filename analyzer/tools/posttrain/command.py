@@ -8,7 +8,7 @@ from typing import Any
 
 from analyzer.errors import InputError
 from analyzer.hardware.price import read_prices
-from analyzer.output import check_output
+from analyzer.output import check_output, print_error
 from analyzer.report.progress_bar import ProgressBar
 from analyzer.tools.search import Layout
 from analyzer.tools.search.command import read_field
@@ -18,7 +18,7 @@ from analyzer.zoo.target import load_target, model_errors
 
 from .advice import advise
 from .answers import Answers
-from .choose import choose
+from .choose import Interrupted, choose
 from .config import NO_LENGTHS, read_plan
 from .plan import EnginePlan, PosttrainPlan
 from .planner import Planner
@@ -53,6 +53,12 @@ def run_posttrain(arguments: argparse.Namespace) -> int:
                 found = advise(planner, plan, found, bar)
                 bar.clear()
                 print(f"\n{found.advice()}")
+    except Interrupted as stop:
+        bar.clear()
+        if stop.result is not None:
+            print(stop.result)
+        print_error(f"interrupted: {stop}")
+        return 130
     except NoRoomError as error:
         print(f"does NOT fit: {error}")
         return 3

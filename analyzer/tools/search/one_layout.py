@@ -11,7 +11,7 @@ from .layout import Layout, Question, Space
 from .probe import ProbeJournal, Subject, find_template, run_probes
 from .rank import Loss, causal_loss
 from .result import SearchResult
-from .search import Searcher, conclude
+from .search import Progress, Searcher, conclude
 from .stage import Template
 
 
@@ -34,14 +34,16 @@ def compose_layout(target: Target, cluster: ClusterSpec, layout: Layout, sequenc
 
 
 def list_best(target: Target, cluster: ClusterSpec, devices: int, global_batch: int, sequence: int, count: int,
-              loss: Loss = causal_loss, **choices: Any) -> list[Layout]:
-    """The ``count`` fastest layouts that fit, the fastest first; those that lack least where none does. Raises
-    InputError where there is none.
+              loss: Loss = causal_loss, progress: Progress | None = None, **choices: Any) -> list[Layout]:
+    """The ``count`` fastest layouts that fit, the fastest first; those that lack least where none does. ``progress``
+    hears how far it is. Raises InputError where there is none.
     """
     subject = Subject(target, cluster, sequence, loss=loss)
     question = Question(devices, cluster.devices_per_host, global_batch, sequence, Space.of(choices))
-    searcher = Searcher(subject, question, ProbeJournal(None, {}), run_probes)
+    searcher = Searcher(subject, question, ProbeJournal(None, {}), run_probes, progress)
+    searcher.span = 0.0, 0.4
     searcher.bound()
+    searcher.span = 0.4, 1.0
     searcher.rank(count)
     if not searcher.steps:
         raise InputError(f"{target.name}: no layout on {devices} devices takes {global_batch} samples of {sequence:,} "

@@ -171,7 +171,9 @@ def _read_trainer(policy: Options, task: Task, ranks: int, per_host: int) -> Tra
                            f"{ranks} of the trainer")
     runs_again = section.flag("activation_checkpointing", means="each block is run again in backward")
     adapter = _read_adapter(section, uses_megatron)
-    policy.leave_out("draft", "a draft that is trained too is left out")
+    draft = policy.part("draft")
+    if draft is not None and draft.flag("enabled"):
+        policy.note("draft", "not modelled", "a draft that is trained too is left out")
     section.rest("*")
     data = ranks // parallel.size
     pairs = 2 if task in ("dpo", "reward") else 1
@@ -184,7 +186,7 @@ def _read_trainer(policy: Options, task: Task, ranks: int, per_host: int) -> Tra
 
 
 def _read_megatron(section: Options) -> ModelParallel:
-    degrees = {name: section.count(f"{long}_model_parallel_size", 1, means=means) for name, long, means in (
+    degrees: dict[str, Any] = {name: section.count(f"{long}_model_parallel_size", means=what) for name, long, what in (
         ("tensor", "tensor", "ranks that divide each tensor"), ("pipeline", "pipeline", "stages of the blocks"),
         ("expert", "expert", "ranks that have different experts"))}
     section.number("num_layers_in_first_pipeline_stage")
