@@ -1,4 +1,5 @@
 """axolotl's YAML: what of it becomes a plan, and what is refused as axolotl refuses it."""
+import os
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_what_axolotl_refuses_is_told_with_its_line(tmp_path: Path, change: str,
     before, _, after = change.partition("=")
     with pytest.raises(JobError) as error:
         _read(tmp_path, QLORA.replace(before, after))
-    assert str(error.value).removeprefix(f"{tmp_path}/").startswith(problem)
+    assert str(error.value).removeprefix(f"{tmp_path}{os.sep}").startswith(problem)
 
 
 def test_an_unknown_option_is_told_with_its_neighbour(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Broken configurations and commands of every program: one error each, with the file, the line and the key. Nothing is
 profiled here.
 """
+import os
 import shlex
 from pathlib import Path
 
@@ -95,7 +96,7 @@ def test_what_is_no_text(tmp_path: Path) -> None:
                           ("f.py", "f.py: is a script: `analyzer dryrun ")):
         with pytest.raises(JobError) as error:
             read_job(tmp_path / name)
-        assert str(error.value).removeprefix(f"{tmp_path}/").startswith(problem), str(error.value)
+        assert str(error.value).removeprefix(f"{tmp_path}{os.sep}").startswith(problem), str(error.value)
     (tmp_path / "g.yml").write_bytes(b"\xef\xbb\xbf" + AXOLOTL.encode())  # a mark of the order of bytes is none of it
     assert read_job(tmp_path / "g.yml").program.name == "axolotl"
 

@@ -1,4 +1,5 @@
 """LLaMA-Factory's YAML and command: what of them becomes a plan, and what is refused as it refuses it."""
+import os
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def test_what_is_not_modelled_is_told(tmp_path: Path, change: str, name: str, wo
 def test_what_llamafactory_refuses_is_told_with_its_line(tmp_path: Path, change: str, problem: str) -> None:
     with pytest.raises(JobError) as error:
         _read(tmp_path, _change(change))
-    assert str(error.value).removeprefix(f"{tmp_path}/").startswith(problem)
+    assert str(error.value).removeprefix(f"{tmp_path}{os.sep}").startswith(problem)
 
 
 def test_an_unknown_option_is_told_with_its_neighbour(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """ms-swift's commands: what of them becomes a plan, and what is refused as ms-swift refuses it."""
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,7 @@ def test_what_ms_swift_refuses_is_told_with_its_line(tmp_path: Path, change: str
     before, _, after = change.rpartition("=") if change.startswith("NPROC") else change.partition("=")
     with pytest.raises(JobError) as error:
         _read(tmp_path, LORA.replace(before, after))
-    assert str(error.value).removeprefix(f"{tmp_path}/").startswith(problem)
+    assert str(error.value).removeprefix(f"{tmp_path}{os.sep}").startswith(problem)
 
 
 def test_an_unknown_option_is_told_with_its_neighbour(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_what_megatron_refuses(tmp_path: Path, change: str, problem: str) -> Non
     before, _, after = change.partition("=")
     with pytest.raises(JobError) as error:
         _read(tmp_path, MEGATRON.replace(before, after))
-    assert str(error.value).removeprefix(f"{tmp_path}/").startswith(problem)
+    assert str(error.value).removeprefix(f"{tmp_path}{os.sep}").startswith(problem)
 
 
 GRPO = """\

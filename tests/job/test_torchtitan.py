@@ -1,4 +1,5 @@
 """torchtitan's TOML: what of it becomes a plan, what is refused, and what changes in it."""
+import os
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,14 @@ def test_options_and_what_becomes_of_them(tmp_path: Path, before: str, after: st
 def test_what_is_refused_is_told_with_its_line(tmp_path: Path, before: str, after: str, problem: str) -> None:
     with pytest.raises(JobError) as error:
         _read(tmp_path, TOML.replace(before, after))
-    assert str(error.value).removeprefix(f"{tmp_path}/").startswith(problem)
+    assert str(error.value).removeprefix(f"{tmp_path}{os.sep}").startswith(problem)
+
+
+def test_a_model_for_trying_things_has_its_own_sizes(tmp_path: Path) -> None:
+    job = _read(tmp_path, TOML.replace('"8B"', '"debugmodel"').replace("seq_len = 8192", "seq_len = 128"), None)
+    assert job.missing == []
+    found = job.profile("h100").profile
+    assert found.params == 2 * 2048 * 256 + 6 * (4 * 256**2 + 3 * 256 * 768 + 2 * 256) + 256
 
 
 def test_images(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """torchtune's YAML and ``tune run``: what of them becomes a plan, and what is refused as torchtune refuses it."""
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_what_torchtune_refuses_is_told_with_its_line(tmp_path: Path, change: st
     assert before in LORA
     with pytest.raises(JobError) as error:
         _read(tmp_path, LORA.replace(before, after))
-    assert str(error.value).removeprefix(f"{tmp_path}/").startswith(problem)
+    assert str(error.value).removeprefix(f"{tmp_path}{os.sep}").startswith(problem)
 
 
 def test_a_command_with_ranks_and_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,21 @@ _FLAVORS: dict[str, dict[str, str]] = {
     "qwen3": {size: f"Qwen/Qwen3-{size}"
               for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")},
     "gpt_oss": {"20b": "openai/gpt-oss-20b", "120b": "openai/gpt-oss-120b"}, "flux": _PIPELINES}
+#: Of flavors for trying things, which nobody publishes, the fields of transformers' configuration.
+_SIZES: dict[tuple[str, str], dict[str, Any]] = {
+    ("llama3", "debugmodel"): {
+        "model_type": "llama", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 2048},
+    ("qwen3", "debugmodel_moe"): {
+        "model_type": "qwen3_moe", "hidden_size": 256, "intermediate_size": 3072, "moe_intermediate_size": 768,
+        "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+        "num_experts": 64, "num_experts_per_tok": 8, "vocab_size": 2048},
+    ("deepseek_v3", "debugmodel"): {
+        "model_type": "deepseek_v3", "hidden_size": 256, "intermediate_size": 1024, "moe_intermediate_size": 256,
+        "num_hidden_layers": 6, "first_k_dense_replace": 1, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 3, "n_group": 1, "topk_group": 1,
+        "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "vocab_size": 2048}}
 _WITH_EXPERTS = ("llama4", "deepseek_v3", "gpt_oss")  #: and flavors such as 30B-A3B
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 SCHEDULES = ("1F1B", "Interleaved1F1B", "GPipe", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble")
@@ -37,7 +52,7 @@ _QUANTIZED = "float8 mx quantize"
 
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a TOML. Raises JobError for what torchtitan refuses."""
-    model, draws = _read_model(_part(options, "model")), (options.get("model") or {}).get("name") == "flux"
+    (model, config), draws = _read_model(_part(options, "model")), (options.get("model") or {}).get("name") == "flux"
     training = _part(options, "training")
     old = training.get("batch_size") is not None
     batch = training.count("batch_size" if old else "local_batch_size", 8, means="sequences of a pass of one device")
@@ -70,7 +85,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     _leave_out(options)
     options.rest("use_for_integration_test")
     return TrainingPlan(
-        model=model, task="denoise" if draws else "sft", picture=picture, micro_batch=batch,
+        model=model, config=config, task="denoise" if draws else "sft", picture=picture, micro_batch=batch,
         accumulate=accumulate or 1, length=length, dtype=_DTYPES[dtype],
         autocast=autocast, checkpoints="blocks" if draws and checkpoints != "none" else checkpoints,
         checkpoint_every=1 if draws else every, optimizer=optimizer,
@@ -84,13 +99,17 @@ def _part(options: Options, name: str) -> Options:
                                          options.readings)
 
 
-def _read_model(part: Options) -> str:
+def _read_model(part: Options) -> tuple[str, dict[str, Any] | None]:
+    """The model's name, and its sizes where no published model has them."""
     name = part.text("name", "llama3", means="family of the model") or "llama3"
     flavor = part.text("flavor", "debugmodel", means="size of the model") or "debugmodel"
-    family = _FLAVORS.get(name.removesuffix("_ft").removesuffix("_simple_fsdp").rsplit(".", 1)[-1], {})
+    name = name.removesuffix("_ft").removesuffix("_simple_fsdp").rsplit(".", 1)[-1]
+    family, own = _FLAVORS.get(name, {}), _SIZES.get((name, flavor.lower()))
     sizes = {size.lower(): model for size, model in family.items()}
     found = sizes.get(flavor.lower())
-    if found is None:
+    if own is not None:
+        part.note("flavor", "understood", "a small model, by its sizes")
+    elif found is None:
         part.assume("flavor", f"{name} {flavor} has no published shape: give its config.json by --model FOLDER"
                     f"{find_close(name, _FLAVORS) or find_close(flavor, family)}")
     elif (name, flavor) == ("deepseek_v3", "16B"):
@@ -99,7 +118,7 @@ def _read_model(part: Options) -> str:
         part.note("flavor", "understood", f"the shape of {found}")
     part.leave_out("converters", "layers that it replaces, such as those of float8, are taken as they were")
     part.rest("hf_assets_path tokenizer_path print_after_conversion norm_type")
-    return found or f"torchtitan/{name}-{flavor}"
+    return found or f"torchtitan/{name}-{flavor}", own
 
 
 def _read_picture(options: Options, sharding: Sharding | None) -> PicturePlan:
