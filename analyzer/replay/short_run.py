@@ -152,6 +152,7 @@ class ShortRun(RunListener):
         if run.has_skipped:
             raise NotRepeated(reason)
         run.noting.close()
+        run.filled.clear()  # which would keep caches alive
         chain, run.refusal = run.chain, reason
         run.chain = chain._replace(head=len(chain.blocks) - chain.tail)
         for members in chain.members:
