@@ -116,9 +116,9 @@ class AddressSpace:
             self._is_busy = before
 
     def _reserve(self, device: torch.device, nbytes: int) -> Region:
-        if device.type == "cpu" or device.type == "meta":
-            return (self.host if device.type == "cpu" else self.nowhere).allocate(nbytes)
-        index = device.index or 0
+        kind, index = device.type, device.index or 0
+        if kind == "cpu" or kind == "meta":
+            return (self.host if kind == "cpu" else self.nowhere).allocate(nbytes)
         if self.unplaced is not None:
             region: Region = self.unplaced.allocate(nbytes)
         else:
@@ -234,16 +234,22 @@ class AddressSpace:
     def settle(self) -> None:
         """Give back the regions of what died in the meantime, where this thread may."""
         if self._waiting and not self._is_busy and (self.is_shared or self.owner in (None, get_ident())):
-            with self.turn:
-                self._is_busy = True
-                try:
-                    while self._waiting:
-                        number, device, region = self._waiting.popleft()
-                        if self.listener is not None:
-                            self.listener.died(number)
-                        self._give_back(device, region)
-                finally:
-                    self._is_busy = False
+            if self.is_shared:
+                with self.turn:
+                    self._bury_waiting()
+            else:
+                self._bury_waiting()
+
+    def _bury_waiting(self) -> None:
+        self._is_busy = True
+        try:
+            while self._waiting:
+                number, device, region = self._waiting.popleft()
+                if self.listener is not None:
+                    self.listener.died(number)
+                self._give_back(device, region)
+        finally:
+            self._is_busy = False
 
     def give_to(self, owner: int | None) -> None:
         """Let a thread own this memory: what dies in another one is given back when that one asks for memory."""

@@ -90,7 +90,7 @@ class TensorSpec(tuple[int, ...]):
         return TensorSpec.of, (tuple(self), self.stride, self.dtype, self.device, self.parts, self.values)
 
 
-_name_of: Callable[[torch.device], str] = functools.cache(str)
+name_device: Callable[[torch.device], str] = functools.cache(str)
 
 
 def spec_of(tensor: torch.Tensor) -> TensorSpec:
@@ -108,7 +108,7 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
                              str(tensor.device))
     storage = find_storage(tensor)
     device = storage.device if isinstance(storage, MetaStorage) else tensor.device
-    return TensorSpec.of(tuple(tensor.shape), tensor.stride(), tensor.dtype, _name_of(device))
+    return TensorSpec.of(tuple(tensor.shape), tensor.stride(), tensor.dtype, name_device(device))
 
 
 def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -72,7 +72,7 @@ class CallRecorder:
         owner, node = module_worked_for(), run.node
         # that a wrapper works for, else the one that runs
         module = modules.index_of.get(id(owner), run.stack[-1] if run.stack else ROOT)
-        index = len(log.call_slots)
+        index = len(log.call_slots.signatures)
         place = self.compiled_in
         if phase == "backward":
             recomputed = self._recomputes()

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from analyzer.memory.allocator import Block, CachingAllocator
 from analyzer.memory.segment_memory import Journal, JournalAction
 from analyzer.meta.address_space import AddressSpace, MetaStorage, Region, find_storage
-from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
+from analyzer.meta.spec import SPARSE_LAYOUTS, name_device, parts_of
 from analyzer.meta.state import NO_EVENT, StreamAction
 from analyzer.meta.tensor import PLAIN_TENSORS, is_around_tensors, names_of_parts
 from analyzer.units import format_bytes
@@ -111,8 +111,8 @@ class MemoryRecorder:
         region, stack = storage.region, run.stack
         log.storages[storage.number] = StorageLifetime(
             log.lifetime_table, storage.number, storage.nbytes() if region.bytes else 0,  # none of a zero tensor
-            region.bytes, region.address, str(storage.device), log.events, len(log.call_slots), run.phase, run.step,
-            run.node, stack[-1] if stack else ROOT)
+            region.bytes, region.address, name_device(storage.device), log.events, len(log.call_slots.signatures),
+            run.phase, run.step, run.node, stack[-1] if stack else ROOT)
         self.watch_peak(0)
 
     def died(self, number: int) -> None:
@@ -122,7 +122,7 @@ class MemoryRecorder:
             self.run.events.append((DIED, number))
         lifetime = log.storages.get(number)
         if lifetime is not None:
-            lifetime.die(log.events, len(log.call_slots))
+            lifetime.die(log.events, len(log.call_slots.signatures))
 
     def register_existing(self, tensors: Iterable[torch.Tensor]) -> None:
         """Write down the storages of tensors that were there before the run."""

@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from analyzer.meta.source_line import user_line
 from analyzer.meta.spec import SPARSE_LAYOUTS, parts_of
+from analyzer.meta.tensor import PLAIN_TENSORS
 
 from .log import LogModule, LogModuleCall, LogNode, OuterCall, identifier
 from .memory_recorder import ROOT, MemoryRecorder
@@ -254,7 +255,7 @@ class ModuleRecorder:
                     parts: Iterable[tuple[str, str, torch.Tensor]] = [("", category, tensor)]
                     if tensor.layout in SPARSE_LAYOUTS:
                         parts = [("", category, part) for part in parts_of(tensor)]
-                    elif category == "parameter":
+                    elif category == "parameter" and (tensor.__dict__ or type(tensor) not in PLAIN_TENSORS):
                         parts = parts_of_parameter(tensor)
                     for suffix, kind, part in parts:
                         self.own(part, kind, (f"{path}.{name}" if path else name) + suffix, index)

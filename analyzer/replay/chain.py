@@ -173,7 +173,8 @@ def are_alike(blocks: Sequence[nn.Module]) -> bool:
 
 def outline(block: nn.Module, *, reads_attributes: bool = True) -> Outline:
     """What `compare_blocks` looks at; attributes of parameters too, unless these are not read."""
-    return [(path, module, _registered(module, reads_attributes)) for path, module in walk_modules(block)]
+    with torch._C.DisableTorchFunction():
+        return [(path, module, _registered(module, reads_attributes)) for path, module in walk_modules(block)]
 
 
 def compare_blocks(mine: Outline, other: Outline, differing: set[Place]) -> bool:
@@ -210,9 +211,8 @@ def _specs(tensor: Any, reads_attributes: bool) -> Any:
     if tensor is None:
         return None
     local, spec = (tensor._local_tensor, tensor._spec) if is_distributed(tensor) else (tensor, None)
-    with torch._C.DisableTorchFunction():
-        found = (type(tensor), spec, local.shape, local.stride(), local.dtype, tensor.requires_grad,
-                 len(tensor._backward_hooks or ()), len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()))
+    found = (type(tensor), spec, local.shape, local.stride(), local.dtype, tensor.requires_grad,
+             len(tensor._backward_hooks or ()), len(getattr(tensor, "_post_accumulate_grad_hooks", None) or ()))
     if not reads_attributes:
         return found
     # _is_param: torch/nn/parameter.py
