@@ -23,13 +23,17 @@ EQUAL = 4
 @dataclass
 class Layers:
     """What a joint graph knows of its layers: the names of parameters and of operators, each with that of the next
-    layer; how many layers a program lacks; the names of all primals; and how many random numbers a layer draws.
+    layer; how many layers a program lacks; the names of all primals; how many random numbers a layer draws; of each
+    result of the whole graph the places among those of the program that layers have in its stead, and which layer's it
+    is; and the names of all tangents.
     """
 
     names: Chains
     missing: int
     primals: list[str]
     seeds: int
+    results: list[tuple[list[int], int]]
+    tangents: list[str]
 
 
 @dataclass
@@ -253,12 +257,14 @@ def write_laps(layers: Layers, results: int, sources: Sequence[str]) -> list[str
     try:
         written = [_seeded(half.write(), layers) for half in halves]
         primals = [name if layers.names.find(name) else first.rename(None)(name) for name in layers.primals]
-        returned = [first.write_expression(e) for e in first.returned[:results]]
+        returned = [first.write_expression(first.returned[places[0]]) if len(places) == 1 else first.write_of_layer(
+            [first.returned[i] for i in places], layer) for places, layer in layers.results]
         if len(halves) == 1:
             return [first.join(primals, written[0], returned)]
         second = halves[1]
         saved = _saved(first, second, results)
-        arguments = [*saved, *map(second.rename(None), second.arguments[len(first.returned) - results:])]
+        tangents = [name if layers.names.find(name) else second.rename(None)(name) for name in layers.tangents]
+        arguments = [*saved, *tangents]
         return [first.join(primals, written[0], [*returned, *saved.values()]),
                 second.join(arguments, written[1], _gradients(first, second))]
     except Unlike:

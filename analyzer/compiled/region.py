@@ -311,7 +311,7 @@ def _made_of(joint: JointGraph, labels: Labels, halves: list[fx.GraphModule], pr
         outputs: Any = halves[0].graph.output_node().args[0]
         again = {node.meta.get("place"): node for node in halves[1].graph.nodes if node.op == "call_function"
                  and joint.forward_of[node.meta.get("place", 0)] == node.meta.get("place")}
-        made = {_origin_of(n): n for n in outputs[joint.results:]
+        made = {_origin_of(n): n for n in outputs[(joint if short is None else short.joint).results:]
                 if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), Tensor)}
         sizes = [origin.meta["val"].untyped_storage().nbytes() * times(node) for origin, node in made.items()
                  if origin.op != "placeholder"]

@@ -60,6 +60,9 @@ class Shortened:
         self._late: dict[fx.Node, bool | None] = {}  # of operators, None: it is left out
         self._kept: dict[fx.Node, fx.Node] = {}
         self._inputs: list[fx.Node] = whole.graph.find_nodes(op="placeholder")
+        #: of each result, by their places in the short graph, those that layers have in its stead, and which layer's it
+        #: is; of one that no layer has the place of its own
+        self._results: list[tuple[list[int], int]] = []
         self.joint = self._make()
 
     def _make(self) -> JointGraph:
@@ -77,13 +80,33 @@ class Shortened:
                     self._kept[node] = self._copy(graph, node)
         put_writes_last(graph)
         outputs: Any = whole.graph.output_node().args[0]
-        results = [self._resolve(value, None) if isinstance(value, fx.Node) else value
-                   for value in outputs[:whole.results]]
+        results = self._keep_results(outputs[:whole.results])
         primals = self._inputs[:len(whole.primals)]
         gradients = dict(zip(primals, outputs[whole.results:]))
         graph.output((*results, *[self._gradient(node, gradients) for node in gradients if node not in gone]))
-        return replace(whole, graph=graph, given=sum(node not in gone for node in primals[:whole.given]),
+        given = sum(node not in gone for node in primals[:whole.given])
+        return replace(whole, graph=graph, results=len(results), given=given,
                        primals=[primal for primal, node in zip(whole.primals, primals) if node not in gone])
+
+    def _keep_results(self, given: Sequence[Any]) -> list[Any]:
+        """Results of the short graph: where each layer gives one (keys and values that are kept), those of its own."""
+        found: list[Any] = []
+        places: dict[fx.Node, int] = {}
+        chains: list[list[fx.Node] | None] = []
+        for value in given:
+            known = self._alike.find(value) if isinstance(value, fx.Node) and value in self._late else None
+            chain = None if known is None or not set(known[0]) <= set(given) else known[0]
+            chains.append(chain)
+            if chain is None:
+                places[value] = len(found)
+                found.append(self._resolve(value, None) if isinstance(value, fx.Node) else value)
+            elif self._late[value] is not None:
+                places[value] = len(found)
+                found.append(self._kept[value])
+        for value, chain in zip(given, chains):
+            self._results.append(([places[value]], 0) if chain is None else (
+                [places[node] for node in chain if self._late[node] is not None], chain.index(value)))
+        return found
 
     def _copy(self, graph: fx.Graph, node: fx.Node) -> fx.Node:
         copy = graph.node_copy(node, lambda other: self._resolve(other, node))
@@ -139,9 +162,9 @@ class Shortened:
         """The programs of the whole graph, where those of the short one, given, repeat themselves; else None."""
         run = self._runs[0]
         seeds = sum(["rand" in str(node.target) for node in run.nodes[run.start:run.start + run.period]])
-        primals = [node.name for node in self._inputs[:len(self.whole.primals)]]
-        sources = write_laps(Layers(self._names, self.removed, primals, seeds), self.whole.results,
-                             [half.source for half in halves])
+        names, count = [node.name for node in self._inputs], len(self.whole.primals)
+        layers = Layers(self._names, self.removed, names[:count], seeds, self._results, names[count:])
+        sources = write_laps(layers, self.joint.results, [half.source for half in halves])
         return None if sources is None else [replace(half, source=source) for half, source in zip(halves, sources)]
 
 
