@@ -152,7 +152,8 @@ class ShortRun(RunListener):
         if run.has_skipped:
             raise NotRepeated(reason)
         run.noting.close()
-        run.filled.clear()  # which would keep caches alive
+        run.filled.clear()  # what was noted would keep caches and arguments alive
+        run.arguments.clear()
         chain, run.refusal = run.chain, reason
         run.chain = chain._replace(head=len(chain.blocks) - chain.tail)
         for members in chain.members:
@@ -319,7 +320,7 @@ class ShortRun(RunListener):
 
     def _list_changes(self) -> list[tuple[str, Any]]:
         """What is changed of what the model's code can reach, and which parameters of reference blocks are trained."""
-        if self.state is None:
+        if self.state is None or not self.list_repeated():
             return []
         with without_modes(), torch._C.DisableTorchFunction():
             trained = [[p.requires_grad for p in run.parameters[run.chain.reference]] for run in self.runs]
@@ -327,7 +328,7 @@ class ShortRun(RunListener):
 
     def _change(self) -> str | None:
         """What a reference block changed, or code beside it, since it was called, or since its backward pass began."""
-        pairs = zip_longest(self._list_changes(), self._known) if self._known else ()
+        pairs = zip_longest(self._list_changes(), self._known) if self._known and self.list_repeated() else ()
         return next((f"its blocks change {(now or before)[0]}" for now, before in pairs if now != before), None)
 
     # ---- stand-ins
