@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from analyzer import MetaTensorMode
 from tests.profilers.flop_reference import (
     CASES,
     GROUPED_BACKWARD,
@@ -42,6 +43,13 @@ def test_a_claimed_cpu_runs_what_a_cpu_runs(name):
     _, flops, macs = count_real_run(CASES[name])
     _, p = count_meta_run(CASES[name], device="cpu")
     assert (sum(i.flops for i in p.phases.values()), sum(i.macs for i in p.phases.values())) == (flops, macs)
+
+
+def test_a_counter_within_a_mode_takes_apart_what_an_operator_is_made_of():
+    """Of an inference step it gets `upsample_nearest2d.vec` as it is, and asks PyTorch for its parts."""
+    with MetaTensorMode(), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        grown = nn.functional.interpolate(nn.Conv2d(3, 4, 3)(torch.rand(1, 3, 10, 10)), size=(20, 20))
+    assert grown.shape == (1, 4, 20, 20) and counter.get_total_flops() == 2 * 4 * 8 * 8 * 3 * 3 * 3
 
 
 def test_a_wrong_count_does_not_pass():

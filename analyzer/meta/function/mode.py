@@ -1,6 +1,7 @@
 """The function half of the mode, with what it answers where tensors are made and indexed, and of registered shapes."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from types import MethodWrapperType
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch._ops import OpOverload
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import _device_constructors
@@ -75,6 +77,9 @@ class _Answering(TorchFunctionMode):
             if device is not None and torch.device(device).type == "meta" or (  # as an operator is given it
                     type(func) is MethodWrapperType and not isinstance(args[0], MetaTensor)):
                 return func(*args, **kwargs)
+            if isinstance(func, OpOverload) and sys._getframe(1).f_code is OpOverload.decompose.__code__:
+                # a mode such as FlopCounterMode asks for its parts: called as it is, it would come to that mode again
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
             return call_function(func, args, kwargs)
 
 
