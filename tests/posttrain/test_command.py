@@ -11,7 +11,7 @@ import pytest
 from analyzer.errors import InputError
 from analyzer.tools.posttrain import Answers, Planner, PosttrainPlan
 from analyzer.tools.posttrain import choose as choosing
-from analyzer.tools.posttrain.choose import Interrupted, choose
+from analyzer.tools.posttrain.choose import ChoiceInterrupted, choose
 from analyzer.tools.posttrain.command import make_plan
 from analyzer.tools.posttrain.run import usual_plan
 from analyzer.tools.search import Layout
@@ -127,7 +127,7 @@ def test_a_choice_that_is_stopped_has_the_best_until_then(model: str, monkeypatc
         return [Layout(replicate=2, sharding="ddp")]
 
     monkeypatch.setattr(choosing, "list_best", stop)
-    with pytest.raises(Interrupted, match="2 ways were planned") as stopped:
+    with pytest.raises(ChoiceInterrupted, match="2 ways were planned") as stopped:
         choose(Planner(load_target(model)), _small(model))
     assert stopped.value.result is not None and stopped.value.result.fits
 

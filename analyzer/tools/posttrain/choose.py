@@ -29,14 +29,14 @@ def choose(planner: Planner, plan: PosttrainPlan, price: float | None = None,
         for place, split in enumerate(splits):
             chooser.look(split, place / len(splits), (place + 1) / len(splits))
     except KeyboardInterrupt:
-        raise Interrupted(chooser.best, chooser.tried) from None
+        raise ChoiceInterrupted(chooser.best, chooser.tried) from None
     if chooser.best is None:
         raise InputError(f"posttrain --choose: no way of {plan.model} on {plan.devices} devices: {chooser.failed}")
     said = f"the fastest of {chooser.tried} ways that were planned"
     return replace(chooser.best, assumptions=(*chooser.best.assumptions, said))
 
 
-class Interrupted(KeyboardInterrupt):
+class ChoiceInterrupted(KeyboardInterrupt):
     """Ctrl-C while ways are looked for; `result` is the best until then, None where there was none."""
 
     def __init__(self, result: PosttrainProfile | None, tried: int) -> None:

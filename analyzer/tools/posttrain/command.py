@@ -18,7 +18,7 @@ from analyzer.zoo.target import load_target, model_errors
 
 from .advice import advise
 from .answers import Answers
-from .choose import Interrupted, choose
+from .choose import ChoiceInterrupted, choose
 from .config import NO_LENGTHS, read_plan
 from .plan import EnginePlan, PosttrainPlan
 from .planner import Planner
@@ -53,7 +53,7 @@ def run_posttrain(arguments: argparse.Namespace) -> int:
                 found = advise(planner, plan, found, bar)
                 bar.clear()
                 print(f"\n{found.advice()}")
-    except Interrupted as stop:
+    except ChoiceInterrupted as stop:
         bar.clear()
         if stop.result is not None:
             print(stop.result)
