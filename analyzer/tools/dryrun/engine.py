@@ -21,6 +21,7 @@ from analyzer.tools.serving import (
     WEIGHTS,
     Deployment,
     Layout,
+    PassTimer,
     ServedModel,
     make_deployment,
     read_served_model,
@@ -42,6 +43,7 @@ class StandInEngine:
         self._places: dict[str, int] = {}  #: of weights, by name, where they begin
         self._on_host: torch.Tensor | None = None
         self._written = 0  # how much has a place
+        self._timer = PassTimer(deployment)
         if apart:
             return
         free, total = torch.cuda.mem_get_info()
@@ -105,7 +107,7 @@ class StandInEngine:
         read = min(deployment.engine.chunk, distinct * mean)
         rows = min(answers, deployment.engine.sequences)
         logits = 2 * rows * deployment.model.vocabulary * 4 // deployment.layout.tp
-        seconds, spread = time_answers(deployment, distinct, mean, answers, new_tokens) or (None, 0.0)
+        seconds, spread = time_answers(deployment, distinct, mean, answers, new_tokens, self._timer) or (None, 0.0)
         macs = sum(count * product.batch * product.n * product.k * max(1, min(product.experts, deployment.model.top_k))
                    for product, count in deployment.model.products if not product.is_head)
         with _phase("rollout"):

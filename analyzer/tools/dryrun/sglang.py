@@ -11,17 +11,16 @@ from analyzer.hardware import simulated_spec
 from analyzer.meta.state import current
 from analyzer.tools.serving import CACHE, GRAPHS, WEIGHTS
 
-from .engine import Engine as HeldEngine
-from .engine import deploy
+from .engine import StandInEngine, deploy
 from .saved_file import assume
-from .vllm import Answering, SamplingParams
+from .vllm import AnswerTexts, SamplingParams
 
 # Names and arguments as in SGLang 0.5.23, python/sglang/srt/entrypoints/engine.py and srt/constants.py.
 VERSION = "0.5.23"
 _NEW = 128  # srt/sampling/sampling_params.py: tokens of an answer where nothing says it
 
 
-class Engine:
+class SglangEngine:
     """An engine in the place of `sglang.Engine`; settings that change neither memory nor time are not looked at.
 
     It gives back memory only with ``enable_memory_saver``; what weights were is lost unless
@@ -48,8 +47,8 @@ class Engine:
             chunk=chunked_prefill_size, sequences=max_running_requests,
             weights={"fp8": "fp8", "awq": "int4", "gptq": "int4"}.get(quantization or "", "bf16"),
             cache="fp8" if kv_cache_dtype.startswith("fp8") else "bf16")
-        self._engine = HeldEngine(deployment, is_captured=not disable_cuda_graph, can_sleep=enable_memory_saver)
-        self._answering = Answering(str(model_path), tokenizer_path)
+        self._engine = StandInEngine(deployment, is_captured=not disable_cuda_graph, can_sleep=enable_memory_saver)
+        self._answering = AnswerTexts(str(model_path), tokenizer_path)
         assume(f"sglang: a stand-in for version {VERSION} took its place. Of {model_path} it held weights, a cache and "
                "captured graphs, in the script's own figures; answers have as many tokens as were asked for at most; "
                "a rollout's time is that of our model of servers. Its processes' own memory is not counted")
@@ -103,7 +102,7 @@ class Engine:
 
 #: What each module has. Others of the package are not there.
 MODULES: dict[str, dict[str, Any]] = {
-    "sglang": {"__version__": VERSION, "Engine": Engine}, "sglang.srt": {}, "sglang.srt.entrypoints": {},
-    "sglang.srt.entrypoints.engine": {"Engine": Engine},
+    "sglang": {"__version__": VERSION, "Engine": SglangEngine}, "sglang.srt": {}, "sglang.srt.entrypoints": {},
+    "sglang.srt.entrypoints.engine": {"Engine": SglangEngine},
     "sglang.srt.constants": {"GPU_MEMORY_TYPE_KV_CACHE": CACHE, "GPU_MEMORY_TYPE_WEIGHTS": WEIGHTS,
                              "GPU_MEMORY_TYPE_CUDA_GRAPH": GRAPHS}}
