@@ -79,6 +79,7 @@ def test_options_over_a_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "match"), [
+    (("gpt2", "--cluster", "8xh100", "--prompts", "0"), "prompts 0: must be a whole number of at least 1"),
     ((), "give a TARGET"), (("gpt2",), "give --cluster"),
     (("gpt2", "--cluster", "8xh100", "--keep", "cache"), "--keep cache: write weights, optimizer"),
     (("gpt2", "--cluster", "8xh100", "--trainer", "tensor=3"), "8 devices are no multiple of 3"),

@@ -78,7 +78,8 @@ def make_plan(arguments: argparse.Namespace) -> PosttrainPlan:
             raise InputError("posttrain: give --cluster, as in 8xh100")
         plan = usual_plan(arguments.target, arguments.cluster, arguments.algorithm or "grpo",
                           arguments.engine_devices or 0)
-    given = {name: value for name in _FIELDS if (value := getattr(arguments, name)) not in (None, False)}
+    given = {name: value for name in _FIELDS
+             if (value := getattr(arguments, name)) is not None and value is not False}  # 0 is refused by the plan
     if arguments.algorithm is not None:
         given.update(usual_algorithm(arguments.algorithm, plan))
         given.update({name: getattr(arguments, name) for name in ("reference",) if getattr(arguments, name)})
