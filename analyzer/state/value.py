@@ -45,7 +45,13 @@ class WeakTensor:
 
 
 class HeldItems:
-    """What mappings held, each given with its keys and values. Most hold it still, which is asked of all at once."""
+    """What mappings held, each given with its keys and values. Most hold it still, which is asked of all at once.
+
+    >>> settings = {"rank": 16}
+    >>> held = HeldItems([(settings, tuple(settings), tuple(settings.values()))])
+    >>> held.are_there(), settings.update(rank=8), held.are_there()
+    (True, None, False)
+    """
 
     def __init__(self, rows: Collection[tuple[Any, Iterable[Any], Iterable[Any]]]) -> None:
         self.count = len(rows)

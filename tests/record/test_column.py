@@ -1,6 +1,7 @@
 """Calls, acts, lives and sequence numbers that are kept in columns come back as they were written."""
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,3 +69,20 @@ def test_a_life_keeps_what_it_is_told():
                                                                                                       False, None, -1)
     with pytest.raises(AttributeError):
         first.colour = "red"
+
+
+def test_alike_calls():
+    """Two calls are alike where step, phase and signature are, and where the storages that they have twice are of one
+    size and stand in the same places.
+    """
+    view, add = object(), object()
+    table = CallTable()
+    for signature, inputs, outputs, step in (
+            (view, (1,), (1,), 0), (view, (2,), (2,), 0), (view, (3,), (3,), 0),  # storage 3 is of another size
+            (add, (1, 2), (7,), 0), (add, (1, 1), (8,), 0), (add, (2, 1), (9,), 0), (view, (1,), (1,), 1),
+            (view, (4,), (5,), 0)):
+        table.append(signature, inputs, outputs, step, "forward", 0, 0, None, False)
+    sizes = {1: 4, 2: 4, 3: 8}
+    groups = table.group_alike(np.arange(len(table)), lambda numbers: [sizes[number] for number in numbers])
+    assert groups.number.tolist() == [0, 0, 1, 2, 3, 2, 4, 5]
+    assert groups.first.tolist() == [0, 2, 3, 4, 6, 7]
