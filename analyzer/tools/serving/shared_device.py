@@ -13,9 +13,13 @@ from .engine import captured_sequences
 from .pass_time import PassTimer
 
 # Names of vLLM, device_allocator/cumem.py and v1/worker/gpu_worker.py; of SGLang, srt/constants.py.
-WEIGHTS, CACHE, GRAPHS = "weights", "kv_cache", "cuda_graph"
-WAKING = (WEIGHTS, CACHE)  #: in which order trainers wake an engine: TRL's generation/vllm_generation.py, ms-swift's
-#: rlhf_trainers/rollout_mixin.py, verl's fsdp_vllm.py: weights, which are then written, later what requests are kept in
+WEIGHTS = "weights"  #: the tag of an engine's weights
+CACHE = "kv_cache"  #: the tag of the pool in which it keeps requests
+GRAPHS = "cuda_graph"  #: the tag of captured passes, where they can be given back
+#: In which order trainers wake an engine: weights, which are then written, later the cache. TRL's
+#: generation/vllm_generation.py, ms-swift's rlhf_trainers/rollout_mixin.py, verl's fsdp_vllm.py.
+WAKING = (WEIGHTS, CACHE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedEngine:
