@@ -2,6 +2,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -27,6 +28,7 @@ from analyzer.tools.sweep import run as workers_room
 from analyzer.tools.sweep.configuration import resolve_inputs
 from analyzer.tools.sweep.result import COLUMNS
 from analyzer.tools.sweep.run import list_jobs
+from analyzer.tools.sweep.worker import interrupts_wait
 from analyzer.zoo.input_spec import InputSpec, LabelRule, Target
 
 INPUTS = ["{batch}x16"]
@@ -377,6 +379,15 @@ def test_the_command_keeps_the_rows_of_a_sweep_that_is_interrupted(capsys, tmp_p
                           "--workers", "0")
     assert code == 130 and "1 of 3 configurations were done" in err
     assert len(text.splitlines()) == 3 and len(out.read_text().splitlines()) == 2
+
+
+def test_an_interrupt_waits_until_a_worker_has_started():
+    """A process that is started meanwhile inherits that it waits, and this thread hears of it behind the block."""
+    with pytest.raises(KeyboardInterrupt), interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+        told = subprocess.run([sys.executable, "-c", "import signal; print(signal.pthread_sigmask(0, ()))"],
+                              capture_output=True, text=True, check=True).stdout
+    assert "SIGINT" in told and signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.parametrize(("argv", "code", "text"), [

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -37,7 +38,7 @@ def run_search(arguments: argparse.Namespace) -> int:
     for path in (arguments.json, *(path for _, path in exports)):
         if path is not None:
             check_output(path)
-    bar, interruption = ProgressBar(among_output=True), ""
+    bar, interruption = ProgressBar(among_output=sys.stderr.isatty()), ""
     try:
         with bar, connect(arguments.dask) as executor, model_errors(arguments.target):
             found = search(arguments.target, arguments.cluster, tokens=arguments.tokens, price=price,

@@ -20,7 +20,7 @@ from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.hardware import ClusterSpec, cluster_of, find_cluster
 from analyzer.record.options import count_tokens
 from analyzer.results.build import package_version
-from analyzer.tools.sweep.worker import start_worker
+from analyzer.tools.sweep.worker import interrupts_wait, start_worker
 from analyzer.zoo.target import Target
 
 from .advice import list_assumptions, list_changes, list_neighbors
@@ -34,7 +34,7 @@ from .stage import LINEAR_WAYS, Template, find_way, list_experts
 
 GLOBAL_BATCH = 1024       #: samples of a step where nothing says how many
 LONGEST = 8192            #: tokens of a sample where nothing says how many, if the model takes so many
-_SOON = 24                #: bare ranks to profile, of which more take a while: some step is composed before
+_SOON = 12                #: bare ranks to profile, of which more take a while: some step is composed before
 _ROUND = 2                #: layouts whose steps are composed before bounds are looked at again, whatever the workers
 _Key = TypeVar("_Key")
 Progress = Callable[[float, str], None]
@@ -360,7 +360,8 @@ def _run_in(executor: Executor, jobs: Sequence[ProbeJob]) -> Iterator[tuple[Prob
     """Figures as they come. What the executor itself raises says nothing of a layout, and ends the search."""
     futures: dict[Future[dict[str, Any]], ProbeJob] = {}
     try:
-        futures.update((executor.submit(run_probe, job), job) for job in jobs)
+        with interrupts_wait():
+            futures.update((executor.submit(run_probe, job), job) for job in jobs)
         for future in as_completed(futures):
             yield futures[future], future.result()
     except Exception as error:

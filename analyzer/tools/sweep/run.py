@@ -5,6 +5,7 @@ import argparse
 import multiprocessing
 import os
 import pickle  # nosec B403 # written, to see whether jobs can be sent, and never read
+import sys
 import threading
 import time
 from collections import deque
@@ -38,7 +39,7 @@ from analyzer.zoo.target import Target, load_target
 
 from .configuration import AXES, Configuration, expand_grid, resolve_inputs
 from .result import COLUMNS, Row, SweepResult, check_table
-from .worker import connect, start_worker
+from .worker import connect, interrupts_wait, start_worker
 
 TargetLike = str | Callable[[], nn.Module]
 
@@ -168,7 +169,8 @@ def _run_until_death(queue: deque[SweptJob], workers: int) -> Generator[Done, No
         while (queue and not suspects) or running:
             while queue and not suspects and len(running) < workers:
                 try:
-                    running[pool.submit(run_job, queue[0])] = queue[0]
+                    with interrupts_wait():
+                        running[pool.submit(run_job, queue[0])] = queue[0]
                 except BrokenProcessPool:  # noticed before its futures say so
                     break
                 queue.popleft()
@@ -269,7 +271,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         check_table(arguments.out)
     check_page(arguments.html)
-    bar = ProgressBar(among_output=True)
+    bar = ProgressBar(among_output=sys.stderr.isatty())  # in a log it tells of a long row, too
     interruption = ""
     try:
         with bar, connect(arguments.dask) as executor:
@@ -281,6 +283,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
         bar.clear()
     if interruption:
         print_error(interruption)
+        if not found.rows:
+            return 130
     if arguments.html is not None:
         found.to_html(arguments.html)
     print(format_rows(found))

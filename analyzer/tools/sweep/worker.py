@@ -18,6 +18,19 @@ def start_worker() -> None:
     torch.set_num_threads(1)  # nothing is computed; the cores belong to the other workers
     # Ctrl-C reaches every process of the terminal: the caller keeps the rows, a worker has nothing to say
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """A block in which this thread starts workers: what they inherit lets Ctrl-C wait until `start_worker`, as an
+    import that is interrupted prints where it was.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
