@@ -116,9 +116,13 @@ def _list_stems(name: str) -> Iterator[str]:
 
 @cache
 def _shapes_by_stem() -> dict[str, PublishedShape]:
-    """Shapes by what is left of their names without endings; those of two shapes are in it for neither."""
+    """Models of transformers by what is left of their names without endings; what is left of two is in it for neither.
+    (Of a pipeline's part, as ``organisation/model/unet``, the last word would be left.)
+    """
     found: dict[str, list[PublishedShape]] = {}
     for shape in list_shapes():
+        if shape.library != "transformers":
+            continue
         for stem in {list(_list_stems(name))[-1].lower() for name in shape.names}:
             found.setdefault(stem, []).append(shape)
     return {stem: shapes[0] for stem, shapes in found.items() if len(shapes) == 1}

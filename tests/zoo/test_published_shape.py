@@ -21,6 +21,7 @@ from analyzer.zoo.published_shape import (
     PublishedCount,
     PublishedShape,
     find_alike,
+    find_pipeline,
     find_shape,
     list_shapes,
     tell_format,
@@ -204,6 +205,7 @@ def test_names_of_other_weights_are_of_the_same_shape(name: str, shape: str, for
 
 
 def test_less_of_a_name_than_tells_two_shapes_apart_is_none() -> None:
+    assert find_alike("someone/model/unet") is None and find_pipeline("Qwen/Qwen2-0.5B") is None
     assert find_alike("mistral-7b") is None  # v0.1 and v0.3 have other vocabularies
     with pytest.raises(TargetError, match=r"hf:mistral-7b: .*did you mean mistral-7b-v0"):
         load_target("hf:mistral-7b")
