@@ -273,7 +273,10 @@ def _list_named(names: RunNames, part: Part) -> list[tuple[Names, Numbers]]:
 
 
 def _check_reach(names: RunNames) -> None:
-    """Nothing that is further away from a reference block may name what that makes, but for gradients."""
+    """Nothing that is further away from a reference block may name what that makes, but for gradients. Nodes may read
+    that of which blocks that are not run have others in its place, as in a cache.
+    """
+    replaced = {stand_in.like for stand_in in names.short_run.stand_ins.values()}
     for reference in names.references:
         parts = [part for part in names.parts if part.short == reference]
         births = {number for part in parts for number in part.numbers(BORN)} - names.cutter.owners.keys()
@@ -281,7 +284,8 @@ def _check_reach(names: RunNames) -> None:
             if abs(part.short - reference) <= names.reach:
                 continue
             named = {*part.numbers(DIED), *names.log.call_slots.operands_of(part.numbers(CALLED)).tolist()}
-            if not births.isdisjoint(named):
+            read = {number for node in nodes_of(names.log, part) for number in node.reads} - replaced
+            if not births.isdisjoint(named | read):
                 raise BlocksDiffer("something that one of its blocks makes is used or held outside of those beside")
 
 

@@ -47,6 +47,9 @@ FOUND = {
     "a module outside of all blocks that each calls": Program(("shared.SharedModuleOutside",), layout="merged",
                                                               mode="infer"),
     "autograd nodes of a recomputation": Program(("inplace.CheckpointByIndex",), stack="Scaled"),
+    "what a block that is not run gives is an output of the model": Program(
+        ("inplace.IndexFill",), layout="merged", stack="ReturnsMiddle", convention="InputTwice", blocks=8,
+        is_widened=True, is_factory=True, optimizer="sgd", loss="first"),
 }
 
 
