@@ -138,5 +138,5 @@ def test_few_blocks_are_not_run() -> None:
         ("docs/compile.md", "it takes minutes"),
         ("docs/devices.md", "it measures the machine that it runs on"),
         ("docs/parallel.md", "it takes minutes"), ("docs/parallel.md", "needs DeepSpeed"),
-        *[("docs/search.md", "it takes minutes")] * 3,
+        *[("docs/search.md", "it takes minutes")] * 2,
         ("docs/usage.md", "needs a GPU"), ("docs/usage.md", "needs diffusers")]
