@@ -149,7 +149,7 @@ def _predict(job: Job, cluster: str) -> tuple[float | None, int | None, str]:
     if plan.policy is not None:
         found = Planner(load_target(plan_of_job(job, spec).model)).plan(plan_of_job(job, spec))
         return found.step_seconds, found.needed_bytes, "answers spread evenly up to the longest"
-    laid = job.profile(spec.device, cluster=spec)
+    laid = job.profile(spec.device.name, cluster=spec)
     said = "rollout and teacher left out" if plan.task == "distill" else "every row full"
     return laid.step_seconds, laid.verdict.needed_bytes, said
 
@@ -208,7 +208,8 @@ class TrainerJob(RankJob):
             self.kept = out.float()
             return functional.cross_entropy(self.kept.flatten(0, 1), inputs[0].flatten(), reduction="none").mean()
         head = self.model.model.get_output_embeddings().head
-        found: Tensor = ChunkedScores.apply(out.flatten(0, 1), head.weight, _CHUNK)
+        scores: Any = ChunkedScores
+        found: Tensor = scores.apply(out.flatten(0, 1), head.weight, _CHUNK)
         return found.mean()
 
 

@@ -69,5 +69,6 @@ def _make_engine(policy: PolicyPlan, rollout: RolloutPlan) -> EnginePlan:
     server = rollout.server
     return EnginePlan(
         server=server.engine, layout=EngineLayout(server.tp, server.pp, server.dp, server.ep),
-        devices=policy.engine_devices, memory_share=server.memory_share, sleep=1 if rollout.sleeps else 0,
+        devices=policy.engine_devices, memory_share=server.memory_share,
+        sleep=1 if rollout.sleeps and server.engine != "trtllm" else 0,  # of which it is not known what stays
         weights=server.weights or "bf16", cache=server.cache or "bf16", sequences=server.sequences)
