@@ -15,7 +15,7 @@ import dis
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from types import CodeType, FrameType
 from typing import Any
 
@@ -67,6 +67,8 @@ class Frames:
         before = self.why_top_is_skipped
         self.why_top_is_skipped = None
         wraps = getattr(dynamo_config, "wrap_top_frame", False)  # which older versions of torch lack
+        while isinstance(bare, partial):  # which has no frame of its own
+            bare = bare.func
         if bare is not None and not wraps and trace_rules.check(bare):
             name = getattr(bare, "__qualname__", type(bare).__qualname__)
             self.why_top_is_skipped = (f"Dynamo skips {name}, which is none of yours: torch.compile(module) compiles "

@@ -82,3 +82,11 @@ def test_experts_are_whole_where_tensors_are_divided() -> None:
 def test_what_a_model_cannot_be_is_told(layout: Layout, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         _compose(layout)
+
+
+@pytest.mark.parametrize("kind", ["blocks", "selective"])
+def test_compiled_blocks_are_checkpointed(kind: str) -> None:
+    """They keep less than compiled ones that are not, and run more than once what they keep nothing of."""
+    plain = _compose(Layout(shard=2, compile=True)).best
+    found = _compose(Layout(shard=2, compile=True, checkpointing=kind)).best
+    assert found.step_seconds > plain.step_seconds and found.peak_bytes <= plain.peak_bytes

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -114,7 +113,17 @@ def checkpoint_blocks(blocks: Sequence[nn.Module], kind: str) -> None:
     """Run blocks again in backward; of ``"selective"`` ones without attention and every second product."""
     options: dict[str, Any] = {} if kind == "blocks" else {"context_fn": _selective_contexts}
     for block in blocks if kind in ("blocks", "selective") else ():
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **options)
+        block.forward = _run_again(block.forward, options)
+
+
+def _run_again(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """A function of this file, for Dynamo compiles a block from its forward on, and would leave one of torch as it is:
+    torchtitan's wrapper of checkpoints is among the modules that it looks at (torch/_dynamo/trace_rules.py).
+    """
+    def forward_with_checkpoint(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options, **kwargs)
+
+    return forward_with_checkpoint
 
 
 def _selective_contexts() -> Any:
