@@ -72,6 +72,7 @@ def stand_in_packages() -> Iterator[None]:
 
 
 def _take(*packages: str) -> dict[str, ModuleType]:
-    """The modules of packages, which are there no longer."""
-    names = [name for name in list(sys.modules) if name.partition(".")[0] in packages]
+    """The modules of packages, which are there no longer; a name with None, by which none is to be found, stays."""
+    names = [name for name, module in list(sys.modules.items())
+             if name.partition(".")[0] in packages and module is not None]
     return {name: sys.modules.pop(name) for name in names}
