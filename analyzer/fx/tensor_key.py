@@ -29,6 +29,7 @@ from .module_borrow import Borrowed
 
 _LOWEST = 1 << 32  #: no address of a 64-bit process is below; ids are addresses
 _IN_TEXT = re.compile(r"\d{9,}|[0-9a-f]{9,}|[0-9A-F]{9,}")  #: such numbers, of ten or of sixteen digits
+_MOST_DIGITS = 20  # of an address of 64 bits in tens; Python refuses to read thousands of them (sys.int_info)
 _DECIMAL = re.compile(r"\d{9,}")
 _MAY_HOLD_NUMBERS = frozenset({int, str, tuple, frozenset})
 
@@ -189,6 +190,8 @@ class _Names:
 
     def _translate_digits(self, way: int, found: re.Match[str]) -> str:
         digits = found.group()
+        if len(digits) > _MOST_DIGITS:
+            return digits
         base = 10 if digits.isdecimal() else 16
         number = self._find_numbers()[way].get(int(digits, base))
         if number is None:  # a letter before it may be none of its digits

@@ -77,6 +77,8 @@ TABLES = {
     "within a text": (lambda m: [f"of {id(m.a.weight):X}: {id(m.a.bias)}"],
                       lambda m: f"of {id(m.a.weight):X}: {id(m.a.bias)}" in m.table),
     "the text of an address": (lambda m: str(m.a.weight.data_ptr()), lambda m: m.table == str(m.a.weight.data_ptr())),
+    "a number of thousands of digits": (
+        lambda m: {"1" * 5000: 0, str(id(m.b.bias)): 1}, lambda m: m.table.get(str(id(m.b.bias)))),
     "a text after a letter": (lambda m: {f"b{id(m.a.weight)}": 1}, lambda m: m.table.get(f"b{id(m.a.weight)}")),
     "the id of a storage": (lambda m: {m.a.weight.untyped_storage()._cdata: 1},
                             lambda m: m.table.get(m.a.weight.untyped_storage()._cdata)),
