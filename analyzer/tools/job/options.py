@@ -168,6 +168,11 @@ class Options:
         inner = [(document, values[name]) for document, values in self.layers if isinstance(values.get(name), Mapping)]
         return Options(inner, (*self.keys, name), self.readings)
 
+    def section(self, name: str) -> Options:
+        """The mapping under a name, an empty one where there is none, whose defaults are told too. Raises JobError."""
+        return self.part(name) or Options([(document, {}) for document, _ in self.layers], (*self.keys, name),
+                                          self.readings)
+
     def _take(self, name: str, default: Any, means: str) -> Any:
         value = self.get(name)
         self._taken.add(name)

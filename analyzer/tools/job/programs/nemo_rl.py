@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..document import Document
 from ..options import Options, names_of
 from ..plan import Adapter, ModelParallel, PolicyPlan, RolloutPlan, ServingPlan, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
@@ -66,7 +65,7 @@ def _join_defaults(options: Options, launch: JobLaunch) -> None:
     whole: Any = {}
     for _, values in found:
         whole = _merge(whole, values)
-    options.layers = [(document, fill_in(values, whole, (), document)) for document, values in found]
+    options.layers = [(document, fill_in(values, whole, ())) for document, values in found]
     if missing:
         options.note("defaults", "assumed", f"{missing}: no such file; the values of grpo_math_1B.yaml are taken")
     elif "defaults" in options.names():
@@ -79,15 +78,15 @@ def _merge(below: Any, above: Any) -> Any:
     return {name: _merge(below.get(name), above[name]) if name in above else below[name] for name in {**below, **above}}
 
 
-def fill_in(value: Any, whole: Any, keys: tuple[str, ...], document: Document) -> Any:
+def fill_in(value: Any, whole: Any, keys: tuple[str, ...]) -> Any:
     """Values with references to others filled in, as OmegaConf has them: ``${a.b}``, ``${.b}`` of the same mapping,
     ``${oc.select:a.b,1}`` with a value in its place, ``${mul:a,b}``; None where nothing is there.
 
-    >>> fill_in({"a": {"b": 4}, "c": "${mul:${a.b}, 2}"}, {"a": {"b": 4}}, (), Document("f", "", {}))["c"]
+    >>> fill_in({"a": {"b": 4}, "c": "${mul:${a.b}, 2}"}, {"a": {"b": 4}}, ())["c"]
     8
     """
     if isinstance(value, Mapping):
-        return {name: fill_in(inner, whole, (*keys, name), document) for name, inner in value.items()}
+        return {name: fill_in(inner, whole, (*keys, name)) for name, inner in value.items()}
     if not isinstance(value, str) or not value.startswith("${"):
         return value
     return _resolve(value, whole, keys, 0)
@@ -163,8 +162,7 @@ def _read_trainer(policy: Options, task: Task, ranks: int, per_host: int) -> Tra
     precision = policy.text("precision", "bfloat16", choices=_DTYPES) or "bfloat16"
     megatron = policy.part("megatron_cfg")
     uses_megatron = megatron is not None and megatron.flag("enabled")
-    section = megatron if uses_megatron else policy.part("dtensor_cfg")
-    section = Options([(Document(policy.layers[-1][0].name, "", {}), {})]) if section is None else section
+    section = megatron if megatron is not None and uses_megatron else policy.section("dtensor_cfg")
     parallel = (_read_megatron if uses_megatron else _read_dtensor)(section)
     if ranks % parallel.size:
         raise section.fail("tensor_parallel_size", f"{parallel.size} ranks share a sequence, which do not divide the "
@@ -216,9 +214,7 @@ def _read_adapter(section: Options, uses_megatron: bool) -> Adapter | None:
 
 
 def _add_phases(options: Options, policy: Options, plan: TrainingPlan, kind: str, engines: int) -> TrainingPlan:
-    section = options.part(kind)
-    assert section is not None or kind == "grpo"
-    section = section or Options([(options.layers[-1][0], {})])
+    section = options.section(kind)
     batch = plan.micro_batch * plan.accumulate * plan.data_ranks
     packs, room, score = _read_packing(policy, plan)
     if kind == "dpo":
@@ -234,7 +230,7 @@ def _add_phases(options: Options, policy: Options, plan: TrainingPlan, kind: str
         in_flight = asynchronous.flag("in_flight_weight_updates")
     more = section.fraction("batch_multiplier", 1.0) if section.flag("use_dynamic_sampling") else 1.0
     section.rest("*")
-    generation = policy.part("generation") or Options([(options.layers[-1][0], {})])
+    generation = policy.section("generation")
     answer = generation.count("max_new_tokens", plan.length)
     rollout = _read_rollout(generation, plan, prompts * samples, answer, engines)
     algorithm: Literal["ppo", "dapo", "grpo"] = "ppo" if kind == "ppo" else "dapo" if more > 1 else "grpo"
@@ -264,7 +260,7 @@ def _read_rollout(generation: Options, plan: TrainingPlan, answers: int, new: in
     if backend == "megatron":
         generation.assume("backend", "vLLM samples, with its own defaults")
         backend = "vllm"
-    cfg = generation.part(f"{backend}_cfg") or Options([(generation.layers[-1][0], {})])
+    cfg = generation.section(f"{backend}_cfg")
     tp = cfg.count("tensor_parallel_size", 1, means="ranks of an engine")
     share = cfg.fraction("gpu_memory_utilization", 0.6, means="share of each device that an engine takes")
     is_8bit = cfg.text("precision") == "fp8"

@@ -27,7 +27,7 @@ _FLAVORS: dict[str, dict[str, str]] = {
     "qwen3": {size: f"Qwen/Qwen3-{size}"
               for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")},
     "gpt_oss": {"20b": "openai/gpt-oss-20b", "120b": "openai/gpt-oss-120b"}, "flux": _PIPELINES}
-#: Of flavors for trying things, which nobody publishes, the fields of transformers' configuration.
+#: Of flavors for trying things, which are not published, the fields of transformers' configuration.
 _SIZES: dict[tuple[str, str], dict[str, Any]] = {
     ("llama3", "debugmodel"): {
         "model_type": "llama", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6,
@@ -52,8 +52,8 @@ _QUANTIZED = "float8 mx quantize"
 
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a TOML. Raises JobError for what torchtitan refuses."""
-    (model, config), draws = _read_model(_part(options, "model")), (options.get("model") or {}).get("name") == "flux"
-    training = _part(options, "training")
+    (model, config), draws = _read_model(options.section("model")), (options.get("model") or {}).get("name") == "flux"
+    training = options.section("training")
     old = training.get("batch_size") is not None
     batch = training.count("batch_size" if old else "local_batch_size", 8, means="sequences of a pass of one device")
     length = 1 if draws else training.count(
@@ -68,7 +68,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         if batch % size:
             raise training.fail("local_batch_size", f"is no multiple of pipeline_parallel_microbatch_size {size}")
         batch, accumulate = size, batch // size * (accumulate or 1)
-    optimizer, in_backward = _read_optimizer(_part(options, "optimizer"))
+    optimizer, in_backward = _read_optimizer(options.section("optimizer"))
     compiles = _read_compile(options, training)
     dtype = training.text("dtype", "float32", choices=_DTYPES, means="of the weights") or "float32"
     clips = training.fraction("max_norm", 1.0) > 0
@@ -91,12 +91,6 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         checkpoint_every=1 if draws else every, optimizer=optimizer,
         updates_in_backward=in_backward, clips=clips and not in_backward, compiles=compiles, ranks=ranks,
         sharding=sharding, parallel=parallel)
-
-
-def _part(options: Options, name: str) -> Options:
-    """A table; an empty one where there is none."""
-    return options.part(name) or Options([(document, {}) for document, _ in options.layers], (*options.keys, name),
-                                         options.readings)
 
 
 def _read_model(part: Options) -> tuple[str, dict[str, Any] | None]:
@@ -123,8 +117,8 @@ def _read_model(part: Options) -> tuple[str, dict[str, Any] | None]:
 
 def _read_picture(options: Options, sharding: Sharding | None) -> PicturePlan:
     """models/flux/train.py: each pass encodes its images and texts, in the dtype of passes where ranks shard."""
-    size = _part(options, "training").count("img_size", 256, means="pixels of an image, each side")
-    encoder = _part(options, "encoder")
+    size = options.section("training").count("img_size", 256, means="pixels of an image, each side")
+    encoder = options.section("encoder")
     tokens = encoder.count("max_t5_encoding_len", 512, means="tokens of a text")
     encoder.rest("t5_encoder clip_encoder autoencoder_path")
     if (part := options.part("inference")) is not None:
@@ -138,7 +132,7 @@ def _read_ranks(options: Options, training: Options,
     """Ranks, how they share the model, the dtype of autocast, and how they divide the model itself: without sharding
     passes run under autocast (job_config.py, `mixed_precision_param`).
     """
-    part = _part(options, "parallelism")
+    part = options.section("parallelism")
     shard = part.number("data_parallel_shard_degree", -1, least=-1) or 1
     replicas = part.count("data_parallel_replicate_degree", 1)
     sizes: dict[str, Any] = {name: part.count(f"{name}_parallel_degree", 1) for name in (
@@ -216,7 +210,7 @@ def _read_optimizer(part: Options) -> tuple[str, bool]:
 
 def _read_checkpoints(options: Options) -> tuple[Checkpoints, int]:
     """How blocks are run again, and of how many one is (distributed/activation_checkpoint.py)."""
-    part = _part(options, "activation_checkpoint")
+    part = options.section("activation_checkpoint")
     mode = part.text("mode", "selective", choices=("none", "selective", "full", "memory_budget"),
                      means="what is run again in backward")
     found: tuple[Checkpoints, int] = ("none" if mode == "none" else "blocks"), 1

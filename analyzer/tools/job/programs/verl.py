@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from ..document import Document
 from ..options import Options, names_of
 from ..plan import Adapter, ModelParallel, PolicyPlan, RolloutPlan, ServingPlan, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
@@ -22,19 +21,19 @@ _ENGINES = ("vllm", "sglang", "trtllm", "hf")
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a run. Raises JobError for what verl refuses, and for what it needs and is not there."""
     whole: dict[str, Any] = {name: options.get(name) for name in options.names()}
-    options.layers = [(document, fill_in(values, whole, (), document)) for document, values in options.layers]
+    options.layers = [(document, fill_in(values, whole, ())) for document, values in options.layers]
     models = options.part("actor_rollout_ref")
     if models is None:
         raise options.fail("actor_rollout_ref", "is not there, and a run needs it")
     ranks, per_host = _read_cluster(options, launch)
-    data = _part(options, "data")
+    data = options.section("data")
     prompts = data.count("train_batch_size", 1024, means="prompts of a step")
     prompt, answer = (data.count(f"max_{which}_length", 512, means=f"tokens of {what} at most")
                       for which, what in (("prompt", "a prompt"), ("response", "an answer")))
     data.rest("*")
-    actor, rollout = _part(models, "actor"), _part(models, "rollout")
+    actor, rollout = models.section("actor"), models.section("rollout")
     samples = rollout.count("n", 1, means="answers to each prompt")
-    algorithm = _part(options, "algorithm")
+    algorithm = options.section("algorithm")
     said = algorithm.text("adv_estimator", "gae", means="how advantages are told") or "gae"
     kl_in_reward = algorithm.flag("use_kl_in_reward")
     algorithm.rest("*")
@@ -57,18 +56,13 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
                        room=room if packs else None, score_room=score if packs else rows * (prompt + answer),
                        critic=said == "gae", entropy=actor.fraction("entropy_coeff", 0.0) > 0))
     options.rest(names_of("verl"))
-    for part in (models, actor, _part(models, "ref"), _part(models, "model")):
+    for part in (models, actor, models.section("ref"), models.section("model")):
         part.rest("*")
     return plan
 
 
-def _part(options: Options, name: str) -> Options:
-    found = options.part(name)
-    return Options([(Document(options.layers[-1][0].name, "", {}), {})]) if found is None else found
-
-
 def _read_cluster(options: Options, launch: JobLaunch) -> tuple[int, int]:
-    trainer = _part(options, "trainer")
+    trainer = options.section("trainer")
     each, hosts = trainer.count("n_gpus_per_node", 8, means="devices of a host"), trainer.count("nnodes", 1)
     trainer.rest("*")
     launch.ranks = launch.ranks or each * hosts
@@ -78,11 +72,11 @@ def _read_cluster(options: Options, launch: JobLaunch) -> tuple[int, int]:
 
 def _read_actor(models: Options, actor: Options, length: int, ranks: int, per_host: int) -> TrainingPlan:
     """The policy's update: FSDP with weights in float32 (workers/fsdp_workers.py), or Megatron."""
-    model = _part(models, "model")
+    model = models.section("model")
     path = model.needed("path", "a run needs it", means="the policy")
     strategy = actor.text("strategy", "fsdp", choices=("fsdp", "fsdp2", "megatron"), means="how ranks share it") or ""
     micro = actor.number("ppo_micro_batch_size_per_gpu", None, least=1) or 1
-    section = _part(actor, "megatron" if strategy == "megatron" else "fsdp_config")
+    section = actor.section("megatron" if strategy == "megatron" else "fsdp_config")
     if strategy == "megatron":
         parallel = ModelParallel(
             tensor=section.count("tensor_model_parallel_size", 1, means="ranks that divide each tensor"),
@@ -138,14 +132,15 @@ def _read_rollout(models: Options, rollout: Options, plan: TrainingPlan, answers
                                                                                       least=1))
     sleeps = rollout.flag("free_cache_engine", True, means="engines sleep while the model trains")
     rollout.rest("*")
+    model_leaves, states_leave = _offloads(models)
     return RolloutPlan(server=server, sequences=max(1, answers * tp // plan.ranks), new=answer, sleeps=sleeps,
-                       offloads_model=_offloads(models)[0], offloads_optimizer=_offloads(models)[1])
+                       offloads_model=model_leaves, offloads_optimizer=states_leave)
 
 
 def _offloads(models: Options) -> tuple[bool, bool]:
     """Whether weights and states leave the devices while engines sample."""
-    actor = _part(models, "actor")
-    section = _part(actor, "megatron" if actor.get("strategy") == "megatron" else "fsdp_config")
+    actor = models.section("actor")
+    section = actor.section("megatron" if actor.get("strategy") == "megatron" else "fsdp_config")
     return (section.flag("param_offload", means="weights leave the devices while engines sample"),
             section.flag("optimizer_offload", means="states leave the devices while engines sample"))
 
