@@ -34,7 +34,30 @@ def _evaluate(closure: Callable[[], Any] | None) -> Any:
         return closure()
 
 
-class AdamW8bit(torch.optim.Optimizer):
+def _list_inner(parameters: Iterable[Tensor]) -> set[Tensor]:
+    """The matrices of blocks: all but tables, which are those with the most rows."""
+    matrices = [p for p in parameters if p.ndim == 2]
+    rows = max((p.shape[0] for p in matrices), default=0)
+    return {p for p in matrices if p.shape[0] < rows}
+
+
+class _EachByItself(torch.optim.Optimizer):
+    """An optimizer that updates one parameter after the other."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = _evaluate(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, self.state[parameter], group)
+        return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class AdamW8bit(_EachByItself):
     """AdamW whose two states are codes of a byte an element with a float32 scale for each 256; parameters below 4,096
     elements have states in float32 (bitsandbytes 0.50, optim/optimizer.py, `Optimizer2State`). A kernel updates one
     parameter, reads both states and writes them, and takes no memory besides.
@@ -48,16 +71,8 @@ class AdamW8bit(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self.values: dict[torch.device, tuple[Tensor, Tensor]] = {}  #: of the codes, signed and not, for each device
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = _evaluate(closure)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(_own_part(parameter), _own_part(parameter.grad), self.state[parameter], group)
-        return loss
-
     def _update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        parameter, gradient = _own_part(parameter), _own_part(gradient)
         if not state:
             self._begin(parameter, state)
         state["step"] += 1
@@ -109,8 +124,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def __init__(self, params: Iterable[Tensor], lr: float = 1e-3) -> None:
         parameters = list(params)
         super().__init__(parameters, {"lr": lr})
-        rows = max((p.shape[0] for p in parameters if p.ndim == 2), default=0)
-        inner = {p for p in parameters if p.ndim == 2 and p.shape[0] < rows}
+        inner = _list_inner(parameters)
         others = [p for p in parameters if p not in inner]
         self.parts: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, lr=lr)] if others else []
         if inner:
@@ -124,7 +138,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return loss
 
 
-class LowRankAdamW(torch.optim.Optimizer):
+class LowRankAdamW(_EachByItself):
     """AdamW whose states of matrices in blocks are of gradients that are projected to ``rank`` rows or columns; tables,
     those with the most rows, and vectors have usual ones. It ``decomposes`` a gradient to find what it is projected by
     (GaLore: galore_torch 1.0, galore_projector.py and adamw.py), or draws that, and scales the whole gradient (APOLLO:
@@ -134,19 +148,11 @@ class LowRankAdamW(torch.optim.Optimizer):
     def __init__(self, params: Iterable[Tensor], lr: float = 1e-3, rank: int = 128, decomposes: bool = True) -> None:
         parameters = list(params)
         super().__init__(parameters, {"lr": lr})
-        rows = max((p.shape[0] for p in parameters if p.ndim == 2), default=0)
-        self.projected = {p for p in parameters if p.ndim == 2 and p.shape[0] < rows}
+        self.projected = _list_inner(parameters)
         self.rank, self.decomposes = rank, decomposes
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = _evaluate(closure)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    change = self._find_change(parameter, parameter.grad, self.state[parameter])
-                    parameter.add_(change, alpha=-group["lr"])
-        return loss
+    def _update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        parameter.add_(self._find_change(parameter, gradient, state), alpha=-group["lr"])
 
     def _find_change(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any]) -> Tensor:
         given, is_tall = gradient, gradient.shape[0] >= gradient.shape[-1]

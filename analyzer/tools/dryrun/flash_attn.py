@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from analyzer.meta.intercept.replacement import Undo
-from analyzer.meta.state import current
 
+from .package import check_dry_run
 from .saved_file import assume
 
 # Names and arguments as in flash-attn 2.8.3, flash_attn/flash_attn_interface.py and bert_padding.py, and in hopper/
@@ -22,8 +22,7 @@ Tensor = torch.Tensor
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, starts: tuple[Tensor | None, Tensor | None], lengths: tuple[int, int],
             named: dict[str, Any]) -> Any:
-    if current() is None:
-        raise RuntimeError("flash_attn is not installed: this is a stand-in, which works during a dry run")
+    check_dry_run("flash_attn")
     assume(f"flash_attn: a stand-in for version {VERSION} took its place, with the kernels of it that torch has; "
            "version 3 is taken to need the same memory and time")
     window = named.get("window_size") or (-1, -1)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from analyzer.meta.state import current
-
+from .package import check_dry_run
 from .saved_file import assume
 
 # Names as in liger-kernel 0.8.2, transformers/monkey_patch.py. What each kernel saves and writes in place is in ops/:
@@ -84,8 +83,8 @@ def _run(model: Any, original: Callable[..., Any], *args: Any, labels: Tensor | 
     found = model.model(*args, **named)
     if shifted is None:
         shifted = functional.pad(labels, (0, 1), value=-100)[..., 1:]
-    hidden = found.last_hidden_state.flatten(0, -2)
-    loss = _HeadLoss.apply(hidden, model.lm_head.weight, shifted.flatten(), number is None)  # type: ignore[no-untyped-call]
+    compute: Any = _HeadLoss.apply
+    loss = compute(found.last_hidden_state.flatten(0, -2), model.lm_head.weight, shifted.flatten(), number is None)
     return CausalLMOutputWithPast(loss=loss if number is None else loss / number,
                                   past_key_values=found.past_key_values)
 
@@ -93,8 +92,7 @@ def _run(model: Any, original: Callable[..., Any], *args: Any, labels: Tensor | 
 def _apply(model: Any, *, rms_norm: bool = True, swiglu: bool = True, fused_linear_cross_entropy: bool = True,
            cross_entropy: bool = False, rope: bool = True, **_: Any) -> None:
     """Let a model of transformers have the kernels; what is asked for that a model has none of is left."""
-    if current() is None:
-        raise RuntimeError("liger_kernel is not installed: this is a stand-in, which works during a dry run")
+    check_dry_run("liger_kernel")
     assume(f"liger_kernel: a stand-in for version {VERSION} took its place: norms, gated activations and the loss with "
            "the head save and allocate what its kernels do; its rotary embeddings and its cross entropy of scores that "
            "are there are left out")

@@ -8,6 +8,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from analyzer.meta.state import current
 from analyzer.on_use import load
 
 _FLASH = "analyzer.tools.dryrun.flash_attn:MODULES"
@@ -23,6 +24,12 @@ _ASKING = ("trl",)
 _kept: dict[str, ModuleType] = {}
 
 
+def check_dry_run(package: str, what: str = "this") -> None:
+    """Raise RuntimeError where a stand-in is used outside of a dry run, as by what was imported in one."""
+    if current() is None:
+        raise RuntimeError(f"{package} is not installed: {what} is a stand-in, which works during a dry run")
+
+
 class _PackageFinder:
     """Finds and makes the modules of the stand-ins for some packages."""
 
@@ -34,7 +41,8 @@ class _PackageFinder:
         if name not in modules or name.partition(".")[0] not in self._packages:
             return None
         is_package = any(other.startswith(f"{name}.") for other in modules)
-        return ModuleSpec(name, self, origin="a stand-in of the dry run", is_package=is_package)  # type: ignore[arg-type]
+        loader: Any = self
+        return ModuleSpec(name, loader, origin="a stand-in of the dry run", is_package=is_package)
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None

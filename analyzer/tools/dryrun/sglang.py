@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from analyzer.hardware import simulated_spec
-from analyzer.meta.state import current
 from analyzer.tools.serving import CACHE, GRAPHS, WEIGHTS
 
 from .engine import StandInEngine, deploy
+from .package import check_dry_run
 from .saved_file import assume
 from .vllm import AnswerTexts, SamplingParams
 
@@ -35,8 +34,7 @@ class SglangEngine:
                  **others: Any) -> None:
         import transformers
 
-        if current() is None or simulated_spec() is None:
-            raise RuntimeError("sglang is not installed: this Engine is a stand-in, which works during a dry run")
+        check_dry_run("sglang", "this Engine")
         config = transformers.AutoConfig.from_pretrained(model_path)
         self._backs_up = enable_weights_cpu_backup
         # model_executor/cuda_graph_runner.py: else they are not of the allocator that gives memory back

@@ -8,16 +8,15 @@ from typing import Any
 import torch
 
 from analyzer.hardware import simulated_spec
-from analyzer.meta.state import current
 
 from .engine import StandInEngine, deploy
+from .package import check_dry_run
 from .saved_file import assume
 
 # Names and arguments as in vLLM 0.31: entrypoints/llm.py, sampling_params.py, outputs.py, logprobs.py,
 # device_allocator/cumem.py, distributed/weight_transfer/. TRL 1.16 takes this version as the newest.
 VERSION = "0.31.0"
 _LARGE = 70 * 2**30  # engine/arg_utils.py, `get_batch_defaults`: more is read at once on such a device, A100 excepted
-
 
 
 class SamplingParams:
@@ -123,9 +122,8 @@ class LLM:
                  kv_cache_dtype: str = "auto", **others: Any) -> None:
         import transformers
 
+        check_dry_run("vllm", "this LLM")
         device = simulated_spec()
-        if current() is None or device is None:
-            raise RuntimeError("vllm is not installed: this LLM is a stand-in, which works during a dry run")
         config = transformers.AutoConfig.from_pretrained(model)
         is_large = (device.memory_bytes or 0) >= _LARGE and "a100" not in device.name
         self._model, self._longest = str(model), max_model_len or getattr(

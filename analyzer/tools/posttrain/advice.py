@@ -86,6 +86,7 @@ def list_variants(plan: PosttrainPlan, room: int | None, fits: bool) -> Iterator
     elif plan.lag == 0:
         yield "answers of weights one step old, while the trainer works", replace(plan, lag=1, in_flight=True)
 
+
 def _list_apart(plan: PosttrainPlan) -> Iterator[tuple[str, PosttrainPlan]]:
     """Engines with half of the devices, which work while the trainer does."""
     half, layout = plan.devices // 2, plan.layout
