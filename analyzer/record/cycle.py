@@ -73,7 +73,7 @@ def find_cycles(log: Log, runs: Sequence[OuterRun], blocks: Sequence[NamedStretc
     """The whole cycles of a log, of which calls are in the steps and phases of the run yet; none where every phase of
     all is an update. A cycle begins with the phase that came first, and lasts until that comes again after an
     optimizer stepped. Updates alone begin one where they are of several models in turn, else after what follows one
-    now and then, such as an evaluation.
+    now and then, such as an evaluation; then only whole cycles count, two at least.
     """
     if not steps:
         return []
@@ -104,6 +104,11 @@ def find_cycles(log: Log, runs: Sequence[OuterRun], blocks: Sequence[NamedStretc
         before = part.name
     cycles = [Cycle(tuple(cycle), sum(cycle[0].calls.start < end <= cycle[-1].calls.stop for end in ends))
               for cycle in found]
+    if cycles and not leads:
+        # the run ended within the last one, and how many steps are in one is told by the second: what comes each tenth
+        # step often comes with the first one too
+        cycles = cycles[:len(cycles) - (before not in AFTERWARDS)]
+        return cycles if len(cycles) > 1 else []
     if len(cycles) > 1 and cycles[-1].steps < cycles[-2].steps:
         cycles.pop()  # the run ended within it
     return cycles if any(len(cycle.names) > 1 for cycle in cycles) else []

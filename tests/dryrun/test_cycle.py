@@ -180,6 +180,22 @@ def test_the_figures_of_a_rollout_and_its_updates(run):
     assert "peaks above those of the first cycle: rollout 32." in found.profile.report("screen")
 
 
+AVERAGE_NOW_AND_THEN = """
+    model, average = build(), build()
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(20):
+        train(model(batch()).mean(), optimizer)
+        if step % 5 == 0:
+            average.load_state_dict(model.state_dict())
+    """
+
+
+@pytest.mark.parametrize("steps, cycles", [(3, []), (7, [1, 5])])
+def test_what_follows_some_updates_makes_a_cycle_once_it_came_again(run, steps, cycles):
+    """Copies come after steps 1 and 6: three steps show one of them, and seven show a cycle of one step and of five."""
+    assert [cycle.steps for cycle in run(AVERAGE_NOW_AND_THEN, steps=steps).profile.cycles] == cycles
+
+
 def test_a_pass_of_the_same_model_over_what_it_wrote_scores(run):
     text = POLICY.replace("sampler(ids)", "model(ids)").replace("""
         old = model(ids).log_softmax(-1)
