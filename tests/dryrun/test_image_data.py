@@ -59,3 +59,21 @@ def test_pictures_that_are_there_are_read(tmp_path: Path, capsys) -> None:  # ty
     assert run.error is None, run.format_error()
     assert capsys.readouterr().out.splitlines()[-1] == "5 (1, 28, 28) 7 10"
     assert not any("black pictures" in text for text in run.profile.assumptions)
+
+
+@pytest.mark.parametrize("root, rows", [("nowhere/train", 1_281_167), ("nowhere/val", 50_000)])
+def test_a_folder_of_pictures_that_is_not_there_is_imagenet(root, rows, tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT).replace("CALL", f"ImageFolder({root!r}, T)"))
+    run = dry_run(tmp_path / "train.py")
+    assert run.error is None, run.format_error()
+    assert capsys.readouterr().out.splitlines()[-1] == f"{rows} (3, 375, 500) 0 1000"
+    assert any(text.startswith(f"ImageFolder: {root} is not there; in its place stand {rows:,} black pictures")
+               for text in run.profile.assumptions)
+
+
+def test_a_folder_of_pictures_that_is_empty_is_refused(tmp_path: Path) -> None:
+    """As torchvision does: a folder that is there is taken as it is."""
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT).replace(
+        "CALL", f"ImageFolder({str(tmp_path / 'pictures')!r}, T)"))
+    assert "Couldn't find any class folder" in str(dry_run(tmp_path / "train.py").error)

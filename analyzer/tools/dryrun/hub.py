@@ -1,15 +1,19 @@
-"""Names of the hub under a dry run: a repository is a stand-in, and nothing is downloaded."""
+"""Names of hubs and addresses of weights under a dry run: stand-ins answer, and nothing is downloaded."""
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
+
+import torch
 
 from analyzer.errors import InputError, find_close
 from analyzer.meta.intercept.replacement import Undo, replace
@@ -19,7 +23,7 @@ from analyzer.zoo.published_shape import find_alike, find_pipeline, list_names
 from . import data_set, stand_in
 from .checkpoint import replace_everywhere
 from .pipeline import write_pipeline
-from .saved_file import SavedFiles
+from .saved_file import SavedFiles, assume
 
 ALLOW = "run the dry run with --allow-download (allow_download=True), which leaves the script its own way"
 
@@ -69,13 +73,14 @@ class Repositories:
     def _stand_in(self, name: str, kind: str | None) -> Path:
         pipeline = find_pipeline(name)
         shape = find_alike(name)
-        if kind not in (None, "model") or pipeline is None and (shape is None or shape.library != "transformers"):
+        config = stand_in.describe_timm(name) if shape is None or shape.library != "transformers" else shape.config
+        if kind not in (None, "model") or pipeline is None and config is None:
             raise _refuse_model(name)
         folder = self._make_folder(name)
         if pipeline is not None:
             write_pipeline(self._files, folder, name, pipeline)
-        elif shape is not None:
-            stand_in.write_config(folder, name, shape.name, shape.config)
+        elif config is not None:
+            stand_in.write_config(folder, name, name if shape is None else shape.name, config)
             stand_in.keep_weights(self._files, folder)
         return folder
 
@@ -156,6 +161,80 @@ def _is_cached(name: str, cache: Any, kind: str | None) -> bool:
     return kept.is_dir() and any(kept.iterdir())
 
 
+# Weights by address and repositories of code: torch.hub, which torchvision's builders use too, and timm.
+
+def _refuse_download(original: Callable[..., Any], url: str, dst: Any, *args: Any, **kwargs: Any) -> None:
+    """In the place of ``torch.hub.download_url_to_file``."""
+    raise NotThereError(f"{url}: not downloaded, as a dry run downloads nothing. Put that file at {dst}, or {ALLOW}")
+
+
+def _load_from_address(original: Callable[..., Any], url: str, model_dir: Any = None, map_location: Any = None,
+                       progress: bool = True, check_hash: bool = False, file_name: str | None = None,
+                       weights_only: bool = False) -> Any:
+    """In the place of ``torch.hub.load_state_dict_from_url``: what torchvision publishes has weights without data."""
+    folder = model_dir or Path(torch.hub.get_dir(), "checkpoints")
+    kept = Path(folder, file_name or os.path.basename(urlparse(url).path))
+    state = None if kept.exists() else _make_published_state(url)
+    if state is None:
+        return original(url, model_dir, map_location, progress, check_hash, file_name, weights_only)
+    assume(f"{os.path.basename(url)} of torchvision: weights without data")
+    if isinstance(map_location, (str, torch.device)):  # else they stay on the host
+        for name, tensor in state.items():
+            state[name] = tensor.to(map_location)
+    return state
+
+
+def _make_published_state(url: str) -> dict[str, torch.Tensor] | None:
+    """The state of the model of torchvision whose weights an address has; None of others, and of quantized ones."""
+    if (models := sys.modules.get("torchvision.models")) is None:
+        return None
+    for name in models.list_models():
+        for weights in models.get_model_weights(name):
+            if weights.url != url or name.startswith("quantized_"):
+                continue
+            taken = inspect.signature(models.get_model_builder(name)).parameters
+            # `aux_loss`: published segmentation models have an auxiliary head; `weights_backbone` has a default
+            options: dict[str, Any] = {key: value for key, value in (("aux_loss", True), ("weights_backbone", None))
+                                       if key in taken}
+            if weights.meta.get("categories"):
+                options["num_classes"] = len(weights.meta["categories"])
+            if name.startswith("vit_"):  # positions are learned, for one size
+                options["image_size"] = weights.meta["min_size"][0]
+            state: dict[str, torch.Tensor] = models.get_model(name, weights=None, **options).state_dict()
+            return state
+    return None
+
+
+def _load_from_repository(original: Callable[..., Any], repo_or_dir: str, model: str, *args: Any,
+                          source: str = "github", trust_repo: Any = None, force_reload: bool = False,
+                          verbose: bool = True, skip_validation: bool = False, **kwargs: Any) -> Any:
+    """In the place of ``torch.hub.load``: of pytorch/vision the installed torchvision has the models."""
+    repository = repo_or_dir.partition(":")[0]
+    if source != "github" or any(Path(torch.hub.get_dir()).glob(f"{repository.replace('/', '_')}_*")):
+        return original(repo_or_dir, model, *args, source=source, trust_repo=trust_repo, force_reload=force_reload,
+                        verbose=verbose, skip_validation=skip_validation, **kwargs)
+    if repository != "pytorch/vision":
+        raise NotThereError(f"{repo_or_dir}: not fetched, as a dry run downloads nothing. Clone it and load it from "
+                            f'there, torch.hub.load(FOLDER, {model!r}, source="local"), or {ALLOW}')
+    import torchvision
+
+    assume(f"{repo_or_dir}: torchvision {torchvision.__version__}, which is installed, stands for it")
+    return getattr(torchvision.models, model)(*args, **kwargs)
+
+
+def _load_pretrained(original: Callable[..., Any], model: torch.nn.Module, pretrained_cfg: Any = None, *args: Any,
+                     **kwargs: Any) -> None:
+    """In the place of timm's ``load_pretrained``: weights without data are as large as the model's own."""
+    config = pretrained_cfg or getattr(model, "pretrained_cfg", None) or {}
+    given = config.get("state_dict") or config.get("file") or config.get("source") == "local-dir"
+    if given or not (config.get("url") or config.get("hf_hub_id")):
+        original(model, pretrained_cfg, *args, **kwargs)
+        return
+    name = ".".join(filter(None, [config.get("architecture"), config.get("tag")]))
+    assume(f"{name} of timm: weights without data")
+    model.load_state_dict({key: torch.empty_like(tensor) for key, tensor in model.state_dict().items()})
+
+
 def stand_in_for_names(repositories: Repositories) -> dict[str, Callable[[], Iterator[Undo]]]:
     """What to replace in which modules, once they are imported, so that the hub's names are found without it."""
     def everywhere(module: str, name: str, instead: Callable[..., Any]) -> Iterator[Undo]:
@@ -167,6 +246,10 @@ def stand_in_for_names(repositories: Repositories) -> dict[str, Callable[[], Ite
 
         call.__wrapped__ = original  # type: ignore[attr-defined] # of which peft asks for the signature
         yield replace_everywhere(original, call)
+
+    def several(module: str, answers: Mapping[str, Callable[..., Any]]) -> Iterator[Undo]:
+        for name, instead in answers.items():
+            yield from everywhere(module, name, instead)
 
     def be_offline(module: str) -> Iterator[Undo]:
         yield replace(sys.modules[module], "HF_HUB_OFFLINE", lambda _: True)
@@ -182,5 +265,9 @@ def stand_in_for_names(repositories: Repositories) -> dict[str, Callable[[], Ite
                                         repositories.hf_hub_download),
         f"{hub}._snapshot_download": partial(everywhere, f"{hub}._snapshot_download", "snapshot_download",
                                              repositories.snapshot_download),
+        "torch.hub": partial(several, "torch.hub", {
+            "download_url_to_file": _refuse_download, "load_state_dict_from_url": _load_from_address,
+            "load": _load_from_repository}),
+        "timm.models._builder": partial(everywhere, "timm.models._builder", "load_pretrained", _load_pretrained),
         "transformers.utils.hub": partial(everywhere, "transformers.utils.hub", "cached_files",
                                           repositories.cached_files)}

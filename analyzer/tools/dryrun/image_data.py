@@ -1,10 +1,11 @@
-"""Stand-ins for torchvision's small data sets under a dry run: pictures of their size, as many as they have."""
+"""Stand-ins for torchvision's data sets under a dry run: pictures of their size, as many as they have."""
 from __future__ import annotations
 
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,8 +44,46 @@ _KINDS: dict[str, dict[str, _Kind]] = {
 
 def stand_in_for_pictures() -> dict[str, Callable[[], Iterator[Undo]]]:
     """What to replace in which modules of torchvision, once they are imported."""
-    return {f"torchvision.datasets.{module}": partial(_replace_init, module, kinds)
-            for module, kinds in _KINDS.items()}
+    return {"torchvision.datasets.folder": _replace_folder,
+            **{f"torchvision.datasets.{module}": partial(_replace_init, module, kinds)
+               for module, kinds in _KINDS.items()}}
+
+
+# Folders of pictures with a folder for each class: as many as ImageNet has (Russakovsky et al. 2015, table 2), of the
+# size that most of them have.
+_CLASSES, _TRAINING, _VALIDATION, _SIDES = 1000, 1_281_167, 50_000, (500, 375)
+
+
+def _open_folder(original: Any, data_set: Any, root: Any, *args: Any, **kwargs: Any) -> None:
+    """``torchvision.datasets.ImageFolder``: in the place of a folder that is not there stand ImageNet's classes."""
+    given = inspect.signature(original).bind(data_set, root, *args, **kwargs)
+    given.apply_defaults()
+    loader = given.arguments["loader"]
+    try:
+        original(data_set, root, *args, **kwargs)
+    except FileNotFoundError:
+        if Path(root).exists() or loader is not inspect.signature(original).parameters["loader"].default:
+            raise
+        own = Path(root).name
+        rows = _TRAINING if "train" in own else _VALIDATION
+        data_set.loader, data_set.extensions = _load_black, None
+        data_set.classes = [f"class {number}" for number in range(_CLASSES)]
+        data_set.class_to_idx = {name: number for number, name in enumerate(data_set.classes)}
+        pairs = [(str(Path(root, name, "picture.jpg")), number) for name, number in data_set.class_to_idx.items()]
+        data_set.samples = data_set.imgs = [pairs[row * _CLASSES // rows] for row in range(rows)]
+        data_set.targets = [label for _, label in data_set.samples]
+        assume(f"{type(data_set).__name__}: {root} is not there; in its place stand {rows:,} black pictures of "
+               f"{' x '.join(map(str, _SIDES))} in {_CLASSES:,} classes, as ImageNet has")
+
+
+def _load_black(path: str) -> Any:
+    from PIL import Image
+
+    return Image.new("RGB", _SIDES)
+
+
+def _replace_folder() -> Iterator[Undo]:
+    yield answer(sys.modules["torchvision.datasets.folder"].ImageFolder, "__init__", _open_folder, passes_original=True)
 
 
 def _replace_init(module: str, kinds: Mapping[str, _Kind]) -> Iterator[Undo]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -37,6 +38,22 @@ def write_config(folder: Path, name: str, shape_name: str, config: Mapping[str, 
         told += ", its weights not packed"
     (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
     assume(f"{told}, weights without data")
+
+
+def describe_timm(name: str) -> dict[str, Any] | None:
+    """The ``config.json`` of the repository of one of timm's models, as `timm.models.push_to_hf_hub` writes it, with
+    the names by which transformers wraps them; None of other names, and where timm is not installed.
+    """
+    owner, _, of_timm = name.partition("/")
+    if owner != "timm" or importlib.util.find_spec("timm") is None:
+        return None
+    import timm
+
+    if (pretrained := timm.get_pretrained_cfg(of_timm)) is None:
+        return None
+    told = pretrained.to_dict()
+    return {"architecture": told["architecture"], "num_classes": told["num_classes"], "pretrained_cfg": told,
+            "model_type": "timm_wrapper", "architectures": ["TimmWrapperForImageClassification"]}
 
 
 def keep_weights(files: SavedFiles, folder: Path) -> None:

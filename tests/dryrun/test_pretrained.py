@@ -1,0 +1,103 @@
+"""Pretrained weights by name under a dry run: those of torchvision, timm and torch.hub have no data."""
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from analyzer.tools.dryrun.script import dry_run
+
+STEPS = """
+model = model.cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(2, CHANNELS, 64, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+# what makes the model, its parameters (by the tables of torchvision's and timm's pages, less or more the head), and
+# what is told of the weights
+RESNET18, HEAD = 11_689_512, 513 * 1000
+MODELS = {
+    "torchvision": ('torchvision.models.resnet18(weights="DEFAULT")', 3, RESNET18,
+                    "resnet18-f37072fd.pth of torchvision: weights without data"),
+    "timm": ('timm.create_model("resnet18", pretrained=True, num_classes=10)', 3, RESNET18 - HEAD + 513 * 10,
+             "resnet18.a1_in1k of timm: weights without data"),
+    "timm, one channel": ('timm.create_model("resnet18", pretrained=True, num_classes=0, in_chans=1)', 1,
+                          RESNET18 - HEAD - 2 * 64 * 7 * 7, "resnet18.a1_in1k of timm: weights without data"),
+    "timm by the hub's name": ('timm.create_model("hf_hub:timm/resnet18.a1_in1k", pretrained=True)', 3, RESNET18,
+                               "timm/resnet18.a1_in1k: the shape that ships with analyzer, weights without data"),
+    "torch.hub": ('torch.hub.load("pytorch/vision:v0.10.0", "resnet18", pretrained=True)', 3, RESNET18,
+                  "pytorch/vision:v0.10.0: torchvision"),
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+
+    def run(text, channels=3):
+        path = tmp_path / "train.py"
+        path.write_text("import timm, torch, torchvision\n" + textwrap.dedent(text)
+                        + STEPS.replace("CHANNELS", str(channels)))
+        return dry_run(path, device="h100")
+    return run
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_with_its_pretrained_weights(run, name, tmp_path: Path):
+    call, channels, params, told = MODELS[name]
+    found = run(f"model = {call}", channels)
+    assert found.error is None, found.format_error()
+    assert found.profile.params == params
+    assert any(text.startswith(told) for text in found.profile.assumptions), found.profile.assumptions
+    assert not (tmp_path / "torch/hub/checkpoints").exists()
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("name, weights", [
+    ("vit_b_16", "IMAGENET1K_SWAG_E2E_V1"), ("fcn_resnet50", "COCO_WITH_VOC_LABELS_V1"), ("mnasnet0_5", "DEFAULT"),
+    ("vgg16", "IMAGENET1K_FEATURES"), ("ssdlite320_mobilenet_v3_large", "DEFAULT"), ("googlenet", "DEFAULT")])
+def test_weights_of_other_forms_than_the_builders_default(run, name, weights):
+    """Published weights of another size of image, with an auxiliary head, with a version, or without classes."""
+    found = run(f"""
+        torchvision.models.get_model({name!r}, weights={weights!r})
+        model = torchvision.models.resnet18()
+        """)
+    assert found.error is None, found.format_error()
+
+
+def test_a_state_by_its_address_has_the_names_and_the_device_of_the_file(run, capsys):
+    found = run("""
+        address = torchvision.models.ResNet18_Weights.DEFAULT.url
+        state = torch.hub.load_state_dict_from_url(address, map_location="cuda")
+        print(len(state), state["fc.bias"].device, tuple(state["fc.weight"].shape))
+        del state["fc.weight"], state["fc.bias"]
+        model = torchvision.models.resnet18(num_classes=10)
+        print(model.load_state_dict(state, strict=False).missing_keys)
+        """)
+    assert found.error is None, found.format_error()
+    assert "122 cuda:0 (1000, 512)\n['fc.weight', 'fc.bias']\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("call, told", [
+    ('torch.hub.load("ultralytics/yolov5", "yolov5s")',
+     'ultralytics/yolov5: not fetched, as a dry run downloads nothing. Clone it and load it from there, '
+     'torch.hub.load(FOLDER, \'yolov5s\', source="local"), or run the dry run with --allow-download'),
+    ('torch.hub.load_state_dict_from_url("https://host/deit.pth")',
+     "https://host/deit.pth: not downloaded, as a dry run downloads nothing. Put that file at ")])
+def test_what_is_refused(run, call, told):
+    found = run(f"model = {call}")
+    assert told in str(found.error)
+
+
+def test_a_file_that_is_there_is_read(run, tmp_path: Path, capsys):
+    kept = tmp_path / "torch/hub/checkpoints/own.pth"
+    kept.parent.mkdir(parents=True)
+    torch.save({"weight": torch.zeros(3, 5)}, kept)
+    found = run("""
+        print(torch.hub.load_state_dict_from_url("https://host/own.pth")["weight"].shape)
+        model = torchvision.models.resnet18()
+        """)
+    assert found.error is None, found.format_error()
+    assert "torch.Size([3, 5])" in capsys.readouterr().out
