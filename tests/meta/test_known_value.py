@@ -10,7 +10,7 @@ from torch import nn
 from analyzer import MetaTensorMode
 from analyzer.errors import DataDependentError
 from analyzer.meta.state import MetaOptions
-from analyzer.meta.value.known_value import LARGEST_FLOATING, LARGEST_INTEGER
+from analyzer.meta.value.known_value import LARGEST_FLOATING, LARGEST_INTEGER, Written
 
 
 @pytest.mark.parametrize("compute", [
@@ -269,3 +269,23 @@ def test_scores_filled_like_a_known_mask_are_known(is_training):
     mask = torch.zeros(4, 4, dtype=torch.bool)
     with MetaTensorMode():
         assert model(torch.zeros(2, 4, 8), mask.clone()).shape == (2, 4, 8)
+
+
+def test_a_buffer_that_is_filled_piece_by_piece_is_looked_at_once_a_piece(monkeypatch):
+    """Each write reads what was there before, twice: a search without a memory of what it saw takes 2**64 steps."""
+    asked = 0
+    parents = Written._parents
+
+    def count(written):
+        nonlocal asked
+        asked += 1
+        assert asked < 1000
+        return parents(written)
+
+    monkeypatch.setattr(Written, "_parents", count)
+    with MetaTensorMode():
+        tokens = torch.empty(1 << 15, dtype=torch.int64)
+        for start in range(0, 1 << 15, 1 << 9):
+            tokens[start:start + (1 << 9)] = torch.tensor([7] * (1 << 9))
+        rows = nn.Embedding(8, 4)(tokens)
+        assert rows.shape == (1 << 15, 4) and 64 <= asked

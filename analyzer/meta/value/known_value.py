@@ -81,18 +81,18 @@ class Known:
         """As `work_out`, and what was not read before was not read by this either."""
         if self._flat is not None:
             return self._flat
-        new: list[Known] = []
+        new: dict[int, Known] = {}
         pending: list[Known] = [self]
         while pending:
             top = pending.pop()
-            if top._flat is None:
-                new.append(top)
+            if top._flat is None and id(top) not in new:  # what was written reads what was there, too
+                new[id(top)] = top
                 pending += top._parents()
         before = reads.count
         flat = self.work_out()
         reads.count = before
-        if any(isinstance(known, Watched) for known in new):
-            for known in new:
+        if any(isinstance(known, Watched) for known in new.values()):
+            for known in new.values():
                 known.forget()
         return flat
 
