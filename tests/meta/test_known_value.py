@@ -289,3 +289,5 @@ def test_a_buffer_that_is_filled_piece_by_piece_is_looked_at_once_a_piece(monkey
             tokens[start:start + (1 << 9)] = torch.tensor([7] * (1 << 9))
         rows = nn.Embedding(8, 4)(tokens)
         assert rows.shape == (1 << 15, 4) and 64 <= asked
+        known = tokens.untyped_storage().known
+        assert isinstance(known, Written) and known.before is known.call is None  # earlier contents are let go

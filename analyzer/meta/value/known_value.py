@@ -53,27 +53,31 @@ class Known:
     def _compute(self) -> torch.Tensor:
         raise NotImplementedError
 
+    def _let_go(self) -> None:
+        """Hold nothing that the contents were computed from."""
+
     def flat(self) -> torch.Tensor:
         if self._flat is not None:
             return self.work_out()
         with without_modes():
             return self.work_out()
 
-    def work_out(self) -> torch.Tensor:
-        """As `flat`, where no mode is on."""
+    def work_out(self, is_final: bool = True) -> torch.Tensor:
+        """As `flat`, where no mode is on; ``is_final``: `forget` will not be called."""
         reads.count += 1
         if self._flat is None:
             # a loop, because chains of in-place updates can be deeper than Python's stack
             pending: list[Known] = [self]
             while pending:
                 top = pending[-1]
-                missing = [p for p in top._parents() if p._flat is None]
-                if missing:
+                if top._flat is not None:  # something else read it, too
+                    pending.pop()
+                elif missing := [p for p in top._parents() if p._flat is None]:
                     pending.extend(missing)
-                    continue
-                if top._flat is None:
+                else:
                     top._flat = top._compute()
-                pending.pop()
+                    if is_final:
+                        top._let_go()
         assert self._flat is not None
         return self._flat
 
@@ -88,10 +92,11 @@ class Known:
             if top._flat is None and id(top) not in new:  # what was written reads what was there, too
                 new[id(top)] = top
                 pending += top._parents()
+        is_watched = any(isinstance(known, Watched) for known in new.values())
         before = reads.count
-        flat = self.work_out()
+        flat = self.work_out(is_final=not is_watched)
         reads.count = before
-        if any(isinstance(known, Watched) for known in new.values()):
+        if is_watched:
             for known in new.values():
                 known.forget()
         return flat
@@ -229,6 +234,7 @@ class Written(Known):
     """The contents after a call wrote, in place, to a window of known contents."""
 
     __slots__ = ("before", "call", "position", "window", "numel", "dtype")
+    call: DeferredCall | None
 
     def __init__(self, before: Known | None, call: DeferredCall, position: Any, window: Window, numel: int,
                  dtype: torch.dtype) -> None:
@@ -238,10 +244,15 @@ class Written(Known):
         self.window, self.numel, self.dtype = window, numel, dtype
 
     def _parents(self) -> Sequence[Known]:
+        assert self.call is not None
         reads = [r.known for r in self.call.reads]
         return reads if self.before is None else [self.before, *reads]
 
+    def _let_go(self) -> None:
+        self.before = self.call = None  # a buffer that is written again and again would hold all that was in it
+
     def _compute(self) -> torch.Tensor:
+        assert self.call is not None
         flat = torch.zeros(self.numel, dtype=self.dtype) if self.before is None else self.before.flat().clone()
         target = flat.as_strided(*self.window)
         self.call.run(_replace(self.call.args, self.position, target))
