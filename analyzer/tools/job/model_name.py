@@ -18,6 +18,12 @@ from .document import Files, JobError
 _POSITIONS = ((r"qwen2\.5-(?:coder-)?[\d.]+b-instruct(?!-1m)", 32_768), )
 
 
+#: Parts of names on the hub that tell the format of weights, in the order in which they are looked for.
+_FORMATS = (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("gptq-int8", "int8"), ("w8a8-fp8", "fp8"), ("fp8", "fp8"),
+            ("w8a8", "int8"), ("w8a16", "int8"), ("w4a16", "int4"), ("awq", "int4"), ("gptq", "int4"), ("aqlm", "int4"),
+            ("int4", "int4"), ("nf4", "int4"), ("4bit", "int4"), ("int8", "int8"), ("8bit", "int8"))
+
+
 @dataclass(frozen=True)
 class FoundModel:
     """A TARGET of ``analyzer profile``, and a sentence on what was taken for granted; empty for nothing."""
@@ -58,3 +64,13 @@ def find_config(name: str, files: Files) -> Mapping[str, Any]:
         return {}
     positions = next((count for pattern, count in _POSITIONS if re.search(pattern, name.lower())), None)
     return shape.config if positions is None else {**shape.config, "max_position_embeddings": positions}
+
+
+def named_format(model: str) -> str | None:
+    """The format of weights that a model's name tells; None where it tells none.
+
+    >>> named_format("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int4"), named_format("Qwen/Qwen3-8B")
+    ('int4', None)
+    """
+    words = model.rstrip("/").rsplit("/", 1)[-1].lower().replace("_", "-").replace(".", "-")
+    return next((found for part, found in _FORMATS if re.search(rf"(?:^|-){part}(?:-|$)", words)), None)

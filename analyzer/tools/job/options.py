@@ -6,14 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from analyzer.errors import find_close
 
 from .document import Document, JobError, Keys, write_value
 
-_MANY = 16  # choices, of which an error names those that resemble what is there
 Kind = Literal["understood", "default", "no effect", "assumed", "not modelled", "unknown"]
+#: Kinds of ``names.json`` that tell what is taken in the place of an option, as what that is told, and with which
+#: values an option asks for nothing.
+_LEFT_OUT: Sequence[tuple[str, Kind, Sequence[Any]]] = (
+    ("not modelled", "not modelled", ()), ("not modelled above 1", "not modelled", (1, "1")),
+    ("assumed", "assumed", ()))
+_MANY = 16  # choices, of which an error names those that resemble what is there
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,10 @@ class Options:
         """A flag that is off by itself, which is told where it is given alone."""
         return self.flag(name, means="" if self.get(name) is None else means)
 
+    @overload
+    def text(self, name: str, default: str, *, choices: Iterable[str] = (), means: str = "") -> str: ...
+    @overload
+    def text(self, name: str, default: None = None, *, choices: Iterable[str] = (), means: str = "") -> str | None: ...
     def text(self, name: str, default: str | None = None, *, choices: Iterable[str] = (),
              means: str = "") -> str | None:
         """A word, one of ``choices`` where there are some; in any case of letters. Raises JobError for another."""
@@ -197,14 +206,17 @@ class Options:
         """Note what is taken in the place of what an option asks for."""
         self.note(name, "assumed", meaning)
 
-    def leave_out(self, names: str, meaning: str) -> None:
-        """Of options that change the cost and are not modelled: each that is given, and is not false, is noted. A name
-        that ends in ``*`` is the beginning of names.
+    def finish(self, *programs: str, known: Iterable[str] = ()) -> None:
+        """Note what becomes of all options that were not taken, by the names of some programs in ``names.json``:
+        what changes the cost and is not modelled, with what is taken instead, then what changes no cost.
         """
-        for name in expand_names(names, self.names()):
-            self._taken.add(name)
-            if self.get(name) not in (None, False, 0, "false", "False", "none", "", [], {}):
-                self.note(name, "not modelled", meaning)
+        names = set(known)
+        for program in programs:
+            for kind, found, off in _LEFT_OUT:
+                for meaning, words in _read_names()[program].get(kind, {}).items():
+                    self._tell(set(words), found, meaning, off)
+                    names.update(word for word in words if word[-1] != "*")
+        self.rest(" ".join(names_of(program) for program in programs), names)
 
     def rest(self, without_effect: str, known: Iterable[str] = ()) -> None:
         """Note what becomes of all options that were not taken: those of ``without_effect``, names with spaces
@@ -215,10 +227,25 @@ class Options:
         for name in list(self._others()):
             if has_name(words, name):
                 self.note(name, "no effect", "")
-            elif self.get(name) is not None:
-                names = {*(word for word in words if word[-1] != "*"), *self._taken, *known} - {name}
-                near = _find_neighbour(name, names) or find_close(name, names)
+        for meaning, names in _read_names()["every program"]["not modelled"].items():
+            self._tell(set(names), "not modelled", meaning)
+        for name in list(self._others()):
+            if self.get(name) is not None:
+                there = {*(word for word in words if word[-1] != "*"), *self._taken, *known} - {name}
+                near = _find_neighbour(name, there) or find_close(name, there)
                 self.note(name, "unknown", near.removeprefix("; "))
+
+    def leave_out(self, names: str, meaning: str) -> None:
+        """Of options that change the cost and are not modelled: each that is given, and is not off, is noted. Names
+        are as those of `rest`.
+        """
+        self._tell(set(names.split()), "not modelled", meaning)
+
+    def _tell(self, words: set[str], kind: Kind, meaning: str, off: Sequence[Any] = ()) -> None:
+        for name in [other for other in self._others() if has_name(words, other)]:
+            self._taken.add(name)
+            if self.get(name) not in (None, False, 0, "false", "False", "none", "", [], {}, *off):
+                self.note(name, kind, meaning)
 
     def _stands_alone(self, name: str) -> bool:
         """Whether an option stands on a command line without a value that it needs."""
@@ -236,12 +263,12 @@ def names_of(program: str, kind: str = "without effect") -> str:
     >>> names_of("llamafactory_v1", "without effect of adapters").split()[:2]
     ['lora_alpha', 'use_rslora']
     """
-    return " ".join(_read_names()[program][kind])
+    return " ".join(_read_names()[program].get(kind, ()))
 
 
 @cache
-def _read_names() -> dict[str, dict[str, list[str]]]:
-    found: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("names.json").read_text("utf-8"))
+def _read_names() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("names.json").read_text("utf-8"))
     return found
 
 
@@ -271,12 +298,6 @@ def has_name(words: Iterable[str], name: str) -> bool:
     (True, False)
     """
     return name in words or any(word.endswith("*") and name.startswith(word[:-1]) for word in words)
-
-
-def expand_names(names: str, given: Iterable[str]) -> list[str]:
-    """Names with spaces between them; of one that ends in ``*`` those of ``given`` that begin so."""
-    found = [word for word in names.split() if not word.endswith("*")]
-    return found + [name for name in given if name not in found and has_name(set(names.split()) - set(found), name)]
 
 
 def _read_number(text: str) -> Any:

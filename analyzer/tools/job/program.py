@@ -112,18 +112,21 @@ def set_option(name: str, value: Any = None) -> Change:
     def change(options: Options, plan: Any, wanted: Any) -> list[Edit] | None:
         after = wanted if value is None else value(options) if callable(value) else value
         before = (options.get(parts[0]) or {}).get(last) if parts else options.get(last)
-        return None if after is None or before == after else [Edit((*parts, last), before, after)]
+        return None if after is None or str(before) == str(after) else [Edit((*parts, last), before, after)]
     return change
 
 
-def set_batch(batch: str, accumulate: str) -> Change:
-    """A change of the micro-batch, with as many more of them that a step's tokens stay as they are."""
+def set_batch(batch: str, accumulate: str = "", *, whole: str = "") -> Change:
+    """A change of the micro-batch with which a step trains on as many tokens: by more passes, or where these follow
+    from a batch of all ranks, ``whole``, with that written out.
+    """
     def change(options: Options, plan: TrainingPlan, wanted: int) -> list[Edit] | None:
         times, rest = divmod(plan.micro_batch, wanted)
         if rest or times < 2:
             return None
-        return [Edit((batch,), options.get(batch), wanted),
-                Edit((accumulate,), options.get(accumulate), plan.accumulate * times)]
+        sequences = plan.micro_batch * plan.accumulate * plan.data_ranks
+        values = {batch: wanted, accumulate or whole: plan.accumulate * times if accumulate else sequences}
+        return [edit for name, value in values.items() for edit in set_option(name)(options, plan, value) or []]
     return change
 
 

@@ -5,8 +5,8 @@ from .diffusers import DIFFUSERS
 from .llamafactory import LLAMAFACTORY
 from .llamafactory_v1 import LLAMAFACTORY_V1
 from .megatron_lm import MEGATRON_LM
-from .megatron_swift import MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF
-from .ms_swift import MS_SWIFT, MS_SWIFT_RLHF
+from .megatron_swift import MEGATRON_SWIFT
+from .ms_swift import MS_SWIFT
 from .nemo_rl import NEMO_RL
 from .script import SCRIPT
 from .sd_scripts import SD_SCRIPTS
@@ -18,9 +18,9 @@ from .verl import VERL
 from .vllm import VLLM
 
 #: In this order files are recognised: what has more names of its own comes first.
-PROGRAMS: tuple[JobProgram, ...] = (TORCHTUNE, TORCHTITAN, AXOLOTL, LLAMAFACTORY,
-                                    LLAMAFACTORY_V1, MEGATRON_LM, MEGATRON_SWIFT, MEGATRON_SWIFT_RLHF, MS_SWIFT,
-                                    MS_SWIFT_RLHF, NEMO_RL, VERL, TRL, DIFFUSERS, SD_SCRIPTS, SCRIPT, VLLM, SGLANG)
+PROGRAMS: tuple[JobProgram, ...] = (
+    TORCHTUNE, TORCHTITAN, AXOLOTL, LLAMAFACTORY, LLAMAFACTORY_V1, MEGATRON_LM, MEGATRON_SWIFT, MS_SWIFT, NEMO_RL, VERL,
+    TRL, DIFFUSERS, SD_SCRIPTS, SCRIPT, VLLM, SGLANG)
 
 
 def list_programs() -> list[str]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..document import Document
-from ..options import Options, names_of
+from ..options import Options
 from ..plan import Sharding
 from ..program import JobLaunch, read_beside
 from .deepspeed import read_deepspeed
 from .trainer import read_fsdp_config
 
 # accelerate 1.15, commands/config/config_args.py and commands/launch.py
-_WITHOUT_EFFECT = names_of("accelerate")
 
 
 #: utils/dataclasses.py, `DistributedType`, by which commands/config writes a file.
@@ -21,7 +20,7 @@ _KINDS = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "MULTI_MLU",
 
 def read_accelerate(options: Options, launch: JobLaunch) -> JobLaunch:
     """What a launch is by a file of accelerate, the options of its command over it."""
-    kind = (options.text("distributed_type", "", choices=_KINDS) or "").upper()
+    kind = options.text("distributed_type", "", choices=_KINDS).upper()
     ranks = options.number("num_processes", launch.ranks, least=1, means="ranks of all hosts")
     if kind == "NO" and not any(options.get(name) for name in ("multi_gpu", "use_fsdp", "use_deepspeed")):
         options.note("num_processes", "no effect", "")
@@ -39,8 +38,6 @@ def read_accelerate(options: Options, launch: JobLaunch) -> JobLaunch:
         sharding = _read_deepspeed(deepspeed if deepspeed is not None else options, launch)
     elif ranks is not None and ranks > 1:
         sharding = Sharding(kind="ddp")
-    options.leave_out("megatron_lm_config parallelism_config fp8_config",
-                      "accelerate's setting of this name is not part of what is profiled")
     if precision == "fp8":
         options.note("mixed_precision", "not modelled", "passes in eight bits are taken as in bfloat16")
         precision = "bf16"
@@ -48,8 +45,7 @@ def read_accelerate(options: Options, launch: JobLaunch) -> JobLaunch:
         if str(dynamo.get("dynamo_backend") or "NO").upper() != "NO":
             dynamo.note("dynamo_backend", "not modelled", "passes are taken as they run uncompiled")
         dynamo.rest("dynamo_*")
-    options.rest(f"{_WITHOUT_EFFECT} use_cpu cpu fsdp_* deepspeed_* zero_* zero3_* offload_* gradient_* dynamo_* fp8_* "
-                 "megatron_lm_* parallelism_config_*")
+    options.finish("accelerate")
     return replace(launch, ranks=ranks, hosts=hosts, sharding=sharding, recomputes=recomputes,
                    mixed_precision=None if precision is None else precision.lower())
 

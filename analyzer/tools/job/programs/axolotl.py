@@ -6,23 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from ..document import Edit
-from ..options import Options, names_of
+from ..options import Options
 from ..plan import Adapter, Checkpoints, FakeQuantization, Sharding, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_batch, set_option
-from .trainer import (
-    FUSED_LOSS,
-    TOWERS,
-    WITHOUT_EFFECT,
-    divide_model,
-    read_fsdp_config,
-    read_optimizer,
-    read_sharding,
-    reference_of,
-)
+from .trainer import FUSED_LOSS, TOWERS, divide_model, read_fsdp_config, read_optimizer, read_sharding, reference_of
 
 # axolotl 0.18.0, src/axolotl/utils/schemas/
-
-_WITHOUT_EFFECT = f"{WITHOUT_EFFECT} {names_of('axolotl')}"
 
 _TASKS: dict[str, Task] = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "simpo": "simpo", "kto": "kto",
                            "grpo": "policy", "gdpo": "policy", "ebft": "policy"}
@@ -57,14 +46,8 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         optimizer=read_optimizer(options, "optimizer"), clips=options.fraction("max_grad_norm", 1.0) > 0,
         compiles=_reads_true(options, "torch_compile"), ranks=launch.size,
         ranks_per_host=launch.ranks_per_host, sharding=sharding, parallel=parallel)
-    options.leave_out("peft_layers_to_transform peft_layer_replication lora_target_parameters fp8 "
-                      "lora_target_module_types nvfp4_training "
-                      "torchao gptq lisa_n_layers diffusion",
-                      "what it changes in the model is left out")
     _read_published_quantization(options)
-    options.leave_out("trl vllm ebft", "the rollout is left out; what is profiled is the update")
-    options.leave_out("tiled_mlp flash_attn_fuse_mlp", "kernels of its own are left out")
-    options.rest(_WITHOUT_EFFECT)
+    options.finish("trainer", "axolotl")
     return plan
 
 
@@ -151,7 +134,6 @@ def _read_adapter(options: Options) -> tuple[Adapter | None, str | None]:
         raise options.fail("lora_r", "is not there, and an adapter needs its rank")
     if not targets and not linear and kind in ("lora", "qlora") and not options.get("lora_target_parameters"):
         raise options.fail("lora_target_modules", "is not there; axolotl needs it, or lora_target_linear: true")
-    options.leave_out("peft_use_dora", "DoRA's magnitudes and norms are left out")
     return Adapter(r=rank or 8, targets=() if linear else tuple(targets), dropout=dropout, saved=tuple(saved)), quantize
 
 
@@ -191,8 +173,7 @@ def _read_ranks(options: Options, launch: JobLaunch) -> tuple[Sharding | None, C
     else:
         recomputes = options.flag("gradient_checkpointing", means="blocks run again in backward")
         checkpoints = "blocks" if recomputes else "none"
-        if (kwargs := options.part("gradient_checkpointing_kwargs")) is not None:
-            kwargs.rest("use_reentrant preserve_rng_state")
+        options.section("gradient_checkpointing_kwargs").rest("use_reentrant preserve_rng_state")
     config = options.part("fsdp_config")
     if config is not None:
         options.words("fsdp")

@@ -6,12 +6,11 @@ import torch
 from analyzer.errors import find_close
 
 from ..document import Document
-from ..options import Options, names_of
+from ..options import Options
 from ..plan import Sharding
 from ..program import JobLaunch
 
 # DeepSpeed 0.19, runtime/config.py and runtime/zero/config.py
-_WITHOUT_EFFECT = names_of("deepspeed")
 
 
 #: runtime/config.py, DEEPSPEED_OPTIMIZERS
@@ -55,8 +54,5 @@ def read_deepspeed(document: Document, options: Options, launch: JobLaunch) -> S
         if part.get("disable") is not True:
             part.note("disable", "not modelled", "passes are taken as they run uncompiled")
         part.rest("backend kwargs deepcompile debug_log free_activation offload_*")
-    own.leave_out("activation_checkpointing compression_training sparse_attention pipeline tensor_parallel "
-                  "data_efficiency quantize_training autotuning torch_autocast fp8",
-                  "DeepSpeed's own setting of this name is not part of what is profiled")
-    own.rest(_WITHOUT_EFFECT)
+    own.finish("deepspeed")
     return Sharding(kind="deepspeed", config=document.data, document=document)

@@ -14,7 +14,6 @@ from .trainer import read_checkpoints
 # diffusers 0.40, examples/text_to_image and examples/dreambooth at commit 58eb52c: defaults of options, dtypes of
 # modules, and when each is on the device.
 
-_WITHOUT_EFFECT = names_of("diffusers")
 _SWITCHES = frozenset(names_of("diffusers", "switches").split())
 _ATTENTION = ("to_k", "to_q", "to_v", "to_out.0")
 _JOINT = tuple(f"attn.{name}" for name in ("to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj",
@@ -81,11 +80,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         checkpoints=read_checkpoints(options), optimizer=_read_optimizer(options),
         clips=options.fraction("max_grad_norm", 1.0) > 0, ranks=launch.size, ranks_per_host=launch.ranks_per_host,
         sharding=launch.sharding)
-    options.leave_out("validation_prompt validation_prompts", "images that are made for validation need memory of "
-                      "their own")
-    options.leave_out("use_dora", "DoRA's magnitudes and norms are left out")
-    options.leave_out("dream_training", "its second pass is left out")
-    options.rest(_WITHOUT_EFFECT, known=_SWITCHES)
+    options.finish("diffusers", known=_SWITCHES)
     return plan
 
 
@@ -170,7 +165,7 @@ def _read_picture(options: Options, name: str, script: _ImageScript, frozen: str
 
 
 def _read_optimizer(options: Options) -> str | None:
-    said = (options.text("optimizer", "adamw") or "").lower()
+    said = options.text("optimizer", "adamw").lower()
     in_eight = options.switch("use_8bit_adam", "states of AdamW in 8 bits")
     if said == "prodigy":
         options.note("optimizer", "not modelled", "Prodigy: four states, of which AdamW has two")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..document import Edit
-from ..options import Options, names_of
+from ..options import Options
 from ..plan import Adapter, Checkpoints, Sharding, Task, TrainedBlocks, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
 from . import megatron
@@ -17,20 +17,18 @@ from .trainer import (
     OPTIMIZERS,
     PROJECTORS,
     TOWERS,
-    WITHOUT_EFFECT,
-    quantization_of,
     read_batch,
+    read_common,
     read_optimizer,
     read_precision,
+    read_published_format,
     read_sharding,
 )
 
 # LLaMA-Factory 0.9.6, src/llamafactory/hparams/ and model/
 
-_WITHOUT_EFFECT = f"{WITHOUT_EFFECT} {names_of('llamafactory')}"
 _PARALLEL = """tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size
 context_parallel_size virtual_pipeline_model_parallel_size"""
-_MEGATRON = names_of("llamafactory", "without effect of Megatron")
 _ATTENTION = {"auto": None, "disabled": "eager", "sdpa": "sdpa", "fa2": "sdpa", "fa3": "sdpa"}
 _STAGES: dict[str, Task] = {"pt": "sft", "sft": "sft", "rm": "reward", "ppo": "policy", "dpo": "dpo", "kto": "kto"}
 _PREFERENCES: dict[str, Task] = {"orpo": "orpo", "simpo": "simpo"}
@@ -45,11 +43,10 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         raise options.fail("do_train", "is not true, so that this predicts or evaluates; training alone is read")
     task = _read_task(options)
     kind = options.text("finetuning_type", "lora", choices=("lora", "oft", "freeze", "full"), means="what is trained")
-    assert kind is not None
     _read_ranks(options, launch)
     batch, accumulate = read_batch(options)
     sharding = read_sharding(options, launch)
-    quantize = _read_quantization(options, model, kind, sharding)
+    quantize = _read_quantization(options, kind, sharding)
     assumptions = _assume_scores(options, task)
     optimizer, projected = _read_optimizer(options, kind, launch)
     plan = TrainingPlan(
@@ -63,15 +60,13 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         upcast=_NORMS if options.flag("upcast_layernorm") else (), attention=_read_attention(options),
         checkpoints=_read_checkpoints(options, launch), loss_chunks=_read_loss(options, task),
         optimizer=optimizer, projected=projected, updates_in_backward=_updates_in_backward(options),
-        clips=options.fraction("max_grad_norm", 1.0) > 0, computes_in_fp8=_read_fp8(options),
-        compiles=options.flag("torch_compile"), ranks=launch.size,
-        ranks_per_host=launch.ranks_per_host, sharding=sharding, assumptions=tuple(assumptions))
-    _leave_out(options)
+        computes_in_fp8=_read_fp8(options), sharding=sharding, assumptions=tuple(assumptions),
+        **read_common(options, launch))
     if not any(options.get(name) is not None for name in _PARALLEL.split()):
-        options.rest(_WITHOUT_EFFECT)
+        options.finish("trainer", "llamafactory")
         return plan
     plan = _divide(options, launch, plan)
-    options.rest(f"{_WITHOUT_EFFECT} {_MEGATRON}")
+    options.finish("trainer", "megatron", "llamafactory", "llamafactory_megatron")
     return plan
 
 
@@ -87,7 +82,6 @@ def _divide(options: Options, launch: JobLaunch, plan: TrainingPlan) -> Training
 
 def _read_task(options: Options) -> Task:
     stage = options.text("stage", "sft", choices=_STAGES, means="what is trained for")
-    assert stage is not None
     if stage != "sft" and options.flag("neat_packing"):
         raise options.fail("neat_packing", f"LLaMA-Factory refuses it at stage {stage}; sft alone has it")
     if options.flag("use_asft_loss", means="a divergence from a reference" if options.get("use_asft_loss") else ""):
@@ -105,7 +99,6 @@ def _read_task(options: Options) -> Task:
 def _read_reference(options: Options, task: Task, kind: str) -> Any:
     """train/trainer_utils.py, `create_ref_model`: a model of its own, or the one that trains without its adapter."""
     own = options.text("ref_model", means="what answers are compared with")
-    options.leave_out("ref_model_quantization_bit", "the reference is taken to be held as the model is")
     if own is not None:
         options.assume("ref_model", f"{own}: of the model's own shape")
     if task not in ("anchored", "dpo", "kto", "policy"):
@@ -138,14 +131,12 @@ def _read_ranks(options: Options, launch: JobLaunch) -> None:
         launch.ranks = workers
 
 
-def _read_quantization(options: Options, model: str, kind: str, sharding: Sharding | None) -> str | None:
+def _read_quantization(options: Options, kind: str, sharding: Sharding | None) -> str | None:
     """hparams/parser.py, `_verify_model_args`, and model/model_utils/quantization.py."""
     bits = options.number("quantization_bit", means="bits of the frozen weights")
-    method = options.text("quantization_method", "bnb") or "bnb"
+    method = options.text("quantization_method", "bnb")
     options.text("quantization_type", "nf4", choices=("nf4", "fp4"))
-    held = quantization_of(model)
-    if held is not None:
-        options.note("model_name_or_path", "assumed", f"by its name a quantized checkpoint: linear layers as {held}")
+    if (held := read_published_format(options, "model_name_or_path")) is not None:
         return held
     if bits is None:
         return None
@@ -190,9 +181,6 @@ def _read_adapter(options: Options, kind: str) -> Adapter | None:
     saved = options.words("additional_target")
     block, own = options.number("oft_block_size", 32), options.number("oft_rank", 0)
     oft_targets = options.words("oft_target", ["all"])
-    options.leave_out("module_dropout", "the dropout of OFT is left out")
-    options.leave_out("use_dora", "DoRA's magnitudes and norms are left out")
-    options.leave_out("resize_vocab", "the vocabulary is taken to stay as it is")
     if kind == "oft":
         rank, targets = block or 32, oft_targets
         if own:
@@ -204,26 +192,23 @@ def _read_adapter(options: Options, kind: str) -> Adapter | None:
 
 
 def _read_blocks(options: Options, kind: str) -> TrainedBlocks | None:
-    """model/adapter.py, `_setup_freeze_tuning`: the last blocks, of a negative number the first; with LLaMA-Pro those
-    that were added, one after each equal part.
-    """
-    count = options.get("freeze_trainable_layers")
-    said = 2 if count is None else count
-    if isinstance(said, str) and said.lstrip("-").isdecimal():
-        said = int(said)
-    if isinstance(said, bool) or not isinstance(said, int) or not said:
-        raise options.fail("freeze_trainable_layers", "must be a whole number, and not 0")
+    """model/adapter.py, `_setup_freeze_tuning`: with LLaMA-Pro those that were added, one after each equal part."""
     spread = options.flag("use_llama_pro")
-    modules = options.words("freeze_trainable_modules", ["all"])
     if spread and kind == "full":
         raise options.fail("use_llama_pro", "LLaMA-Factory refuses it with finetuning_type full")
     if spread and kind == "lora":
         options.note("use_llama_pro", "not modelled", "adapters are taken to be in all blocks")
-    options.number("freeze_trainable_layers", 2, least=-1000, means="blocks that train" if kind == "freeze" else "")
-    if kind != "freeze":
-        return None
-    where: Any = "spread" if spread else "last" if said > 0 else "first"
-    return TrainedBlocks(abs(said), where, () if modules == ["all"] else tuple(modules))
+    found = read_blocks(options, "blocks that train" if kind == "freeze" else "")
+    return None if kind != "freeze" else replace(found, where="spread") if spread else found
+
+
+def read_blocks(options: Options, means: str = "blocks that train") -> TrainedBlocks:
+    """The last blocks, of a negative number the first."""
+    count = options.number("freeze_trainable_layers", 2, least=-1000, means=means)
+    if not count:
+        raise options.fail("freeze_trainable_layers", "must be a whole number, and not 0")
+    modules = options.words("freeze_trainable_modules", ["all"])
+    return TrainedBlocks(abs(count), "last" if count > 0 else "first", () if modules == ["all"] else tuple(modules))
 
 
 def _read_extra(options: Options, kind: str) -> tuple[str, ...]:
@@ -246,9 +231,7 @@ def _list_frozen(options: Options) -> tuple[str, ...]:
 
 
 def _read_attention(options: Options) -> str | None:
-    said = options.text("flash_attn", "auto", choices=_ATTENTION, means="attention")
-    options.leave_out("shift_attn", "shifted groups of tokens are taken as whole sequences")
-    return _ATTENTION[said or "auto"]
+    return _ATTENTION[options.text("flash_attn", "auto", choices=_ATTENTION, means="attention")]
 
 
 def _read_checkpoints(options: Options, launch: JobLaunch) -> Checkpoints:
@@ -315,26 +298,7 @@ def _read_fp8(options: Options) -> bool:
     uses = options.flag("fp8", means="" if options.get("fp8") is None else "products of linear layers in 8 bits")
     if uses and said not in ("auto", "torchao"):
         options.assume("fp8_backend", f"{said}: as torchao's layers")
-    options.leave_out("fp8_enable_fsdp_float8_all_gather", "weights are gathered in 16 bits")
     return uses
-
-
-def _leave_out(options: Options) -> None:
-    for name in ("use_dft_loss", "use_eaft_loss"):
-        if options.flag(name):
-            options.assume(name, "as the usual loss, whose logits it has; its copies of them are left out")
-    options.leave_out("use_unsloth", "its kernels and its way of checkpoints are left out")
-    options.leave_out("use_kt kt_config", "experts that the host holds and computes are taken to be on the device")
-    options.leave_out("mixture_of_depths", "all tokens are taken to pass through all blocks")
-    options.leave_out("upcast_lmhead_output", "the copy of logits in float32 is left out")
-    options.leave_out("pref_ftx", "its part of the loss is left out")
-    options.leave_out("neftune_noise_alpha", "the noise is left out")
-    options.leave_out("use_hyper_parallel hyper_parallel_args",
-                      "the model is taken as transformers' own")
-    options.flag("use_mca")
-    options.flag("use_megatron_bridge")
-    if (options.number("hyper_parallel_cp_size", 1) or 1) > 1:
-        options.note("hyper_parallel_cp_size", "not modelled", "each rank is taken to hold whole sequences")
 
 
 # How its files and commands are known, and changed.

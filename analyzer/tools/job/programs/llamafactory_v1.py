@@ -3,16 +3,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..document import Edit
 from ..options import Options, names_of
 from ..plan import Adapter, Sharding, Task, TrainedBlocks, TrainingPlan
-from ..program import JobLaunch, JobProgram, read_beside, set_option
+from ..program import JobLaunch, JobProgram, read_beside, set_batch, set_option
 from .deepspeed import read_deepspeed
+from .llamafactory import read_blocks
 from .trainer import OPTIMIZERS, accumulate_of, reference_of
 
 # LLaMA-Factory 0.9.6, src/llamafactory/v1/config/, core/ and plugins/
 
-_WITHOUT_EFFECT = names_of("llamafactory_v1")
 _ADAPTER_WITHOUT_EFFECT = names_of("llamafactory_v1", "without effect of adapters")
 _TASKS: dict[str, Task] = {"sft": "sft", "train": "sft", "dpo": "dpo", "rm": "reward"}
 
@@ -20,7 +19,6 @@ _TASKS: dict[str, Task] = {"sft": "sft", "train": "sft", "dpo": "dpo", "rm": "re
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a YAML. Raises JobError for what LLaMA-Factory's own checks refuse."""
     model = options.text("model", "Qwen/Qwen3-4B-Instruct-2507", means="model")
-    assert model is not None
     task = _read_task(options, launch)
     batch = options.count("micro_batch_size", 1, means="sequences of a pass of one device")
     accumulate = accumulate_of(options, "global_batch_size", batch, launch.size) or 1
@@ -40,13 +38,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         sharding=sharding, assumptions=(
             "LLaMA-Factory copies the logits once more before its loss (v1/core/base_trainer.py, compute_log_probs); "
             "that copy is left out",))
-    if (options.number("cp_size", 1) or 1) > 1:
-        options.note("cp_size", "not modelled", "each rank is taken to hold whole sequences")
-    if (options.number("mp_replicate_size", 1) or 1) > 1:
-        options.note("mp_replicate_size", "not modelled", "all ranks are taken to share one model")
-    options.leave_out("pref_ftx", "its part of the loss is left out")
-    options.number("dp_size")
-    options.rest(_WITHOUT_EFFECT)
+    options.finish("llamafactory_v1")
     return plan
 
 
@@ -116,21 +108,14 @@ def _read_trained(options: Options) -> tuple[str, Adapter | None, TrainedBlocks 
         return "full", None, None, (), False
     kind = part.text("name", choices=("lora", "freeze"), means="what is trained")
     if kind == "freeze":
-        count = part.get("freeze_trainable_layers")
-        said = 2 if count is None else count
-        if isinstance(said, bool) or not isinstance(said, int) or not said:
-            raise part.fail("freeze_trainable_layers", "must be a whole number, and not 0")
-        part.number("freeze_trainable_layers", 2, least=-1000, means="blocks that train")
-        modules = part.words("freeze_trainable_modules", ["all"])
+        blocks = read_blocks(part)
         extra = tuple([rf".*{name}" for name in part.words("freeze_extra_modules")])
         casts = part.flag("cast_trainable_params_to_fp32", True)
         part.rest("")
-        return "freeze", None, TrainedBlocks(abs(said), "last" if said > 0 else "first",
-                                             () if modules == ["all"] else tuple(modules)), extra, casts
+        return "freeze", None, blocks, extra, casts
     targets = part.words("target_modules", ["all"])
     adapter = Adapter(r=part.count("r", 8, means="rank of the adapters"), dropout=part.fraction("lora_dropout", 0.05),
                       targets=() if targets == ["all"] else tuple(targets), saved=tuple(part.words("modules_to_save")))
-    part.leave_out("use_dora", "DoRA's magnitudes and norms are left out")
     part.rest(_ADAPTER_WITHOUT_EFFECT)
     return "lora", adapter, None, (), False
 
@@ -155,7 +140,7 @@ def _read_quantization(options: Options, kind: str, sharding: Sharding | None) -
 
 
 def _read_attention(options: Options) -> str:
-    said = options.text("flash_attn", "sdpa", means="attention") or "sdpa"
+    said = options.text("flash_attn", "sdpa", means="attention")
     return "eager" if said in ("eager", "disabled") else "sdpa"
 
 
@@ -179,22 +164,11 @@ def _is_file(data: Any) -> bool:
                                      "quant_config"} & set(data))
 
 
-def _set_batch(options: Options, plan: TrainingPlan, wanted: int) -> list[Edit] | None:
-    """A smaller micro-batch, with a global one that keeps the tokens of a step."""
-    times, rest = divmod(plan.micro_batch, wanted)
-    if rest or times < 2:
-        return None
-    whole = plan.micro_batch * plan.accumulate * plan.data_ranks
-    edits = [Edit(("micro_batch_size",), options.get("micro_batch_size"), wanted)]
-    if options.get("global_batch_size") != whole:
-        edits.append(Edit(("global_batch_size",), options.get("global_batch_size"), whole))
-    return edits
-
-
 LLAMAFACTORY_V1 = JobProgram(
     name="LLaMA-Factory v1", version="0.9.6", source="hiyouga/LLaMA-Factory src/llamafactory/v1/config", read=read,
     is_file=_is_file,
     commands=("llamafactory-cli train", "lmf train", "llamafactory-cli sft", "llamafactory-cli dpo",
               "llamafactory-cli rm"),
-    changes={"batch": _set_batch, "checkpoints": set_option("enable_activation_checkpointing", True),
+    changes={"batch": set_batch("micro_batch_size", whole="global_batch_size"),
+             "checkpoints": set_option("enable_activation_checkpointing", True),
              "length": set_option("cutoff_len")})

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..document import Document, Edit
-from ..options import Options, names_of
+from ..options import Options
 from ..plan import Checkpoints, ModelParallel, Sharding, TrainingPlan
-from ..program import JobLaunch
+from ..program import JobLaunch, set_batch
 
 # Megatron-LM core 0.16, megatron/training/arguments.py and core/model_parallel_config.py
 
@@ -20,8 +20,6 @@ _DEGREES = {"tensor": ("tensor_model_parallel_size", "ranks that divide each ten
 #: core/distributed/param_and_grad_buffer.py): there are no buckets beside these.
 _BUFFERS = {"contiguous_gradients": False, "reduce_bucket_size": 1_000_000, "allgather_bucket_size": 1_000_000}
 _OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "momentum", "dist_muon": "momentum"}
-#: Options of layouts that `read_parallel` leaves alone, and which change neither memory nor time here.
-WITHOUT_EFFECT = names_of("megatron")
 
 
 def read_parallel(options: Options, launch: JobLaunch) -> tuple[int, ModelParallel | None]:
@@ -67,9 +65,6 @@ def read_capacity(options: Options) -> None:
 def _read_virtual(options: Options, stages: int) -> int:
     """Stages of a rank. Where they are told one by one, they are taken to hold equally many blocks."""
     layout = options.text("pipeline_model_parallel_layout")
-    for name in ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"):
-        if options.number(name) is not None:
-            options.assume(name, "stages hold equally many blocks, those at the ends one less where they do not")
     virtual = next((options.count(name, 1) for name in (
         "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank") if options.get(name)), 1)
     each, layers = options.number("num_layers_per_virtual_pipeline_stage", least=1), options.get("num_layers")
@@ -89,7 +84,6 @@ def read_checkpoints(options: Options, default: str = "none") -> Checkpoints:
                         means="what is run again in backward")
     layers = options.number("recompute_num_layers", least=1)
     modules = options.words("recompute_modules", ["core_attn"])
-    options.leave_out("moe_layer_recompute", "saved tensors of experts are kept")
     if said == "full":
         if options.get("recompute_method") == "block":
             options.note("recompute_num_layers", "assumed", "all layers are run again, not only the first ones")
@@ -105,7 +99,7 @@ def read_checkpoints(options: Options, default: str = "none") -> Checkpoints:
 
 def read_optimizer(options: Options) -> str:
     """The optimizer here, of which master weights and states are in float32."""
-    said = options.text("optimizer", "adam", choices=_OPTIMIZERS, means="optimizer") or "adam"
+    said = options.text("optimizer", "adam", choices=_OPTIMIZERS, means="optimizer")
     if "muon" in said:
         options.assume("optimizer", f"{said}: one state for each parameter, as momentum has; Adam's second one of "
                        "embeddings is left out")
@@ -131,7 +125,7 @@ def read_sharding(options: Options, divides: bool = True) -> Sharding:
             return Sharding(kind="fsdp", reshards=kept == "optim_grads_params", dtype="bf16", reduce_dtype="fp32")
     options.text("data_parallel_sharding_strategy")
     divides = options.flag("use_distributed_optimizer", divides, means="ranks share the states of the optimizer")
-    grads = options.text("main_grads_dtype", "fp32", choices=("fp32", "bf16")) or "fp32"
+    grads = options.text("main_grads_dtype", "fp32", choices=("fp32", "bf16"))
     options.flag("accumulate_allreduce_grads_in_fp32")
     zero: dict[str, Any] = {"stage": 1 if divides else 0, **_BUFFERS}
     if options.flag("optimizer_cpu_offload"):
@@ -153,16 +147,8 @@ def share_states(parallel: ModelParallel, sharding: Sharding, ranks: int) -> Mod
                    zero)
 
 
-def set_batch(options: Options, plan: TrainingPlan, wanted: int) -> list[Edit] | None:
-    """A smaller micro-batch; the global one, and so what a step trains on, stays: it is written out where it would
-    follow the micro-batch (megatron/training/arguments.py, `validate_args`).
-    """
-    if plan.micro_batch % wanted:
-        return None
-    edits = [Edit(("micro_batch_size",), options.get("micro_batch_size"), wanted)]
-    if options.get("global_batch_size") is None:
-        edits.append(Edit(("global_batch_size",), None, plan.micro_batch * plan.accumulate * plan.data_ranks))
-    return edits
+#: The global batch would follow the micro-batch (megatron/training/arguments.py, `validate_args`).
+CHANGE_BATCH = set_batch("micro_batch_size", whole="global_batch_size")
 
 
 def set_checkpoints(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edit] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..model_name import find_config
-from ..options import Options, names_of
+from ..options import Options
 from ..plan import ModelParallel, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
 from . import megatron
@@ -12,7 +12,6 @@ from .trainer import accumulate_of
 
 # Megatron-LM core 0.16, megatron/training/arguments.py, core/transformer/transformer_config.py
 
-_WITHOUT_EFFECT = f"{megatron.WITHOUT_EFFECT} {names_of('megatron_lm')}"
 #: Tokens that tokenizers have (training/tokenizer/tokenizer.py, and the files that they load).
 _VOCABULARIES = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
 
@@ -32,10 +31,6 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     if not bf16 and not fp16:
         options.assume("bf16", "not given, so that Megatron-LM computes in float32: weights of 16 bits are taken")
     options.flag("accumulate_allreduce_grads_in_fp32")
-    options.leave_out("grad_reduce_in_bf16", "gradients have 32 bits")
-    options.leave_out("fp8_format fp4_format fp8 fp4", "products of 16 bits are taken instead")
-    options.leave_out("fsdp_double_buffer", "buffers of its own are left out")
-    options.leave_out("mtp_num_layers", "layers that predict further tokens are left out")
     sharding = megatron.read_sharding(options, divides=False)
     name = "full" if options.get("recompute_granularity") else "none"
     if options.flag("recompute_activations"):
@@ -46,7 +41,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         checkpoints=megatron.read_checkpoints(options, name), optimizer=megatron.read_optimizer(options),
         clips=options.fraction("clip_grad", 1.0) > 0, ranks=ranks, sharding=sharding,
         parallel=megatron.share_states(parallel, sharding, ranks))
-    options.rest(_WITHOUT_EFFECT)
+    options.finish("megatron", "megatron_lm")
     return plan
 
 
@@ -62,7 +57,7 @@ def _read_model(options: Options, launch: JobLaunch, parallel: ModelParallel) ->
     usual = int(4 * width * 2 / 3 / 64) * 64 if gated else 4 * width
     inner = options.count("ffn_hidden_size", usual)
     groups = options.count("num_query_groups", 1) if options.flag("group_query_attention") else heads
-    norm = options.text("normalization", "LayerNorm") or "LayerNorm"
+    norm = options.text("normalization", "LayerNorm")
     config: dict[str, Any] = {
         "num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": groups,
         "head_dim": options.number("kv_channels", least=1) or width // heads, "intermediate_size": inner,
@@ -73,7 +68,6 @@ def _read_model(options: Options, launch: JobLaunch, parallel: ModelParallel) ->
     dropout, has_bias = options.fraction("hidden_dropout", 0.1), not options.flag("disable_bias_linear")
     has_qk_norm, has_qkv_bias = options.flag("qk_layernorm"), options.flag("add_qkv_bias")
     positions = options.text("position_embedding_type", "learned_absolute")
-    options.leave_out("multi_latent_attention", "keys and values are taken whole")
     squared = options.flag("squared_relu")
     if (experts := options.number("num_experts", least=1)) is not None:
         return {**config, **_read_experts(options, experts, inner)}
@@ -106,7 +100,7 @@ def _read_vocabulary(options: Options, launch: JobLaunch, tensor: int) -> int:
     padded = options.number("padded_vocab_size", least=1)
     if padded is not None:
         return padded
-    kind = options.text("tokenizer_type", "GPT2BPETokenizer") or ""
+    kind = options.text("tokenizer_type", "GPT2BPETokenizer")
     size = options.number("vocab_size", least=1, means="tokens of the vocabulary") or _VOCABULARIES.get(kind)
     if size is None and options.get("tokenizer_model") is not None:
         size = find_config(str(options.get("tokenizer_model")), launch.files).get("vocab_size")
@@ -120,4 +114,5 @@ def _read_vocabulary(options: Options, launch: JobLaunch, tensor: int) -> int:
 MEGATRON_LM = JobProgram(
     name="Megatron-LM", version="core 0.16", source="NVIDIA/Megatron-LM megatron/training/arguments.py", read=read,
     commands=("pretrain_gpt.py",), config="yaml_cfg",
-    changes={"batch": megatron.set_batch, "checkpoints": megatron.set_checkpoints, "length": set_option("seq_length")})
+    changes={"batch": megatron.CHANGE_BATCH, "checkpoints": megatron.set_checkpoints,
+             "length": set_option("seq_length")})

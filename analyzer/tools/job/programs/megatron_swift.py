@@ -3,30 +3,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from ..options import Options, names_of
+from ..options import Options
 from ..plan import TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
 from . import megatron, swift_model
 from .ms_swift import read_environment, set_four_bits
 from .rollout import add_rollout
-from .trainer import WITHOUT_EFFECT, accumulate_of
+from .trainer import accumulate_of
 
 # ms-swift 4.6, swift/megatron/arguments/megatron_args.py
 
-_WITHOUT_EFFECT = " ".join([
-    WITHOUT_EFFECT, swift_model.WITHOUT_EFFECT, megatron.WITHOUT_EFFECT,
-    names_of("megatron_swift")])
 
-
-def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> TrainingPlan:
+def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a command or a YAML. Raises JobError for what Megatron-SWIFT's own checks refuse."""
     launch = read_environment(options, launch)
     model = swift_model.read_model(options, launch)
-    kind = options.text("rlhf_type", "dpo", choices=("dpo", "kto", "grpo", "gkd", "rm"),
-                        means="what is trained for") if is_rlhf else None
+    kind = swift_model.read_kind(options, launch, ("dpo", "kto", "grpo", "gkd", "rm"))
     trained, quantize = swift_model.read_trained(options, model, "full"), swift_model.read_quantize(options, model)
     dtype = "fp16" if options.flag("fp16") else "bf16"
     options.flag("bf16", dtype == "bf16")
@@ -48,17 +42,10 @@ def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> Train
     if plan.task == "distill":
         reference, teacher = swift_model.read_teacher(options, model)
         plan = replace(plan, reference=reference, teacher=teacher)
-    options.leave_out("teacher_model teacher_model_server" if plan.task != "distill" else "", "it is left out")
     plan = add_rollout(options, plan, "rlhf_type", uses_engine=True, counts_passes=False)
     options.text("ref_model")
-    options.leave_out("reward_model", "the model that gives rewards is left out")
-    options.leave_out("fp8_format fp4_format", "products of 16 bits are taken instead")
-    options.leave_out("mtp_num_layers", "layers that predict further tokens are left out")
-    options.leave_out("use_ray device_groups", "all devices are taken to train, as one job without Ray")
     megatron.read_capacity(options)
-    options.leave_out("use_fused_mhc mhc_recompute_layer_num megatron_extra_kwargs",
-                      "what it changes is left out")
-    options.rest(_WITHOUT_EFFECT)
+    options.finish("trainer", "swift_model", "megatron", "megatron_swift")
     return plan
 
 
@@ -83,23 +70,18 @@ def _read_length(options: Options, model: Any, kind: str | None) -> int:
 
 
 def _read_attention(options: Options) -> str | None:
-    said = options.text("attention_backend", "flash", means="attention") or "flash"
+    said = options.text("attention_backend", "flash", means="attention")
     return "eager" if said in ("unfused", "local") else "sdpa"
 
 
-def _is_file(data: Mapping[str, Any], *, is_rlhf: bool) -> bool:
+def _is_file(data: Mapping[str, Any]) -> bool:
     own = {"micro_batch_size", "global_batch_size", "recompute_granularity", "tensor_model_parallel_size"}
-    return isinstance(data.get("model"), str) and len(own & set(data)) > 1 and ("rlhf_type" in data) is is_rlhf
+    return isinstance(data.get("model"), str) and len(own & set(data)) > 1
 
 
-_CHANGES = {"batch": megatron.set_batch, "checkpoints": megatron.set_checkpoints, "quantize": set_four_bits,
-            "length": set_option("max_length"), "rollout": set_option("vllm_gpu_memory_utilization")}
-_VERSION, _SOURCE = "ms-swift 4.6", "modelscope/ms-swift swift/megatron/arguments"
 MEGATRON_SWIFT = JobProgram(
-    name="Megatron-SWIFT", version=_VERSION, source=_SOURCE, read=read, is_file=partial(_is_file, is_rlhf=False),
-    commands=("megatron sft", "megatron pt", "swift/cli/_megatron/sft.py", "swift/cli/_megatron/pt.py"),
-    changes=_CHANGES)
-MEGATRON_SWIFT_RLHF = JobProgram(
-    name="Megatron-SWIFT rlhf", version=_VERSION, source=_SOURCE, read=partial(read, is_rlhf=True),
-    is_file=partial(_is_file, is_rlhf=True), commands=("megatron rlhf", "swift/cli/_megatron/rlhf.py"),
-    changes=_CHANGES)
+    name="Megatron-SWIFT", version="ms-swift 4.6", source="modelscope/ms-swift swift/megatron/arguments", read=read,
+    is_file=_is_file, commands=tuple(form.format(kind) for kind in ("sft", "pt", "rlhf") for form in (
+        "megatron {}", "swift/cli/_megatron/{}.py")),
+    changes={"batch": megatron.CHANGE_BATCH, "checkpoints": megatron.set_checkpoints, "quantize": set_four_bits,
+             "length": set_option("max_length"), "rollout": set_option("vllm_gpu_memory_utilization")})

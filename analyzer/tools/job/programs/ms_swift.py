@@ -5,21 +5,18 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ..document import Document, Edit
-from ..options import Options, names_of
+from ..options import Options
 from ..plan import Checkpoints, Sharding, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
 from . import swift_model
 from .deepspeed import read_deepspeed
 from .rollout import add_rollout
-from .trainer import CHANGES, FUSED_LOSS, LOW_RANK, OPTIMIZERS, WITHOUT_EFFECT, read_fsdp_config, read_optimizer
+from .trainer import CHANGES, FUSED_LOSS, LOW_RANK, OPTIMIZERS, read_common, read_fsdp_config, read_optimizer
 
 # ms-swift 4.6, swift/arguments/sft_args.py and rlhf_args.py, swift/trainers/arguments.py
-
-_WITHOUT_EFFECT = f"{WITHOUT_EFFECT} {swift_model.WITHOUT_EFFECT} {names_of('ms_swift')}"
 
 _BUCKETS = {"overlap_comm": False, "reduce_bucket_size": 200_000_000, "allgather_bucket_size": 200_000_000,
             "contiguous_gradients": True}
@@ -39,11 +36,11 @@ _OPTIMIZERS = {"galore": "galore_adamw", "lorap": "adamw_torch_fused", "multimod
 _FLASH = ("flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 
 
-def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> TrainingPlan:
+def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a command or a YAML. Raises JobError for what ms-swift's own checks refuse."""
     launch = read_environment(options, launch)
     model = swift_model.read_model(options, launch)
-    kind = options.text("rlhf_type", "dpo", choices=swift_model.TASKS, means="what is trained for") if is_rlhf else None
+    kind = swift_model.read_kind(options, launch, swift_model.TASKS)
     trained, quantize = swift_model.read_trained(options, model), swift_model.read_quantize(options, model)
     dtype = swift_model.read_dtype(options, model)
     batch, accumulate = _read_batch(options, launch, kind)
@@ -61,9 +58,7 @@ def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> Train
         quantize=quantize, adapter=trained.adapter, trained=trained.trained, frozen=trained.frozen,
         pixels=swift_model.read_pixels(options, launch) if model.has_vision else None,
         attention=attention, checkpoints=checkpoints, loss_chunks=_read_loss(options, task),
-        optimizer=optimizer, projected=projected, clips=options.fraction("max_grad_norm", 1.0) > 0,
-        compiles=options.flag("torch_compile"), ranks=launch.size, ranks_per_host=launch.ranks_per_host,
-        sharding=sharding)
+        optimizer=optimizer, projected=projected, sharding=sharding, **read_common(options, launch))
     if kind in ("dpo", "kto", "ppo", "grpo"):
         options.text("ref_model")
     elif options.get("ref_model") is not None:
@@ -71,13 +66,8 @@ def read(options: Options, launch: JobLaunch, *, is_rlhf: bool = False) -> Train
     if plan.task == "distill":
         reference, teacher = swift_model.read_teacher(options, model)
         plan = replace(plan, reference=reference, teacher=teacher)
-    options.leave_out("teacher_model teacher_model_server" if plan.task != "distill" else "", "it is left out")
     plan = add_rollout(options, plan, "rlhf_type")
-    options.leave_out("reward_model", "the model that gives rewards is left out")
-    options.leave_out("deepspeed_autotp_size", "each rank is taken to hold whole layers")
-    options.leave_out("zero_hpz_partition_size", "weights are taken to be shared by all ranks")
-    options.leave_out("use_ray device_groups", "all devices are taken to train, as one job without Ray")
-    options.rest(_WITHOUT_EFFECT)
+    options.finish("trainer", "swift_model", "ms_swift")
     return plan
 
 
@@ -170,8 +160,7 @@ def _read_classes(options: Options) -> int:
 
 def _read_loss(options: Options, task: str) -> int | None:
     """Liger's kernels compute the loss with the head; of pairs logits are asked for none the less."""
-    means = swift_model.given(options, "use_liger_kernel", "the loss in parts, with the head")
-    if not options.flag("use_liger_kernel", means=means):
+    if not options.switch("use_liger_kernel", "the loss in parts, with the head"):
         return None
     if task == "policy":
         options.note("use_liger_kernel", "not modelled", "the loss of all tokens of a pass at once")
@@ -184,7 +173,6 @@ def _read_optimizer(options: Options) -> tuple[str | None, tuple[int, bool] | No
     name = options.text("optimizer", choices=("default", *_OPTIMIZERS), means="optimizer")
     if options.flag("use_galore") and name is None:
         name = "galore"
-    options.leave_out("galore_quantization galore_proj_quant", "what Q-GaLore holds in few bits is taken as it is")
     if name in (None, "default"):
         return usual, None
     if name == "galore":
@@ -263,20 +251,14 @@ def set_four_bits(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edi
             Edit(("quant_bits",), options.get("quant_bits"), 4)]
 
 
-def _is_file(data: Mapping[str, Any], *, is_rlhf: bool) -> bool:
+def _is_file(data: Mapping[str, Any]) -> bool:
     own = {"tuner_type", "train_type", "split_dataset_ratio", "per_device_train_batch_size", "lora_rank", "freeze_vit"}
-    return (isinstance(data.get("model"), str) and bool(own & set(data)) and "micro_batch_size" not in data
-            and ("rlhf_type" in data) is is_rlhf)
+    return isinstance(data.get("model"), str) and bool(own & set(data)) and "micro_batch_size" not in data
 
 
-_CHANGES = {**CHANGES, "quantize": set_four_bits, "length": set_option("max_length"),
-            "rollout": set_option("vllm_gpu_memory_utilization")}
-_VERSION, _SOURCE = "4.6", "modelscope/ms-swift swift/arguments"
 MS_SWIFT = JobProgram(
-    name="ms-swift", version=_VERSION, source=_SOURCE, read=read, is_file=partial(_is_file, is_rlhf=False),
-    commands=("swift sft", "swift pt", "swift/cli/sft.py", "swift/cli/pt.py", "swift.cli.sft", "swift.cli.pt"),
-    changes=_CHANGES)
-MS_SWIFT_RLHF = JobProgram(
-    name="ms-swift rlhf", version=_VERSION, source=_SOURCE, read=partial(read, is_rlhf=True),
-    is_file=partial(_is_file, is_rlhf=True), commands=("swift rlhf", "swift/cli/rlhf.py", "swift.cli.rlhf"),
-    changes=_CHANGES)
+    name="ms-swift", version="4.6", source="modelscope/ms-swift swift/arguments", read=read, is_file=_is_file,
+    commands=tuple(form.format(kind) for kind in ("sft", "pt", "rlhf") for form in (
+        "swift {}", "swift/cli/{}.py", "swift.cli.{}")),
+    changes={**CHANGES, "quantize": set_four_bits, "length": set_option("max_length"),
+             "rollout": set_option("vllm_gpu_memory_utilization")})

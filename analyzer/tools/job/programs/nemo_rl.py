@@ -1,7 +1,6 @@
 """NeMo RL: the YAML of a run (`examples/run_grpo.py --config FILE key=value`), over those that it names as defaults."""
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from ..options import Options, names_of
 from ..plan import Adapter, ModelParallel, PolicyPlan, RolloutPlan, ServingPlan, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
+from .omegaconf import resolve_references
 
 # NeMo RL 0.5, examples/configs/grpo_math_1B.yaml, dpo.yaml, sft.yaml and nemo_rl/models/policy; defaults are those of
 # the first, which the others repeat
@@ -43,7 +43,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         plan = replace(plan, reference="copy", teacher=None if teacher is None else teacher.text("model_name"))
     if kind in ("grpo", "ppo", "dpo"):
         plan = _add_phases(options, policy, plan, kind, engines)
-    options.rest(names_of("nemo_rl"))
+    options.finish("nemo_rl")
     policy.rest(names_of("nemo_rl", "without effect of policies"))
     return plan
 
@@ -62,68 +62,12 @@ def _join_defaults(options: Options, launch: JobLaunch) -> None:
         document = launch.files.document(path)
         found.insert(0, (document, document.data))
         folder, said = Path(path).parent, document.data.get("defaults")
-    whole: Any = {}
-    for _, values in found:
-        whole = _merge(whole, values)
-    options.layers = [(document, fill_in(values, whole, ())) for document, values in found]
+    options.layers = found
+    resolve_references(options)
     if missing:
         options.note("defaults", "assumed", f"{missing}: no such file; the values of grpo_math_1B.yaml are taken")
     elif "defaults" in options.names():
         options.note("defaults", "no effect", "")
-
-
-def _merge(below: Any, above: Any) -> Any:
-    if not isinstance(below, Mapping) or not isinstance(above, Mapping):
-        return above
-    return {name: _merge(below.get(name), above[name]) if name in above else below[name] for name in {**below, **above}}
-
-
-def fill_in(value: Any, whole: Any, keys: tuple[str, ...]) -> Any:
-    """Values with references to others filled in, as OmegaConf has them: ``${a.b}``, ``${.b}`` of the same mapping,
-    ``${oc.select:a.b,1}`` with a value in its place, ``${mul:a,b}``; None where nothing is there.
-
-    >>> fill_in({"a": {"b": 4}, "c": "${mul:${a.b}, 2}"}, {"a": {"b": 4}}, ())["c"]
-    8
-    """
-    if isinstance(value, Mapping):
-        return {name: fill_in(inner, whole, (*keys, name)) for name, inner in value.items()}
-    if not isinstance(value, str) or not value.startswith("${"):
-        return value
-    return _resolve(value, whole, keys, 0)
-
-
-def _resolve(text: Any, whole: Any, keys: tuple[str, ...], depth: int) -> Any:
-    if not isinstance(text, str) or depth > _MOST_DEFAULTS:
-        return text
-    text = text.strip()
-    if not text.startswith("${"):
-        return int(text) if re.fullmatch(r"-?\d+", text) else text
-    inner = text[2:-1]
-    if inner.startswith("mul:"):
-        numbers = [_resolve(part, whole, keys, depth + 1) for part in _split(inner[4:])]
-        known = all(isinstance(number, (int, float)) for number in numbers) and len(numbers) == 2
-        return numbers[0] * numbers[1] if known else None
-    usual: Any = None
-    if inner.startswith("oc.select:"):
-        inner, _, rest = inner[10:].partition(",")
-        usual = {"null": None, "true": True, "false": False}.get(rest.strip(), rest.strip() or None)
-    path = (*keys[:-1], inner[1:]) if inner.startswith(".") else tuple(inner.split("."))
-    found = whole
-    for name in path:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return _resolve(usual if found is None else found, whole, path, depth + 1)
-
-
-def _split(text: str) -> list[str]:
-    """Parts between commas that are in no braces."""
-    depth, parts = 0, [""]
-    for letter in text:
-        depth += (letter == "{") - (letter == "}")
-        if letter == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return parts
 
 
 def _read_cluster(options: Options, launch: JobLaunch) -> tuple[int, int]:
@@ -159,7 +103,7 @@ def _read_trainer(policy: Options, task: Task, ranks: int, per_host: int) -> Tra
     micro = policy.count("train_micro_batch_size", 4, means="sequences of a pass of one device")
     batch = policy.count("train_global_batch_size", 512, means="sequences of an optimizer step")
     length = policy.count("max_total_sequence_length", 512, means="tokens of a prompt with its answer at most")
-    precision = policy.text("precision", "bfloat16", choices=_DTYPES) or "bfloat16"
+    precision = policy.text("precision", "bfloat16", choices=_DTYPES)
     megatron = policy.part("megatron_cfg")
     uses_megatron = megatron is not None and megatron.flag("enabled")
     section = megatron if megatron is not None and uses_megatron else policy.section("dtensor_cfg")
@@ -256,7 +200,7 @@ def _read_packing(policy: Options, plan: TrainingPlan) -> tuple[bool, int, int]:
 
 
 def _read_rollout(generation: Options, plan: TrainingPlan, answers: int, new: int, engines: int) -> RolloutPlan:
-    backend = generation.text("backend", "vllm", choices=("vllm", "sglang", "trtllm", "megatron")) or "vllm"
+    backend = generation.text("backend", "vllm", choices=("vllm", "sglang", "trtllm", "megatron"))
     if backend == "megatron":
         generation.assume("backend", "vLLM samples, with its own defaults")
         backend = "vllm"

@@ -5,19 +5,19 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..options import Options, names_of
+from ..options import Options
 from ..plan import Adapter, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, name_of, set_option
 from .trainer import (
     CHANGES,
     FUSED_LOSS,
-    WITHOUT_EFFECT,
-    quantization_of,
     read_attention,
     read_batch,
     read_checkpoints,
+    read_common,
     read_optimizer,
     read_precision,
+    read_published_format,
     read_sharding,
     reference_of,
 )
@@ -25,7 +25,6 @@ from .trainer import (
 # transformers 5.17, training_args.py; names of lengths, models and adapters as its examples, FastChat, LLaVA, the QLoRA
 # repository, axolotl's forerunners and Open-Instruct have them.
 
-_WITHOUT_EFFECT = f"{WITHOUT_EFFECT} {names_of('script')}"
 _MODELS = ("model_name_or_path", "model", "base_model", "model_name", "pretrained_model_name_or_path", "model_id",
            "model_path", "base_model_name_or_path", "llm_name_or_path")
 _LENGTHS = ("block_size", "max_seq_length", "max_length", "model_max_length", "max_seq_len", "cutoff_len", "seq_length",
@@ -50,7 +49,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     model = options.needed(name, "the script's model is not known without it", means="model")
     batch, accumulate = read_batch(options)
     task = _read_task(options, launch)
-    quantize = _read_quantization(options, name, model)
+    quantize = _read_quantization(options, name)
     adapter = _read_adapter(options, quantize)
     dtype, said = _read_dtype(options)
     plan = TrainingPlan(
@@ -60,17 +59,10 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         quantize=quantize, adapter=adapter, attention=read_attention(options),
         checkpoints="blocks" if launch.recomputes else read_checkpoints(options),
         loss_chunks=_read_loss(options), optimizer=read_optimizer(options),
-        clips=options.fraction("max_grad_norm", 1.0) > 0, compiles=options.flag("torch_compile"), ranks=launch.size,
-        ranks_per_host=launch.ranks_per_host,
         sharding=read_sharding(options, launch), assumptions=(
             "the script trains a model of transformers with its Trainer, as its options suggest; what else it does is "
-            "not read: `analyzer dryrun` runs a script itself", *said))
-    for name in ("use_flash_attn", "use_flash_attention_2"):
-        options.flag(name)
-    options.leave_out("neftune_noise_alpha", "the noise is left out")
-    options.leave_out("vision_tower mm_projector_type tune_mm_mlp_adapter freeze_backbone freeze_vision_tower",
-                      "parts of the model besides its language model, and what of it is frozen, are left out")
-    options.rest(_WITHOUT_EFFECT)
+            "not read: `analyzer dryrun` runs a script itself", *said), **read_common(options, launch))
+    options.finish("trainer", "script")
     return plan
 
 
@@ -105,15 +97,13 @@ def _read_length(options: Options) -> int:
     return length
 
 
-def _read_quantization(options: Options, name: str, model: str) -> str | None:
+def _read_quantization(options: Options, name: str) -> str | None:
     bits = options.number(_find(options, ("bits", "quantization_bit")))
     four = options.flag("load_in_4bit") or options.flag("use_4bit_quantization")
     eight = options.flag("load_in_8bit") or options.flag("use_8bit_quantization")
     four = four or options.flag("use_4bit") or options.get("use_qlora") in (True, "True", "true")
     four = four or options.get("q_lora") in (True, "True", "true")
-    held = quantization_of(model)
-    if held is not None:
-        options.note(name, "assumed", f"by its name a quantized checkpoint: linear layers as {held}")
+    held = read_published_format(options, name)
     return "nf4" if four or bits == 4 else "int8" if eight or bits == 8 else held
 
 

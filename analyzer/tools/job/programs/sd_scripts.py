@@ -14,7 +14,6 @@ from .trainer import OPTIMIZERS, read_optimizer
 # sd-scripts 0.10.1, commit 48d368f: train_network.py, sdxl_train_network.py, flux_train_network.py,
 # library/train_util.py, networks/lora.py and lora_flux.py
 
-_WITHOUT_EFFECT = names_of("sd_scripts")
 _SWITCHES = frozenset(names_of("sd_scripts", "switches").split())
 
 
@@ -81,13 +80,9 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         sharding=launch.sharding)
     if plan.attention == "eager":
         options.assume("sdpa", "neither sdpa nor xformers is given: attention holds all products of its tokens")
-    options.leave_out("deepspeed torch_compile fused_backward_pass", "it is left out")
-    options.leave_out("sample_prompts", "images that are made meanwhile need memory of their own")
-    options.leave_out("max_token_length", "texts of 77 tokens are taken")
     if options.get("model_type") == "chroma":
         options.note("model_type", "not modelled", "Chroma's modulation, and that it has no CLIP, are left out")
-    options.leave_out("network_train_text_encoder_only", "the denoiser is taken to train too")
-    options.rest(_WITHOUT_EFFECT, known=_SWITCHES)
+    options.finish("sd_scripts", known=_SWITCHES)
     return plan
 
 

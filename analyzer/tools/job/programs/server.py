@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..document import Document, Edit
+from ..model_name import named_format
 from ..options import OptionReading, Options
 from ..plan import ServingPlan
 from ..program import Change
@@ -44,10 +45,6 @@ METHODS = {
                                     "mxfp_w4a8", "quark_int4fp8_moe", "quark_mxfp4", "mlx_q4", "mlx_q8")},
     "modelopt_fp4": _NVFP4, "petit_nvfp4": _NVFP4, "modelopt_mixed": _NVFP4,
     "compressed-tensors": _Format(), "quark": _Format(), "torchao": _Format(), "gguf": _Format(), "none": _Format()}
-#: Parts of names on the hub that tell the format of weights, in the order in which they are looked for.
-_NAMES = (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("gptq-int8", "int8"), ("w8a8-fp8", "fp8"), ("fp8", "fp8"),
-          ("w8a8", "int8"), ("w8a16", "int8"), ("w4a16", "int4"), ("awq", "int4"), ("gptq", "int4"), ("int4", "int4"),
-          ("bnb-4bit", "int4"), ("4bit", "int4"), ("int8", "int8"))
 _CACHES = {"auto": None, "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp8": "fp8", "fp8_e4m3": "fp8",
            "fp8_e5m2": "fp8", "fp8_inc": "fp8", "fp8_ds_mla": "fp8", "fp8_per_token_head": "fp8",
            "int8_per_token_head": "int8", "mxfp8": "fp8"}
@@ -55,16 +52,6 @@ _CACHES = {"auto": None, "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", 
 _SMALLER = """nvfp4 nvfp4_4over6 nvfp4_ds_mla int4_per_token_head turboquant_k8v4 turboquant_4bit_nc turboquant_k3v4_nc
 turboquant_3bit_nc octave_k3v4 octave_k3v3 octave_k3v3_compact ultraquant_4bit fp4_mx_block16 fp4_e2m1""".split()
 _DTYPES = {"auto": "bf16", "bfloat16": "bf16", "half": "fp16", "float16": "fp16"}
-
-
-def named_format(model: str) -> str | None:
-    """The format of weights that a model's name tells; None where it tells none.
-
-    >>> named_format("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int4"), named_format("Qwen/Qwen3-8B")
-    ('int4', None)
-    """
-    words = model.rstrip("/").rsplit("/", 1)[-1].lower().replace("_", "-").replace(".", "-")
-    return next((found for part, found in _NAMES if re.search(rf"(?:^|-){part}(?:-|$)", words)), None)
 
 
 def read_weights(options: Options, model: str, name: str = "model") -> tuple[str | None, str | None]:

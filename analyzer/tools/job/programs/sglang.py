@@ -15,11 +15,6 @@ _ALIASES = {"model": "model_path", "tp": "tp_size", "tensor_parallel_size": "tp_
             "decode_context_parallel_size": "dcp_size", "speculative_draft_model": "speculative_draft_model_path",
             "enable_hicache": "enable_hierarchical_cache"}
 _SWITCHES = frozenset(names_of("sglang", "switches").split())
-_WITHOUT_EFFECT = names_of("sglang")
-
-
-#: What changes the cost, and is left out.
-_OTHERS = names_of("sglang", "not modelled")
 
 
 def read(options: Options, launch: JobLaunch) -> ServingPlan:
@@ -60,8 +55,7 @@ def read(options: Options, launch: JobLaunch) -> ServingPlan:
         length=options.number("context_length", least=1, means="the longest sequence, prompt and answer"),
         memory_share=share, sequences=options.number("max_running_requests", least=1, means="sequences at once"),
         chunk=limit if chunk == -1 else chunk, drafted=_read_drafts(options))
-    _leave_out(options)
-    options.rest(_WITHOUT_EFFECT, known=_ALIASES.values())
+    options.finish("sglang", known=_ALIASES.values())
     return plan
 
 
@@ -81,22 +75,6 @@ def _read_drafts(options: Options) -> int:
         options.note("speculative_algorithm", "not modelled", f"the weights of {model or 'its head'}; {drafted} tokens "
                      "are proposed for each, as if by a head of one layer")
     return drafted
-
-
-def _leave_out(options: Options) -> None:
-    options.leave_out("disable_cuda_graph disable_decode_cuda_graph disable_prefill_cuda_graph cuda_graph_backend_*",
-                      "each pass is taken to be one CUDA graph; without, the device waits for the host")
-    options.leave_out("disable_overlap_schedule", "the host is taken to prepare a pass while one runs")
-    options.leave_out("enable_lora enable_lora_overlap_loading experts_shared_outer_loras lora_* max_lora* "
-                      "uno_lora_path", "adapters take memory, and kernels")
-    options.leave_out("cpu_offload_gb offload_* ple_offload_* kt_* enable_paged_experts paged_experts_num_resident",
-                      "all weights are taken to lie on the device")
-    options.leave_out("max_total_tokens enable_unified_memory prefill_only_disable_kv_cache", "the cache is taken to "
-                      "have what mem_fraction_static leaves")
-    options.leave_out("enable_hierarchical_cache hicache_* disaggregation_* enable_lmcache enable_flexkv "
-                      "enable_hisparse hisparse_config enable_unified_cache_external_linker",
-                      "a cache outside of the device is left out")
-    options.leave_out(_OTHERS, "it is left out")
 
 
 SGLANG = JobProgram(

@@ -3,20 +3,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..model_name import find_config
-from ..options import Options, names_of
+from ..options import Options
 from ..plan import Adapter, Task
 from ..program import JobLaunch
+from .trainer import read_published_format
 
 # ms-swift 4.6, swift/arguments/
-
-#: Options of the base arguments, the tuners and the rollouts that change neither memory nor time of a step.
-WITHOUT_EFFECT = names_of("swift_model")
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _UNKNOWN_LENGTH = 2_048  # tokens of a row where neither the configuration nor the model says how many
@@ -68,19 +66,14 @@ def read_pixels(options: Options, launch: JobLaunch) -> int | None:
     return said if said is not None or not variable.isdecimal() else int(variable)
 
 
-def given(options: Options, name: str, means: str) -> str:
-    """What an option means, where it is given: its default changes nothing, and is not told."""
-    return "" if options.get(name) is None else means
-
-
 def read_length(options: Options, model: SwiftModel, kind: str | None) -> int:
     """Tokens of a row: base_args.py, what the model can take where nothing is said, but of text to be learnt (``kind``
     None: of `swift sft`) no more than its data sets' longest row has; rows are packed up to it.
     """
     own = model.get("seq_length", "max_position_embeddings", "n_positions", "model_max_length")
     length = options.number("max_length", least=1, means="most tokens of a sequence")
-    packs = options.flag("packing", means=given(options, "packing", "rows are packed up to their most tokens"))
-    options.flag("padding_free", means=given(options, "padding_free", "a pass is one row, without padding"))
+    packs = options.switch("packing", "rows are packed up to their most tokens")
+    options.switch("padding_free", "a pass is one row, without padding")
     packed = options.number("packing_length", least=1)
     if packs and packed is not None:
         return packed
@@ -140,13 +133,7 @@ def read_quantize(options: Options, model: SwiftModel) -> str | None:
         return "int8"
     if bits is not None:
         options.note("quant_bits", "no effect", "without quant_method ms-swift quantizes nothing")
-    name = model.name.lower().replace("_", "-")
-    few = re.search(r"[-.](?:awq|gptq|gptq-int4|int4|bnb-4bit|4bit)(?:[-.]|$)", name)
-    if few or re.search(r"[-.](?:fp8|int8|gptq-int8|8bit)(?:[-.]|$)", name):
-        found = "int8" if "int8" in name or not few else "nf4"
-        options.note("quant_method", "assumed", f"weights that are published in few bits: as {found} of bitsandbytes")
-        return found
-    return None
+    return read_published_format(options, "model", "quant_method")
 
 
 # What trains: tuner_args.py and pipelines/train/tuner.py.
@@ -167,9 +154,6 @@ def read_trained(options: Options, model: SwiftModel, usual: str = "lora") -> Tr
     dtype = options.text("lora_dtype", choices=_DTYPES)
     freezes = _read_freezes(options, model) if kind != "lora_llm" else _Freezes(llm=False, vit=True, aligner=True)
     targets, saved = _read_targets(options, model, freezes, kind), _read_saved(options)
-    options.leave_out("target_parameters", "adapters of parameters that are no linear layers are left out")
-    options.leave_out("use_dora", "DoRA's magnitudes and norms are left out")
-    options.leave_out("lisa_activated_layers", "all layers are taken to train at once")
     if options.text("tuner_backend", "peft", choices=("peft", "unsloth")) == "unsloth":
         options.note("tuner_backend", "not modelled", "the kernels and checkpoints of unsloth are left out")
     frozen = _read_frozen(options, model, freezes)
@@ -272,7 +256,7 @@ TASKS: dict[str, Task] = {"dpo": "dpo", "orpo": "orpo", "simpo": "simpo", "cpo":
 
 def read_task(options: Options, kind: str | None) -> Task:
     """The task of ``task_type``, or of a kind of `swift rlhf`; ``kind`` None: of `swift sft`."""
-    said = options.text("task_type", "causal_lm", choices=("causal_lm", *_SCORES)) or "causal_lm"
+    said = options.text("task_type", "causal_lm", choices=("causal_lm", *_SCORES))
     if kind is not None:
         if kind == "cpo":
             options.assume("rlhf_type", "cpo: as simpo, which has no reference either")
@@ -281,6 +265,12 @@ def read_task(options: Options, kind: str | None) -> Task:
         options.assume("task_type", f"{said}: pairs of rows, each of which gives one number; further negatives of a "
                        "sample are not known")
     return _SCORES.get(said, "sft")
+
+
+def read_kind(options: Options, launch: JobLaunch, kinds: Iterable[str]) -> str | None:
+    """What `rlhf` trains for; None of a file without that option, and of other commands."""
+    is_rlhf = "rlhf" in " ".join(launch.command) if launch.command else options.get("rlhf_type") is not None
+    return options.text("rlhf_type", "dpo", choices=kinds, means="what is trained for") if is_rlhf else None
 
 
 def reference_of(task: Task, kind: str | None, adapter: Adapter | None, beta: Any) -> Any:

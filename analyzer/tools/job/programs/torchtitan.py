@@ -10,7 +10,7 @@ from analyzer.errors import find_close
 from ..document import Edit
 from ..options import Options
 from ..plan import Checkpoints, ModelParallel, PicturePlan, Sharding, TrainingPlan
-from ..program import JobLaunch, JobProgram, set_option
+from ..program import JobLaunch, JobProgram, set_batch, set_option
 from .megatron import divide_each_expert
 from .trainer import accumulate_of
 
@@ -70,7 +70,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         batch, accumulate = size, batch // size * (accumulate or 1)
     optimizer, in_backward = _read_optimizer(options.section("optimizer"))
     compiles = _read_compile(options, training)
-    dtype = training.text("dtype", "float32", choices=_DTYPES, means="of the weights") or "float32"
+    dtype = training.text("dtype", "float32", choices=_DTYPES, means="of the weights")
     clips = training.fraction("max_norm", 1.0) > 0
     training.rest("steps dataset dataset_path gc_freq gc_debug seed deterministic debug_* warmup_steps data_parallel_* "
                   "global_batch_size enable_* loss_* mixed_precision_* test_mode"
@@ -80,9 +80,12 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     if picture is not None and (accumulate or 1) > 1:
         raise training.fail("global_batch_size", "torchtitan's FLUX refuses several passes a step")
     for name in _PARTS.split():
-        if (part := options.part(name)) is not None:
-            part.rest("*")
-    _leave_out(options)
+        options.section(name).rest("*")
+    converters = (options.get("model") or {}).get("converters")
+    for name in _QUANTIZED.split():
+        options.section(name).rest("*")
+        if converters and options.get(name) is not None:
+            options.note(name, "not modelled", "products in 8 bits are taken as those of 16")
     options.rest("use_for_integration_test")
     return TrainingPlan(
         model=model, config=config, task="denoise" if draws else "sft", picture=picture, micro_batch=batch,
@@ -95,8 +98,8 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
 
 def _read_model(part: Options) -> tuple[str, dict[str, Any] | None]:
     """The model's name, and its sizes where no published model has them."""
-    name = part.text("name", "llama3", means="family of the model") or "llama3"
-    flavor = part.text("flavor", "debugmodel", means="size of the model") or "debugmodel"
+    name = part.text("name", "llama3", means="family of the model")
+    flavor = part.text("flavor", "debugmodel", means="size of the model")
     name = name.removesuffix("_ft").removesuffix("_simple_fsdp").rsplit(".", 1)[-1]
     family, own = _FLAVORS.get(name, {}), _SIZES.get((name, flavor.lower()))
     sizes = {size.lower(): model for size, model in family.items()}
@@ -121,8 +124,7 @@ def _read_picture(options: Options, sharding: Sharding | None) -> PicturePlan:
     encoder = options.section("encoder")
     tokens = encoder.count("max_t5_encoding_len", 512, means="tokens of a text")
     encoder.rest("t5_encoder clip_encoder autoencoder_path")
-    if (part := options.part("inference")) is not None:
-        part.rest("*")
+    options.section("inference").rest("*")
     dtype = (sharding.dtype if sharding is not None and sharding.kind == "fsdp" else None) or "fp32"
     return PicturePlan(height=size, width=size, image_dtype=dtype, text_dtype=dtype, text_tokens=tokens)
 
@@ -149,7 +151,7 @@ def _read_ranks(options: Options, training: Options,
         part.note("data_parallel_shard_degree", "understood" if given else "assumed",
                   f"all ranks: {ranks}" + ("" if given else "; give their number by --world"))
     policy = part.text("fsdp_reshard_after_forward", "default", choices=("default", "always", "never"))
-    said = training.text("mixed_precision_param", "bfloat16", choices=_DTYPES, means="of passes") or "bfloat16"
+    said = training.text("mixed_precision_param", "bfloat16", choices=_DTYPES, means="of passes")
     param = _DTYPES[said]
     training.text("mixed_precision_reduce", "float32", choices=("float32",))
     offloads = training.flag("enable_cpu_offload")
@@ -174,7 +176,7 @@ def _divide(part: Options, parallel: ModelParallel, shard: int, policy: str | No
     """How ranks divide a model. Pipelines keep what they gathered: models/llama3/infra/parallelize.py, `apply_fsdp`"""
     schedule, virtual = "1F1B", 1
     if parallel.pipeline > 1:
-        schedule = part.text("pipeline_parallel_schedule", "1F1B", means="order of passes") or "1F1B"
+        schedule = part.text("pipeline_parallel_schedule", "1F1B", means="order of passes")
         known = {name.lower(): name for name in SCHEDULES}
         if schedule.lower() not in known:
             part.note("pipeline_parallel_schedule", "not modelled", f"{schedule}: 1F1B is taken")
@@ -199,7 +201,7 @@ def _divide(part: Options, parallel: ModelParallel, shard: int, policy: str | No
 
 
 def _read_optimizer(part: Options) -> tuple[str, bool]:
-    name = part.text("name", "AdamW", means="optimizer") or "AdamW"
+    name = part.text("name", "AdamW", means="optimizer")
     how = part.text("implementation", "fused", choices=("fused", "foreach", "for-loop"))
     if name not in ("Adam", "AdamW"):
         raise part.fail("name", f"torchtitan has Adam and AdamW alone{find_close(name, ['Adam', 'AdamW'])}")
@@ -235,31 +237,12 @@ def _read_compile(options: Options, training: Options) -> bool:
     return found
 
 
-def _leave_out(options: Options) -> None:
-    converters = (options.get("model") or {}).get("converters")
-    for name in _QUANTIZED.split():
-        if (part := options.part(name)) is not None:
-            part.rest("*")
-            if converters:
-                options.note(name, "not modelled", "products in 8 bits are taken as those of 16")
-
-
 def _change_batch(options: Options, plan: TrainingPlan, wanted: int) -> list[Edit] | None:
-    """Fewer sequences of a pass, with the batch of all ranks that have sequences of their own written out, so that
-    passes are added.
-    """
-    training, part = options.get("training") or {}, options.get("parallelism") or {}
     if plan.parallel is not None and plan.parallel.pipeline > 1:  # whose micro-batches are parts of that of a device
-        name = "pipeline_parallel_microbatch_size"
-        return [Edit(("parallelism", name), part.get(name), wanted)] if wanted < plan.micro_batch else None
-    name = "batch_size" if "batch_size" in training else "local_batch_size"
-    if plan.micro_batch % wanted or plan.micro_batch == wanted:
-        return None
-    edits = [Edit(("training", name), training.get(name), wanted)]
-    whole = plan.micro_batch * plan.accumulate * plan.data_ranks
-    if name == "local_batch_size" and training.get("global_batch_size") in (None, -1, "-1"):
-        edits.append(Edit(("training", "global_batch_size"), training.get("global_batch_size"), whole))
-    return edits
+        return set_option("parallelism.pipeline_parallel_microbatch_size")(options, plan, wanted)
+    if "batch_size" in (options.get("training") or {}):  # of versions that have no batch of all ranks
+        return set_option("training.batch_size")(options, plan, wanted)
+    return set_batch("training.local_batch_size", whole="training.global_batch_size")(options, plan, wanted)
 
 
 def _is_file(data: Mapping[str, Any]) -> bool:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..document import Document
-from ..options import Options, names_of
+from ..options import Options
 from ..plan import Adapter, Checkpoints, FakeQuantization, Sharding, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_batch, set_option
+from .omegaconf import resolve_references
 from .trainer import PAGED, PAGED_ADAMW, PAGED_ADAMW8BIT, divide_model, reference_of
 
 # torchtune 0.7.0, recipes/*.py, torchtune/models/*/_model_builders.py and torchtune/modules/
@@ -58,19 +58,20 @@ _OPTIMIZERS = {
 _TASKS: dict[str, Task] = {"DPOLoss": "dpo", "RSOLoss": "dpo", "SimPOLoss": "simpo", "PPOLoss": "policy",
                            "GRPOLoss": "policy", "GRPOSimpleLoss": "policy", "GRPOWithChunkedOutputLoss": "policy",
                            "GRPOCompletionLoss": "policy", "LinearGRPOLoss": "policy"}
-_WITHOUT_EFFECT = names_of("torchtune")
 
 
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a recipe. Raises JobError for what torchtune refuses, and for what has no training step."""
-    options.layers = [(document, _fill(document, values, options)) for document, values in options.layers]
+    options.layers = [(document, _read_word(values) if document.form == "command" else values)
+                      for document, values in options.layers]
+    resolve_references(options)
     name = "policy_model" if options.get("policy_model") is not None else "model"
     model, quantize, adapter = _read_model(options, name)
     if options.get("optimizer") is None:
         raise options.fail("optimizer", "is not there: a configuration of generation, evaluation or quantization has "
                            "no training step")
     task, chunks = _read_loss(options)
-    dtype = options.text("dtype", "bf16", choices=("bf16", "fp32", "fp16"), means="of weights and passes") or "bf16"
+    dtype = options.text("dtype", "bf16", choices=("bf16", "fp32", "fp16"), means="of weights and passes")
     if dtype == "fp16":
         raise options.fail("dtype", "torchtune's recipes refuse fp16; give bf16 or fp32")
     optimizer, in_backward = _read_optimizer(options)
@@ -88,8 +89,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     sharding = _read_sharding(options, launch)
     fakes, parallel = _read_fake_quantization(options), divide_model(options, launch, sharding, {
         name: f"{name}_parallel_dim" for name in ("tensor", "context", "expert")})
-    _leave_out(options)
-    options.rest(_WITHOUT_EFFECT)
+    options.finish("torchtune")
     return TrainingPlan(
         model=model, task=task, reference=reference_of(task, adapter),
         micro_batch=batch, accumulate=accumulate, length=length, dtype=dtype, quantize=quantize,
@@ -99,34 +99,20 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         fake_quantization=fakes, ranks=launch.size, sharding=sharding, parallel=parallel)
 
 
-def _fill(document: Document, values: Mapping[str, Any], options: Options) -> Mapping[str, Any]:
-    """Values with ``${name}`` filled in, as OmegaConf does, and those of a command read as YAML would read them."""
-    def find(path: str) -> Any:
-        value: Any = {name: options.get(name) for name in options.names()}
-        for part in path.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
+def _read_word(value: Any) -> Any:
+    """A value of a command, which OmegaConf reads as YAML."""
+    if isinstance(value, Mapping):
+        return {name: _read_word(inner) for name, inner in value.items()}
+    if not isinstance(value, str) or not (value.startswith("[") or value in ("True", "False", "None", "null")):
         return value
-
-    def fill(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: fill(inner) for name, inner in value.items()}
-        if isinstance(value, str) and (match := re.fullmatch(r"\$\{([\w.]+)\}", value)):
-            found = find(match[1])
-            return value if isinstance(found, str) and "${" in found else found
-        if isinstance(value, str) and document.form == "command":
-            if value.startswith("[") or value in ("True", "False", "None"):
-                try:
-                    return ast.literal_eval(value)
-                except (ValueError, SyntaxError, MemoryError, RecursionError):
-                    return [word.strip() for word in value.strip("[]").split(",") if word.strip()]
-            return None if value == "null" else value
-        return value
-
-    return {name: fill(value) for name, value in values.items()}
+    try:
+        return None if value == "null" else ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return [word.strip() for word in value.strip("[]").split(",") if word.strip()]
 
 
-def _component(options: Options | None) -> str:
-    return "" if options is None else (options.text("_component_") or "")
+def _component(options: Options) -> str:
+    return options.text("_component_", "")
 
 
 def _read_model(options: Options, name: str) -> tuple[str, str | None, Adapter | None]:
@@ -152,7 +138,6 @@ def _read_model(options: Options, name: str) -> tuple[str, str | None, Adapter |
     is_lora = builder.startswith(("lora_", "qlora_")) or part.get("lora_rank") is not None
     adapter = _read_adapter(part, plain) if is_lora else None
     quantize = "nf4" if part.flag("quantize_base") or builder.startswith("qlora_") else None
-    part.leave_out("use_dora", "DoRA's magnitudes and norms are left out")
     if "vision" in plain or "llama4" in plain:
         part.leave_out("encoder_trainable decoder_trainable fusion_trainable", "which parts train is left out")
     part.rest("max_seq_len attn_dropout norm_eps vocab_size num_* embed_dim intermediate_dim rope_* lora_alpha "
@@ -184,12 +169,11 @@ def _read_adapter(part: Options, plain: str) -> Adapter:
 
 def _read_loss(options: Options) -> tuple[Task, int | None]:
     """What a step trains for, and in how many parts the loss is computed (modules/loss/cross_entropy_loss.py: 8)."""
-    part = options.part("loss")
+    part = options.section("loss")
     kind = _component(part).rsplit(".", 1)[-1]
-    chunks = None if part is None else part.number("num_output_chunks", 8, least=1)
-    if part is not None:
-        part.rest("beta label_smoothing epsilon kl_coeff value_clip_range value_coeff ignore_index gamma *_coeff "
-                  "mask_ignored_tokens")
+    chunks = part.number("num_output_chunks", 8, least=1)
+    part.rest("beta label_smoothing epsilon kl_coeff value_clip_range value_coeff ignore_index gamma *_coeff "
+              "mask_ignored_tokens")
     if (task := _TASKS.get(kind)) is not None:
         if task == "policy":
             options.note("loss", "not modelled", f"{kind}: the rollout, rewards and values are left out; what is "
@@ -207,8 +191,7 @@ def _read_loss(options: Options) -> tuple[Task, int | None]:
 
 
 def _read_optimizer(options: Options) -> tuple[str, bool]:
-    part = options.part("optimizer")
-    assert part is not None
+    part = options.section("optimizer")
     kind = _component(part)
     if kind not in _OPTIMIZERS:
         raise part.fail("_component_", f"none of the optimizers that are known: {', '.join(_OPTIMIZERS)}; it is not "
@@ -223,15 +206,11 @@ def _read_optimizer(options: Options) -> tuple[str, bool]:
 
 
 def _read_length(options: Options) -> int:
-    part = options.part("tokenizer")
-    found = None if part is None else part.number("max_seq_len", least=1, means="tokens of a sequence at most")
-    if part is not None:
-        part.rest("path merges_file special_tokens_path prompt_template vocab_path merges_path _component_ image_size "
-                  "max_num_tiles truncation_type *")
-    data = options.part("dataset")
-    packed = data is not None and data.flag("packed")
-    if data is not None:
-        data.rest("_component_ *")
+    tokenizer, data = options.section("tokenizer"), options.section("dataset")
+    found = tokenizer.number("max_seq_len", least=1, means="tokens of a sequence at most")
+    packed = data.flag("packed")
+    for part in (tokenizer, data):
+        part.rest("*")
     if found is not None:
         if not packed:
             options.assume("dataset", f"every row has {found:,} tokens: what the data set has is not known")
@@ -258,8 +237,7 @@ def _read_checkpoints(options: Options) -> Checkpoints:
 
 def _read_compile(options: Options) -> bool:
     if isinstance(options.get("compile"), Mapping):
-        part = options.part("compile")
-        assert part is not None
+        part = options.section("compile")
         compiles = part.flag("model", True)
         part.rest("loss optimizer_step scale_grads")
         return compiles
@@ -273,9 +251,9 @@ def _read_sharding(options: Options, launch: JobLaunch) -> Sharding | None:
     layers = options.words("custom_sharded_layers")
     replicas = options.number("data_parallel_replicate_dim", 1, least=1) or 1
     options.number("data_parallel_shard_dim", -1, least=-1)
-    if (old := options.part("fsdp")) is not None:
-        offloads = offloads or old.flag("cpu_offload")
-        old.rest("*")
+    old = options.section("fsdp")
+    offloads = old.flag("cpu_offload") or offloads
+    old.rest("*")
     if launch.size == 1:
         return None
     return Sharding(kind="fsdp", reshards=reshards, offloads=offloads, replicas=replicas,
@@ -295,15 +273,6 @@ def _read_fake_quantization(options: Options) -> FakeQuantization | None:
         part.note("_component_", "not modelled", "weights and inputs are taken as they are")
         return None
     return FakeQuantization(group=group, activations="Int8DynAct" in name)
-
-
-def _leave_out(options: Options) -> None:
-    options.leave_out("memory_efficient_fsdp_wrap", "its way to wrap is left out")
-    options.leave_out("teacher_model", "the teacher's weights and passes are left out")
-    options.leave_out("reward_and_value_model forward_batch_size ppo_batch_size max_generated_tokens",
-                      "models of rewards and values, and the rollout, are left out")
-    options.leave_out("enable_fp8_training fp8_recipe_name", "passes are taken to run in 16 bits")
-    options.leave_out("ref_model", "it is left out")
 
 
 def _eight_bits(options: Options) -> str | None:

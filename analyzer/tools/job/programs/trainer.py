@@ -9,16 +9,13 @@ from typing import Any, Literal, NamedTuple
 from analyzer.errors import find_close
 
 from ..document import Document, JobError
+from ..model_name import named_format
 from ..options import Options, names_of
 from ..plan import Adapter, Checkpoints, ModelParallel, Sharding, Task
 from ..program import Change, JobLaunch, read_beside, set_batch, set_option
 from .deepspeed import read_deepspeed
 
 # transformers 5.17, training_args.py
-
-#: Arguments of `TrainingArguments` that change neither memory nor the time of a step.
-WITHOUT_EFFECT = names_of("trainer")
-
 
 #: What changes the trainer's own options.
 CHANGES: Mapping[str, Change] = {
@@ -34,14 +31,17 @@ TOWERS = ("visual", "vision_tower", "vision_model", "audio_tower", "embed_vision
 PROJECTORS = ("multi_modal_projector", "merger", "embed_vision", "embed_audio")
 
 
-def quantization_of(model: str) -> str | None:
-    """How linear layers are held of a checkpoint whose name says that it is quantized; None for another one."""
-    name = model.lower()
-    if "bnb-4bit" in name or "-nf4" in name:
-        return "nf4"
-    if "bnb-8bit" in name or "int8" in name:
-        return "int8"
-    return "nf4" if any(word in name for word in ("awq", "gptq", "aqlm", "int4", "-4bit")) else None
+def read_published_format(options: Options, name: str, told: str = "") -> str | None:
+    """How linear layers are held of a checkpoint whose name says that it is quantized; None for another one. ``told``
+    is the option of which that is told, where it is not that of the name.
+    """
+    form = named_format(str(options.get(name)))
+    if form is None:
+        return None
+    held = "int8" if form in ("int8", "fp8") else "nf4"
+    options.note(told or name, "assumed",
+                 f"by its name a quantized checkpoint: linear layers as {held} of bitsandbytes")
+    return held
 
 
 class _Optimizer(NamedTuple):
@@ -105,14 +105,17 @@ def read_checkpoints(options: Options, default: bool = False) -> Checkpoints:
     """Whether blocks are run again in backward."""
     if not options.flag("gradient_checkpointing", default, means="blocks are run again in backward"):
         return "none"
-    if (part := options.part("gradient_checkpointing_kwargs")) is not None:
-        part.rest("use_reentrant preserve_rng_state determinism_check early_stop debug")
+    options.section("gradient_checkpointing_kwargs").rest(
+        "use_reentrant preserve_rng_state determinism_check early_stop debug")
     return "blocks"
 
 
-def read_precision(options: Options, launch: JobLaunch) -> str | None:
-    """The dtype of autocast: by bf16 and fp16, else by accelerate's own. Raises JobError where both are given."""
-    bf16, fp16 = options.flag("bf16"), options.flag("fp16")
+def read_precision(options: Options, launch: JobLaunch, bf16: bool = False) -> str | None:
+    """The dtype of autocast: by fp16 and bf16, which is on by itself in some trainers (TRL, trainer/base_config.py),
+    else by accelerate's own. Raises JobError where both are given.
+    """
+    fp16 = options.flag("fp16")
+    bf16 = options.flag("bf16", bf16 and not fp16, means="passes in bfloat16" if bf16 else "")
     if bf16 and fp16:
         raise options.fail("fp16", "bf16 is given too; the trainer refuses both")
     said = "bf16" if bf16 else "fp16" if fp16 else launch.mixed_precision
@@ -123,6 +126,12 @@ def read_batch(options: Options) -> tuple[int, int]:
     """Sequences of a pass of one rank, and passes of a step."""
     return (options.count("per_device_train_batch_size", 8, means="sequences of a pass of one device"),
             options.count("gradient_accumulation_steps", 1, means="passes of a step"))
+
+
+def read_common(options: Options, launch: JobLaunch) -> dict[str, Any]:
+    """Fields of a plan that all trainers built on this one have by the same options, and by their launch."""
+    return {"clips": options.fraction("max_grad_norm", 1.0) > 0, "compiles": options.flag("torch_compile"),
+            "ranks": launch.size, "ranks_per_host": launch.ranks_per_host}
 
 
 def reference_of(task: Task, adapter: Adapter | None) -> Literal["none", "adapter", "copy"]:
@@ -188,8 +197,7 @@ def _check_match(document: Document, options: Options, launch: JobLaunch) -> Non
                                '"auto" there')
 
 
-#: Settings of FSDP that change neither memory nor time of a step, by their names without ``fsdp_``.
-_FSDP_WITHOUT_EFFECT = names_of("trainer", "without effect of FSDP")
+_STRATEGIES = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2"}
 
 
 def read_fsdp_config(options: Options) -> tuple[Sharding, bool]:
@@ -203,29 +211,19 @@ def read_fsdp_config(options: Options) -> tuple[Sharding, bool]:
         options.note(named("version"), "assumed", "FSDP1: as FSDP2, which holds and gathers as much")
     recomputes = any(options.get(name) in (True, "true", "True") for name in (
         "fsdp_activation_checkpointing", "activation_checkpointing"))
-    strategy = options.get(named("sharding_strategy"))
-    reshards, replicas = True, 1
-    if strategy is not None:
-        said = (options.text(named("sharding_strategy")) or "").upper()
-        strategies = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD",
-                      "5": "HYBRID_SHARD_ZERO2"}
-        said = strategies.get(said, said)
-        if said not in strategies.values():
-            raise options.fail(named("sharding_strategy"), f"must be one of {', '.join(strategies.values())}")
-        reshards = said in ("FULL_SHARD", "HYBRID_SHARD")
-        if said == "NO_SHARD":
-            return Sharding(kind="ddp"), recomputes
-        if said.startswith("HYBRID"):
-            replicas = 0  # as many as there are hosts
-    if isinstance(value := options.get(named("reshard_after_forward")), str) and not isinstance(value, bool) \
-            and value.upper() in ("FULL_SHARD", "SHARD_GRAD_OP"):
-        options.text(named("reshard_after_forward"))
-        reshards = value.upper() == "FULL_SHARD"
+    said = options.text(named("sharding_strategy"), "", choices=(*_STRATEGIES.values(), *_STRATEGIES))
+    said = _STRATEGIES.get(said, said)
+    if said == "NO_SHARD":
+        return Sharding(kind="ddp"), recomputes
+    replicas = 0 if said.startswith("HYBRID") else 1  # 0: as many as there are hosts
+    again = named("reshard_after_forward")
+    if str(options.get(again)).upper() in ("FULL_SHARD", "SHARD_GRAD_OP"):
+        reshards = options.text(again, "").upper() == "FULL_SHARD"
     else:
-        reshards = options.flag(named("reshard_after_forward"), reshards)
+        reshards = options.flag(again, said in ("", "FULL_SHARD", "HYBRID_SHARD"))
     offloads = options.flag(named("offload_params"), False)
     options.flag(named("activation_checkpointing"), False)
-    names = _FSDP_WITHOUT_EFFECT.split()
+    names = names_of("trainer", "without effect of FSDP").split()
     options.text(named("mixed_precision_policy"))
     options.rest(" ".join([*names, *(f"fsdp_{name}" for name in names)]), known=(
         "fsdp_sharding_strategy", "fsdp_reshard_after_forward", "fsdp_offload_params", "fsdp_activation_checkpointing"))

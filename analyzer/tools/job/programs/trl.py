@@ -5,24 +5,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..document import Document
-from ..options import Options, names_of
+from ..options import Options
 from ..plan import Adapter, Checkpoints, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, name_of, set_batch, set_option
 from .accelerate import read_accelerate
 from .rollout import add_rollout
 from .trainer import (
-    WITHOUT_EFFECT,
-    quantization_of,
     read_attention,
     read_batch,
     read_checkpoints,
+    read_common,
     read_optimizer,
+    read_precision,
+    read_published_format,
     read_sharding,
 )
 
 # TRL 1.16, trl/trainer/*_config.py and trl/scripts/
 
-_WITHOUT_EFFECT = f"{WITHOUT_EFFECT} {names_of('trl')}"
 _TASKS: dict[str, Task] = {"sft": "sft", "dpo": "dpo", "kto": "kto", "reward": "reward", "grpo": "policy",
                            "rloo": "policy"}
 _SIGNS = {"num_generations": "grpo", "max_completion_length": "grpo", "desirable_weight": "kto",
@@ -49,7 +49,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     launch.ranks = launched.ranks
     batch, accumulate = read_batch(options)
     length = _read_length(options, said)
-    quantize = _read_quantization(options, model)
+    quantize = _read_quantization(options)
     adapter = _read_adapter(options, task, quantize)
     if quantize is not None and adapter is None:
         raise options.fail("load_in_4bit" if quantize == "nf4" else "load_in_8bit",
@@ -57,22 +57,16 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     sequences = batch * (1 if task in ("sft", "policy") else 2)
     plan = TrainingPlan(
         model=model, task=task, reference=_read_reference(options, said, adapter), micro_batch=batch,
-        accumulate=accumulate, length=length, dtype=_read_dtype(options), autocast=_read_precision(options),
-        quantize=quantize, adapter=adapter, attention=read_attention(options),
-        checkpoints=_read_checkpoints(options, launched),
+        accumulate=accumulate, length=length, dtype=_read_dtype(options),
+        autocast=read_precision(options, launch, bf16=True), quantize=quantize, adapter=adapter,
+        attention=read_attention(options), checkpoints=_read_checkpoints(options, launched),
         loss_chunks=None if task == "reward" else min(64, -(-sequences * length // _TOKENS_OF_PART)),
-        optimizer=read_optimizer(options), clips=options.fraction("max_grad_norm", 1.0) > 0,
-        compiles=options.flag("torch_compile"), ranks=launched.size,
-        ranks_per_host=launched.ranks_per_host, sharding=read_sharding(options, launched),
+        optimizer=read_optimizer(options), sharding=read_sharding(options, launched),
         assumptions=() if task == "reward" else (
-            "the loss is computed in parts with the head, as TRL's kernel does, each part run again in backward",))
+            "the loss is computed in parts with the head, as TRL's kernel does, each part run again in backward",),
+        **read_common(options, launched))
     plan = add_rollout(options, plan, "num_generations", share=0.3)
-    options.leave_out("router_aux_loss_coef sync_ref_model model_init_kwargs neftune_noise_alpha "
-                      "lora_target_parameters", "what it changes in the step is left out")
-    if options.flag("use_liger_kernel"):
-        options.assume("use_liger_kernel", "its kernels of norms and activations are left out")
-    options.text("loss_type")
-    options.rest(_WITHOUT_EFFECT)
+    options.finish("trainer", "trl")
     return plan
 
 
@@ -112,7 +106,6 @@ def _read_length(options: Options, said: str) -> int:
         if prompt is None:
             options.note("max_completion_length", "assumed", f"prompts of as many tokens as answers, {answer:,}")
         return answer + (answer if prompt is None else prompt)
-    options.leave_out("max_prompt_length", "TRL 1.16 has no such option; max_length holds prompt and answer")
     name = "max_seq_length" if options.get("max_length") is None and options.get("max_seq_length") else "max_length"
     if options.get("max_length") is None and "max_length" in options.names():
         options.note("max_length", "assumed", "no limit: rows of 1,024 tokens, as without it")
@@ -126,21 +119,17 @@ def _read_length(options: Options, said: str) -> int:
     return length
 
 
-def _read_quantization(options: Options, model: str) -> str | None:
+def _read_quantization(options: Options) -> str | None:
     four, eight = options.flag("load_in_4bit"), options.flag("load_in_8bit")
     if four and eight:
         raise options.fail("load_in_8bit", "load_in_4bit is given too; TRL refuses both")  # model_config.py
-    held = quantization_of(model)
-    if held is not None and not four and not eight:
-        options.note("model_name_or_path", "assumed", f"by its name a quantized checkpoint: linear layers as {held}")
-    return "nf4" if four else "int8" if eight else held
+    return "nf4" if four else "int8" if eight else read_published_format(options, "model_name_or_path")
 
 
 def _read_adapter(options: Options, task: Task, quantize: str | None) -> Adapter | None:
     uses = options.flag("use_peft", means="adapters are trained, not the model")
     rank, dropout = options.count("lora_r", 16), options.fraction("lora_dropout", 0.05)
     targets, saved = options.words("lora_target_modules"), options.words("lora_modules_to_save")
-    options.leave_out("use_dora", "DoRA's magnitudes and norms are left out")
     if not uses:
         return None
     if not targets:
@@ -156,15 +145,6 @@ def _read_dtype(options: Options) -> str:
     name = "torch_dtype" if options.get("torch_dtype") is not None and options.get("dtype") is None else "dtype"
     said = options.text(name, "float32", choices=_DTYPES, means="dtype of the weights")
     return _DTYPES[said or "float32"]
-
-
-def _read_precision(options: Options) -> str | None:
-    """Passes in bfloat16, unless fp16 is given (trainer/base_config.py)."""
-    fp16 = options.flag("fp16")
-    bf16 = options.flag("bf16", not fp16, means="passes in bfloat16")
-    if fp16 and bf16:
-        raise options.fail("fp16", "bf16 is given too; the trainer refuses both")
-    return "bf16" if bf16 else "fp16" if fp16 else None
 
 
 def _read_checkpoints(options: Options, launch: JobLaunch) -> Checkpoints:

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from ..options import Options, names_of
+from ..options import Options
 from ..plan import Adapter, ModelParallel, PolicyPlan, RolloutPlan, ServingPlan, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
-from .nemo_rl import fill_in
+from .omegaconf import resolve_references
 
 # verl 0.7, verl/trainer/config/_generated_ppo_trainer.yaml and _generated_ppo_megatron_trainer.yaml
 
@@ -20,8 +20,7 @@ _ENGINES = ("vllm", "sglang", "trtllm", "hf")
 
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a run. Raises JobError for what verl refuses, and for what it needs and is not there."""
-    whole: dict[str, Any] = {name: options.get(name) for name in options.names()}
-    options.layers = [(document, fill_in(values, whole, ())) for document, values in options.layers]
+    resolve_references(options)
     models = options.part("actor_rollout_ref")
     if models is None:
         raise options.fail("actor_rollout_ref", "is not there, and a run needs it")
@@ -34,7 +33,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     actor, rollout = models.section("actor"), models.section("rollout")
     samples = rollout.count("n", 1, means="answers to each prompt")
     algorithm = options.section("algorithm")
-    said = algorithm.text("adv_estimator", "gae", means="how advantages are told") or "gae"
+    said = algorithm.text("adv_estimator", "gae", means="how advantages are told")
     kl_in_reward = algorithm.flag("use_kl_in_reward")
     algorithm.rest("*")
     plan = _read_actor(models, actor, prompt + answer, ranks, per_host)
@@ -55,7 +54,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
                        longest_answer=answer, updates=max(1, prompts // mini), epochs=actor.count("ppo_epochs", 1),
                        room=room if packs else None, score_room=score if packs else rows * (prompt + answer),
                        critic=said == "gae", entropy=actor.fraction("entropy_coeff", 0.0) > 0))
-    options.rest(names_of("verl"))
+    options.finish("verl")
     for part in (models, actor, models.section("ref"), models.section("model")):
         part.rest("*")
     return plan
@@ -74,7 +73,7 @@ def _read_actor(models: Options, actor: Options, length: int, ranks: int, per_ho
     """The policy's update: FSDP with weights in float32 (workers/fsdp_workers.py), or Megatron."""
     model = models.section("model")
     path = model.needed("path", "a run needs it", means="the policy")
-    strategy = actor.text("strategy", "fsdp", choices=("fsdp", "fsdp2", "megatron"), means="how ranks share it") or ""
+    strategy = actor.text("strategy", "fsdp", choices=("fsdp", "fsdp2", "megatron"), means="how ranks share it")
     micro = actor.number("ppo_micro_batch_size_per_gpu", None, least=1) or 1
     section = actor.section("megatron" if strategy == "megatron" else "fsdp_config")
     if strategy == "megatron":
@@ -92,7 +91,7 @@ def _read_actor(models: Options, actor: Options, length: int, ranks: int, per_ho
         reshards = section.flag("reshard_after_forward", True)
         parallel = ModelParallel(context=ulysses, sharding="fsdp" if reshards else "fsdp_kept", replicas=1 if size < 1
                                  else max(1, ranks // ulysses // size), offloads=section.flag("offload_policy"))
-        dtype = _DTYPES[section.text("model_dtype", "fp32", choices=_DTYPES, means="dtype of the weights") or "fp32"]
+        dtype = _DTYPES[section.text("model_dtype", "fp32", choices=_DTYPES, means="dtype of the weights")]
     if ranks % parallel.size:
         raise section.fail("tensor_model_parallel_size", f"{parallel.size} ranks share a sequence, by which {ranks} "
                            "cannot be divided")
@@ -118,7 +117,7 @@ def _read_score(models: Options, rollout: Options, packs: bool, room: int) -> tu
 
 def _read_rollout(models: Options, rollout: Options, plan: TrainingPlan, answers: int, prompt: int,
                   answer: int) -> RolloutPlan:
-    name = rollout.text("name", "vllm", choices=_ENGINES, means="which engine samples") or "vllm"
+    name = rollout.text("name", "vllm", choices=_ENGINES, means="which engine samples")
     if name == "hf":
         rollout.assume("name", "vLLM samples in the place of the model itself")
         name = "vllm"

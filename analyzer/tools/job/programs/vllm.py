@@ -21,7 +21,6 @@ _ALIASES = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "dp": 
             "r": "node_rank", "model_tag": "model", "kv_cache_memory": "kv_cache_memory_bytes"}
 # Options without a value: of the engine, and of the server before it (vllm/entrypoints/common/cli_args.py).
 _SWITCHES = frozenset(names_of("vllm", "switches").split())
-_WITHOUT_EFFECT = names_of("vllm")
 
 
 def read(options: Options, launch: JobLaunch) -> ServingPlan:
@@ -45,8 +44,11 @@ def read(options: Options, launch: JobLaunch) -> ServingPlan:
     cache, block_size = read_cache(options), options.count("block_size", 16)
     stretches = any(options.get(name) for name in ("hf_overrides", "rope_scaling")) or launch.variables.get(
         "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0") not in ("", "0")
-    _leave_out(options)
-    options.rest(_WITHOUT_EFFECT, known=_ALIASES.values())
+    if not options.flag("enable_prefix_caching", True):
+        options.note("enable_prefix_caching", "understood", "requests share no beginning")
+    elif options.get("enable_prefix_caching") is not None:
+        options.assume("enable_prefix_caching", "no two requests share a beginning")
+    options.finish("vllm", known=_ALIASES.values())
     return ServingPlan(model=model, engine="vllm", weights=weights, experts=experts, cache=cache, block_size=block_size,
                        tp=tp, pp=pp, dp=dp, ep=ep, length=length, fits_length=fits, is_stretched=stretches,
                        memory_share=share, sequences=sequences, chunk=chunk, drafted=drafted)
@@ -97,35 +99,6 @@ def _read_drafts(options: Options) -> int:
         options.note("speculative_config", "not modelled", f"the weights of its head ({method}); {count} tokens are "
                      "proposed for each")
     return count
-
-
-def _leave_out(options: Options) -> None:
-    if options.flag("enable_lora"):
-        options.note("enable_lora", "not modelled", "adapters take memory for max_loras of max_lora_rank, and kernels")
-    if not options.flag("enable_prefix_caching", True):
-        options.note("enable_prefix_caching", "understood", "requests share no beginning")
-    elif options.get("enable_prefix_caching") is not None:
-        options.assume("enable_prefix_caching", "no two requests share a beginning")
-    if options.flag("enforce_eager"):
-        options.note("enforce_eager", "not modelled", "each pass is taken to be one CUDA graph; without, the device "
-                     "waits for the host")
-    options.leave_out("cpu_offload_gb cpu_offload_params offload_*", "all weights are taken to lie on the device")
-    options.leave_out("kv_cache_memory_bytes num_gpu_blocks_override", "the cache is taken to have what "
-                      "gpu_memory_utilization leaves")
-    options.leave_out("kv_offloading_* kv_transfer_config ec_transfer_config ec_manager_config",
-                      "a cache outside of the device is left out")
-    options.leave_out("hf_overrides rope_scaling rope_theta model_class_overrides", "the model is taken as its config "
-                      "is")
-    options.leave_out("enable_dbo disable_sliding_window kv_sharing_fast_prefill kv_cache_dtype_skip_layers "
-                      "mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size num_lookahead_slots "
-                      "override_attention_dtype quantization_config diffusion_config engram_config enable_hc_sp "
-                      "swa_bounded_replay mm_ipc_gpu_memory_gb max_num_scheduled_tokens performance_mode use_replayssm "
-                      "enable_elastic_ep mm_encoder_only", "it is left out")
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if (options.number(name, 1) or 1) > 1:
-            options.note(name, "not modelled", "each device is taken to hold whole sequences")
-    if options.get("limit_mm_per_prompt") is not None:
-        options.assume("limit_mm_per_prompt", "requests are text alone")
 
 
 def _is_file(data: Any) -> bool:
