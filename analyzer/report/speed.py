@@ -208,8 +208,10 @@ def describe_speed(profile: ProfileData) -> list[str]:
     kernels = "" if profile.kernel_seconds is None else f", {format_seconds(profile.kernel_seconds)} of kernels"
     lines = [f"time: {time} {profile.how_timed}" + (f" ({ends}" if ends else "") + kernels]
     mfu = read_rate(profile, "mfu")
-    rate, what = (profile.samples_per_second, "samples") if profile.tokens is None else (profile.tokens_per_second,
-                                                                                         "tokens")
+    amount, rate, what = (profile.batch_size, profile.samples_per_second, "samples") if profile.tokens is None else (
+        profile.tokens, profile.tokens_per_second, "tokens")
+    if rate is None and amount and profile.step_seconds:  # how many ranks have data of their own is not known
+        rate, what = amount / profile.step_seconds, f"{what} of this rank"
     known = [*([] if rate is None else [f"{format_count(rate)} {what} a second"]),
              *([] if mfu is None else [f"{format_percent(mfu)} MFU"])]
     return [*lines, f"speed: {', '.join(known)}"] if known else lines

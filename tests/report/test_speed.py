@@ -54,6 +54,13 @@ def test_what_is_unknown_is_none(lack):
         assert list(list_rates(p)) == [] == describe_speed(p)
 
 
+def test_where_copies_are_unknown_the_rate_is_that_of_the_rank():
+    """A script that reduces its gradients by calls of its own: 4096 tokens, or 4 samples, in 0.02 s."""
+    unknown = replace(STEP, data_parallel_size=None, world_size=8)
+    assert describe_speed(unknown)[-1].startswith("speed: 204.80 K tokens of this rank a second, ")
+    assert describe_speed(replace(unknown, tokens=None))[-1].startswith("speed: 200 samples of this rank a second, ")
+
+
 def test_float32_convolutions_run_in_tf32_and_products_do_not():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 30 * 30, 10))
     p = profile(model, torch.empty(4, 3, 32, 32), mode="infer", device="h100")
