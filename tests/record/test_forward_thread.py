@@ -86,6 +86,16 @@ def test_work_of_a_thread_is_refused(kind, run, capsys):
     model.threads.terminate()
 
 
+def test_a_pool_that_is_given_its_function_by_name_does_other_work():
+    class Names(Model):
+        def forward(self, x):
+            return self.fc(x) * sum(self.threads.imap(func=len, iterable=["ab", "c"]))
+
+    model = Names()
+    assert torch.equal(trace(model)(X), model(X))
+    model.threads.terminate()
+
+
 def test_replicas_on_an_accelerator_take_turns():
     class InTurn(Model):
         def forward(self, x):

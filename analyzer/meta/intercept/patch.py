@@ -331,15 +331,17 @@ def _starting(original: Any) -> Any:
 
 
 def _submitting(original: Any) -> Any:
-    def submit(pool: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def submit(pool: Any, /, *args: Any, **kwargs: Any) -> Any:
         state = current()
         if state is None or state.space.is_shared:
-            return original(pool, function, *args, **kwargs)
-        guard = _Guard(state, (args, kwargs))
+            return original(pool, *args, **kwargs)
+        # the first argument, which methods of `ThreadPool` also take by its name
+        function, *others = args or (kwargs.pop("func"),)
+        guard = _Guard(state, (others, kwargs))
         def guarded(*args: Any, **kwargs: Any) -> Any:
             with guard:
                 return function(*args, **kwargs)
-        return original(pool, guarded, *args, **kwargs)
+        return original(pool, guarded, *others, **kwargs)
     return submit
 
 
