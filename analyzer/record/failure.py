@@ -65,6 +65,19 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
 
 
+def describe_defect(error: BaseException) -> str | None:
+    """What this package seems to have failed with, and where; None where the model, or PyTorch, did.
+
+    >>> describe_defect(KeyError("raised nowhere")) is None
+    True
+    """
+    whole = traceback.TracebackException.from_exception(error)
+    if not is_own_defect(error, whole):
+        return None
+    place = f"{whole.stack[-1].filename}:{whole.stack[-1].lineno}"
+    return f"a defect of analyzer, please report it: {first_line(error)}, at {place}"
+
+
 def own_traceback(error: BaseException) -> str:
     """The traceback through the model's own code; all of it where this package seems to have failed."""
     whole = traceback.TracebackException.from_exception(error)

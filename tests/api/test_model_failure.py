@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from analyzer import profile
 from analyzer.cli import main
-from analyzer.record.failure import find_failure, own_traceback
+from analyzer.record.failure import describe_defect, find_failure, own_traceback
 
 NET = """
 import torch
@@ -143,3 +143,5 @@ def test_a_defect_of_this_package_shows_all_frames(monkeypatch: pytest.MonkeyPat
         raise KeyError("inside")
     except KeyError as error:
         assert own_traceback(error).startswith("Traceback (most recent call last):\n")
+        assert str(describe_defect(error)).startswith(
+            f"a defect of analyzer, please report it: KeyError: 'inside', at {__file__}:")

@@ -164,6 +164,21 @@ def test_the_allocator_over_an_epoch_is_that_of_a_dry_run(tmp_path, capsys, monk
     assert [(step.reserved, step.peak_allocated) for step in found] == told
 
 
+@pytest.mark.parametrize("outside, remark", [
+    (True, "at which the model itself fails: 'positions'"),
+    (False, "is not confirmed by a profile: a defect of analyzer, please report it: KeyError: 'positions', at ")])
+def test_a_limit_that_cannot_be_tried_says_whose_fault_it_is(outside, remark, monkeypatch):
+    def fail(*_):
+        raise KeyError("positions")
+
+    monkeypatch.setattr(VariedStep, "confirm", fail)
+    monkeypatch.setattr("analyzer.record.failure.is_outside", lambda filename: outside)
+    model = nn.Sequential(nn.Embedding(1000, 64), nn.Linear(64, 1000))
+    found = profile_epoch(model, lambda batch, sequence: torch.zeros(batch, sequence, dtype=torch.int64),
+                          Batching(rows=1).divide(Lengths.of([100, 200, 300])), device="l4")
+    assert [remark in text for text in found.assumptions].count(True) == 1
+
+
 def test_a_step_that_fails_is_skipped_and_counted():
     model = nn.Sequential(nn.Embedding(1000, 64), nn.Linear(64, 1000))
     make = lambda batch, sequence: torch.zeros(batch, sequence, dtype=torch.int64)  # noqa: E731

@@ -1,5 +1,6 @@
 """Probes: what is left out of their first step, and what neighbors share, changes no figure."""
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from analyzer.distributed.world import world
 from analyzer.hardware import find_cluster
 from analyzer.tools.search import probe as module
 from analyzer.tools.search.layout import Layout
+from analyzer.tools.search.peaks import extend
 from analyzer.tools.search.probe import Probe, ProbeJob, Subject, run_probe, run_probes
 from analyzer.tools.search.rank import RankJob
 from analyzer.tools.search.stage import Piece
@@ -72,3 +74,24 @@ def test_neighbors_of_one_place_share_a_world(monkeypatch: pytest.MonkeyPatch) -
     found: Iterator[Any] = (figures for _, figures in run_probes(jobs[2:]))
     assert [*found] == [alone[2], {"error": "RuntimeError: no such rank"}, alone[4]]
     assert entered[3:] == [4, 4]
+
+
+def test_memory_that_would_run_out_changes_no_figure() -> None:
+    """A layout is left out by its composed bytes; figures are of what is allocated, and reserved bytes change none."""
+    def of(memory_bytes: int | None) -> Subject:
+        return replace(SUBJECT, cluster=replace(SUBJECT.cluster, device=replace(
+            SUBJECT.cluster.device, memory_bytes=memory_bytes)))
+
+    probe = Probe(Layout(shard=4, micro_batches=2), Piece(3), with_spreads=True)
+    free = run_probe(ProbeJob(of(None), probe))
+    assert "last_pass_seconds" in free
+    needed = int(max(free["pass_peak_bytes"], free["update_peak_bytes"]) + free["unseen_bytes"])
+    # where the step allocates 68.5 MiB and reserves 72 MiB: of a device between, and of one that lacks a tenth
+    for capacity in (needed, needed + 2**20, needed * 9 // 10):
+        assert run_probe(ProbeJob(of(capacity), probe)) == free
+
+
+def test_a_defect_of_this_package_is_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "measure", lambda *_: extend(9, {1: {}, 2: {}}))  # which lacks what it is asked for
+    error = run_probe(ProbeJob(SUBJECT, Probe(Layout(), Piece(1))))["error"]
+    assert error.startswith("a defect of analyzer, please report it: KeyError: 3, at ") and "peaks.py:" in error

@@ -17,6 +17,7 @@ from analyzer.errors import AnalyzerError, InputError
 from analyzer.fx.surroundings import leaves_no_tensor
 from analyzer.hardware import DeviceSpec, find_device
 from analyzer.recipe import Recipe
+from analyzer.record.failure import describe_defect, first_line
 from analyzer.record.progress import progress_part
 from analyzer.report.verdict import describe_step
 from analyzer.results.verdict import Advice, AdviceOption
@@ -244,8 +245,9 @@ class _ChangeSearch:
 
 
 def _describe(error: Exception) -> str:
-    text = next(iter(str(error).splitlines()), "")
-    return text if isinstance(error, AnalyzerError) else f"the model fails: {type(error).__name__}: {text}"
+    if isinstance(error, AnalyzerError):
+        return next(iter(str(error).splitlines()), "")
+    return describe_defect(error) or f"the model fails: {first_line(error)}"
 
 
 def _rank(option: AdviceOption) -> tuple[Any, ...]:

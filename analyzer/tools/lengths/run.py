@@ -14,6 +14,7 @@ from analyzer.hardware import DeviceSpec, find_device, list_unseen
 from analyzer.memory.allocator import AllocatorOptions
 from analyzer.on_use import rare_collections
 from analyzer.profilers.annotation import Annotation
+from analyzer.record.failure import describe_defect
 from analyzer.record.log import Log
 from analyzer.record.options import ProfileOptions
 from analyzer.record.progress import progress_part
@@ -139,6 +140,8 @@ def _find_longest(memory: EpochMemory, varied: VariedStep, cells: Sequence[Cell]
             if varied.confirm(largest):
                 return limit, []
         except Exception as error:  # of the model's own, which has a longest input
+            if defect := describe_defect(error):
+                return limit, [f"the limit of {limit:,} is not confirmed by a profile: {defect}"]
             said = str(error).partition("\n")[0]
             seen = max(cell.volume if not has_one_size(cells) else max(cell.sizes) for cell in cells)
             return min(limit, seen), [f"memory would hold up to {limit:,}, at which the model itself fails: {said}"]

@@ -16,6 +16,7 @@ from analyzer.distributed.world import world
 from analyzer.errors import ProfileFormatError
 from analyzer.hardware import ClusterSpec, DeviceSpec, list_unseen
 from analyzer.output import write_output
+from analyzer.record.failure import describe_defect, first_line
 from analyzer.record.options import ProfileOptions
 from analyzer.zoo.target import Target, load_target
 
@@ -124,9 +125,8 @@ def _run_in_one_world(jobs: Sequence[ProbeJob]) -> list[dict[str, Any]]:
         for job in jobs:
             try:
                 found.append(dict(measure(job.subject, job.probe, meshes)))
-            except Exception as error:  # a layout that this model, or torch, does not take
-                text = (str(error).strip().splitlines() or [""])[0]
-                return [*found, {"error": f"{type(error).__name__}: {text}"}]
+            except Exception as error:  # a layout that this model, or torch, does not take; or a defect, which is told
+                return [*found, {"error": describe_defect(error) or first_line(error)}]
     return found
 
 
@@ -143,7 +143,10 @@ def measure(subject: Subject, probe: Probe, meshes: dict[Any, Any] | None = None
         plan = plan_rank(subject, replace(layout, micro_batches=1), probe.part)
         build = partial(_build_planned, plan, job)
     options = replace(PROBE_OPTIONS, steps=1) if probe.bare else PROBE_OPTIONS
-    found = profile(build, job.inputs(), device=subject.device, step=job.step, profilers=reader.profilers,
+    # a step is composed of what is allocated: of a probe that would reserve more than the device has, profile() makes
+    # another one within its memory, which may end before its figures are there
+    boundless = replace(subject.device, memory_bytes=None)
+    found = profile(build, job.inputs(), device=boundless, step=job.step, profilers=reader.profilers,
                     reuse=not stands_in, options=options, optimizer=None if probe.bare else job.make_optimizer())
     return reader.read(found, layout.devices, probe.with_spreads)
 

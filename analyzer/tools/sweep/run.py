@@ -28,6 +28,7 @@ from analyzer.errors import InputError
 from analyzer.hardware import split_devices
 from analyzer.output import print_error
 from analyzer.recipe.recipe import Recipe
+from analyzer.record.failure import describe_defect
 from analyzer.report.page.document import check_page
 from analyzer.report.progress_bar import ProgressBar
 from analyzer.report.speed import RATES, read_rate
@@ -82,7 +83,7 @@ def run_job(job: SweptJob) -> list[Row]:
             rows = [one.make_row(**read_figures(found)) for one, found in zip(jobs, profile_job(job), strict=True)]
         except Exception as error:  # whatever a user's model raises; the sweep goes on
             find_model.cache_clear()
-            rows = [job.make_row(error=f"{type(error).__name__}: {error}")]
+            rows = [job.make_row(error=describe_defect(error) or f"{type(error).__name__}: {error}")]
         seconds = time.perf_counter() - start
     if len(rows) < len(jobs):  # it may be for one of the devices alone
         return [row for one in jobs for row in run_job(one)]
