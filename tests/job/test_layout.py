@@ -1,12 +1,15 @@
 """Jobs whose ranks divide the model itself: what becomes of their degrees, and the step of all ranks."""
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from analyzer.errors import InputError
 from analyzer.tools.job import Job, read_job
-from analyzer.tools.job.layout import LaidOutJob, make_layout
+from analyzer.tools.job.build import load_model
+from analyzer.tools.job.layout import LaidOutJob, make_layout, profile_layout
 from analyzer.tools.job.plan import ModelParallel, TrainingPlan
 from analyzer.tools.job.screen import describe_job, describe_training
 
@@ -59,8 +62,8 @@ def test_the_step_of_all_ranks(tmp_path: Path) -> None:
 def test_the_weights_of_a_reference_are_divided_too(tmp_path: Path) -> None:
     found = _read(tmp_path, "megatron sft=megatron rlhf --rlhf_type dpo").profile("h100")
     block = 64 * (64 + 32 + 32 + 64) + (64 + 32 + 32) + 3 * 64 * 128 + 2 * 64
-    assert found.reference_bytes == 2 * (4 * block + 64 + 256 * 64) // 4  # 16 bits, by four ranks
-    assert found.verdict.needed_bytes == found.result.best.needed_bytes + found.reference_bytes
+    assert found.beside_bytes == 2 * (4 * block + 64 + 256 * 64) // 4  # 16 bits, by four ranks
+    assert found.verdict.needed_bytes == found.result.best.needed_bytes + found.beside_bytes
 
 
 @pytest.mark.parametrize(("change", "fields"), [
@@ -75,6 +78,69 @@ def test_options_of_a_layout(tmp_path: Path, change: str, fields: dict[str, obje
     plan = _read(tmp_path, change).plan
     assert isinstance(plan, TrainingPlan)
     assert {name: getattr(plan.parallel, name) for name in fields} == fields
+
+
+def _read_that_sees(folder: Path, command: str) -> Job:
+    """One of Qwen's models that see, four blocks of 64 channels beside a tower of two."""
+    text = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 512,
+            "model_type": "qwen2_5_vl_text",
+            "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 1e6}}
+    (folder / "tiny").mkdir()
+    (folder / "tiny/config.json").write_text(json.dumps({
+        "model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"], "text_config": text,
+        "vision_config": {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64,
+                          "model_type": "qwen2_5_vl"}, "image_token_id": 250, "dtype": "bfloat16"}))
+    (folder / "train.sh").write_text(command.format(folder=folder))
+    return read_job(folder / "train.sh")
+
+
+MEGATRON = "NPROC_PER_NODE=2 megatron sft --model {folder}/tiny --max_length 64 --tensor_model_parallel_size 2 "
+
+
+def test_ranks_divide_the_language_model_of_one_that_sees(tmp_path: Path) -> None:
+    job = _read_that_sees(tmp_path, f"{MEGATRON}--global_batch_size 2\n")
+    found = job.profile("h100")
+    assert isinstance(job.plan, TrainingPlan) and isinstance(found, LaidOutJob)
+    build, _ = load_model(job.plan, job.files)
+    with torch.device("meta"):
+        tower = sum(p.numel() for name, p in build().named_parameters() if "visual" in name)
+    block = 64 * (64 + 32 + 32 + 64) + (64 + 32 + 32) + 3 * 64 * 128
+    assert [stage.params for stage in found.result.best.stages] == [4 * (block // 2 + 2 * 64) + 256 * 64 + 64]
+    assert found.beside_bytes == 2 * tower
+    assert "ranks divide the language model; those of the first stage hold its towers whole" in found.assumptions
+
+
+@pytest.mark.parametrize("command", [
+    f"{MEGATRON}--task_type seq_cls --num_labels 2 --global_batch_size 2\n",
+    "swift sft --model {folder}/tiny --max_length 64 --task_type seq_cls --num_labels 3 --tuner_type full"])
+def test_classes_of_a_model_without_a_classifier(tmp_path: Path, command: str) -> None:
+    """The head has as many rows as there are classes, in the place of 256 tokens."""
+    job = _read_that_sees(tmp_path, command)
+    found = job.profile("h100")
+    if isinstance(found, LaidOutJob):
+        block = 64 * (64 + 32 + 32 + 64) + (64 + 32 + 32) + 3 * 64 * 128
+        ends = 256 * 64 // 2 + 2 * 64 // 2 + 64  # the embedding and the head by two ranks, the norm
+        assert found.result.best.stages[0].params == 4 * (block // 2 + 2 * 64) + ends
+    else:
+        assert isinstance(job.plan, TrainingPlan)
+        build, _ = load_model(job.plan, job.files)
+        with torch.device("meta"):
+            model: Any = build()
+        assert model.get_output_embeddings().weight.shape == (3, 64)
+        assert found.profile.param_bytes == 2 * sum(p.numel() for p in model.parameters())
+    assert found.verdict is not None and found.verdict.fits
+
+
+def test_states_on_the_host_are_made_there() -> None:
+    """A device has weights of 16 bits and gradients of 32, and of master weights nothing, not even as they are made."""
+    sizes = {"model_type": "qwen2", "hidden_size": 256, "intermediate_size": 32_768, "num_hidden_layers": 4,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256}
+    plan = TrainingPlan(model="a", config=sizes, micro_batch=1, length=16, ranks=2,
+                        parallel=ModelParallel(tensor=2, offloads=True))
+    stage = profile_layout(plan, "h100").result.best.stages[0]
+    assert stage.params > 40e6
+    assert stage.peak_bytes < 8 * stage.params  # 6 of these, and what is beside them
 
 
 def test_what_no_layout_has_is_told(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ def test_what_is_not_given_is_as_ms_swift_has_it(tmp_path: Path) -> None:
      {"trained": ("lm_head",), "frozen": ()}),
     ("all-linear=q_proj v_proj --lora_dtype bfloat16 --modules_to_save all-embedding",
      {"adapter": Adapter(r=16, targets=("q_proj", "v_proj"), dropout=0.05, dtype="bf16", saved=("embed_tokens",))}),
+    ("all-linear=q_proj --modules_to_save word_embeddings output_layer",
+     {"adapter": Adapter(r=16, targets=("q_proj",), dropout=0.05, saved=("embed_tokens", "lm_head"))}),
     ("--lora_rank 16=--target_regex .*layers.*q_proj",
      {"adapter": Adapter(r=8, targets=("re:.*layers.*q_proj",), dropout=0.05)}),
     ("--tuner_type lora=--tuner_type adalora", {"adapter": Adapter(r=12, dropout=0.05)}),

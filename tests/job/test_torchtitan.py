@@ -96,6 +96,16 @@ def test_a_model_for_trying_things_has_its_own_sizes(tmp_path: Path) -> None:
     assert found.params == 2 * 2048 * 256 + 6 * (4 * 256**2 + 3 * 256 * 768 + 2 * 256) + 256
 
 
+def test_a_model_of_transformers(tmp_path: Path) -> None:
+    """The backend names it beside the flavor, of which one changes its sizes."""
+    text = TOML.replace("llama3", "transformers_modeling_backend").replace('"8B"', '"{}"')
+    text += '[hf_transformers]\nmodel = "Qwen/Qwen3-4B"\n'
+    full, small = (_read(tmp_path, text.format(flavor)).plan for flavor in ("full", "debugmodel"))
+    assert isinstance(full, TrainingPlan) and isinstance(small, TrainingPlan)
+    assert (full.model, full.config) == ("Qwen/Qwen3-4B", None)
+    assert small.config is not None and (small.config["hidden_size"], small.config["num_hidden_layers"]) == (256, 2)
+
+
 def test_images(tmp_path: Path) -> None:
     """Each pass encodes its images, and texts of 256 tokens, in the dtype of passes that ranks share."""
     text = TOML.replace('"llama3"\nflavor = "8B"', '"flux"\nflavor = "flux-schnell"').replace(

@@ -58,13 +58,39 @@ def _build_classifier(target: str, classes: int) -> Callable[[], nn.Module]:
         config = written[1] if written else getattr(causal(), "config")  # noqa: B009  # no attribute of every module
         mapping = transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
         if type(config) not in mapping:
-            raise InputError(f"{target}: transformers has no sequence classifier for {type(config).__name__}")
+            model: Any = causal()
+            set_scores(model, classes)
+            model.__class__ = type(f"{type(model).__name__}Scores", (_Scores, type(model)), {})
+            return model  # type: ignore[no-any-return]
         config = type(config).from_dict({**config.to_dict(), "num_labels": classes, "pad_token_id": 0})
         found: Any = mapping[type(config)]
-        model: nn.Module = found._from_config(config)
-        return model
+        return found._from_config(config)  # type: ignore[no-any-return]
 
     return build
+
+
+def set_scores(model: Any, classes: int) -> None:
+    """Let a language model give some numbers of each token in the place of logits. Raises InputError without a head."""
+    head = model.get_output_embeddings()
+    if head is None:
+        raise InputError(f"{type(model).__name__}: has no head in the place of which one for a sequence could be")
+    model.set_output_embeddings(nn.Linear(head.in_features, classes, bias=False, dtype=head.weight.dtype,
+                                          device=head.weight.device))
+
+
+class _Scores:
+    """A language model whose last token's numbers are those of its row (ms-swift 4.6, swift/model/patcher.py,
+    `_patch_sequence_classification`, which is for models of which transformers has no classifier).
+    """
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None, **given: Any) -> Any:
+        found: Any = super().forward(input_ids=input_ids, **given)  # type: ignore[misc]
+        logits = found.logits[:, -1]
+        loss = None
+        if labels is not None:
+            loss = functional.cross_entropy(logits, labels) if logits.shape[-1] > 1 else functional.mse_loss(
+                logits[:, 0].float(), labels)
+        return type(found)(loss=loss, logits=logits)
 
 
 def make_model(plan: TrainingPlan, build: Callable[[], nn.Module],

@@ -12,9 +12,9 @@ from analyzer.results.verdict import Verdict
 from analyzer.tools.search import Layout, SearchResult, compose_layout
 from analyzer.zoo.target import Target, model_errors
 
-from .build import DTYPES, load_model, make_model
+from .build import DTYPES, load_model, make_model, set_scores
 from .document import Files
-from .plan import ModelParallel, TrainingPlan
+from .plan import PROJECTORS, TOWERS, ModelParallel, TrainingPlan
 from .rollout import Rollout, sample_rollout, wait
 
 _CHECKPOINTS = {"none": "none", "blocks": "blocks", "operators": "selective"}
@@ -28,18 +28,18 @@ class LaidOutJob:
     result: SearchResult
     assumptions: tuple[str, ...]
     rollout: Rollout | None = None
-    reference_bytes: int = 0                 #: of weights of a model that is compared with, on each rank
+    beside_bytes: int = 0                    #: of weights of towers, and of a model that is compared with, on a rank
 
     @property
     def verdict(self) -> Verdict:
         """That of the rank which needs most. Beside a rollout it holds what it does as it updates."""
-        needed, capacity = self.result.best.needed_bytes + self.reference_bytes, self.result.capacity_bytes
+        needed, capacity = self.result.best.needed_bytes + self.beside_bytes, self.result.capacity_bytes
         own = Verdict(device=self.result.device, fits=None if capacity is None else needed <= capacity,
                       needed_bytes=needed, capacity_bytes=capacity, count=self.plan.ranks,
                       free_bytes=None if capacity is None else capacity - needed)
         if self.rollout is None:
             return own
-        held, all_leaves = self.reference_bytes + max(stage.update_peak_bytes for stage in self.result.best.stages), (
+        held, all_leaves = self.beside_bytes + max(stage.update_peak_bytes for stage in self.result.best.stages), (
             self.rollout.plan.offloads_model and self.rollout.plan.offloads_optimizer)
         return self.rollout.judge(own, *((held, 0) if all_leaves else (0, held)))
 
@@ -63,20 +63,45 @@ def profile_layout(plan: TrainingPlan, device: str | DeviceSpec, *, files: Files
                    cluster: str | ClusterSpec | None = None) -> LaidOutJob:
     """Predict a step of a plan with `ModelParallel`. Raises InputError where its model cannot be divided so."""
     layout, said = make_layout(plan)
-    build, more = load_model(plan, files or Files())
-
     bare = replace(plan, task="sft", reference="none", checkpoints="none", checkpoint_every=1, loss_chunks=None)
+    build, more = load_model(bare, files or Files())
+
+    with torch.device("meta"):
+        towers = _drop_towers(build())
+    if towers:
+        more.append("ranks divide the language model; those of the first stage hold its towers whole")
 
     def make() -> nn.Module:
-        return _untie(make_model(bare, build), layout.pipeline)
+        model = make_model(bare, build)
+        _drop_towers(model)
+        if plan.task in ("classify", "reward"):
+            set_scores(model, max(1 if plan.task == "reward" else plan.classes, layout.tensor))
+        return _untie(model, layout.pipeline)
 
     spec = find_device(device) if isinstance(device, str) else device
     known = find_cluster(cluster) if isinstance(cluster, str) else cluster or cluster_of(spec.name)
     found = replace(known, device=spec)
     with model_errors(plan.model):
         result = compose_layout(Target(plan.model, make), found, layout, plan.length)
+    beside = towers * DTYPES[plan.dtype].itemsize + _count_reference(plan, files or Files())
     return LaidOutJob(plan, result, (*more, *plan.assumptions, *said, *result.assumptions),
-                      sample_rollout(plan, spec, files), _count_reference(plan, files or Files()))
+                      sample_rollout(plan, spec, files), beside)
+
+
+def _drop_towers(model: nn.Module) -> int:
+    """Take away the parts of a model that see or hear, which rows of text do not pass; the parameters of these."""
+    config, count, left = getattr(model, "config", None), 0, [model]
+    if not any(hasattr(config, f"{kind}_config") for kind in ("vision", "audio")):
+        return 0
+    while left:
+        module = left.pop()
+        for name, child in list(module.named_children()):
+            if name in (*TOWERS, *PROJECTORS):
+                count += sum(parameter.numel() for parameter in child.parameters())
+                setattr(module, name, None)
+            else:
+                left.append(child)
+    return count
 
 
 def _count_reference(plan: TrainingPlan, files: Files) -> int:
@@ -101,7 +126,7 @@ def make_layout(plan: TrainingPlan) -> tuple[Layout, list[str]]:
     if plan.checkpoints not in _CHECKPOINTS or plan.checkpoint_every > 1:
         said.append("every block is run again in backward, and its input is kept on the device")
     if plan.task != "sft":
-        said.append(f"of {plan.task} the passes that train, with the loss of next tokens; of a reference the weights")
+        said.append(f"of {plan.task} the passes that train, with the loss of each token; of a reference the weights")
     if plan.loss_chunks is not None:
         said.append("the loss of all tokens at once")
     data = plan.ranks // parallel.size

@@ -7,6 +7,10 @@ from typing import Any, Literal
 
 from .document import Document
 
+#: Names that transformers gives to parts of models that see or hear: towers, and what joins them to the language model.
+TOWERS = ("visual", "vision_tower", "vision_model", "vision_backbone", "image_tower", "audio_tower", "audio_model")
+PROJECTORS = ("multi_modal_projector", "merger", "projector", "aligner", "connector", "embed_vision", "embed_audio",
+              "mlp1")
 #: What a step trains for: which passes it has, and what they are given.
 #: - ``sft`` next tokens of whole sequences; ``classify`` a class of each sequence;
 #: - ``dpo`` both answers of a pair in one pass, and in one of the reference without gradients; ``orpo`` and ``simpo``

@@ -82,8 +82,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 size = _local(parameter).numel()
                 parameter.register_post_accumulate_grad_hook(partial(_add, whole[begin:begin + size]))
             self.gradients.append(whole)
-            part = buffer.part(buffer.weights).float()
-            self.masters.append(nn.Parameter(part.cpu() if offloads else part))
+            part = buffer.part(buffer.weights)
+            self.masters.append(nn.Parameter((part.cpu() if offloads else part).float()))
         self.inner = make(list(self.masters))
 
     @torch.no_grad()

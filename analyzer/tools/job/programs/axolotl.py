@@ -7,9 +7,9 @@ from typing import Any
 
 from ..document import Edit
 from ..options import Options
-from ..plan import Adapter, Checkpoints, FakeQuantization, Sharding, Task, TrainingPlan
+from ..plan import PROJECTORS, TOWERS, Adapter, Checkpoints, FakeQuantization, Sharding, Task, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_batch, set_option
-from .trainer import FUSED_LOSS, TOWERS, divide_model, read_fsdp_config, read_optimizer, read_sharding, reference_of
+from .trainer import FUSED_LOSS, divide_model, read_fsdp_config, read_optimizer, read_sharding, reference_of
 
 # axolotl 0.18.0, src/axolotl/utils/schemas/
 
@@ -240,7 +240,7 @@ def _read_experts(options: Options, quantize: str | None) -> bool:
 def _read_frozen(options: Options) -> tuple[str, ...]:
     """Parts of paths of parameters that do not train."""
     freezes = options.flag("freeze_mm_modules")
-    return tuple([rf"(?:^|\.){tower}\." for tower in TOWERS if freezes])
+    return tuple([rf"(?:^|\.){tower}\." for tower in (*TOWERS, *PROJECTORS) if freezes])
 
 
 def _read_published_quantization(options: Options) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..document import Edit
 from ..options import Options
-from ..plan import Adapter, Checkpoints, Sharding, Task, TrainedBlocks, TrainingPlan
+from ..plan import PROJECTORS, TOWERS, Adapter, Checkpoints, Sharding, Task, TrainedBlocks, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_option
 from . import megatron
 from .trainer import (
@@ -15,8 +15,6 @@ from .trainer import (
     FUSED_LOSS,
     LOW_RANK,
     OPTIMIZERS,
-    PROJECTORS,
-    TOWERS,
     read_batch,
     read_common,
     read_optimizer,

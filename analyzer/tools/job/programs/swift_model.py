@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..model_name import find_config
 from ..options import Options
-from ..plan import Adapter, Task
+from ..plan import PROJECTORS, TOWERS, Adapter, Task
 from ..program import JobLaunch
 from .trainer import read_published_format
 
@@ -18,10 +18,9 @@ from .trainer import read_published_format
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _UNKNOWN_LENGTH = 2_048  # tokens of a row where neither the configuration nor the model says how many
-# swift/model/model_arch.py, by the names that transformers gives to the parts of models that see and hear
-_VISION = r"(?:visual|vision_tower|vision_model|vision_backbone|image_tower|audio_tower|audio_model)"
-_ALIGNER = r"(?:merger|multi_modal_projector|projector|aligner|connector|embed_vision|embed_audio|mlp1)"
-_LANGUAGE = r"(?:language_model|lm_head)"
+_VISION, _ALIGNER = (f"(?:{'|'.join(names)})" for names in (TOWERS, PROJECTORS))  # swift/model/model_arch.py
+#: Modules as transformers names them, by the names of ms-swift and of Megatron's model.
+_NAMES = {"all-embedding": "embed_tokens", "word_embeddings": "embed_tokens", "output_layer": "lm_head"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,11 @@ class SwiftModel:
         """The first of some fields that its config has, or that of its language model."""
         parts = self.config, self.config.get("text_config") or {}
         return next((part[name] for part in parts for name in names if part.get(name) is not None), None)
+
+    @property
+    def language(self) -> str:
+        """What the language model is called; of one that speaks, of which the part that thinks trains, ``model``."""
+        return "model" if "thinker" in str(self.config.get("model_type")) else "language_model"
 
     @property
     def has_vision(self) -> bool:
@@ -195,7 +199,7 @@ def _read_targets(options: Options, model: SwiftModel, freezes: _Freezes, kind: 
     regex = options.text("target_regex")
     if regex is not None:
         return (f"re:{regex}",)
-    parts = _list_parts(freezes) if model.has_vision else []
+    parts = _list_parts(model, freezes) if model.has_vision else []
     more = [word for word in words if word not in ("all-linear", "all-embedding", "all-router")]
     if "all-embedding" in words or any("embed" in word for word in more):
         options.note("target_modules", "assumed", "the embedding has no adapter, whose rows would be few")
@@ -207,9 +211,9 @@ def _read_targets(options: Options, model: SwiftModel, freezes: _Freezes, kind: 
     return (f"re:{'|'.join(parts)}", *more)
 
 
-def _list_parts(freezes: _Freezes) -> list[str]:
+def _list_parts(model: SwiftModel, freezes: _Freezes) -> list[str]:
     """Patterns of layers of the parts of a model that sees which are not frozen."""
-    parts = [] if freezes.llm else [r"(?:.*\.)?language_model\..+"]
+    parts = [] if freezes.llm else [rf"(?:.*\.)?{model.language}\..+"]
     if not freezes.vit:
         parts.append(rf"(?:.*\.)?{_VISION}\.{f'(?!(?:.*[.])?{_ALIGNER}[.])' if freezes.aligner else ''}.+")
     if not freezes.aligner:
@@ -221,7 +225,7 @@ def _read_saved(options: Options) -> tuple[str, ...]:
     found = options.words("modules_to_save")
     if "all-norm" in found:
         options.note("modules_to_save", "assumed", "norms, which have few parameters, do not train")
-    return tuple("embed_tokens" if name == "all-embedding" else name for name in found if name != "all-norm")
+    return tuple(_NAMES.get(name, name) for name in found if name != "all-norm")
 
 
 def _read_frozen(options: Options, model: SwiftModel, freezes: _Freezes) -> Trained:
@@ -238,7 +242,8 @@ def _read_frozen(options: Options, model: SwiftModel, freezes: _Freezes) -> Trai
     elif ratio >= 1:
         return Trained(trained=tuple(trained))
     if model.has_vision:
-        frozen += [rf"(?:.*\.)?{part}\." for part, stays in zip((_LANGUAGE, _VISION, _ALIGNER), freezes) if stays]
+        parts = (f"(?:{model.language}|lm_head)", _VISION, _ALIGNER)
+        frozen += [rf"(?:.*\.)?{part}\." for part, stays in zip(parts, freezes) if stays]
         trained += [] if freezes.aligner else [rf"(?:.*\.)?{_ALIGNER}\."]
     if not frozen:
         return Trained()

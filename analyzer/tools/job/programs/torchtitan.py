@@ -8,6 +8,7 @@ from typing import Any
 from analyzer.errors import find_close
 
 from ..document import Edit
+from ..model_name import find_config
 from ..options import Options
 from ..plan import Checkpoints, ModelParallel, PicturePlan, Sharding, TrainingPlan
 from ..program import JobLaunch, JobProgram, set_batch, set_option
@@ -22,12 +23,13 @@ _PIPELINES = {"flux-dev": "black-forest-labs/FLUX.1-dev", "flux-schnell": "black
 _FLAVORS: dict[str, dict[str, str]] = {
     "llama3": {**{size: f"meta-llama/Llama-3.1-{size}" for size in ("8B", "70B", "405B")},
                "1B": "meta-llama/Llama-3.2-1B", "3B": "meta-llama/Llama-3.2-3B"},
-    "llama4": {"17bx16e": "meta-llama/Llama-4-Scout-17B-16E", "17bx128e": "meta-llama/Llama-4-Maverick-17B-128E"},
-    "deepseek_v3": {"16B": "deepseek-ai/DeepSeek-V2-Lite", "671B": "deepseek-ai/DeepSeek-V3"},
+    "llama4": {"17bx128e": "meta-llama/Llama-4-Maverick-17B-128E"},
+    "deepseek_v3": {"671B": "deepseek-ai/DeepSeek-V3"},
     "qwen3": {size: f"Qwen/Qwen3-{size}"
               for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")},
     "gpt_oss": {"20b": "openai/gpt-oss-20b", "120b": "openai/gpt-oss-120b"}, "flux": _PIPELINES}
-#: Of flavors for trying things, which are not published, the fields of transformers' configuration.
+#: Of flavors that are not published, or not with the blocks that they have here, the fields of transformers'
+#: configuration: models/*/__init__.py and what their arguments are by themselves.
 _SIZES: dict[tuple[str, str], dict[str, Any]] = {
     ("llama3", "debugmodel"): {
         "model_type": "llama", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6,
@@ -41,7 +43,28 @@ _SIZES: dict[tuple[str, str], dict[str, Any]] = {
         "num_hidden_layers": 6, "first_k_dense_replace": 1, "num_attention_heads": 16, "num_key_value_heads": 16,
         "n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 3, "n_group": 1, "topk_group": 1,
         "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        "vocab_size": 2048}}
+        "vocab_size": 2048},
+    ("llama4", "debugmodel"): {
+        "model_type": "llama4_text", "hidden_size": 256, "intermediate_size": 512, "intermediate_size_mlp": 768,
+        "num_hidden_layers": 6, "num_attention_heads": 16, "num_key_value_heads": 16, "num_local_experts": 8,
+        "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "no_rope_layers": [1] * 6, "vocab_size": 2048},
+    ("llama4", "17bx16e"): {
+        "model_type": "llama4_text", "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16_384,
+        "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "num_local_experts": 16,
+        "num_experts_per_tok": 1, "interleave_moe_layer_step": 1, "no_rope_layers": [1] * 48, "vocab_size": 202_048},
+    ("gpt_oss", "debugmodel"): {
+        "model_type": "gpt_oss", "hidden_size": 256, "intermediate_size": 2880, "num_hidden_layers": 4,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 8,
+        "num_experts_per_tok": 4, "vocab_size": 201_088},
+    ("deepseek_v3", "16b"): {
+        "model_type": "deepseek_v3", "hidden_size": 2048, "intermediate_size": 10_944, "moe_intermediate_size": 1408,
+        "num_hidden_layers": 27, "first_k_dense_replace": 1, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1,
+        "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "vocab_size": 102_400}}
+#: Of the backend for models of transformers, what its flavor for trying things changes.
+_SMALL = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2, "num_attention_heads": 16,
+          "num_key_value_heads": 16, "head_dim": 16}
 _WITH_EXPERTS = ("llama4", "deepseek_v3", "gpt_oss")  #: and flavors such as 30B-A3B
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 SCHEDULES = ("1F1B", "Interleaved1F1B", "GPipe", "InterleavedZeroBubble", "LoopedBFS", "ZBVZeroBubble")
@@ -52,7 +75,7 @@ _QUANTIZED = "float8 mx quantize"
 
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a TOML. Raises JobError for what torchtitan refuses."""
-    (model, config), draws = _read_model(options.section("model")), (options.get("model") or {}).get("name") == "flux"
+    (model, config), draws = _read_model(options, launch), (options.get("model") or {}).get("name") == "flux"
     training = options.section("training")
     old = training.get("batch_size") is not None
     batch = training.count("batch_size" if old else "local_batch_size", 8, means="sequences of a pass of one device")
@@ -96,21 +119,26 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         sharding=sharding, parallel=parallel)
 
 
-def _read_model(part: Options) -> tuple[str, dict[str, Any] | None]:
+def _read_model(options: Options, launch: JobLaunch) -> tuple[str, Mapping[str, Any] | None]:
     """The model's name, and its sizes where no published model has them."""
+    part = options.section("model")
     name = part.text("name", "llama3", means="family of the model")
     flavor = part.text("flavor", "debugmodel", means="size of the model")
     name = name.removesuffix("_ft").removesuffix("_simple_fsdp").rsplit(".", 1)[-1]
     family, own = _FLAVORS.get(name, {}), _SIZES.get((name, flavor.lower()))
     sizes = {size.lower(): model for size, model in family.items()}
     found = sizes.get(flavor.lower())
+    if name == "transformers_modeling_backend":  # experiments/transformers_modeling_backend/__init__.py
+        found = options.section("hf_transformers").needed("model", "this backend needs it", means="model")
+        known = find_config(found, launch.files)
+        if flavor == "debugmodel" and known:
+            own = {**known, **_SMALL}
+            own.pop("layer_types", None)
     if own is not None:
-        part.note("flavor", "understood", "a small model, by its sizes")
+        part.note("flavor", "understood", "by its sizes")
     elif found is None:
         part.assume("flavor", f"{name} {flavor} has no published shape: give its config.json by --model FOLDER"
                     f"{find_close(name, _FLAVORS) or find_close(flavor, family)}")
-    elif (name, flavor) == ("deepseek_v3", "16B"):
-        part.assume("flavor", f"the shape of {found}, which it follows")
     else:
         part.note("flavor", "understood", f"the shape of {found}")
     part.leave_out("converters", "layers that it replaces, such as those of float8, are taken as they were")

@@ -25,10 +25,6 @@ CHANGES: Mapping[str, Change] = {
 #: Parts of the loss, where a kernel computes it with the head and never holds all logits: as Liger's kernel and
 #: Apple's cut cross entropy (their chunks follow from sizes; 8 is this project's usual number).
 FUSED_LOSS = 8
-#: Parts of paths in models that see or hear, where a trainer leaves those towers and what joins them to the language
-#: model as they are: names of transformers' models.
-TOWERS = ("visual", "vision_tower", "vision_model", "audio_tower", "embed_vision", "embed_audio")
-PROJECTORS = ("multi_modal_projector", "merger", "embed_vision", "embed_audio")
 
 
 def read_published_format(options: Options, name: str, told: str = "") -> str | None:
