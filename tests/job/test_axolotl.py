@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from analyzer.tools.job import Job, JobError, read_job
-from analyzer.tools.job.plan import Adapter, FakeQuantization, ModelParallel, TrainingPlan
-from analyzer.tools.job.programs.trainer import TOWERS
+from analyzer.tools.job.plan import PROJECTORS, TOWERS, Adapter, FakeQuantization, ModelParallel, TrainingPlan
 
 QLORA = """\
 base_model: NousResearch/Llama-3.2-1B
@@ -61,7 +60,8 @@ def test_a_qlora(tmp_path: Path) -> None:
      {"fake_quantization": FakeQuantization(group=32)}),
     ("optimizer: adamw_bnb_8bit=tensor_parallel_size: 2",
      {"parallel": ModelParallel(tensor=2, sharding="ddp"), "ranks": 2}),
-    ("sample_packing: true=freeze_mm_modules: true", {"frozen": tuple(rf"(?:^|\.){tower}\." for tower in TOWERS)}),
+    ("sample_packing: true=freeze_mm_modules: true",
+     {"frozen": tuple(rf"(?:^|\.){part}\." for part in (*TOWERS, *PROJECTORS))}),
     ("lora_target_linear: true=lora_target_modules: [q_proj, v_proj]",
      {"adapter": Adapter(r=32, dropout=0.05, targets=("q_proj", "v_proj"))})])
 def test_options_and_what_becomes_of_them(tmp_path: Path, change: str, fields: dict[str, Any]) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from analyzer.tools.job import Job, JobError, read_command, read_job
-from analyzer.tools.job.plan import Adapter, ModelParallel, TrainedBlocks, TrainingPlan
-from analyzer.tools.job.programs.trainer import LOW_RANK, PROJECTORS, TOWERS
+from analyzer.tools.job.plan import PROJECTORS, TOWERS, Adapter, ModelParallel, TrainedBlocks, TrainingPlan
+from analyzer.tools.job.programs.trainer import LOW_RANK
 
 LORA = """\
 model_name_or_path: Qwen/Qwen3-4B-Instruct-2507
