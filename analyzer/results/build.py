@@ -20,6 +20,7 @@ from analyzer.record.device_log import EVALUATION, NO_STEP, PREPARATION
 from analyzer.record.log import CompiledCall, Log, LogNode, OuterCall
 from analyzer.record.options import choose_samples, count_tokens
 from analyzer.record.process_group import ProcessGroupSpec
+from analyzer.record.storage_lifetime import StorageLifetime
 from analyzer.units import add_quantities
 
 from .info import (
@@ -50,6 +51,18 @@ from .view import Groups
 from .world import list_copies, list_devices
 
 _LOOKUPS = ("aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+
+
+def _list_inputs(log: Log) -> list[StorageLifetime]:
+    """The inputs of the last step: not those that a script gave to passes before it or after it, such as a rollout."""
+    records = [record for record in log.phases if record.step == log.steps - 1]
+    start, stop = min([r.first_call for r in records], default=0), max([r.last_call for r in records], default=0)
+    given = [lifetime for lifetime in log.lifetimes_in("input") if lifetime.spec is not None]
+    own = [one for one in given if one.born_call < stop and (one.died_call is None or one.died_call >= start)]
+    if any([start <= one.born_call for one in own]):  # of what a script kept, only what the step reads
+        own = [one for one in own if one.born_call >= start
+               or any(log.call_slots.read_any(start, stop, [one.number]))]
+    return own or given
 
 
 def list_micro_batches(log: Log, step: int) -> list[OuterCall]:
@@ -147,7 +160,7 @@ class ProfileBuilder:
         ended_early = log.shortage is not None and log.shortage.step < 2  # before a second step was whole
         known = {name: value for name, value in self.totals.items() if name in _PROFILE_FIELDS and name not in _LATER}
         known["uncounted"] = tuple(UncountedInfo(*row) for row in known.get("uncounted") or ())
-        inputs = {s.label: describe_spec(s.spec) for s in log.lifetimes_in("input") if s.spec is not None}
+        inputs = {s.label: describe_spec(s.spec) for s in _list_inputs(log)}
         params = sum(p.numel for p in self.shape.distinct_parameters().values())
         return {**known, "params": params, "fullest_device": log.device if log.others else None,
                 "inputs": inputs, **count_step(log, inputs),

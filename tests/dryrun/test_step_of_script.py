@@ -90,3 +90,27 @@ def test_a_step_that_was_not_finished_is_in_no_record_of_modules(run):
     assert {call.inputs[0].shape for call in p.module_calls} == {(16, 128)} and len(p.module_calls) == 7
     assert [m.calls for m in p.modules.walk()] == [0] + 7 * [1]
     assert p.step_seconds == run(PASSES.format(passes=0, steps=3)).step_seconds
+
+
+def test_the_batch_is_that_of_the_update_and_not_what_a_rollout_was_given(run):
+    """The last observation is kept to the end of the script: 64 rows in 4.8 ms were told as one."""
+    p = run("""
+        class Policy(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.head = nn.Linear(4, 64), nn.Linear(64, 2)
+            def forward(self, obs):
+                return self.head(self.body(obs)).argmax(-1)
+            def evaluate(self, observations):
+                return self.head(self.body(observations))
+        policy, last = Policy().cuda(), torch.zeros(1, 4, device="cuda")
+        optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+        with torch.no_grad():
+            for _ in range(8):
+                policy(last)
+        for step in range(3):
+            policy.evaluate(torch.rand(64, 4).cuda()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """)
+    assert p.batch_size == 64 and [info.shape for info in p.inputs.values()] == [(64, 4)]
