@@ -43,7 +43,6 @@ from benchmarks.speed.case import import_libraries
 GIB = 2**30
 CARDS = (24, 32, 40, 48, 64, 80, 96)  #: GiB of cards, which a figure may tell in the place of what was taken
 _FIGURE = re.compile(r"(\d+(?:\.\d+)?) ?Gi?B")
-_COMMENT = re.compile(r"(^|\s)#.*")
 _TEXTS = (".yaml", ".yml", ".toml", ".sh")
 #: What errors say of files that no program has.
 _OTHERS = ("is no configuration of", "not the command of a program", "launches no program", "is read beside", "holds ")
@@ -82,14 +81,26 @@ def read_told(path: Path) -> dict[str, float]:
     return {name: found.pop() for name, found in figures.items() if len(found) == 1}
 
 
-def drop_comments(text: str) -> str:
-    """A script without what is behind a ``#`` that begins a word outside of quotation marks."""
-    def drop(line: str) -> str:
-        match = next((m for m in _COMMENT.finditer(line) if not line[:m.start()].count("'") % 2
-                      and not line[:m.start()].count('"') % 2), None)
-        return line if match is None else line[:match.start()]
+def drop_comments(text: str, is_script: bool = True) -> str:
+    """A text without what is behind a ``#`` that begins a word outside of quotation marks, which in a script may be of
+    several lines.
 
-    return "\n".join(map(drop, text.splitlines())) + "\n"
+    >>> print(drop_comments("a='b # c' # d"), end="")
+    a='b # c'
+    """
+    lines, quote = [], ""
+    for line in text.splitlines():
+        quote = quote if is_script else ""
+        for at, letter in enumerate(line):
+            if quote:
+                quote = "" if letter == quote else quote
+            elif letter == "#" and (not at or line[at - 1].isspace()):
+                line = line[:at].rstrip()
+                break
+            elif letter in "'\"":
+                quote = letter
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def copy_without_comments(source: Path, target: Path) -> None:
@@ -102,7 +113,7 @@ def copy_without_comments(source: Path, target: Path) -> None:
         if path.suffix == ".json":
             shutil.copy(path, copied)
         else:
-            copied.write_text(drop_comments(path.read_text("utf-8", "replace")), "utf-8")
+            copied.write_text(drop_comments(path.read_text("utf-8", "replace"), path.suffix == ".sh"), "utf-8")
 
 
 def read_examples(folder: Path, under: str, program: str) -> Iterator[Example]:

@@ -66,6 +66,17 @@ def test_the_weights_of_a_reference_are_divided_too(tmp_path: Path) -> None:
     assert found.verdict.needed_bytes == found.result.best.needed_bytes + found.beside_bytes
 
 
+def test_a_teacher_on_the_host_counts_beside_what_passes_do_not_save(tmp_path: Path) -> None:
+    """It is there before the passes that train: of its weights what these need more than the update is free."""
+    teach = f"megatron sft=megatron rlhf --rlhf_type gkd --lmbda 0 --teacher_model {tmp_path}/tiny"
+    kept = _read(tmp_path, teach).profile("h100")
+    text = (tmp_path / "train.sh").read_text()
+    (tmp_path / "train.sh").write_text(text.replace("gkd", "gkd --offload_teacher_model true"))
+    left = read_job(tmp_path / "train.sh").profile("h100")
+    spare = min(stage.peak_bytes - stage.update_peak_bytes for stage in kept.result.best.stages)
+    assert kept.beside_bytes > 0 and left.beside_bytes == max(0, kept.beside_bytes - spare)
+
+
 @pytest.mark.parametrize(("change", "fields"), [
     ("--pipeline_model_parallel_size 2=--context_parallel_size 2", {"context": 2, "pipeline": 1}),
     ("--sequence_parallel true=--virtual_pipeline_model_parallel_size 2",

@@ -131,7 +131,7 @@ def test_parts_of_a_model_that_sees_train_as_they_are_told_to(tmp_path: Path) ->
     adapter = _plan(tmp_path, text).adapter
     assert adapter is not None and adapter.targets == (r"re:(?:.*\.)?language_model\..+",)
     adapter = _plan(tmp_path, text.replace("--learning_rate 1e-4", "--freeze_llm true --freeze_aligner false")).adapter
-    assert adapter is not None and adapter.targets[0].startswith("re:(?:.*\\.)?(?:merger|")
+    assert adapter is not None and adapter.targets[0].startswith("re:(?:.*\\.)?(?:multi_modal_projector|merger|")
     frozen, = _plan(tmp_path, text.replace("--tuner_type lora", "--tuner_type full")).frozen
     assert re.search(frozen, "model.visual.blocks.0.norm1.weight")
     assert re.search(frozen, "model.visual.merger.ln_q.weight")
@@ -318,3 +318,39 @@ def test_teachers(tmp_path: Path, more: str, fields: dict[str, Any], missing: li
 def test_half_of_the_answers_are_sampled_for_a_teacher(tmp_path: Path) -> None:
     plan = _plan(tmp_path, f"{GRPO[:-1]} --teacher_model Qwen/Qwen2.5-14B-Instruct\n".replace("grpo", "gkd"))
     assert plan.rollout is not None and (plan.rollout.sequences, plan.rollout.steps) == (8, 2.0)
+
+
+RAY = """\
+rlhf_type: grpo
+model: Qwen/Qwen2.5-3B-Instruct
+micro_batch_size: 2
+global_batch_size: 16
+max_length: 512
+num_generations: 8
+use_vllm: true
+train:
+  gpus: 4
+  tuner_type: lora
+  lora_rank: 4
+rollout:
+  gpus: 2
+  vllm_gpu_memory_utilization: 0.4
+"""
+
+
+@pytest.mark.parametrize(("more", "is_apart"), [("", True), ("colocate_groups: [[train, rollout]]\n", False)])
+def test_groups_of_devices_under_ray(tmp_path: Path, more: str, is_apart: bool) -> None:
+    """What a group is given counts over what all are; engines have devices of their own unless a group has both."""
+    (tmp_path / "ray.yaml").write_text(f"lora_rank: 64\n{RAY}{more}")
+    (tmp_path / "run.sh").write_text('HERE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"\n'
+                                     'megatron rlhf --use_ray true --config "$HERE/ray.yaml"\n')
+    job = read_job(tmp_path / "run.sh")
+    plan = job.plan
+    assert isinstance(plan, TrainingPlan) and plan.rollout is not None and job.missing == []
+    assert (plan.ranks, plan.accumulate, plan.adapter) == (4, 2, Adapter(r=4, dropout=0.05))
+    assert (plan.rollout.is_apart, plan.rollout.server.memory_share) == (is_apart, None if is_apart else 0.4)
+
+
+def test_a_line_of_a_quotation_that_begins_as_a_comment_would(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text('TEXT="one\n#### two"\nswift sft --model Qwen/Qwen3-0.6B --max_length 64\n')
+    assert read_job(tmp_path / "a.sh").plan.length == 64

@@ -83,7 +83,10 @@ def profile_layout(plan: TrainingPlan, device: str | DeviceSpec, *, files: Files
     found = replace(known, device=spec)
     with model_errors(plan.model):
         result = compose_layout(Target(plan.model, make), found, layout, plan.length)
-    beside = towers * DTYPES[plan.dtype].itemsize + _count_reference(plan, files or Files())
+    reference = _count_reference(plan, files or Files())
+    if plan.offloads_teacher:  # it is there while nothing is saved for backward
+        reference = max(0, reference - min(stage.peak_bytes - stage.update_peak_bytes for stage in result.best.stages))
+    beside = towers * DTYPES[plan.dtype].itemsize + reference
     return LaidOutJob(plan, result, (*more, *plan.assumptions, *said, *result.assumptions),
                       sample_rollout(plan, spec, files), beside)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -181,6 +181,22 @@ class Options:
         """The mapping under a name, an empty one where there is none, whose defaults are told too. Raises JobError."""
         return self.part(name) or Options([(document, {}) for document, _ in self.layers], (*self.keys, name),
                                           self.readings)
+
+    def join(self, *names: str) -> None:
+        """Let the values of the mappings under these names, where none are given of all mappings, stand beside those of
+        the whole, over which they count.
+        """
+        layers: list[tuple[Document, Mapping[str, Any]]] = []
+        for document, values in self.layers:
+            parts = {name: value for name, value in values.items()
+                     if isinstance(value, Mapping) and (name in names or not names)}
+            joined = {name: value for name, value in values.items() if name not in parts}
+            lines = dict(document.lines)
+            for name, inner in parts.items():
+                joined.update(inner)
+                lines.update({(key,): lines[name, key] for key in inner if (name, key) in lines})
+            layers.append((replace(document, lines=lines), joined))
+        self.layers = layers
 
     def _take(self, name: str, default: Any, means: str) -> Any:
         value = self.get(name)

@@ -198,6 +198,7 @@ class TrainingPlan:
     classes: int = 1                         #: of ``classify``
     reference: Literal["none", "adapter", "copy"] = "none"  #: of ``dpo`` and its like: what is compared with
     teacher: str | None = None               #: of ``distill``: the model that a copy is of; None: of its own
+    offloads_teacher: bool = False           #: whether it is on the host but for its own passes, before the others
     micro_batch: int                         #: sequences, or pairs of them, of a pass of one rank
     accumulate: int = 1                      #: passes of a step
     length: int                              #: tokens of a sequence; 1 of images

@@ -14,6 +14,9 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?:(:?-)([^{}]*))?\}|(\w+))")
 _ARRAY = re.compile(r"\s*(\w+)(\+?)=\((.*)", re.DOTALL)
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _SUM = re.compile(r"\$\((?:\s*expr\s+([^()]*)|\(([^()]*)\))\)")
+#: The folder of the script itself, from which its files are found: $(dirname "$0"), $(cd "$(dirname "$0")" && pwd).
+_DIRNAME = r'"?\$\(\s*dirname\s+(?:--\s+)?"?\$\{?(?:0|BASH_SOURCE(?:\[0\])?)\}?"?\s*\)"?'
+_FOLDER = re.compile(rf"\$\(\s*cd\s+{_DIRNAME}\s*(?:&&|;)\s*pwd(?:\s+-P)?\s*\)|{_DIRNAME}")
 _MOST_WORDS = 2_000
 
 
@@ -51,6 +54,7 @@ def read_script(text: str, name: str) -> list[ShellCommand]:
     known: dict[str, str] = {}
     found: list[ShellCommand] = []
     for number, line in _join_lines(text):
+        line = _FOLDER.sub(".", line)
         try:
             words = [Word(word, number + after) for word, after in _split(_fill_sums(line, known))]
         except ValueError as error:
@@ -68,7 +72,7 @@ def _join_lines(text: str) -> Iterator[tuple[int, str]]:
         if inside:  # a document that is given to a command: cat <<EOF
             inside = "" if line.strip() == inside else inside
             continue
-        if whole and line.lstrip().startswith("#"):
+        if whole and line.lstrip().startswith("#") and not _is_open(whole):
             continue
         first = first if whole else number
         whole += line

@@ -19,6 +19,7 @@ from .trainer import accumulate_of
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a command or a YAML. Raises JobError for what Megatron-SWIFT's own checks refuse."""
     launch = read_environment(options, launch)
+    apart = _join_groups(options, launch)
     model = swift_model.read_model(options, launch)
     kind = swift_model.read_kind(options, launch, ("dpo", "kto", "grpo", "gkd", "rm"))
     trained, quantize = swift_model.read_trained(options, model, "full"), swift_model.read_quantize(options, model)
@@ -41,12 +42,31 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         clips=options.fraction("clip_grad", 1.0) > 0, ranks=ranks, sharding=sharding, parallel=parallel)
     if plan.task == "distill":
         reference, teacher = swift_model.read_teacher(options, model)
-        plan = replace(plan, reference=reference, teacher=teacher)
-    plan = add_rollout(options, plan, "rlhf_type", uses_engine=True, counts_passes=False)
+        plan = replace(plan, reference=reference, teacher=teacher, offloads_teacher=options.flag(
+            "offload_teacher_model", means="the teacher is on the host while the model trains"))
+    plan = add_rollout(options, plan, "rlhf_type", uses_engine=True, counts_passes=False,
+                       mode="server" if apart else "colocate")
     options.text("ref_model")
     megatron.read_capacity(options)
     options.finish("trainer", "swift_model", "megatron", "megatron_swift")
     return plan
+
+
+def _join_groups(options: Options, launch: JobLaunch) -> bool:
+    """Whether engines have devices of their own, of a run under Ray whose file has a part for each group of devices
+    (docs/source_en/Megatron-SWIFT/Ray.md): what each is given stands beside what all are.
+    """
+    train = options.part("train") if isinstance(options.get("train"), Mapping) else None
+    if train is None:
+        return False
+    ranks = train.number("gpus", least=1, means="ranks of the model that trains")
+    launch.ranks = launch.ranks or ranks
+    options.join("train", "rollout")
+    together = options.get("colocate_groups") or []
+    for name in ("use_ray", "gpus", "colocate_groups"):
+        if options.get(name) is not None:
+            options.note(name, "understood", "groups of devices" if name == "colocate_groups" else "")
+    return not any({"train", "rollout"} <= set(group) for group in together if isinstance(group, list))
 
 
 def _read_batch(options: Options, ranks: int) -> tuple[int, int]:

@@ -65,6 +65,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         raise options.fail("ref_model", f"ms-swift refuses one with rlhf_type {kind}")
     if plan.task == "distill":
         reference, teacher = swift_model.read_teacher(options, model)
+        options.leave_out("offload_teacher_model", "the teacher stays on the device")
         plan = replace(plan, reference=reference, teacher=teacher)
     plan = add_rollout(options, plan, "rlhf_type")
     options.finish("trainer", "swift_model", "ms_swift")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..document import Document, Edit
+from ..document import Edit
 from ..options import Options, names_of
 from ..plan import Adapter, Checkpoints, EncodingPass, PicturePlan, TrainingPlan
 from ..program import Change, JobLaunch, JobProgram, name_of, read_beside
@@ -47,7 +47,7 @@ _OPTIMIZERS = {
 
 def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     """The plan of a command or its TOML. Raises JobError for what sd-scripts refuses."""
-    _join_tables(options)
+    options.join()  # the tables of a TOML, as `read_config_from_file` joins them
     name = _find_script(options, launch)
     if name not in _SCRIPTS:
         raise options.fail("network_module", f"{name}.py is not read; these are: {', '.join(_SCRIPTS)}")
@@ -84,20 +84,6 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         options.note("model_type", "not modelled", "Chroma's modulation, and that it has no CLIP, are left out")
     options.finish("sd_scripts", known=_SWITCHES)
     return plan
-
-
-def _join_tables(options: Options) -> None:
-    """All tables of a TOML as one, as `read_config_from_file` joins them; what is no table comes as it is."""
-    layers: list[tuple[Document, Mapping[str, Any]]] = []
-    for document, values in options.layers:
-        joined: dict[str, Any] = {}
-        lines = dict(document.lines)
-        for name, value in values.items():
-            inner = value if isinstance(value, Mapping) else {name: value}
-            joined.update(inner)
-            lines.update({(key,): lines[name, key] for key in inner if (name, key) in lines})
-        layers.append((replace(document, lines=lines), joined))
-    options.layers = layers
 
 
 def _set(name: str, value: Any = None) -> Change:

@@ -290,8 +290,8 @@ def read_teacher(options: Options, model: SwiftModel) -> tuple[Any, str | None]:
     gives the likeliest tokens alone; without a teacher it is the model itself, without its adapter.
     """
     name = options.text("teacher_model", means="teacher")
-    if options.text("teacher_model_server") is not None:
-        options.assume("teacher_model_server", "devices of its own, which answer while the model's own pass runs")
+    apart = next((each for each in ("teacher_model_server", "teacher") if options.get(each) is not None), None)
+    if apart is not None:
+        options.assume(apart, "devices of its own, which answer while the model's own pass runs")
         return "none", None
-    options.leave_out("offload_teacher_model", "the teacher stays on the device")
     return ("adapter", None) if name is None else ("copy", None if name == model.name else name)
