@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -52,9 +54,21 @@ _CUDA = 1  # c10/core/DeviceType.h
 _MOST_PLANS = 4096  # CUFFT_DEFAULT_CACHE_SIZE in aten/src/ATen/native/cuda/CuFFTPlanCache.h
 
 
+# What `torch.cuda.tunable` keeps: by the function that sets it the one that tells it, and its default
+# (aten/src/ATen/cuda/tunable/Tunable.h; None: the rotating buffer is as large as the L2 cache).
+_TUNING: dict[str, tuple[str, Any]] = {
+    "_cuda_tunableop_enable": ("_cuda_tunableop_is_enabled", False),
+    "_cuda_tunableop_tuning_enable": ("_cuda_tunableop_tuning_is_enabled", True),
+    "_cuda_record_untuned_enable": ("_cuda_record_untuned_is_enabled", False),
+    **{f"_cuda_tunableop_set_{name}": (f"_cuda_tunableop_get_{name}", default) for name, default in (
+        ("max_tuning_duration", 30), ("max_tuning_iterations", 100), ("filename", "tunableop_results.csv"),
+        ("rotating_buffer_size", None))}}
+
+
 class _BindingState(threading.local):
     sync_debug_mode = 0
     most_plans = _MOST_PLANS
+    tuning: Mapping[str, Any] = MappingProxyType({})  #: what a script set, by the function
 
 
 _local = _BindingState()
@@ -62,7 +76,21 @@ _raw: WeakKeyDictionary[AddressSpace, dict[int, MetaStorage]] = WeakKeyDictionar
 
 
 def reset() -> None:
-    _local.sync_debug_mode, _local.most_plans = 0, _MOST_PLANS
+    _local.sync_debug_mode, _local.most_plans, _local.tuning = 0, _MOST_PLANS, MappingProxyType({})
+
+
+def _tune(name: str, value: Any, *_: Any) -> None:
+    _local.tuning = {**_local.tuning, name: value}
+    if value and name == "_cuda_tunableop_enable":
+        active_state().assume("TunableOp chooses kernels by measuring them: times are those of the default kernels")
+
+
+def _tuned(name: str, default: Any) -> Any:
+    value = _local.tuning.get(name, default)
+    if not name.endswith("buffer_size"):
+        return value
+    # it is set in MB and told in kB (torch/cuda/tunable.py)
+    return torch.cuda.get_device_properties().L2_cache_size >> 10 if value is None or value < 0 else value << 10
 
 
 class _Error(int):
@@ -272,6 +300,11 @@ _BINDINGS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("_cuda_setCublasWorkspaceSize", "_cuda_setCublasLtWorkspaceSize"), _set_workspace_size),
     "_nccl_version": lambda: NCCL_VERSION[0] << 32 | NCCL_VERSION[1] << 16 | NCCL_VERSION[2],
     "_nccl_version_suffix": lambda: b"",
+    **{name: partial(_tune, name) for name in _TUNING},
+    **{told: partial(_tuned, name, default) for name, (told, default) in _TUNING.items()},
+    "_cuda_tunableop_set_numerical_check_tolerances": lambda enable, atol, rtol: None,
+    "_cuda_tunableop_read_file": os.path.isfile,
+    **dict.fromkeys(("_cuda_tunableop_get_results", "_cuda_tunableop_get_validators"), tuple),  # none was measured
     # by names that were imported before the mode began, torch's own functions are called
     **_TORCH_CUDA, **_TORCH_ACCELERATOR,
     "_accelerator_isAllocatorInitialized": lambda: simulated_cuda() is not None,

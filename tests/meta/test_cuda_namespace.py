@@ -8,6 +8,7 @@ import torch.accelerator
 import torch.backends.cuda
 import torch.backends.cudnn
 import torch.cuda.memory
+import torch.cuda.tunable
 from torch import nn
 
 from analyzer import MetaTensorMode, profile
@@ -215,3 +216,22 @@ def test_after_the_mode_torch_answers_as_before():
         torch.cuda.memory_stats()
     assert not hasattr(torch._C, "_cuda_memoryStats") or torch.cuda.is_available()
     assert torch.backends.cuda.is_built() == hasattr(torch._C, "_cuda_getDeviceCount")
+
+
+def test_what_scripts_set_of_tunable_op_is_told_as_they_set_it():
+    """Defaults of aten/src/ATen/cuda/tunable/Tunable.h; the buffer is set in MB and told in kB."""
+    tunable = torch.cuda.tunable
+    for _ in range(2):  # the second mode begins with the defaults
+        with MetaTensorMode():
+            assert (tunable.is_enabled(), tunable.tuning_is_enabled(), tunable.record_untuned_is_enabled(),
+                    tunable.get_max_tuning_duration(), tunable.get_max_tuning_iterations(), tunable.get_filename(),
+                    tunable.get_results()) == (False, True, False, 30, 100, "tunableop_results.csv", ())
+            assert tunable.get_rotating_buffer_size() == torch.cuda.get_device_properties().L2_cache_size // 1024
+            tunable.enable()
+            tunable.tuning_enable(False)
+            tunable.set_max_tuning_iterations(7)
+            tunable.set_rotating_buffer_size(2)
+            tunable.set_filename("own.csv")
+            assert (tunable.is_enabled(), tunable.tuning_is_enabled(), tunable.get_max_tuning_iterations(),
+                    tunable.get_rotating_buffer_size(), tunable.get_filename(), tunable.read_file()) == (
+                        True, False, 7, 2048, "own.csv", False)
