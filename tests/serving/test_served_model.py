@@ -30,7 +30,8 @@ from analyzer.tools.serving import (
 from analyzer.tools.serving.deployment import WEIGHT_FORMATS
 from analyzer.tools.serving.engine import ENGINES
 from analyzer.tools.serving.fleet import price_of
-from analyzer.tools.serving.pass_time import choose_experts, product_time, spread_over_experts
+from analyzer.tools.serving.pass_time import choose_experts, spread_over_experts
+from analyzer.tools.serving.product_time import product_time
 from analyzer.tools.serving.served_model import AttentionKernel, PassKernel, Product
 from analyzer.tools.serving.simulation import NoRoomError, Scheduler
 from analyzer.tools.serving.watts import find_work

@@ -2,21 +2,20 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from analyzer.errors import UnknownSpeedError
-from analyzer.hardware import DeviceSpec, find_peak
-from analyzer.hardware.kernel_time.attention import MMA, attention_time, find_generation
+from analyzer.hardware import find_peak
+from analyzer.hardware.kernel_time.attention import attention_time
 from analyzer.hardware.kernel_time.collective import collective_time, find_path
 from analyzer.hardware.kernel_time.estimate import ErrorSum, KernelTime, find_constants, join
-from analyzer.hardware.kernel_time.matmul import MMA_SHARE, matmul_time
 from analyzer.hardware.kernel_time.pointwise import stream_time
 
 from .batch import Batch, Chunk
-from .deployment import CACHE_BYTES, WEIGHT_FORMATS, Deployment, WeightFormat
+from .deployment import CACHE_BYTES, WEIGHT_FORMATS, Deployment
+from .product_time import busy_seconds, find_narrow, find_rate, product_time
 from .served_model import AttentionKernel, Kernel, PassKernel, Product, ServedModel
 
 #: Part of the tensor cores' 16-bit peak that latent attention reaches where arithmetic bounds it: 660 of 989 TFLOP/s on
@@ -142,7 +141,7 @@ class PassTimer:
         """The product, and the collective that it ends in."""
         layout, local = self.deployment.layout, self.deployment.local_product(product)
         form = self.deployment.format_of(product)
-        if form.is_scaled and not product.is_head and _narrow_of(form, self.device) is not None:
+        if form.is_scaled and not product.is_head and find_narrow(form, self.device) is not None:
             copies = layout.dp if product.experts else 1
             # experts' rows have their scales before they are copied to each
             rows = batch.tokens * copies * (product.rows if not product.experts or product.split == "row" else 1)
@@ -186,7 +185,7 @@ class PassTimer:
         if found is None or rate is None:
             return None
         # grouped kernels gather rows and pad each expert's to a tile: slower than one product of as many rows
-        busy = _busy_seconds(active, each, local.n, local.k, rate * self.constants["grouped_share"])
+        busy = busy_seconds(active, each, local.n, local.k, rate * self.constants["grouped_share"])
         return found if busy <= found.seconds else KernelTime(busy, found.spread, "arithmetic")
 
     def _time_attention(self, kernel: AttentionKernel, batch: Batch, sees_all: bool = False) -> KernelTime | None:
@@ -312,59 +311,6 @@ def _round(tokens: int, bits: int = 5) -> int:
     """
     step = max(1, 1 << max(0, tokens.bit_length() - bits))
     return round(tokens / step) * step
-
-
-def product_time(batch: int, m: int, n: int, k: int, form: WeightFormat, device: DeviceSpec) -> KernelTime | None:
-    """A product by weights of a format: in 8 bits where the device has it, in 4 bits as one in 8 bits of half the inner
-    dimension (half the bytes, and twice the rate: data sheets of B200 and GB200), else in 16 bits, with the bytes of
-    weights alone less (Marlin's kernels: weights are expanded in registers).
-    """
-    bits, narrow = form.bits, _narrow_of(form, device)
-    if narrow is not None:
-        inner = 32 * math.ceil(k * bits / 8 / 32) if bits < 8 else k  # rows stay whole 16 bytes
-        return matmul_time(batch, m, n, inner, narrow, device)
-    dtype = _half_of(device)
-    if bits >= 16:
-        return matmul_time(batch, m, n, k, dtype, device)
-    rate, has_bytes = find_rate(form, device), find_peak("float8_e4m3fn", device, True) is not None
-    loaded, width = ("float8_e4m3fn", 8) if has_bytes else (dtype, 16)  # bytes on their way, not yet expanded
-    found = matmul_time(batch, m, n, k, loaded, device, has_weights=min(1.0, bits / width))
-    if found is None or rate is None:
-        return None
-    busy = _busy_seconds(batch, m, n, k, rate)
-    return found if busy <= found.seconds else KernelTime(busy, found.spread, "arithmetic")
-
-
-def find_rate(form: WeightFormat, device: DeviceSpec) -> float | None:
-    """FLOP a second that large products by weights of a format reach at most; None where the peak rate is unknown."""
-    shares, peak = find_constants("matmul", device), find_format_peak(form, device)
-    if peak is None or _narrow_of(form, device) is not None:
-        return peak and peak * shares["byte.peak_share"]
-    # Marlin's instructions are those of one warp
-    return peak * shares["half.peak_share"] * (MMA_SHARE if form.bits < 16 and find_generation(device) != MMA else 1)
-
-
-def find_format_peak(form: WeightFormat, device: DeviceSpec) -> float | None:
-    """The dense peak rate of products by weights of a format; None where it is unknown."""
-    narrow = _narrow_of(form, device)
-    peak = find_peak(narrow or _half_of(device), device, True)
-    return peak and peak * (8 / form.bits if narrow is not None and form.bits < 8 else 1)
-
-
-def _narrow_of(form: WeightFormat, device: DeviceSpec) -> str | None:
-    """The dtype of the device's own products in 8 or 4 bits; None where products run in 16."""
-    has_it = form.arithmetic is not None and (device.compute_capability or (0, 0)) >= form.capability and (
-        find_peak(form.arithmetic, device, True) is not None)
-    return form.arithmetic if has_it else None
-
-
-def _half_of(device: DeviceSpec) -> str:
-    return "bfloat16" if (device.compute_capability or (8, 0)) >= (8, 0) else "float16"
-
-
-def _busy_seconds(batch: int, m: int, n: int, k: int, rate: float) -> float:
-    """Of arithmetic, in tiles of 16 rows at least."""
-    return 2 * batch * 16 * math.ceil(m / 16) * n * k / rate
 
 
 def choose_experts(deployment: Deployment, product: Product, batch: Batch) -> tuple[int, int]:

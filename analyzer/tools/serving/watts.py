@@ -6,7 +6,8 @@ from analyzer.hardware.power import Work, add_work, watts_of
 
 from .batch import Batch, Chunk
 from .deployment import WEIGHT_FORMATS, Deployment
-from .pass_time import PassTimer, choose_experts, find_format_peak, split_pass
+from .pass_time import PassTimer, choose_experts, split_pass
+from .product_time import find_format_peak
 from .served_model import Kernel, PassKernel, Product
 from .simulation import Timeline
 
