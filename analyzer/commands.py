@@ -135,7 +135,8 @@ diffusers:CONFIG is a pipeline of images or videos: a folder with model_index.js
 file, or a name such as FLUX.1-dev. --batch of them, --attention flash (default) or sdpa.
 """, {"serving (decoders of transformers)": "cache, cache-dtype, block-size, max-sequences, memory-share, batches, "
       "prefill-chunk", "server": "engine, server, server-version, receive-interval, stream-interval, batch-wait, "
-      "burst, concurrency, rate, weights, experts, skew, draft, acceptance, prices, carbon",
+      "burst, concurrency, rate, weights, experts, images, image-size, video-frames, skew, draft, acceptance, prices,"
+      " carbon",
       "ranks of a server": "tp, pp, dp, ep, cluster, prefill, decode",
       "fleets": "ttft, tpot, percentile",
       "pipelines of diffusers": "height, width, frames, denoising steps, guidance, ring, ulysses",

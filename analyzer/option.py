@@ -33,6 +33,18 @@ def read_wait(text: str) -> tuple[int, float]:
         raise argparse.ArgumentTypeError(f"{text!r}: must be PASSES:SHARE, such as 20:0.9") from None
 
 
+def read_size(text: str) -> tuple[int, int]:
+    """Width and height in pixels, as a type of argparse.
+
+    >>> read_size("1024x768")
+    (1024, 768)
+    """
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be WIDTHxHEIGHT in pixels, such as 1024x768")
+    return int(width), int(height)
+
+
 def read_numbers(text: str) -> list[int]:
     """Numbers between commas, as a type of argparse."""
     words = [word.strip() for word in text.split(",")]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from analyzer.units import read_amount, read_seconds
 
-from .option import Option, parse_depth, read_numbers, read_wait, split_words
+from .option import Option, parse_depth, read_numbers, read_size, read_wait, split_words
 from .option import file_option as _file
 from .option import number_option as _number
 from .option import switch_option as _switch
@@ -161,7 +161,7 @@ _OF_GENERATION = (
            type=read_numbers, metavar="N[,N...]"),
     Option("--rate", "requests a second, which come at random times; replaces --concurrency", type=float, metavar="R"),
     Option("--weights", "format of weights that a server holds, one of "
-           "{analyzer.tools.serving.deployment:WEIGHT_FORMATS} (default bf16)",
+           "{analyzer.tools.serving.deployment:WEIGHT_FORMATS} (default as the model is published)",
            choices="analyzer.tools.serving.deployment:WEIGHT_FORMATS", metavar="FORMAT"),
     Option("--experts", "format of the weights of experts (default as --weights)",
            choices="analyzer.tools.serving.deployment:WEIGHT_FORMATS", metavar="FORMAT"),
@@ -170,6 +170,10 @@ _OF_GENERATION = (
     *(_number(f"--{name}", text, 1) for name, text in (
         ("tp", "ranks that split each layer"), ("pp", "stages of layers"), ("dp", "copies of attention and its cache"),
         ("ep", "ranks over which experts are spread"))),
+    _number("--images", "pictures in each prompt of a server, whose tokens are added to --prompt"),
+    Option("--image-size", "WxH: pixels of --images, or of a video's frames (default 1024x1024)", type=read_size,
+           metavar="WxH"),
+    _number("--video-frames", "frames of a video in each prompt of a server"),
     _number("--draft", "tokens that are drafted and verified at once (speculative decoding)", 0),
     Option("--acceptance", "chance that a drafted token is kept (default 0.7)", type=float, default=0.7, metavar="P"),
     Option("--prefill", "devices that read prompts, apart from those of --decode: GPUSxDEVICE:LAYOUT, e.g. 4xh100:tp2",

@@ -136,10 +136,12 @@ _FORMATS = {"nvfp4": "nvfp4", "mxfp4": "mxfp4", "fp4": "nvfp4", "fp8": "fp8", "w
 def tell_format(name: str) -> str | None:
     """The format of weights that a model's name says; None where it says none.
 
-    >>> tell_format("nvidia/DeepSeek-R1-0528-NVFP4-v2"), tell_format("Qwen/Qwen3-32B")
-    ('nvfp4', None)
+    >>> [tell_format(name) for name in ("nvidia/DeepSeek-R1-0528-NVFP4-v2", "Qwen/Qwen3-32B", "Qwen/Qwen3-32B-FP8")]
+    ['nvfp4', None, 'fp8-block']
     """
     short = name.rstrip("/").rsplit("/", 1)[-1].lower()
+    if re.match(r"(qwen/)?qwen3.*-fp8$", name.lower()):  # its cards: "fine-grained fp8 ... with block size of 128"
+        return "fp8-block"
     return next((form for word, form in _FORMATS.items() if re.search(rf"[-_.]{word}(?![a-z])", short)), None)
 
 

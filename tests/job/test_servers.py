@@ -67,6 +67,8 @@ def test_the_share_of_the_memory_that_sglang_takes(device: str, chunk: int, deco
     ("--dtype half", {"weights": "fp16"}),
     ("-dp 2 -tp 4 --enable-expert-parallel", {"dp": 2, "tp": 4, "ep": 8}),
     ("--no-enable-chunked-prefill --max-model-len 4096", {"chunk": 4096}),
+    ("--limit-mm-per-prompt {\"image\":0,\"video\":{\"count\":0}}", {"has_tower": False}),
+    ("--limit-mm-per-prompt {\"image\":2}", {"has_tower": True}), ("--language-model-only", {"has_tower": False}),
     ("--speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":4}", {"drafted": 4})])
 def test_options_of_vllm(words: str, fields: dict[str, Any]) -> None:
     plan = _plan(f"vllm serve {TINY} {words}")

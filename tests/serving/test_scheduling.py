@@ -101,6 +101,44 @@ def test_graphs_of_prompts_that_sglang_does_not_have(deepseek):
     assert tokens == {("h200", 1): 8192, ("h200", 8): 0, ("b200", 1): 0, ("b200", 8): 0}
 
 
+def test_copies_of_attention_share_the_tokens_of_a_pass_of_sglang(deepseek, llama):
+    chunks = {(engine, dp): make_deployment(deepseek, device="b200", layout=Layout(8 // dp, dp=dp), engine=engine,
+                                            prefill_chunk=16384).chunk
+              for engine in ("sglang", "vllm") for dp in (1, 8)}
+    assert chunks == {("sglang", 1): 16384, ("sglang", 8): 2048, ("vllm", 1): 16384, ("vllm", 8): 16384}
+    assert make_deployment(llama, layout=Layout(dp=2), engine="sglang").chunk == 8192  # copies of all of it
+    tokens = []
+
+    class Reading(Even):
+        def seconds(self, batch):
+            tokens.extend(chunk.tokens for chunk in batch.chunks)
+            return super().seconds(batch)
+
+    found = make_deployment(deepseek, device="b200", layout=Layout(1, dp=8, ep=8), engine="sglang")
+    Scheduler(found, Reading(), Traffic(4000, 4, concurrency=1, bursts=True), 1).run()
+    assert tokens == [1024, 1024, 1024, 928]
+
+
+def test_weights_are_held_as_the_model_is_published(deepseek, llama):
+    gpt_oss = read_served_model(load_target("hf:gpt-oss-20b").build, "gpt-oss-20b")
+    found = [(each.weights, each.experts) for each in map(make_deployment, (deepseek, llama, gpt_oss))]
+    assert found == [("fp8-block", None), ("bf16", None), ("bf16", "mxfp4")]
+    given = make_deployment(gpt_oss, weights="bf16")
+    assert (given.weights, given.experts) == ("bf16", None)
+
+
+def test_a_published_model_of_8_bits_fits_where_it_runs(capsys):
+    """671 G parameters take 156 GiB of each of four B200, of which 16 bits would take twice as much."""
+    command = ["generate", "hf:deepseek-r1", "--device", "b200", "--tp", "4", "--prompt", "128", "--new-tokens", "8",
+               "--concurrency", "1"]
+    assert main(command) == 0
+    assert "fp8-block, cache bf16" in capsys.readouterr().out
+    assert main([*command, "--weights", "bf16"]) == 3
+    capsys.readouterr()
+    assert main([*command[:2], "--device", "b300", *command[4:], "--images", "1"]) != 0
+    assert "reads no pictures" in capsys.readouterr().err
+
+
 def test_shared_experts_are_reduced_with_the_others(deepseek):
     """Attention and what follows it, 61 times; inputs of products are quantized by blocks, each by one kernel."""
     timer = PassTimer(make_deployment(deepseek, device="h200", layout=Layout(8), weights="fp8-block"))

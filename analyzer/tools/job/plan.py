@@ -273,6 +273,7 @@ class ServingPlan:
     sequences: int | None = None             #: at once; None: the engine's own
     chunk: int | None = None                 #: tokens of a pass; None: the engine's own
     drafted: int = 0                         #: tokens that are proposed for each, and verified at once
+    has_tower: bool = True                   #: whether what reads pictures is loaded, where the model has it
 
 
 Plan = TrainingPlan | ServingPlan

@@ -27,7 +27,7 @@ def describe_start(start: ServerStart) -> str:
     share = start.deployment.engine.memory_share
     room = start.room_bytes or 0
     said = (f"memory of a device: {format_bytes(device.memory_bytes)}, of which {start.plan.engine} takes {share:.0%}: "
-            f"weights {format_bytes(start.deployment.weight_bytes())}, a pass of {start.deployment.engine.chunk:,} "
+            f"weights {format_bytes(start.deployment.weight_bytes())}, a pass of {start.deployment.chunk:,} "
             f"tokens {format_bytes(start.deployment.activation_bytes())}, ")
     said += f"{format_bytes(room)} left for the cache" if room > 0 else f"{format_bytes(-room)} too much"
     said += f"; one sequence of {start.longest:,} tokens takes {format_bytes(start.longest_bytes)} of it"

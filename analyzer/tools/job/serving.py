@@ -1,7 +1,6 @@
 """Servers: whether one starts that a command asks for, what it has room for, and what it then gives."""
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from analyzer.tools.serving import (
     profile_served,
     read_served_model,
     static_share,
+    stored_format,
 )
 from analyzer.tools.serving.simulation import NoRoomError
 from analyzer.zoo.target import load_target, model_errors
@@ -123,8 +123,9 @@ def start_server(plan: ServingPlan, device: str | DeviceSpec = "h200", *, files:
     weights, experts = plan.weights, plan.experts
     if weights is None:
         weights, experts = stored_format(getattr(config, "quantization_config", None))
+    model = known[plan.model] if plan.has_tower else replace(known[plan.model], tower=None)
     deployment = make_deployment(
-        known[plan.model], engine=plan.engine, device=device, layout=Layout(plan.tp, plan.pp, plan.dp, plan.ep),
+        model, engine=plan.engine, device=device, layout=Layout(plan.tp, plan.pp, plan.dp, plan.ep),
         weights=weights, experts=experts, block_size=plan.block_size,
         cache=plan.cache or ("fp16" if weights == "fp16" else "bf16"))
     engine = _at_device(deployment.engine, deployment.device, plan)
@@ -149,31 +150,6 @@ def _count_positions(config: Any) -> int | None:
     inner = config.get_text_config() if hasattr(config, "get_text_config") else config
     found = getattr(inner, "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
-
-
-def stored_format(quantization: Any) -> tuple[str, str | None]:
-    """The formats of weights and of experts, by a checkpoint's ``quantization_config``.
-
-    >>> stored_format({"quant_method": "fp8", "weight_block_size": [128, 128]})
-    ('fp8-block', None)
-    """
-    said: Mapping[str, Any] = quantization if isinstance(quantization, Mapping) else (
-        quantization.to_dict() if hasattr(quantization, "to_dict") else {})
-    method = str(said.get("quant_method", "")).lower()
-    if method == "mxfp4":
-        return "bf16", "mxfp4"
-    if method in ("fp8", "fbgemm_fp8"):
-        return ("fp8-block" if said.get("weight_block_size") else "fp8"), None
-    if method == "compressed-tensors":
-        groups = [group.get("weights") or {} for group in dict(said.get("config_groups") or {}).values()]
-        bits, kind = (groups[0].get("num_bits"), groups[0].get("type")) if groups else (None, None)
-        return {(8, "float"): "fp8", (8, "int"): "int8", (4, "int"): "int4", (4, "float"): "nvfp4"}.get(
-            (bits, kind), "bf16"), None  # type: ignore[arg-type]
-    if method == "modelopt":
-        return ("nvfp4" if "FP4" in str(said.get("quant_algo", "")).upper() else "fp8"), None
-    if method in ("awq", "gptq", "bitsandbytes", "auto-round"):
-        return ("int8" if said.get("bits") == 8 or said.get("load_in_8bit") else "int4"), None
-    return "bf16", None
 
 
 def _at_device(engine: Engine, device: DeviceSpec, plan: ServingPlan) -> Engine:

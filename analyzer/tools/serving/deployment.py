@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from analyzer.errors import InputError, is_count
 from analyzer.hardware import ClusterSpec, DeviceSpec
@@ -40,6 +41,31 @@ WEIGHT_FORMATS = {
     "mxfp4": WeightFormat(4 + 8 / 32, "float8_e4m3fn", (10, 0)),
     "nvfp4": WeightFormat(4 + 8 / 16, "float8_e4m3fn", (10, 0), True)}  # vLLM's modelopt.py, scaled_fp4_quant
 CACHE_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+
+
+def stored_format(quantization: Any) -> tuple[str, str | None]:
+    """The formats of weights and of experts, by a checkpoint's ``quantization_config``.
+
+    >>> stored_format({"quant_method": "fp8", "weight_block_size": [128, 128]})
+    ('fp8-block', None)
+    """
+    said: Mapping[str, Any] = quantization if isinstance(quantization, Mapping) else (
+        quantization.to_dict() if hasattr(quantization, "to_dict") else {})
+    method = str(said.get("quant_method", "")).lower()
+    if method == "mxfp4":
+        return "bf16", "mxfp4"
+    if method in ("fp8", "fbgemm_fp8"):
+        return ("fp8-block" if said.get("weight_block_size") else "fp8"), None
+    if method == "compressed-tensors":
+        groups = [group.get("weights") or {} for group in dict(said.get("config_groups") or {}).values()]
+        bits, kind = (groups[0].get("num_bits"), groups[0].get("type")) if groups else (None, None)
+        return {(8, "float"): "fp8", (8, "int"): "int8", (4, "int"): "int4", (4, "float"): "nvfp4"}.get(
+            (bits, kind), "bf16"), None  # type: ignore[arg-type]
+    if method == "modelopt":
+        return ("nvfp4" if "FP4" in str(said.get("quant_algo", "")).upper() else "fp8"), None
+    if method in ("awq", "gptq", "bitsandbytes", "auto-round"):
+        return ("int8" if said.get("bits") == 8 or said.get("load_in_8bit") else "int4"), None
+    return "bf16", None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +137,15 @@ class Deployment:
     is_share_given: bool = False
 
     @property
+    def chunk(self) -> int:
+        """Tokens that a pass of one copy of attention reads at most: SGLang's ``chunked_prefill_size`` is that of all
+        copies that share experts (srt/server_args.py, ``_handle_data_parallelism``, after the memory's share was chosen
+        by the whole).
+        """
+        copies = self.layout.dp if self.engine.name == "sglang" and self.model.has_experts else 1
+        return max(1, self.engine.chunk // copies)
+
+    @property
     def graph_tokens(self) -> int:
         """Tokens of a pass with prompts up to which it is replayed as CUDA graphs. SGLang has none with copies of
         attention or stages, nor with latents on Blackwell, whose kernel is trtllm_mla (cuda_graph_hook.py).
@@ -120,7 +155,7 @@ class Deployment:
         is_blackwell = (self.device.compute_capability or (0, 0)) >= (10, 0)
         if engine.name == "sglang" and (layout.dp > 1 or layout.pp > 1 or has_latents and is_blackwell):
             return 0
-        return min(engine.graph_tokens, engine.chunk)
+        return min(engine.graph_tokens, self.chunk)
 
     @property
     def has_triton_experts(self) -> bool:
@@ -160,6 +195,9 @@ class Deployment:
             if product.experts:
                 elements *= math.ceil(product.experts / layout.ep)
             total += math.ceil(count / layout.pp) * elements * self.format_of(product).bits / 8
+        for product, count in self.model.tower.products if self.model.tower else ():  # of the first stage
+            local = self.local_product(product)
+            total += count * local.n * local.k * 2
         vocabulary = -(-self.model.vocabulary // 64) * 64
         table = -(-vocabulary // layout.tp) * self.model.hidden * 2
         if layout.pp == 1:
@@ -203,9 +241,25 @@ class Deployment:
 
     def activation_bytes(self) -> int:
         """What a pass of the most tokens holds besides: rows of the widest product, its input, logits in float32."""
-        tokens = self.engine.chunk
+        tokens = self.chunk
         logits = min(self.engine.sequences, tokens) * self.model.vocabulary * 4 // self.layout.tp
-        return self.pass_bytes(tokens) + 2 * logits
+        return max(self.pass_bytes(tokens) + 2 * logits, self._tower_bytes())
+
+    def _tower_bytes(self) -> int:
+        """What the most pictures hold that are read at once: of a prompt; under vLLM, which tries it when it starts, as
+        many of the largest ones as a pass has tokens for (multimodal/encoder_budget.py; v1/worker/gpu_model_runner.py,
+        ``profile_run``).
+        """
+        tower = self.model.tower
+        if tower is None:
+            return 0
+        rows = sum(batch.tokens for kernels, batch in tower.split(self.model.pictures) if kernels is tower.patches)
+        largest = tower.largest() if self.engine.name == "vllm" else None
+        if largest is not None:
+            rows = max(rows, max(1, self.chunk // largest.tokens) * largest.groups * largest.patches)
+        columns = [self.local_product(product) for product, _ in tower.products if product.split == "column"]
+        widest, narrow = (max((getattr(product, side) for product in columns), default=0) for side in ("n", "k"))
+        return rows * (2 * widest + 4 * narrow) * 2
 
     def pass_bytes(self, tokens: int) -> int:
         """What a pass of so many tokens holds besides, without logits."""

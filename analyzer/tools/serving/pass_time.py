@@ -2,8 +2,8 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from analyzer.errors import UnknownSpeedError
@@ -44,6 +44,16 @@ class PassTime:
     def seconds(self) -> float:
         return self.kernel_seconds + self.host_seconds
 
+    def add(self, other: PassTime, times: int) -> PassTime:
+        """Both passes one after the other, the ``other`` so many times."""
+        parts = {name: (count + times * more[0], seconds + times * more[1])
+                 for name in {**self.parts, **other.parts}
+                 for (count, seconds), more in [(self.parts.get(name, (0, 0.0)), other.parts.get(name, (0, 0.0)))]}
+        bounds = {name: self.bounds.get(name, 0.0) + times * other.bounds.get(name, 0.0)
+                  for name in {**self.bounds, **other.bounds}}
+        return PassTime(self.kernel_seconds + times * other.kernel_seconds,
+                        self.host_seconds + times * other.host_seconds, parts, bounds, max(self.spread, other.spread))
+
     @property
     def bound(self) -> str:
         """What most of the pass waits for: the host, or what bounds most of its kernels' time."""
@@ -66,7 +76,17 @@ class PassTimer:
         """Of a pass, host included. Contexts and chunks are taken at steps of a sixteenth, so that most are known."""
         rounded = Batch(batch.sequences, _round(batch.context),
                         tuple(Chunk(chunk.tokens, _round(chunk.context)) for chunk in batch.chunks), batch.drafted)
-        return self._seconds(rounded)
+        begun = _count_begun(batch) if self.deployment.model.pictures else 0
+        return self._seconds(rounded) + (begun * self._pictures.seconds if begun else 0.0)
+
+    @functools.cached_property
+    def _pictures(self) -> PassTime:
+        """Of the pictures of one prompt, whose kernels the host launches one by one."""
+        tower, pictures = self.deployment.model.tower, self.deployment.model.pictures
+        return self._sum([(name if name == "all-reduce" else "pictures", time, number * count)
+                          for kernels, part in (tower.split(pictures) if tower else ())
+                          for kernel, count in kernels.items()
+                          for name, time, number in self._list_kernel(kernel, part, True)], None)
 
     def _time_seconds(self, batch: Batch) -> float:
         model = self.deployment.model
@@ -89,16 +109,28 @@ class PassTimer:
 
     def time(self, batch: Batch) -> PassTime:
         """Raises UnknownSpeedError."""
+        found = self._sum(self._list_kernels(batch), batch)
+        begun = _count_begun(batch) if self.deployment.model.pictures else 0
+        return found.add(self._pictures, begun) if begun else found
+
+    def _sum(self, kernels: Iterable[tuple[str, KernelTime, int]], batch: Batch | None) -> PassTime:
+        """Of kernels of a pass, or of its pictures (None)."""
         parts: dict[str, tuple[int, float]] = {}
         bounds: dict[str, float] = defaultdict(float)
         errors = ErrorSum()
-        for name, kernel, count in self._list_kernels(batch):
+        for name, kernel, count in kernels:
             number, seconds = parts.get(name, (0, 0.0))
             parts[name] = number + count * kernel.kernels, seconds + count * kernel.seconds
             bounds[kernel.bound] += count * kernel.seconds
             errors.add((name, kernel.seconds), count, kernel.seconds, kernel.spread)
         launches, total = (sum(column) for column in zip(*parts.values()))
-        return PassTime(total, self._host_seconds(batch, total, int(launches)), parts, dict(bounds), errors.spread)
+        host = self._launch_seconds(total, int(launches)) if batch is None else self._host_seconds(
+            batch, total, int(launches))
+        return PassTime(total, host, parts, dict(bounds), errors.spread)
+
+    def _launch_seconds(self, kernels: float, launches: int) -> float:
+        """How much longer than kernels take the host needs to launch them one by one."""
+        return max(0.0, launches * self.constants[f"{self.deployment.engine.name}.launch_seconds"] - kernels)
 
     def _host_seconds(self, batch: Batch, kernels: float, launches: int) -> float:
         """What a pass takes beside its kernels: what the device needs to start a graph, and scheduling and the handling
@@ -110,7 +142,7 @@ class PassTimer:
         if not engine.overlaps:
             seconds += constants["pass_seconds"] + batch.sequences * constants["sequence_seconds"]
         if batch.chunks and batch.tokens > self.deployment.graph_tokens:
-            seconds += max(0.0, launches * constants[f"{engine.name}.launch_seconds"] - kernels)
+            seconds += self._launch_seconds(kernels, launches)
         return seconds
 
     # --- kernels ---
@@ -197,7 +229,9 @@ class PassTimer:
         item = CACHE_BYTES[self.deployment.cache]
         if batch.sequences:
             times.append(self._decode_attention(kernel, heads, kv_heads, batch, item))
-        for chunk in batch.chunks:
+        # tiles and windows of an encoder are sequences of one kernel
+        alike = Counter(batch.chunks).items() if sees_all else [(chunk, 1) for chunk in batch.chunks]
+        for chunk, number in alike:
             if kernel.is_latent and kernel.selected:  # each token has keys of its own, so latents are not expanded
                 pairs = chunk.tokens * chunk.count_seen(kernel.selected)
                 times.append(self._latent_arithmetic(kernel, heads, pairs, SPARSE_SHARE))
@@ -207,7 +241,7 @@ class PassTimer:
             if kernel.window:
                 keys = min(keys, kernel.window + chunk.tokens)
             times.append(attention_time(
-                self.deployment.engine.name, 1, heads, heads if kernel.is_latent else kv_heads, chunk.tokens,
+                self.deployment.engine.name, number, heads, heads if kernel.is_latent else kv_heads, chunk.tokens,
                 max(keys, chunk.tokens), query, value, "bfloat16", self.device, causal=not sees_all,
                 window=kernel.window, kv_item_bytes=0 if kernel.is_latent or sees_all else item))
         return None if None in times else join(time for time in times if time is not None)
@@ -282,6 +316,17 @@ class PassTimer:
         else:                # a part summed by each, a barrier more, and gathered
             seconds = start + 3 * hop + 2 * nbytes * (ranks - 1) / ranks / rate
         return min(KernelTime(seconds, nccl.spread, "communication"), nccl, key=lambda time: time.seconds)
+
+
+def _count_begun(batch: Batch) -> int:
+    """Prompts that a pass begins to read."""
+    return sum(chunk.tokens == chunk.context for chunk in batch.chunks)
+
+
+def split_pictures(model: ServedModel, batch: Batch) -> list[tuple[Mapping[Kernel, int], Batch, bool]]:
+    """The kernels of the pictures of prompts that a pass begins to read, as those of `split_pass`."""
+    found = [(kernels, part, True) for kernels, part in (model.tower.split(model.pictures) if model.tower else ())]
+    return found * _count_begun(batch)
 
 
 def split_pass(model: ServedModel, batch: Batch) -> list[tuple[Mapping[Kernel, int], Batch, bool]]:

@@ -32,8 +32,10 @@ from analyzer.tools.generation.decoder import (
 )
 from analyzer.tools.generation.stored_cache import CacheForm, make_stored_cache
 
+from .deployment import stored_format
 from .pass_kernels import TOKENS, PassReading
 from .served_model import ServedModel
+from .tower import read_tower
 
 
 @leaves_no_tensor
@@ -79,9 +81,13 @@ def read_served_model(model: nn.Module | Callable[[], nn.Module], name: str = "m
         elif grows:
             states, notes = _compare_kept(found, kept, type(module).__name__)
         total = sum(parameter.numel() for parameter in module.parameters())
-        products = sum(count * product.elements for product, count in found.products)
+        tower = read_tower(module) if found.encoder is None else None
+        read = [*found.products, *(tower.products if tower else ())]
+        products = sum(count * product.elements for product, count in read)
         shared = found.vocabulary * found.hidden if found.shares_table else 0
-        return replace(found, name=name, state_bytes=states, notes=(notes,) if notes else (),
+        packed = getattr(getattr(module, "config", None), "quantization_config", None)
+        return replace(found, name=name, state_bytes=states, tower=tower,
+                       stored=stored_format(packed) if packed else None, notes=(notes,) if notes else (),
                        repository=str(getattr(getattr(module, "config", None), "_name_or_path", "")),
                        other_weights=max(0, total - products - found.table + shared))
 

@@ -29,8 +29,8 @@ from .served_profile import table_of_points
 from .simulation import NoRoomError
 
 _OF_SERVER = ("concurrency", "rate", "weights", "experts", "ttft", "tpot", "draft", "prices", "carbon",
-              "server_version", "receive_interval", "stream_interval", "batch_wait", "burst", "prefill",
-              "decode")
+              "images", "image_size", "video_frames", "server_version", "receive_interval", "stream_interval",
+              "batch_wait", "burst", "prefill", "decode")
 _RANKS = ("tp", "pp", "dp", "ep")
 _SERVER = "vllm"  # where --server is not given
 #: What ``--quantize`` of the eager model is on a server.
@@ -54,8 +54,8 @@ def read_settings(arguments: argparse.Namespace, layout: Layout | None = None) -
                          "out")
     if arguments.cache not in (None, "paged"):
         raise InputError(f"--cache {arguments.cache}: a server's cache is paged; leave it out, or --engine server")
-    weights = arguments.weights or _WEIGHTS.get(arguments.quantize or "", None) or _tell_format(arguments.target) or (
-        "fp16" if arguments.dtype in ("fp16", "float16") else "bf16")
+    weights = arguments.weights or _WEIGHTS.get(arguments.quantize or "", None) or _tell_format(arguments.target) or {
+        "fp16": "fp16", "float16": "fp16", "bf16": "bf16", "bfloat16": "bf16"}.get(arguments.dtype or "")
     engine, _, version = (arguments.server or _SERVER).partition(":")
     if engine not in ENGINES:
         raise InputError(f"--server {arguments.server}: must be one of {', '.join(ENGINES)}, with a version or "
@@ -88,6 +88,16 @@ def read_target(arguments: argparse.Namespace) -> ServedModel:
         name = given if "/" in given else shape.name  # another's copy, or of other weights, is served as it is named
         return replace(found, name=name, repository=name)
     return replace(found, repository=given) if Path(given).is_dir() else found
+
+
+def _read_prompts(arguments: argparse.Namespace) -> tuple[ServedModel, int]:
+    """The model with prompts of the command's pictures, and all tokens of such a prompt."""
+    found = read_target(arguments)
+    images, frames = arguments.images or 0, arguments.video_frames or 0
+    if arguments.image_size is not None and not images and not frames:
+        raise InputError("--image-size: there are no --images and no --video-frames; add one, or leave it out")
+    found = found.with_pictures(images, arguments.image_size or (1024, 1024), frames)
+    return found, arguments.prompt + found.picture_tokens
 
 
 def time_points(arguments: argparse.Namespace, points: Sequence[ServingPoint]) -> tuple[list[ServingPoint], str]:
@@ -123,7 +133,7 @@ def run_server(arguments: argparse.Namespace) -> tuple[str, int]:
     if arguments.rate is not None and arguments.concurrency is not None:
         raise InputError(f"--rate {arguments.rate:g} and --concurrency: give one of them")
     settings = read_settings(arguments)
-    model = read_target(arguments)
+    model, _ = _read_prompts(arguments)
     numbers = arguments.concurrency or (None if arguments.rate is not None else [arguments.batch])
     price, = price_of(arguments.prices, devices)
     try:
@@ -158,7 +168,8 @@ def _run_pools(arguments: argparse.Namespace) -> tuple[str, int]:
     settings = read_settings(arguments, Layout())
     settings.pop("layout")
     try:
-        found = profile_pools(read_target(arguments), arguments.prompt, arguments.new_tokens,
+        model, prompt = _read_prompts(arguments)
+        found = profile_pools(model, prompt, arguments.new_tokens,
                               read_pool(arguments.prefill), read_pool(arguments.decode),
                               concurrency=None if arguments.rate is not None else numbers[0], rate=arguments.rate,
                               **settings)
@@ -177,9 +188,9 @@ def _run_fleets(arguments: argparse.Namespace, devices: list[str]) -> tuple[str,
     if given:
         raise InputError(f"{', '.join(given)}: the search for fleets chooses ranks itself; leave it out")
     target = FleetTarget(arguments.ttft, arguments.tpot, arguments.rate, arguments.percentile)
-    model = read_target(arguments)
+    model, prompt = _read_prompts(arguments)
     deployments = [make_deployment(model, device=device, **read_settings(arguments, Layout())) for device in devices]
-    found = find_fleets(deployments, target, arguments.prompt, arguments.new_tokens,
+    found = find_fleets(deployments, target, prompt, arguments.new_tokens,
                         prices=price_of(arguments.prices, devices), repository=model.repository or "MODEL")
     if arguments.json is not None:
         found.to_json(arguments.json)

@@ -28,11 +28,15 @@ def make_deployment(model: ServedModel, *, device: str | DeviceSpec = "h200", cl
                     layout: Layout | None = None, engine: str = "vllm", version: str | None = None,
                     memory_share: float | None = None, receive_interval: int | None = None,
                     stream_interval: int | None = None, prefill_chunk: int | None = None,
-                    batch_wait: tuple[int, float] | None = None, weights: str = "bf16", experts: str | None = None,
-                    cache: str = "bf16", block_size: int = BLOCK_SIZE, skew: float = 0.0) -> Deployment:
-    """What is not given of an engine is its default, in its newest version or in ``version``; see `Engine`. Raises
-    InputError for names and numbers that cannot be.
+                    batch_wait: tuple[int, float] | None = None, weights: str | None = None,
+                    experts: str | None = None, cache: str = "bf16", block_size: int = BLOCK_SIZE,
+                    skew: float = 0.0) -> Deployment:
+    """What is not given of an engine is its default, in its newest version or in ``version``; see `Engine`. ``weights``
+    None: formats as the model's config has them, else 16 bits. Raises InputError for names and numbers that cannot be.
     """
+    if weights is None:
+        weights, stored = model.stored or ("bf16", None)
+        experts = experts or stored
     for name, value, known in (("engine", engine, ENGINES), ("weights", weights, WEIGHT_FORMATS),
                                ("experts", experts or weights, WEIGHT_FORMATS), ("cache", cache, CACHE_BYTES)):
         if value not in known:
@@ -59,19 +63,24 @@ def make_deployment(model: ServedModel, *, device: str | DeviceSpec = "h200", cl
 def profile_served(model: nn.Module | Callable[[], nn.Module] | ServedModel | Deployment, prompt_tokens: int = 1024,
                    new_tokens: int = 256, *, concurrency: int | None = None, rate: float | None = None,
                    bursts: bool = False, name: str = "model", price: float | None = None, carbon: float | None = None,
-                   drafted: int = 0, acceptance: float = 0.7, **settings: object) -> ServedProfile:
+                   drafted: int = 0, acceptance: float = 0.7, images: int = 0,
+                   image_size: tuple[int, int] = (1024, 1024), video_frames: int = 0,
+                   **settings: object) -> ServedProfile:
     """Predict what a server of ``model`` gives: time to the first token, time of each, tokens a second, memory, watts.
 
     ``concurrency`` clients (by default 1) ask again as soon as they are answered, or requests come at ``rate`` a second
     by chance; with ``bursts`` clients begin all at once and ask ten times each, as benchmarks of servers do.
     ``settings`` are of `make_deployment`. ``price``: dollars of a GPU and hour; ``carbon``: grams of carbon
     dioxide of a kWh. ``drafted`` tokens are proposed for each and verified at once (speculative decoding), each kept
-    with a chance of ``acceptance`` if those before it are. Raises NoRoomError where not even one sequence fits.
+    with a chance of ``acceptance`` if those before it are. Beside its text a prompt has ``images`` of a width and
+    height, or a video of ``video_frames`` of that size, whose tokens are added to ``prompt_tokens``. Raises NoRoomError
+    where not even one sequence fits.
     """
     served = model.model if isinstance(model, Deployment) else (
         model if isinstance(model, ServedModel) else read_served_model(model, name))
     prompt_tokens = served.prompt_tokens or prompt_tokens  # a spectrogram has the length that the model is for
-    served = served.with_prompt(prompt_tokens)
+    served = served.with_prompt(prompt_tokens).with_pictures(images, image_size, video_frames)
+    prompt_tokens += served.picture_tokens
     deployment = replace(model, model=served) if isinstance(model, Deployment) else (
         make_deployment(served, **settings))  # type: ignore[arg-type]
     if not 0 <= acceptance <= 1 or drafted < 0:
@@ -96,7 +105,7 @@ def _describe(deployment: Deployment, timer: PassTimer, traffic: Traffic, line: 
     layout, constants = deployment.layout, timer.constants
     running = max(1, round(line.running))
     decode = Batch(running, max(1, round(line.context)), drafted=1 + traffic.drafted)
-    tokens = min(traffic.prompt_tokens, deployment.engine.chunk)
+    tokens = min(traffic.prompt_tokens, deployment.chunk)
     mixed = Batch(running, decode.context, (Chunk(tokens, tokens),), decode.drafted)
     copies = layout.dp * layout.pp
     throughput = line.tokens_per_second * copies
@@ -149,6 +158,10 @@ def _list_assumptions(deployment: Deployment, traffic: Traffic) -> list[str]:
         found.append(f"{model.name} keeps nothing of the tokens before: no attention was found among its operators, so "
                      "the cache is 0 and a token takes as long after a long prompt as after a short one")
     found += model.notes
+    if model.pictures:
+        sizes = " and ".join(f"{number} of {size}" for number, size in model.pictures)
+        found.append(f"prompts have pictures, {sizes}: {model.picture_tokens:,} of their {traffic.prompt_tokens:,} "
+                     "tokens, read when a prompt begins; loading and resizing them on the host is not in the answer")
     chosen = next((kernel.selected for kernel, _ in model.attentions if kernel.selected), 0)
     if chosen:
         found.append(f"an indexer chooses {chosen:,} tokens that attention reads, by scores of all: its keys are held "
@@ -168,7 +181,7 @@ def _list_assumptions(deployment: Deployment, traffic: Traffic) -> list[str]:
         found.append("SGLang's host launches a kernel as fast as TensorRT-LLM's, a request takes beside its passes the "
                      "mean of those of TensorRT-LLM and vLLM, a pass 8,192 tokens of prompts on any device: none of it "
                      "was measured")
-    if deployment.graph_tokens < min(traffic.prompt_tokens, engine.chunk):
+    if deployment.graph_tokens < min(traffic.prompt_tokens, deployment.chunk):
         found.append("passes that read more than " + (f"{deployment.graph_tokens:,} tokens of prompts"
                      if deployment.graph_tokens else "the next tokens") + " are no CUDA graphs: the host launches "
                      "their kernels one by one")

@@ -1,9 +1,14 @@
 """A model as a server runs it: the kernels of one pass, and what lies in memory."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
+
+from analyzer.errors import InputError
+
+from .batch import Batch, Chunk
+from .picture import Pictured, Size, count_pictured
 
 Split = Literal["column", "row", "heads", "none"]
 
@@ -83,6 +88,44 @@ class PassKernel:
 Kernel = Product | AttentionKernel | PassKernel
 
 
+@dataclass(frozen=True, slots=True)
+class Tower:
+    """What reads pictures for a model of language. Kernels of ``patches`` run for each patch of a picture; those of
+    ``windows`` look at parts of it; those of ``tokens`` run for each token that the model of language gets. Weights are
+    held in 16 bits. ``config``: the whole model's.
+    """
+
+    patches: Mapping[Kernel, int]
+    windows: Mapping[Kernel, int]
+    tokens: Mapping[Kernel, int]
+    config: Any
+
+    @property
+    def products(self) -> list[tuple[Product, int]]:
+        return [(kernel, count) for part in (self.patches, self.tokens) for kernel, count in part.items()
+                if isinstance(kernel, Product)]
+
+    def split(self, pictures: Iterable[tuple[int, Size]]) -> list[tuple[Mapping[Kernel, int], Batch]]:
+        """Its kernels, with what they read of a prompt's ``pictures``, numbers of each size."""
+        found: list[tuple[Mapping[Kernel, int], Batch]] = []
+        for number, size in pictures:
+            each = count_pictured(self.config, size)
+            for kernels, parts, tokens in ((self.patches, each.groups, each.patches),
+                                           (self.windows, each.windows, each.window_patches),
+                                           (self.tokens, 1, each.rows)):
+                if kernels:
+                    found.append((kernels, Batch(0, 1, (Chunk(tokens, tokens),) * (number * parts))))
+        return found
+
+    def largest(self) -> Pictured | None:
+        """Of the largest picture that the model takes, as vLLM runs it when it starts; None where that is not known."""
+        try:  # more pixels than any rule leaves, in shapes of which tiles are made
+            sizes = Size(8192, 8192), Size(8192, 6144)
+            return max((count_pictured(self.config, size) for size in sizes), key=lambda each: each.tokens)
+        except InputError:
+            return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """The kernels of a pass, how often each, and what lies in memory."""
@@ -100,6 +143,26 @@ class ServedModel:
     encoder: Mapping[Kernel, int] | None = None
     prompt_tokens: int | None = None       #: what the encoder reads, where that is not said by the caller
     notes: tuple[str, ...] = ()            #: what is not sure of its cache
+    stored: tuple[str, str | None] | None = None  #: formats of weights and experts that its config tells
+    tower: Tower | None = None             #: what reads pictures
+    pictures: tuple[tuple[int, Size], ...] = ()   #: of each prompt: how many of which size
+    picture_tokens: int = 0                #: of a prompt, those of its pictures
+
+    def with_pictures(self, images: int = 0, size: tuple[int, int] = (1024, 1024),
+                      video_frames: int = 0) -> ServedModel:
+        """The same for prompts that have so many pictures of a width and height, or a video of so many frames, beside
+        their text. Raises InputError for a model that reads none.
+        """
+        if images < 0 or video_frames < 0:
+            raise InputError(f"images={images}, video_frames={video_frames}: 0 or more")
+        if not images and not video_frames:
+            return self
+        if self.tower is None:
+            raise InputError(f"images={images}, video_frames={video_frames}: {self.name} reads no pictures, or its "
+                             "tower is not known here; leave them out")
+        pictures = [(images, Size(*size))] * bool(images) + [(1, Size(*size, video_frames))] * bool(video_frames)
+        return replace(self, pictures=tuple(pictures), picture_tokens=sum(
+            number * count_pictured(self.tower.config, each).tokens for number, each in pictures))
 
     def with_prompt(self, tokens: int) -> ServedModel:
         """The same for prompts of so many tokens, which an encoder reads and every new token looks at."""

@@ -154,8 +154,8 @@ def time_answers(deployment: Deployment, prompts: int, prompt_tokens: int, answe
     at_once = max(1, min(answers, deployment.engine.sequences if most is None else most))
     seconds, spread = 0.0, 0.0
     try:
-        whole = max(1, deployment.engine.chunk // max(1, prompt_tokens))  # prompts of a pass
-        part = min(prompt_tokens, deployment.engine.chunk)
+        whole = max(1, deployment.chunk // max(1, prompt_tokens))  # prompts of a pass
+        part = min(prompt_tokens, deployment.chunk)
         passes = -(-prompts // whole) * -(-prompt_tokens // part)
         seconds += passes * timer.time(Batch(0, 1, (Chunk(part, prompt_tokens),) * min(whole, prompts))).seconds
         for begin in range(0, answers, at_once):

@@ -278,7 +278,7 @@ class Scheduler:
 
     def _admit(self) -> list[Chunk]:
         """Chunks of the next pass: those under way first, then those that wait and have room."""
-        budget = self.engine.chunk - (len(self.running) if self.engine.mixes else 0)
+        budget = self.deployment.chunk - (len(self.running) if self.engine.mixes else 0)
         chunks: list[Chunk] = []
         if self._waits_for_others():
             return chunks
@@ -305,7 +305,7 @@ class Scheduler:
         engine, slots = self.engine, self.slots - len(self.running)
         prompts = sum(request.prompt for request in itertools.islice(self.waiting, slots))
         if not self.running or self.reading or not prompts or self.waited >= engine.wait_passes or (
-                len(self.running) + prompts >= engine.wait_share * engine.chunk):
+                len(self.running) + prompts >= engine.wait_share * self.deployment.chunk):
             self.waited = 0
             return False
         self.waited += 1

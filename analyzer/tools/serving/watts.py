@@ -6,7 +6,7 @@ from analyzer.hardware.power import Work, add_work, watts_of
 
 from .batch import Batch, Chunk
 from .deployment import WEIGHT_FORMATS, Deployment
-from .pass_time import PassTimer, choose_experts, split_pass
+from .pass_time import PassTimer, choose_experts, split_pass, split_pictures
 from .product_time import find_format_peak
 from .served_model import Kernel, PassKernel, Product
 from .simulation import Timeline
@@ -29,7 +29,7 @@ def find_work(timer: PassTimer, batch: Batch) -> Work:
         sorting = min(time.host_seconds, batch.sequences * timer.constants["sequence_seconds"])
     model, tp, bandwidth = deployment.model, deployment.layout.tp, timer.device.memory_bandwidth
     products, nbytes = 0.0, 2 * 4 * batch.sampled * model.vocabulary / tp  # logits in float32, read and written
-    for kernels, part, sees_all in split_pass(model, batch):
+    for kernels, part, sees_all in [*split_pass(model, batch), *split_pictures(model, batch)]:
         for kernel, count in kernels.items():
             seconds, moved = _load(deployment, kernel, part, sees_all)
             products += count * seconds

@@ -1,6 +1,7 @@
 """vLLM's server: ``vllm serve MODEL ...``, the module that it starts, and the YAML of ``--config``."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..options import Options, names_of
@@ -48,10 +49,27 @@ def read(options: Options, launch: JobLaunch) -> ServingPlan:
         options.note("enable_prefix_caching", "understood", "requests share no beginning")
     elif options.get("enable_prefix_caching") is not None:
         options.assume("enable_prefix_caching", "no two requests share a beginning")
+    has_tower = _loads_tower(options)
     options.finish("vllm", known=_ALIASES.values())
     return ServingPlan(model=model, engine="vllm", weights=weights, experts=experts, cache=cache, block_size=block_size,
                        tp=tp, pp=pp, dp=dp, ep=ep, length=length, fits_length=fits, is_stretched=stretches,
-                       memory_share=share, sequences=sequences, chunk=chunk, drafted=drafted)
+                       memory_share=share, sequences=sequences, chunk=chunk, drafted=drafted, has_tower=has_tower)
+
+
+def _loads_tower(options: Options) -> bool:
+    """Whether what reads pictures is loaded: not where prompts may have none (model_executor/models/interfaces.py,
+    `_mark_tower_model`; config/multimodal.py, `get_limit_per_prompt`).
+    """
+    limits = read_json_option(options, "limit_mm_per_prompt")
+    counts = [limit.get("count") if isinstance(limit, Mapping) else limit
+              for limit in ((limits or {}).get(kind) for kind in ("image", "video"))]
+    if options.flag("language_model_only") or counts == [0, 0]:
+        options.note("limit_mm_per_prompt" if limits else "language_model_only", "understood",
+                     "prompts have no pictures: what reads them is not loaded")
+        return False
+    if limits is not None:
+        options.assume("limit_mm_per_prompt", "requests are text alone, beside room for the largest picture")
+    return True
 
 
 def _read_length(options: Options) -> tuple[int | None, bool]:
