@@ -104,7 +104,8 @@ def _count_bounded(config: Any, size: Size) -> Pictured:
 
 def _count_steps(config: Any, size: Size) -> int:
     """Pairs of frames, of which patches are made together."""
-    return max(1, math.ceil(size.frames / config.vision_config.temporal_patch_size))
+    step: int = config.vision_config.temporal_patch_size
+    return max(1, -(-size.frames // step))
 
 
 def _count_qwen3(config: Any, size: Size) -> Pictured:
