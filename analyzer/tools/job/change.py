@@ -43,10 +43,13 @@ class JobChange:
 
 
 class Changes:
-    """The search for what makes a job fit. ``tried`` are all that were profiled, in order."""
+    """The search for what makes a job fit. ``found`` is what it costs as it is; ``tried`` are all that were profiled,
+    in order.
+    """
 
-    def __init__(self, job: Job, profile: Callable[[Job], TrainedJob | LaidOutJob]) -> None:
-        self.job, self._profile = job, profile
+    def __init__(self, job: Job, profile: Callable[[Job], TrainedJob | LaidOutJob],
+                 found: TrainedJob | LaidOutJob | None = None) -> None:
+        self.job, self._profile, self._found = job, profile, found
         self.tried: list[JobChange] = []
 
     def find(self) -> JobChange | None:
@@ -64,12 +67,20 @@ class Changes:
     def _find_alone(self, axis: str) -> JobChange | None:
         """The change of one axis; of batches the largest that fits, sought only where the smallest does."""
         values = list(_list_values(axis, self._plan))
-        if not values:
+        if not values or not self._can_suffice(axis):
             return None
         found = self._try([(axis, values[-1])])
         if found is None or not found.fits:
             return found
         return next((tried for value in values[:-1] if (tried := self._try([(axis, value)])) and tried.fits), found)
+
+    def _can_suffice(self, axis: str) -> bool:
+        """Whether what an axis makes smaller is as large as what is missing."""
+        if not isinstance(self._found, TrainedJob) or self._found.verdict is None:
+            return True
+        whole, profile = self._found.verdict.free_bytes, self._found.profile
+        size = {"optimizer": profile.optimizer_bytes, "quantize": profile.param_bytes}.get(axis)
+        return whole is None or size is None or size >= -whole
 
     def _add_up(self) -> JobChange | None:
         chosen: list[tuple[str, object]] = []

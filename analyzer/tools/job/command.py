@@ -107,7 +107,7 @@ def _train(job: Job, arguments: argparse.Namespace, shown: list[str], price: flo
         return 0
     change = None
     if not arguments.no_advice:
-        changes = Changes(job, profile)
+        changes = Changes(job, profile, found)
         change = changes.find()
         print(f"\n{describe_change(job, change, changes.tried)}")
     if arguments.write is not None:

@@ -146,10 +146,11 @@ def describe_change(job: Job, change: JobChange | None, tried: Sequence[JobChang
     else:
         assert change.result is not None
         verdict = change.result.verdict
-        need = None if verdict is None else verdict.needed_bytes
+        need, there = (None, None) if verdict is None else (verdict.needed_bytes, verdict.capacity_bytes)
         seconds = change.result.step_seconds
         kept = "" if change.keeps_result else "; it changes what is trained"
-        lines.append(f"with this it fits: {format_bytes(need)} needed, a step in {format_seconds(seconds)}{kept}")
+        lines.append(f"with this it fits: {format_bytes(need)} needed of {format_bytes(there)}, a step in "
+                     f"{format_seconds(seconds)}{kept}")
         lines += ["", diff_of(job, change.edits), ""]
     rows = []
     for other in tried:

@@ -51,6 +51,8 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     return plan
 
 
+_LIGER = "axolotl.integrations.liger.LigerPlugin"
+_CUT = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
 _EIGHT_BITS = ("adamw_8bit", "adamw_bnb_8bit")
 _LOSSES = ("cut_cross_entropy", "chunked_cross_entropy", "liger_cross_entropy", "liger_fused_linear_cross_entropy")
 
@@ -280,11 +282,23 @@ def _read_attention(options: Options) -> str | None:
 
 
 def _read_loss(options: Options) -> int | None:
-    plugins = " ".join(options.words("plugins"))
-    fused = options.flag("liger_fused_linear_cross_entropy")
-    chunked = options.flag("chunked_cross_entropy")
-    cut = options.flag("cut_cross_entropy", "CutCrossEntropyPlugin" in plugins)
-    return FUSED_LOSS if fused or cut or chunked else None
+    """utils/config/__init__.py, `validate_config`: options of a plugin are read where it is named."""
+    plugins, uses = " ".join(options.words("plugins")), options.flag("chunked_cross_entropy")
+    for name, plugin, usual in (("liger_fused_linear_cross_entropy", _LIGER, False), ("cut_cross_entropy", _CUT, True)):
+        is_named = plugin.rpartition(".")[2] in plugins
+        if options.flag(name, usual and is_named) and not is_named:
+            options.assume(name, f"axolotl reads it with plugins: [{plugin}] alone: the loss of all tokens at once")
+        uses = uses or is_named and options.flag(name, usual)
+    return FUSED_LOSS if uses else None
+
+
+def _set_fused_loss(options: Options, plan: TrainingPlan, wanted: Any) -> list[Edit] | None:
+    """Liger's option, with its plugin where none is named; a list of others is changed by hand."""
+    plugins = options.words("plugins")
+    if plugins and "LigerPlugin" not in " ".join(plugins):
+        return None
+    edits = set_option("liger_fused_linear_cross_entropy", True)(options, plan, wanted)
+    return edits if plugins or not edits else [Edit(("plugins",), None, [_LIGER]), *edits]
 
 
 def _reads_true(options: Options, name: str) -> bool:
@@ -314,5 +328,5 @@ AXOLOTL = JobProgram(
     changes={"batch": set_batch("micro_batch_size", "gradient_accumulation_steps"),
              "checkpoints": set_option("gradient_checkpointing", True),
              "optimizer": set_option("optimizer", _eight_bits),
-             "loss": set_option("liger_fused_linear_cross_entropy", True),
+             "loss": _set_fused_loss,
              "quantize": _set_four_bits, "length": set_option("sequence_len")})
