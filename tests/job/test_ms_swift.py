@@ -351,6 +351,18 @@ def test_groups_of_devices_under_ray(tmp_path: Path, more: str, is_apart: bool) 
     assert (plan.rollout.is_apart, plan.rollout.server.memory_share) == (is_apart, None if is_apart else 0.4)
 
 
+@pytest.mark.parametrize(("before", "after", "problem"), [
+    ("gpus: 4", "gpus: many", "ray.yaml:9: train.gpus: many: must be a whole number of at least 1"),
+    ("use_vllm: true", "use_vllm: true\ncolocate_groups: 3",
+     'ray.yaml:8: colocate_groups: 3: must be a list of lists of groups: [[train, rollout]]'),
+    ("lora_rank: 4", "lora_rank: none", "ray.yaml:11: lora_rank: none: must be a whole number of at least 1")])
+def test_broken_groups_of_devices(tmp_path: Path, before: str, after: str, problem: str) -> None:
+    (tmp_path / "ray.yaml").write_text(RAY.replace(before, after))
+    with pytest.raises(JobError) as error:
+        read_job(tmp_path / "ray.yaml")
+    assert str(error.value).removeprefix(f"{tmp_path}{os.sep}") == problem
+
+
 def test_a_line_of_a_quotation_that_begins_as_a_comment_would(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text('TEXT="one\n#### two"\nswift sft --model Qwen/Qwen3-0.6B --max_length 64\n')
     assert read_job(tmp_path / "a.sh").plan.length == 64

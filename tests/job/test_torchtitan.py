@@ -79,6 +79,8 @@ def test_options_and_what_becomes_of_them(tmp_path: Path, before: str, after: st
     ("seq_len = 8192", "seq_len = 'long'", "a.toml:14: training.seq_len: long: must be a whole number of at least 1"),
     ("shard_degree = -1", "shard_degree = 4", "a.toml:19: parallelism.data_parallel_shard_degree: 4: degrees of 4 x 1 "
      "x 1 are not the 8 ranks of the job"),
+    ("shard_degree = -1", "shard_degree = 0", "a.toml:19: parallelism.data_parallel_shard_degree: 0: must be -1, which "
+     "is all ranks, or at least 1"),
     ("local_batch_size = 2", "local_batch_size = 2\nglobal_batch_size = 24", "a.toml:14: training.global_batch_size: "
      "24: is no multiple of 2 sequences a pass on 8 ranks, 32 is"),
     ('"full"', '"most"', "a.toml:23: activation_checkpoint.mode: most: must be one of none, selective, full"),

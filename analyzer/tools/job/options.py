@@ -83,6 +83,10 @@ class Options:
 
     # Values, checked.
 
+    @overload
+    def number(self, name: str, default: int, *, least: int = 0, means: str = "") -> int: ...
+    @overload
+    def number(self, name: str, default: None = None, *, least: int = 0, means: str = "") -> int | None: ...
     def number(self, name: str, default: int | None = None, *, least: int = 0, means: str = "") -> int | None:
         """A whole number. Raises JobError for anything else, and for one below ``least``."""
         value = self._take(name, default, means)
@@ -96,9 +100,7 @@ class Options:
 
     def count(self, name: str, default: int = 1, *, means: str = "") -> int:
         """A whole number of at least 1."""
-        found = self.number(name, default, least=1, means=means)
-        assert found is not None
-        return found
+        return self.number(name, default, least=1, means=means)
 
     def fraction(self, name: str, default: float, *, means: str = "") -> float:
         """A number of at least 0."""

@@ -41,7 +41,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
         length=length, dtype=dtype, autocast=autocast, quantize=quantize, adapter=adapter,
         frozen=_read_frozen(options),
         quantizes_experts=_read_experts(options, quantize), fake_quantization=_read_fake_quantization(options),
-        classes=options.number("num_labels", 1) or 1, trained=tuple(options.words("unfrozen_parameters")),
+        classes=max(1, options.number("num_labels", 1)), trained=tuple(options.words("unfrozen_parameters")),
         attention=_read_attention(options), checkpoints=checkpoints, loss_chunks=_read_loss(options),
         optimizer=read_optimizer(options, "optimizer"), clips=options.fraction("max_grad_norm", 1.0) > 0,
         compiles=_reads_true(options, "torch_compile"), ranks=launch.size,
@@ -183,7 +183,7 @@ def _read_ranks(options: Options, launch: JobLaunch) -> tuple[Sharding | None, C
         sharding, recomputes = read_fsdp_config(config)
         checkpoints = "blocks" if recomputes else checkpoints
         options.number("dp_shard_size", least=1)
-        replicas = options.number("dp_replicate_size", 1, least=1) or 1
+        replicas = options.count("dp_replicate_size", 1)
         return (replace(sharding, replicas=replicas) if launch.size > 1 else None), checkpoints
     options.number("dp_shard_size")
     options.number("dp_replicate_size")

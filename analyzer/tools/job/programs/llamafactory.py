@@ -284,7 +284,7 @@ def _updates_in_backward(options: Options) -> bool:
     for name in ("galore_layerwise", "apollo_layerwise"):
         uses = options.get(f"use_{name.partition('_')[0]}") in (True, "true")
         if options.flag(name, means="parameters are updated as their gradients come" if uses else "") and uses:
-            if (options.number("gradient_accumulation_steps", 1) or 1) > 1:
+            if options.number("gradient_accumulation_steps", 1) > 1:
                 raise options.fail(name, "LLaMA-Factory refuses it with gradient_accumulation_steps above 1")
             return True
     return False

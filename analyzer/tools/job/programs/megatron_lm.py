@@ -107,7 +107,7 @@ def _read_vocabulary(options: Options, launch: JobLaunch, tensor: int) -> int:
     if size is None:
         size = 128_000
         options.assume("vocab_size", f"{kind} of {size:,} tokens: nothing says how many it has; give --vocab-size")
-    multiple = (options.number("make_vocab_size_divisible_by", 128, least=1) or 128) * tensor
+    multiple = options.count("make_vocab_size_divisible_by", 128) * tensor
     return -(-size // multiple) * multiple
 
 

@@ -34,7 +34,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     if parallel is not None:
         parallel = megatron.share_states(parallel, sharding, ranks)
     plan = TrainingPlan(
-        model=model.name, task=task, classes=options.number("num_labels", 2, least=1) or 2, micro_batch=batch,
+        model=model.name, task=task, classes=options.count("num_labels", 2), micro_batch=batch,
         accumulate=accumulate, reference=swift_model.reference_of(task, kind, adapter, options.get("beta")),
         length=length, dtype=dtype, quantize=quantize, adapter=adapter, trained=trained.trained, frozen=trained.frozen,
         attention=_read_attention(options), checkpoints=megatron.read_checkpoints(options, "selective"),
@@ -63,10 +63,12 @@ def _join_groups(options: Options, launch: JobLaunch) -> bool:
     launch.ranks = launch.ranks or ranks
     options.join("train", "rollout")
     together = options.get("colocate_groups") or []
+    if not isinstance(together, list) or not all(isinstance(group, list) for group in together):
+        raise options.fail("colocate_groups", "must be a list of lists of groups: [[train, rollout]]")
     for name in ("use_ray", "gpus", "colocate_groups"):
         if options.get(name) is not None:
             options.note(name, "understood", "groups of devices" if name == "colocate_groups" else "")
-    return not any({"train", "rollout"} <= set(group) for group in together if isinstance(group, list))
+    return not any({"train", "rollout"} <= set(group) for group in together)
 
 
 def _read_batch(options: Options, ranks: int) -> tuple[int, int]:

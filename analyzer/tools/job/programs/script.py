@@ -54,7 +54,7 @@ def read(options: Options, launch: JobLaunch) -> TrainingPlan:
     dtype, said = _read_dtype(options)
     plan = TrainingPlan(
         model=model, task=task, reference=reference_of(task, adapter),
-        classes=options.number("num_labels", 2) or 2, micro_batch=batch, accumulate=accumulate,
+        classes=options.count("num_labels", 2), micro_batch=batch, accumulate=accumulate,
         length=_read_length(options), dtype=dtype, autocast=read_precision(options, launch),
         quantize=quantize, adapter=adapter, attention=read_attention(options),
         checkpoints="blocks" if launch.recomputes else read_checkpoints(options),

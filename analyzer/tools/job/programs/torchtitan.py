@@ -163,7 +163,8 @@ def _read_ranks(options: Options, training: Options,
     passes run under autocast (job_config.py, `mixed_precision_param`).
     """
     part = options.section("parallelism")
-    shard = part.number("data_parallel_shard_degree", -1, least=-1) or 1
+    if (shard := part.number("data_parallel_shard_degree", -1, least=-1)) == 0:
+        raise part.fail("data_parallel_shard_degree", "must be -1, which is all ranks, or at least 1")
     replicas = part.count("data_parallel_replicate_degree", 1)
     sizes: dict[str, Any] = {name: part.count(f"{name}_parallel_degree", 1) for name in (
         "tensor", "pipeline", "context", "expert")}

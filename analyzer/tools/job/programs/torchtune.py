@@ -249,7 +249,7 @@ def _read_sharding(options: Options, launch: JobLaunch) -> Sharding | None:
     reshards = options.flag("fsdp_reshard_after_forward", True)
     offloads = options.flag("fsdp_cpu_offload")
     layers = options.words("custom_sharded_layers")
-    replicas = options.number("data_parallel_replicate_dim", 1, least=1) or 1
+    replicas = options.count("data_parallel_replicate_dim", 1)
     options.number("data_parallel_shard_dim", -1, least=-1)
     old = options.section("fsdp")
     offloads = old.flag("cpu_offload") or offloads

@@ -87,7 +87,7 @@ def _read_actor(models: Options, actor: Options, length: int, ranks: int, per_ho
         ulysses = actor.count("ulysses_sequence_parallel_size", 1)
         if ulysses > 1:
             actor.assume("ulysses_sequence_parallel_size", f"{ulysses} ranks share a sequence by context parallelism")
-        size = section.number("fsdp_size", -1, least=-1) or -1
+        size = section.number("fsdp_size", -1, least=-1)
         reshards = section.flag("reshard_after_forward", True)
         parallel = ModelParallel(context=ulysses, sharding="fsdp" if reshards else "fsdp_kept", replicas=1 if size < 1
                                  else max(1, ranks // ulysses // size), offloads=section.flag("offload_policy"))
@@ -95,7 +95,7 @@ def _read_actor(models: Options, actor: Options, length: int, ranks: int, per_ho
     if ranks % parallel.size:
         raise section.fail("tensor_model_parallel_size", f"{parallel.size} ranks share a sequence, by which {ranks} "
                            "cannot be divided")
-    rank = model.number("lora_rank", 0) or 0
+    rank = model.number("lora_rank", 0)
     fused = model.flag("use_fused_kernels", means="the loss in parts of its tokens")
     if section.flag("entropy_from_logits_with_chunking"):
         section.note("entropy_from_logits_with_chunking", "assumed", "entropies of all tokens at once")
