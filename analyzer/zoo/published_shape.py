@@ -172,5 +172,21 @@ def find_pipeline(name: str) -> dict[str, Any] | None:
     return found
 
 
+#: Repositories of the autoencoder of Stable Diffusion alone, which are of one shape for all versions before 3.
+_AUTOENCODERS = ("sd-vae-ft-ema", "sd-vae-ft-mse", "sdxl-vae", "sdxl-vae-fp16-fix")
+
+
+def find_autoencoder(name: str) -> dict[str, Any] | None:
+    """The config of an autoencoder that has a repository of its own; None of other names.
+
+    >>> find_autoencoder("stabilityai/sd-vae-ft-mse")["latent_channels"]
+    4
+    """
+    if name.rpartition("/")[2].lower() not in _AUTOENCODERS:
+        return None
+    config: dict[str, Any] = list_pipelines()["stabilityai/stable-diffusion-xl-base-1.0"]["vae"]
+    return config
+
+
 def list_names() -> Iterable[str]:
     return [name for shape in list_shapes() for name in shape.names]

@@ -18,11 +18,11 @@ import torch
 from analyzer.errors import InputError, find_close
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
-from analyzer.zoo.published_shape import find_alike, find_pipeline, list_names
+from analyzer.zoo.published_shape import find_alike, find_autoencoder, find_pipeline, list_names
 
 from . import data_set, stand_in
 from .checkpoint import replace_everywhere
-from .pipeline import write_pipeline
+from .pipeline import write_part, write_pipeline
 from .saved_file import SavedFiles, assume
 
 ALLOW = "run the dry run with --allow-download (allow_download=True), which leaves the script its own way"
@@ -74,10 +74,14 @@ class Repositories:
         pipeline = find_pipeline(name)
         shape = find_alike(name)
         config = stand_in.describe_timm(name) if shape is None or shape.library != "transformers" else shape.config
-        if kind not in (None, "model") or pipeline is None and config is None:
+        autoencoder = find_autoencoder(name)
+        if kind not in (None, "model") or pipeline is None and config is None and autoencoder is None:
             raise _refuse_model(name)
         folder = self._make_folder(name)
-        if pipeline is not None:
+        if autoencoder is not None:
+            write_part(self._files, folder, autoencoder)
+            assume(f"{name}: the autoencoder of the shapes that ship with analyzer, weights without data")
+        elif pipeline is not None:
             write_pipeline(self._files, folder, name, pipeline)
         elif config is not None:
             stand_in.write_config(folder, name, name if shape is None else shape.name, config)

@@ -29,7 +29,7 @@ def write_pipeline(files: SavedFiles, folder: Path, name: str, fields: Mapping[s
     index: dict[str, Any] = {"_class_name": kind.__name__}
     for part, config in fields.items():
         if isinstance(config, dict):
-            index[part] = _write_part(files, folder / part, config)
+            index[part] = write_part(files, folder / part, config)
         if part.startswith("text_encoder"):
             place = part.replace("text_encoder", "tokenizer")
             index[place] = ["transformers", _write_tokenizer(folder / place, name, config)]
@@ -48,7 +48,7 @@ def _write(path: Path, fields: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(fields), encoding="utf-8")
 
 
-def _write_part(files: SavedFiles, folder: Path, config: Mapping[str, Any]) -> list[str]:
+def write_part(files: SavedFiles, folder: Path, config: Mapping[str, Any]) -> list[str]:
     """The library and the class of a component, which is left in ``folder``."""
     import diffusers
 
