@@ -65,7 +65,7 @@ def list_faster_formats(profile: ProfileData) -> list[str] | None:
         device = profile.find_device(profile.device)
     except AnalyzerError:  # that the catalogue does not have
         return None
-    now = find_peak(kind, device, uses_tensor_cores=True, allow_tf32=uses_tf32("matmul"))
+    now = find_peak(kind, device, uses_tensor_cores=True, allow_tf32=_ran_tf32(profile, "matmul"))
     peaks = {name: find_peak(dtype, device, uses_tensor_cores=True, allow_tf32=True) for name, dtype in _FORMATS}
     faster = [name for name, peak in peaks.items() if now is not None and peak is not None and peak > now]
     return [name for name in faster if name != "float16" or "bfloat16" not in faster]
@@ -101,7 +101,8 @@ def find_utilization(profile: ProfileData, name: str, seconds: float | None, dev
 def find_least_seconds(profile: ProfileData, parts: tuple[str, ...], device: DeviceSpec,
                        dtype: str | None) -> float | None:
     """Seconds that the products of these parts of a step take at the device's dense peak; None where that or their
-    number is not known. Without a ``dtype``, float32 products and convolutions may each run in TF32, as PyTorch is set.
+    number is not known. Without a ``dtype``, float32 products and convolutions may each run in TF32, as PyTorch
+    was set.
     """
     macs = {"forward": profile.fwd_macs, "backward": profile.bwd_macs if profile.mode != "infer" else 0,
             "recompute": profile.recompute_macs if profile.mode != "infer" else 0}
@@ -112,16 +113,21 @@ def find_least_seconds(profile: ProfileData, parts: tuple[str, ...], device: Dev
     if total is None or kind is None:
         return None
     convolved = 0
-    if dtype is None and kind == "float32" and uses_tf32("conv") != uses_tf32("matmul"):
+    if dtype is None and kind == "float32" and _ran_tf32(profile, "conv") != _ran_tf32(profile, "matmul"):
         convolved = sum(row.macs or 0 for row in profile.operators if row.phase in parts and is_convolution(row))
     least = 0.0
-    for count, is_tf32 in ((total - convolved, uses_tf32("matmul")), (convolved, uses_tf32("conv"))):
+    for count, is_tf32 in ((total - convolved, _ran_tf32(profile, "matmul")),
+                           (convolved, _ran_tf32(profile, "conv"))):
         if count:
             peak = find_peak(kind, device, uses_tensor_cores=True, allow_tf32=dtype is None and is_tf32)
             if peak is None:
                 return None
             least += 2 * count / peak
     return least
+
+
+def _ran_tf32(profile: ProfileData, kind: str) -> bool:
+    return uses_tf32(kind) if profile.tf32 is None else kind in profile.tf32
 
 
 def is_convolution(row: OperatorInfo) -> bool:
@@ -230,8 +236,8 @@ def find_roofline(profile: ProfileData) -> Roofline:
     if profile.device is None:
         raise InputError("roofline(): the profile names no device; profile with device=, e.g. device='h100'")
     spec, kind = profile.find_device(profile.device), find_product_dtype(profile) or "float32"
-    peaks = _Ceilings(find_peak(kind, spec, True, allow_tf32=uses_tf32("matmul")),
-                      find_peak(kind, spec, True, allow_tf32=uses_tf32("conv")),
+    peaks = _Ceilings(find_peak(kind, spec, True, allow_tf32=_ran_tf32(profile, "matmul")),
+                      find_peak(kind, spec, True, allow_tf32=_ran_tf32(profile, "conv")),
                       find_peak(kind, spec, False))
     rows = [*_list_operators(profile, spec, peaks), *_list_modules(profile, spec, peaks)]
     return Roofline(spec.name, spec.memory_bandwidth, _name_peaks(profile, kind, peaks), tuple(rows),

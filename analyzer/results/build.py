@@ -14,6 +14,7 @@ import torch
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.profilers.annotation import Annotation, operator_key
 from analyzer.profilers.held_memory import alive_at, category_of, forward_ends, peak_by_category
+from analyzer.profilers.operator.registration import TF32_KINDS, uses_tf32
 from analyzer.profilers.schedule import Lanes
 from analyzer.record.call_table import OpCall
 from analyzer.record.device_log import EVALUATION, NO_STEP, PREPARATION
@@ -164,6 +165,7 @@ class ProfileBuilder:
         params = sum(p.numel for p in self.shape.distinct_parameters().values())
         return {**known, "params": params, "fullest_device": log.device if log.others else None,
                 "inputs": inputs, **count_step(log, inputs),
+                "tf32": tuple([kind for kind in TF32_KINDS if uses_tf32(kind)]),
                 "torch_version": str(torch.__version__), "analyzer_version": package_version(),
                 "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),
                 "out_of_memory": describe_shortage(log, self.paths),

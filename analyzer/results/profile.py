@@ -41,7 +41,7 @@ class ProfileData(DeviceRecord):
     3
     """
 
-    format_version: ClassVar[int] = 16  #: of the JSON text; a change of any field below raises it
+    format_version: ClassVar[int] = 17  #: of the JSON text; a change of any field below raises it
 
     name: str
     mode: str                                #: "train" or "infer"
@@ -79,6 +79,8 @@ class ProfileData(DeviceRecord):
     recompute_flops: int | None = None       #: forward operators run again in backward
     recompute_macs: int | None = None
     product_dtype: str | None = None         #: in which most multiply-adds of the step are computed
+    #: which float32 operations PyTorch ran in TF32, of "matmul", "conv" and "rnn"; None of a profile that does not say
+    tf32: tuple[str, ...] | None = None
     executed_flops: int | None = None        #: hardware_flops less what causal and sliding-window masks hide
     optimizer_flops: int | None = None
     flop_convention: str = "own"  #: whose way of counting these are: see `analyzer.profilers.flops`
@@ -216,7 +218,7 @@ class ProfileData(DeviceRecord):
         As defined by Chowdhery et al. (PaLM, 2022), appendix B: matrix products (and convolutions) only, masks taken as
         dense, nothing run twice, and the dense peak of the multiply-accumulate units. ``device`` is by default the
         profile's own; ``dtype`` is that of the products, by default that of autocast, else that of most floating
-        parameters, where float32 is TF32 for what PyTorch is set to run so (convolutions, by default). None where the
+        parameters, where float32 is TF32 for what PyTorch was set to run so (convolutions, by default). None where the
         time, a count or the peak is unknown. Raises InputError for ``seconds`` that are not positive. A step of
         3 · 10¹² multiply-adds that takes 20 ms on a GPU of 989.4 · 10¹² FLOP/s:
 

@@ -101,3 +101,15 @@ def test_a_file_that_is_there_is_read(run, tmp_path: Path, capsys):
         """)
     assert found.error is None, found.format_error()
     assert "torch.Size([3, 5])" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["stabilityai/sd-vae-ft-mse", "madebyollin/sdxl-vae-fp16-fix"])
+def test_an_autoencoder_alone(run, name):
+    """83.65 million parameters: that of Stable Diffusion, whose weights are fine-tuned in these repositories."""
+    found = run(f"""
+        from diffusers import AutoencoderKL
+        vae = AutoencoderKL.from_pretrained({name!r}).cuda()
+        assert sum(p.numel() for p in vae.parameters()) == 83_653_863
+        model = torchvision.models.resnet18()
+        """)
+    assert found.error is None, found.format_error()

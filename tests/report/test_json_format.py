@@ -128,7 +128,7 @@ def test_files(mlp, tmp_path):
 
 def test_text_says_what_it_is(bare):
     data = json.loads(bare.to_json())
-    assert (data["format"], data["version"]) == ("analyzer.profile", 16) and "format_version" not in data
+    assert (data["format"], data["version"]) == ("analyzer.profile", 17) and "format_version" not in data
 
 
 @pytest.mark.parametrize(("damage", "words"), [

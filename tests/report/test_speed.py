@@ -10,7 +10,15 @@ from analyzer import profile
 from analyzer.api.result import Profile
 from analyzer.hardware import find_device, kernel_time
 from analyzer.report.quantity import read_quantity
-from analyzer.report.speed import describe_bound, describe_speed, find_remedy, format_step, list_bounds, list_rates
+from analyzer.report.speed import (
+    describe_bound,
+    describe_speed,
+    find_remedy,
+    format_step,
+    list_bounds,
+    list_faster_formats,
+    list_rates,
+)
 from analyzer.report.summary import describe_shortly, model_table
 from analyzer.results.info import BOUNDS, PhaseInfo
 
@@ -52,6 +60,23 @@ def test_what_is_unknown_is_none(lack):
     if "step_seconds" in lack:
         assert (p.mfu(), p.tokens_per_second, p.samples_per_second, p.model_flops_per_second) == (None,) * 4
         assert list(list_rates(p)) == [] == describe_speed(p)
+
+
+def test_a_profile_knows_what_ran_in_tf32():
+    """Also where PyTorch is set otherwise when it is read: a script's setting ends with its run."""
+    plain = replace(STEP, autocast=None, product_dtype="float32", tf32=())
+    fast = replace(plain, tf32=("matmul",))
+    assert plain.mfu() == pytest.approx(6e12 / (0.02 * H100.fp32))
+    assert fast.mfu() == pytest.approx(6e12 / (0.02 * H100.tf32))
+    assert list_faster_formats(plain)[0] == "TF32" and "TF32" not in list_faster_formats(fast)
+    model = nn.Sequential(nn.Linear(64, 64))
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        made = profile(model, torch.empty(8, 64), device="h100")
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    assert made.tf32 == ("matmul", "conv", "rnn")
+    assert Profile.from_json(made.to_json()).mfu() == made.mfu()
 
 
 def test_where_copies_are_unknown_the_rate_is_that_of_the_rank():

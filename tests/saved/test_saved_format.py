@@ -1,6 +1,6 @@
 """Saved records of the last format are read, with what they could not know unknown; others are refused in a sentence.
 
-`saved/` holds what the last formats wrote: profiles of versions 7 and 9 to 15, a plan of version 2, a plan of
+`saved/` holds what the last formats wrote: profiles of versions 7 and 9 to 16, a plan of version 2, a plan of
 blocks of version 1.
 """
 import json
@@ -29,7 +29,7 @@ FORMATS = [json_format.FORMAT, plan._FORMAT, block_plan._FORMAT, generation_prof
 
 
 #: of today's profiles, which none of those had
-NEW = {"first_shortage": None, "course": None}
+NEW = {"first_shortage": None, "course": None, "tf32": None}
 
 
 def fields_of(name: str) -> dict[str, Any]:
@@ -142,6 +142,14 @@ def test_a_profile_of_version_15() -> None:
         {**cycle, "phases": [{**phase, **host} for phase in cycle["phases"]]} for cycle in fields["cycles"]]}
 
 
+def test_a_profile_of_version_16() -> None:
+    """It did not tell which operations ran in TF32."""
+    profile = Profile.from_json(SAVED / "profile_16.json")
+    assert profile.tf32 is None and profile.mfu() is not None
+    assert json.loads(profile.to_json()) == {**fields_of("profile_16.json"), "tf32": None,
+                                             "version": Profile.format_version}
+
+
 def test_a_plan_of_version_2() -> None:
     found = Plan.from_json(SAVED / "plan_2.json")
     assert found.planned is not None and found.unplanned.memory is None and found.planned.memory is None
@@ -203,8 +211,8 @@ def test_a_device_s_file_says_its_format_and_one_by_hand_need_not(tmp_path: Path
 @pytest.mark.parametrize(("read", "text", "message"), [
     (Profile.from_json, '{"format": "analyzer.profile", "version": 6, "analyzer_version": "0.0.9"}',
      "from_json(text): format version 6, written by analyzer 0.0.9, and this analyzer reads version 7 and 8 and 9 and "
-     "10 and 11 and 12 and 13 and 14 and 15 and 16 of a saved profile: read it with the analyzer that wrote it, or "
-     "profile the model again"),
+     "10 and 11 and 12 and 13 and 14 and 15 and 16 and 17 of a saved profile: read it with the analyzer that wrote it, "
+     "or profile the model again"),
     (Profile.from_json, '{"format": "analyzer.profile"}', "format version None, and this analyzer reads version 7"),
     (Plan.from_json, '{"format": "analyzer.plan", "version": 1}',
      "Plan.from_json(text): format version 1, and this analyzer reads version 2 and 3 and 4 and 5 and 6 of a saved "

@@ -268,6 +268,10 @@ def spread(sizes: int | Iterable[int] | None, dims: int) -> tuple[int, ...]:
     return given * dims if len(given) == 1 else given
 
 
+#: kinds of float32 operations, each of which PyTorch can be set to run in TF32
+TF32_KINDS = ("matmul", "conv", "rnn")
+
+
 def uses_tf32(kind: str) -> bool:
     """Whether float32 operations of a kind run in TF32 on CUDA, as PyTorch is set now: ``"matmul"`` not by default, as
     ``torch.set_float32_matmul_precision`` and ``torch.backends.cuda.matmul`` say; cuDNN's ``"conv"`` and ``"rnn"`` do.
@@ -276,7 +280,7 @@ def uses_tf32(kind: str) -> bool:
     where a program sets precisions by name. The older setters change the same precisions. Not by
     ``torch.backends.cudnn.rnn`` either: in torch 2.9 a module of that name hides the setting.
 
-    >>> [uses_tf32(kind) for kind in ("matmul", "conv", "rnn")]
+    >>> [uses_tf32(kind) for kind in TF32_KINDS]
     [False, True, True]
     """
     return bool(torch._C._get_fp32_precision_getter("cuda", kind) == "tf32")

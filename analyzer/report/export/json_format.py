@@ -58,7 +58,8 @@ FORMAT = SavedFormat("analyzer.profile", ProfileData.format_version, "profile", 
                      {7: lambda fields: {**fields, "made_by": None},
                       8: lambda fields: {**fields, "peak_allocated_bytes_range": None}, 9: _leave_fused,
                       10: _add_devices, 11: _add_operators, 12: _add_grad_mode,
-                      13: _add_allocator_settings, 14: lambda fields: {**fields, "cycles": []}, 15: _add_course})
+                      13: _add_allocator_settings, 14: lambda fields: {**fields, "cycles": []}, 15: _add_course,
+                      16: lambda fields: {**fields, "tf32": None}})
 DERIVED = "derived"  # figures that follow from the others; they are written, and not read back
 
 
