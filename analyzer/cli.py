@@ -4,10 +4,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from types import FrameType
 from typing import NoReturn
 
 from analyzer.commands import COMMANDS
@@ -84,8 +87,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             if getattr(arguments, "batch_size", None) is not None:
                 load("analyzer.zoo.command_option:refuse_batch_size")(arguments)
             settings = getattr(arguments, "alloc_conf", None)
-            with _showing_progress(called, is_quiet), knowing(device), _allocating(settings):
-                code: int = load(COMMANDS[called].run)(arguments)
+            with (_noting_interrupts() as noted, _showing_progress(called, is_quiet), knowing(device),
+                  _allocating(settings)):
+                run = load(COMMANDS[called].run)
+                if noted:
+                    raise KeyboardInterrupt
+                code: int = run(arguments)
                 return code
     except AnalyzerError as error:
         print_error(str(error))
@@ -96,8 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.__cause__ is not None and (frames := load("analyzer.record.failure:own_traceback")(error.__cause__)):
             print(f"\n{frames}", end="", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print_error("interrupted")
+    except KeyboardInterrupt as stop:
+        print_error("; ".join(["interrupted", *map(str, stop.args)]))
         return 130  # as shells report SIGINT
     except BrokenPipeError:  # the reader (head, less) has gone
         sys.stderr.close()
@@ -117,6 +124,34 @@ def _explain(called: str, unknown: Sequence[str], words: Sequence[str]) -> str:
     is_saved = called == "profile" and flag in COMMANDS["show"].flags
     return (f"{' '.join(unknown)}: `analyzer {called}` does not take this{hint}"
             + ("; save the profile with --json FILE for it" if is_saved else ""))
+
+
+@contextmanager
+def _noting_interrupts() -> Iterator[list[int]]:
+    """A block of which the value holds each SIGINT, for not every one becomes known as KeyboardInterrupt: the C code of
+    a library that is being imported may swallow that, and go on, or fail with something that says nothing of it. Where
+    the block fails after one, it ends with KeyboardInterrupt.
+    """
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.default_int_handler(number, frame)
+
+    watches = threading.current_thread() is threading.main_thread() and (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    if watches:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    except Exception as error:
+        if noted:
+            said = "".join(str(error).splitlines()[:1])
+            raise KeyboardInterrupt(f"then {type(error).__name__}: {said}") from error
+        raise
+    finally:
+        if watches and signal.getsignal(signal.SIGINT) is note:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

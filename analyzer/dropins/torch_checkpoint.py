@@ -94,7 +94,7 @@ def auto_checkpoint(model: nn.Module, sample_input: Any = None, *, memory_budget
         raise InputError(f"{caller}: is under torch.compile, which plans by itself: set torch._functorch.config."
                          "activation_memory_budget (`analyzer.tools.solver.find_memory_budget` says to what)")
     if _PLAN in vars(model):
-        raise InputError(f"{caller}: is under a plan already; undo_checkpoint(model) first")
+        raise InputError(f"{caller}: the model is under a plan already; undo_checkpoint(model) first")
     if sample_input is None:
         raise InputError(f"{caller}: give sample_input=..., as memory depends on sizes; tensors on 'meta' will do")
     blocks = blocks or find_checkpointable(model)
@@ -107,7 +107,8 @@ def auto_checkpoint(model: nn.Module, sample_input: Any = None, *, memory_budget
     try:
         found = planner.plan(memory_budget, host_bytes=0, method=method)
     except InfeasibleBudgetError as error:
-        raise InfeasibleBudgetError(f"{caller}: memory_{error}") from None
+        said = str(error).partition(": ")[2]  # behind the budget in bytes
+        raise InfeasibleBudgetError(f"{caller}: memory_budget={memory_budget!r}: {said}") from None
     again = tuple(choice for choice in found.choices if choice.runs_again)
     replace(found, choices=again).apply(model)
     setattr(model, _PLAN, replace(found, choices=again, profile=None))
@@ -118,7 +119,7 @@ def undo_checkpoint(model: nn.Module) -> nn.Module:
     """``model`` as it was before `auto_checkpoint`. Raises InputError for one that is under no plan."""
     plan = vars(model).get(_PLAN) if isinstance(model, nn.Module) else None
     if not isinstance(plan, BlockPlan):
-        raise InputError(f"undo_checkpoint({type(model).__name__}): is under no plan of auto_checkpoint")
+        raise InputError(f"undo_checkpoint({type(model).__name__}): the model is under no plan of auto_checkpoint")
     plan.undo(model)
     delattr(model, _PLAN)
     return model

@@ -98,6 +98,8 @@ def schedule_steps(sequence: CallSequence, timed: Sequence[TimedCall] | None = N
                    notes_host: bool = False) -> Iterator[StepSchedule]:
     """Steps from the ``first`` on, each on an idle device; calls take what ``timed`` says, by default as predicted."""
     timed = sequence.timer.timed if timed is None else timed
+    # of calls that launch nothing and wait for nothing, what the host takes; None of others
+    hosts = [None if notes_host or call.work.device or call.work.waits else call.work.host for call in timed]
     phases = [phase for phase in sequence.phases if phase[0].step >= first]
     if not phases:  # a script that computes nothing
         return
@@ -110,7 +112,10 @@ def schedule_steps(sequence: CallSequence, timed: Sequence[TimedCall] | None = N
             for index, number, may_wait in zip(run.places, run.calls, run.may_wait):
                 while marks and marks[0].call <= index:
                     schedule.ask(index, marks.popleft())
-                schedule.run(index, timed[number], may_wait)
+                if (host := hosts[number]) is None or may_wait:
+                    schedule.run(index, timed[number], may_wait)
+                else:
+                    schedule.clock.host += host
             schedule.boundaries.append((record.phase, len(schedule.launches), schedule.clock.host))
         yield schedule
         current = schedule.current

@@ -12,8 +12,8 @@ import pytest
 from analyzer.cli import main
 from analyzer.errors import InputError, ProfileFormatError
 from analyzer.parallel import search
-from analyzer.tools.search.advice import list_changes, list_neighbors
-from analyzer.tools.search.bound import least_bytes
+from analyzer.tools.search.advice import list_changes, list_neighbors, raise_by_half
+from analyzer.tools.search.bound import DOES_MORE, least_bytes
 from analyzer.tools.search.export import export
 from analyzer.tools.search.layout import Layout, Question, Space, list_layouts
 from analyzer.tools.search.probe import Probe, ProbeJournal, Subject, run_probes
@@ -142,6 +142,17 @@ def test_the_best_of_half_and_of_twice_as_many_devices() -> None:
     found = {devices: step for devices, step in list_neighbors(searcher) if step is not None}
     assert {devices: step.layout.devices for devices, step in found.items()} == {2: 2, 8: 8}
     assert found[8].step_seconds < found[2].step_seconds and told[0].startswith("on 2 devices: ")
+
+
+def test_bounds_follow_from_half_as_many_devices() -> None:
+    """Which take twice as many micro-batches: a step of 8 s or a bound of 9 s makes it 4 or 4.5 s at least."""
+    kept, copies = Layout(shard=4, sharding="fsdp_kept", micro_batches=8), Layout(replicate=4, micro_batches=8)
+    known: Any = SimpleNamespace(steps={kept: SimpleNamespace(step_seconds=8.0)}, bounds={kept: 1.0, copies: 9.0})
+    bounds = {replace(kept, shard=8, micro_batches=4): 1.0, replace(copies, replicate=8, micro_batches=4): 5.0,
+              replace(kept, shard=8, micro_batches=4, tensor=2): 1.0, replace(kept, shard=9, micro_batches=4): 1.0,
+              replace(kept, shard=8): 1.0, replace(copies, shard=2, micro_batches=4): 1.0}
+    raise_by_half(bounds, known)
+    assert [*bounds.values()] == [DOES_MORE * 4, 5.0, 1.0, 1.0, 1.0, 1.0]
 
 
 class LostWorkers(Executor):

@@ -41,7 +41,9 @@ from .whole import describe_nodes
 # (Accelerate's ``AcceleratorState``, Megatron's ``parallel_state``, caches of meshes), so two ranks in one process
 # would not be what ``torchrun`` starts.
 
-_RUN = "from analyzer.tools.dryrun.job import run_job; run_job(sys.argv[1])"
+# Ctrl-C reaches every process of the terminal: the caller answers it, and a rank that still imports has nothing to say.
+_RUN = ("import os, signal, sys; signal.signal(signal.SIGINT, lambda *_: os._exit(130)); "
+        "from analyzer.tools.dryrun.job import run_job; run_job(sys.argv[1])")
 _LOG_LINES = 40  # of what a rank that died printed
 
 
@@ -84,7 +86,7 @@ class RankProcess:
         path = os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
         with (self._path / "output.txt").open("wb") as kept:
             self._process = subprocess.Popen(  # nosec B603 # a list of words, which no shell reads
-                [sys.executable, "-c", f"import sys; {_RUN}", str(self._path)], env={**os.environ, "PYTHONPATH": path},
+                [sys.executable, "-c", _RUN, str(self._path)], env={**os.environ, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL, stdout=None if shows else kept, stderr=None if shows else kept)
 
     def wait(self) -> RankResult:

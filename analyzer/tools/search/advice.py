@@ -7,6 +7,7 @@ from typing import Any
 
 from analyzer.units import format_bytes
 
+from .bound import DOES_MORE
 from .compose import JobStep
 from .layout import Layout
 from .result import LayoutChange
@@ -61,6 +62,7 @@ def list_neighbors(searcher: _Searcher) -> tuple[tuple[int, JobStep | None], ...
                                    searcher._run, tell)
             other.span = 0.8 + 0.1 * i, 0.83 + 0.1 * i
             other.bound()
+            raise_by_half(other.bounds, searcher)
             other.span = 0.83 + 0.1 * i, 0.84 + 0.1 * i
             other.evaluate(_find_nearest(other, searcher.best))
             other.span = 0.84 + 0.1 * i, 0.9 + 0.1 * i
@@ -69,15 +71,30 @@ def list_neighbors(searcher: _Searcher) -> tuple[tuple[int, JobStep | None], ...
     return tuple(found)
 
 
+def raise_by_half(bounds: dict[Layout, float], searcher: _Searcher) -> None:
+    """Raise bounds of layouts by what is known of those of half as many devices, which take twice as many micro-batches
+    for as many samples: a step takes half as long at best, as more ranks send no less and update no less than half (of
+    18 such pairs of steps none takes less than half: docs/search.md). Copies of twice as many shards send each less.
+    """
+    for layout in bounds:
+        name = "shard" if layout.replicate == 1 else "replicate"
+        half = replace(layout, micro_batches=2 * layout.micro_batches, **{name: getattr(layout, name) // 2})
+        if half.devices * 2 == layout.devices:
+            step = searcher.steps.get(half)
+            seconds = searcher.bounds.get(half, 0.0) if step is None else step.step_seconds
+            bounds[layout] = max(bounds[layout], DOES_MORE * seconds / 2)
+
+
 def _find_nearest(searcher: _Searcher, best: JobStep | None) -> list[Layout]:
-    """The layout that may fit and differs least from the best one of other devices: once its step is known, most others
-    are too slow by their bounds.
+    """The layout that may fit and differs least from the best one of other devices, but for how many ranks share the
+    data: once its step is known, most others are too slow by their bounds.
     """
     if best is None:
         return []
-    known = asdict(best.layout)
+    known = {name: value for name, value in asdict(best.layout).items()
+             if name not in ("replicate", "shard", "micro_batches")}
     return sorted(searcher.bounds, key=lambda layout: (
-        sum(known[name] != value for name, value in asdict(layout).items()), searcher.bounds[layout], layout))[:1]
+        sum(getattr(layout, name) != value for name, value in known.items()), searcher.bounds[layout], layout))[:1]
 
 
 def list_assumptions(searcher: _Searcher, best: Sequence[JobStep]) -> tuple[str, ...]:

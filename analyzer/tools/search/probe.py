@@ -15,6 +15,7 @@ from analyzer.api.profile import profile
 from analyzer.distributed.world import world
 from analyzer.errors import ProfileFormatError
 from analyzer.hardware import ClusterSpec, DeviceSpec, list_unseen
+from analyzer.on_use import rare_collections
 from analyzer.output import write_output
 from analyzer.record.failure import describe_defect, first_line
 from analyzer.record.options import ProfileOptions
@@ -100,7 +101,8 @@ def run_probes(jobs: Iterable[ProbeJob]) -> Iterator[tuple[ProbeJob, dict[str, A
     for _, group in groupby(jobs, key=_find_place):
         left = list(group)
         while left:
-            found = _run_in_one_world(left)
+            with rare_collections():  # between the profiles in it and while their figures are read, too
+                found = _run_in_one_world(left)
             yield from zip(left, found)
             left = left[len(found):]
 

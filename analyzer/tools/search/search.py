@@ -20,7 +20,7 @@ from analyzer.errors import InputError, UnknownDeviceError, is_count
 from analyzer.hardware import ClusterSpec, cluster_of, find_cluster
 from analyzer.record.options import count_tokens
 from analyzer.results.build import package_version
-from analyzer.tools.sweep.worker import interrupts_wait, start_worker
+from analyzer.tools.sweep.worker import ended_when_interrupted, interrupts_wait, start_worker
 from analyzer.zoo.target import Target
 
 from .advice import list_assumptions, list_changes, list_neighbors
@@ -165,7 +165,12 @@ class Searcher:
         if len(unknown) > _SOON:
             start, stop = self.span
             self.span = start, start + (stop - start) / 10
-            self.evaluate([min(left, key=_usual)])  # there is an answer before all bounds are known
+            # an answer before all bounds are known, and before there are other processes, which take seconds to begin
+            run, self._run = self._run, run_probes
+            try:
+                self.evaluate([min(left, key=_usual)])
+            finally:
+                self._run = run
             self.span = self.span[1], stop
         self.room = room
         self._bound_each(probes)
@@ -353,6 +358,7 @@ def _running(workers: int | None, executor: Executor | None) -> Iterator[Run]:
             # spawn: a fork would copy the threads' locks of torch and of the caller
             executor = stack.enter_context(ProcessPoolExecutor(
                 workers or os.cpu_count() or 1, multiprocessing.get_context("spawn"), initializer=start_worker))
+            stack.enter_context(ended_when_interrupted())
         yield run_probes if executor is None else partial(_run_in, executor)
 
 

@@ -1,6 +1,7 @@
 """Where jobs run beside this process: processes, of which each core has one, and clusters of Dask."""
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -31,6 +32,20 @@ def interrupts_wait() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def ended_when_interrupted() -> Iterator[None]:
+    """A block after whose KeyboardInterrupt the processes end that it started: those that still import have not heard
+    of it, and would be waited for.
+    """
+    before = set(multiprocessing.active_children())
+    try:
+        yield
+    except KeyboardInterrupt:
+        for process in set(multiprocessing.active_children()) - before:
+            process.terminate()
+        raise
 
 
 @contextmanager
