@@ -19,32 +19,25 @@ import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
 from analyzer.api.profile import profile
 from analyzer.errors import AnalyzerError, InputError
 from analyzer.hardware import cluster_of, find_cluster, find_device
+from analyzer.memory.allocator_options import AllocatorOptions
 from analyzer.parallel import world
-from analyzer.recipe import LoraSpec, Recipe
 from analyzer.record.options import ProfileOptions
 from analyzer.tools.job import Job, read_job
 from analyzer.tools.posttrain import Answers, EnginePlan, Planner, PosttrainPlan
 from analyzer.tools.posttrain.config import plan_of_job
-from analyzer.tools.posttrain.trainer import make_alike
 from analyzer.tools.search import Layout
-from analyzer.tools.search.rank import RankJob
 from analyzer.tools.search.search import read_cluster
-from analyzer.tools.search.stage import Piece, Template
 from analyzer.tools.serving import Layout as EngineLayout
 from analyzer.zoo.published_shape import find_alike
-from analyzer.zoo.target import Target, load_target
+from analyzer.zoo.target import load_target
+from benchmarks.accuracy.prime_rl import PrimeRank
 from benchmarks.page import describe_run, markdown, percent, quantile
 
 PROMPT = 110
@@ -56,8 +49,7 @@ MODELS = {"LLAMA3.1_8B": ("llama-3.1-8b", 64, 32, 2, True), "Qwen3-30B3A": ("qwe
 _DEVICES = {"NVIDIA RTX A6000": "rtx_a6000", "NVIDIA H100 80GB HBM3": "h100_sxm", "NVIDIA H200": "h200",
             "NVIDIA B200": "b200"}
 _BASES = {"PrimeIntellect/INTELLECT-3": "zai-org/GLM-4.5-Air"}  # of which its card says it was trained
-_CHUNK = 2048      # words of a chunk of prime-rl's head: trainer/config.py, fused_lm_head_chunk_size of RL
-_ADAPTERS = 4      # benchmarks/scripts/run_single_benchmark.py, MAX_LORAS
+_ALLOCATOR = "expandable_segments:True"  # prime-rl, .github/workflows/benchmarks.yaml
 _THIRD = 1 / 3     # of a limit, below which a prediction says too little
 
 
@@ -156,64 +148,7 @@ def _predict(job: Job, cluster: str) -> tuple[float | None, int | None, str]:
 
 # The trainer alone.
 
-class ChunkedScores(torch.autograd.Function):
-    """Log probabilities of a head whose words are taken in chunks, each computed again in backward: a chunk's logits
-    in 16 and in 32 bits, its exponentials, and as many gradients.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, size: int) -> Tensor:
-        most, total, mean = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(3))
-        for begin in range(0, len(weight), size):
-            wide = (hidden @ weight[begin:begin + size].t()).float()
-            most = torch.maximum(most, wide.amax(-1))
-            chances = (wide - most.unsqueeze(-1)).exp()
-            total, mean = total + chances.sum(-1), mean + (chances * wide).sum(-1)
-        ctx.save_for_backward(hidden, weight, most)
-        ctx.size = size
-        return total - most
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        hidden, weight, norm = ctx.saved_tensors
-        of_hidden, of_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
-        for begin in range(0, len(weight), ctx.size):
-            part = weight[begin:begin + ctx.size]
-            wide = (hidden @ part.t()).float()
-            chances = (wide - norm.unsqueeze(-1)).exp()
-            own = -grads[0].unsqueeze(-1) * chances
-            of_hidden.add_(own.to(hidden.dtype) @ part)
-            of_weight[begin:begin + ctx.size].add_(own.to(weight.dtype).t() @ hidden)
-        return of_hidden, of_weight, None
-
-
-class TrainerJob(RankJob):
-    """A rank of prime-rl's trainer: of RL with the head in chunks, of SFT with logits that stay until backward has
-    ended (trainer/sft/train.py keeps what the model gave).
-    """
-
-    is_rl = True
-    offloads = False
-
-    @contextmanager
-    def _training(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(super()._training())
-            if self.offloads:
-                stack.enter_context(torch.autograd.graph.save_on_cpu(pin_memory=True))
-            yield
-
-    def _loss(self, out: Any, inputs: Any) -> Tensor:
-        if not self.is_rl:
-            self.kept = out.float()
-            return functional.cross_entropy(self.kept.flatten(0, 1), inputs[0].flatten(), reduction="none").mean()
-        head = self.model.model.get_output_embeddings().head
-        scores: Any = ChunkedScores
-        found: Tensor = scores.apply(out.flatten(0, 1), head.weight, _CHUNK)
-        return found.mean()
-
-
-def judge_trainers(rows: list[dict[str, Any]]) -> Iterator[tuple[Judged, Judged, bool, bool]]:
+def judge_trainers(rows: list[dict[str, Any]], only: str = "") -> Iterator[tuple[Judged, Judged, bool, bool]]:
     """Of each run GiB reserved, seconds of a step, whether it succeeded, and whether it is foretold to fail."""
     known = set()
     for row in rows:
@@ -225,34 +160,31 @@ def judge_trainers(rows: list[dict[str, Any]]) -> Iterator[tuple[Judged, Judged,
             continue  # one run of two files; others that failed say an exit code alone
         known.add(key)
         name = " ".join(key)
+        if only not in name:
+            continue
         try:
-            found = _profile_trainer(config)
+            found, more = _profile_trainer(config)
         except AnalyzerError as error:
             yield Judged(name, 0, None, str(error)[:160]), Judged(name, 0, None), not failed, False
             continue
-        reserved, capacity = found.peak_reserved_bytes or 0, find_device(_DEVICES[config["device_name"]]).memory_bytes
+        reserved, seconds = found.peak_reserved_bytes or 0, found.step_seconds + more
+        capacity = find_device(_DEVICES[config["device_name"]]).memory_bytes or 0
         yield (Judged(name, metrics["peak_memory"]["gib"], reserved / 2**30),
-               Judged(name, metrics["step_time"]["mean"], found.step_seconds), not failed, reserved > (capacity or 0))
+               Judged(name, metrics["step_time"]["mean"], seconds), not failed, reserved > capacity)
 
 
-def _profile_trainer(config: Mapping[str, Any]) -> Any:
+def _profile_trainer(config: Mapping[str, Any]) -> tuple[Any, float]:
     shape = find_alike(_BASES.get(config["model_name"], config["model_name"]))
     if shape is None:
         raise InputError(f"{config['model_name']}: its shape is not among the published ones")
-    target, _ = make_alike(load_target(f"hf:{shape.name}"))
-    build, is_rl = target.build, config["type"] == "rl"
-    lora = config["lora_rank"]
-    recipe = Recipe(dtype=torch.float32, lora=None if lora is None else LoraSpec(_ADAPTERS * lora),
-                    loss_chunks=1 if is_rl else None)
-    template = Template(Target(shape.name, lambda: recipe.apply(build())))
     device, ranks = find_device(_DEVICES[config["device_name"]]), config["num_gpus"]
-    layout = Layout(shard=ranks, micro_batches=config["micro_batches"], checkpointing="blocks", optimizer="adamw")
+    rank = PrimeRank(load_target(f"hf:{shape.name}"), config, (device.compute_capability or (0, 0))[0] == 9)
     with world(ranks, 0, cluster=cluster_of(device)):
-        job = TrainerJob(template, layout, [Piece(len(template.blocks))], [0], config["seq_len"])
-        job.is_rl, job.offloads = is_rl, config["ac"] == "Offload"
-        roomy = replace(device, memory_bytes=None)
-        return profile(job.build, job.inputs(), device=roomy, step=job.step, optimizer="adamw",
-                       options=ProfileOptions(keep_events=False, steps=2, unknown_value="placeholder"))
+        found = profile(rank.build, rank.inputs(), device=replace(device, memory_bytes=None), step=rank.step,
+                       optimizer="adamw",
+                       options=ProfileOptions(keep_events=False, steps=2, unknown_value="placeholder",
+                                              allocator=AllocatorOptions.from_string(_ALLOCATOR)))
+    return found, rank.more_seconds(device, config["attention"] == "flash_attention_3")
 
 
 # What is printed.
@@ -287,6 +219,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--recipes", type=Path, metavar="COPY")
     parser.add_argument("--parts", default="steps,limits,trainers")
+    parser.add_argument("--only", default="", help="trainers with this in their names")
     arguments = parser.parse_args()
     start, parts = time.perf_counter(), arguments.parts.split(",")
 
@@ -298,7 +231,7 @@ def main() -> None:
     if "limits" in parts and arguments.recipes is not None:
         print(tell_limits(list(judge_limits(read("nemo_rl_limits"), arguments.recipes))), flush=True)
     if "trainers" in parts:
-        found = list(judge_trainers(read("prime_rl")))
+        found = list(judge_trainers(read("prime_rl"), arguments.only))
         dense = [row for row in found if row[2]]
         print(tell("Reserved by prime-rl's trainer, GiB", [row[0] for row in dense]))
         print(tell("Steps of prime-rl's trainer, seconds", [row[1] for row in dense]))

@@ -5,17 +5,7 @@ import pytest
 
 from analyzer.errors import InputError
 from analyzer.hardware import find_device
-from analyzer.tools.serving import (
-    Batch,
-    Chunk,
-    Deployment,
-    PassTimer,
-    ServedModel,
-    make_deployment,
-    refuse_start,
-    share_device,
-    time_answers,
-)
+from analyzer.tools.serving import Deployment, ServedModel, make_deployment, refuse_start, share_device
 from analyzer.tools.serving.served_model import AttentionKernel, Product
 from analyzer.tools.serving.shared_device import CACHE, GRAPHS, WEIGHTS
 
@@ -105,22 +95,3 @@ def test_an_unknown_memory_is_no_zero() -> None:
         replace(deployment, device=replace(deployment.device, memory_bytes=None)), GIB) == ""
     assert engine.peaks(held_bytes=1, update_bytes=2) == {
         "sync": 1 + WEIGHT_BYTES + engine.graph_bytes, "rollout": None, "update": 2 + engine.graph_bytes}
-
-
-def test_how_long_answers_take() -> None:
-    """Of 64 at a time: twice as many take twice the passes that decode; the prompts are read once for all."""
-    deployment = _deploy("vllm")
-    timer = PassTimer(deployment)
-    reading = timer.time(Batch(0, 1, (Chunk(100, 100),) * 4)).seconds
-
-    def seconds(answers: int, new: int) -> float:
-        found = time_answers(deployment, 4, 100, answers, new)
-        assert found is not None and found[1] > 0
-        return found[0]
-
-    assert seconds(64, 1) == pytest.approx(reading)
-    assert seconds(128, 33) - reading == pytest.approx(2 * (seconds(64, 33) - reading))
-    one = timer.time(Batch(64, 100 + 16)).seconds
-    assert seconds(64, 33) - reading == pytest.approx(32 * one, rel=0.05)
-    unknown = replace(deployment, device=replace(deployment.device, memory_bandwidth=None))
-    assert time_answers(unknown, 4, 100, 64, 33) is None

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from analyzer.errors import UnknownSpeedError
 from analyzer.hardware import find_device, simulated_spec
 from analyzer.meta.state import current
 from analyzer.recipe import sample_answers
@@ -23,11 +24,12 @@ from analyzer.tools.serving import (
     Layout,
     PassTimer,
     ServedModel,
+    Traffic,
     make_deployment,
     read_served_model,
     refuse_start,
     share_device,
-    time_answers,
+    simulate,
 )
 
 from .saved_file import assume
@@ -107,7 +109,7 @@ class StandInEngine:
         read = min(deployment.engine.chunk, distinct * mean)
         rows = min(answers, deployment.engine.sequences)
         logits = 2 * rows * deployment.model.vocabulary * 4 // deployment.layout.tp
-        seconds, spread = time_answers(deployment, distinct, mean, answers, new_tokens, self._timer) or (None, 0.0)
+        seconds, spread = self._time(Traffic.batch(mean, [new_tokens] * answers, max(1, answers // max(1, distinct))))
         macs = sum(count * product.batch * product.n * product.k * max(1, min(product.experts, deployment.model.top_k))
                    for product, count in deployment.model.products if not product.is_head)
         with _phase("rollout"):
@@ -117,6 +119,14 @@ class StandInEngine:
             sample_answers(at, answers, answers * new_tokens,
                            0 if self.apart else deployment.pass_bytes(max(read, rows)) + logits,
                            macs * (distinct * mean + answers * new_tokens) // deployment.layout.gpus, seconds, spread)
+
+
+    def _time(self, traffic: Traffic) -> tuple[float | None, float]:
+        """Seconds until all are answered, and within which factor beyond one sums of kernels lie."""
+        try:
+            return simulate(self.deployment, self._timer, traffic).ends[-1], self._timer.constants["token_spread"]
+        except UnknownSpeedError:
+            return None, 0.0
 
 
 def _take(nbytes: int, tag: str) -> torch.Tensor:

@@ -8,7 +8,7 @@ from analyzer.errors import InputError
 from analyzer.hardware import ClusterSpec
 from analyzer.tools.serving import Batch, Deployment, PassTimer, ServedModel, Traffic, make_deployment, simulate
 from analyzer.tools.serving import Layout as EngineLayout
-from analyzer.tools.serving.simulation import NoRoomError, Timeline
+from analyzer.tools.serving.simulation import NoRoomError, Timeline, cut_answers
 
 from .plan import EnginePlan, PosttrainPlan
 
@@ -125,7 +125,5 @@ def _share(plan: PosttrainPlan, engines: int) -> list[tuple[int, ...]]:
     """The answers of the engine that has most tokens of them, and of that which has the longest one: each has equally
     many, in a row, so that those of one prompt are together.
     """
-    answers = plan.answers.draw(plan.sequences)
-    size = -(-len(answers) // engines)
-    parts = [answers[start:start + size] for start in range(0, len(answers), size)]
+    parts = cut_answers(plan.answers.draw(plan.sequences), engines)
     return list(dict.fromkeys((max(parts, key=sum), max(parts, key=max))))

@@ -8,11 +8,10 @@ from .read_model import read_served_model
 from .serve import make_deployment, profile_served
 from .served_model import ServedModel
 from .served_profile import ServedProfile
-from .shared_device import CACHE, GRAPHS, WAKING, WEIGHTS, SharedEngine, refuse_start, share_device, time_answers
+from .shared_device import CACHE, GRAPHS, WAKING, WEIGHTS, SharedEngine, refuse_start, share_device
 from .simulation import Traffic, simulate
 
 __all__ = ["CACHE", "ENGINES", "GRAPHS", "WAKING", "WEIGHTS", "WEIGHT_FORMATS", "Batch", "Chunk", "Deployment",
            "Engine", "Fleet", "FleetSearch", "Layout", "PassTime", "PassTimer", "ServedModel", "ServedProfile",
            "SharedEngine", "FleetTarget", "Traffic", "find_engine", "find_fleets", "make_deployment", "profile_served",
-           "read_served_model", "refuse_start", "share_device", "simulate", "static_share", "stored_format",
-           "time_answers"]
+           "read_served_model", "refuse_start", "share_device", "simulate", "static_share", "stored_format"]

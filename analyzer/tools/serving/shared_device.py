@@ -4,13 +4,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from analyzer.errors import InputError, UnknownSpeedError
+from analyzer.errors import InputError
 from analyzer.units import format_bytes
 
-from .batch import Batch, Chunk
 from .deployment import Deployment
 from .engine import captured_sequences
-from .pass_time import PassTimer
 
 # Names of vLLM, device_allocator/cumem.py and v1/worker/gpu_worker.py; of SGLang, srt/constants.py.
 WEIGHTS = "weights"  #: the tag of an engine's weights
@@ -137,34 +135,3 @@ def refuse_start(deployment: Deployment, held_bytes: int = 0) -> str:
         return (f"Free memory on device ({format_bytes(free)}/{format_bytes(memory)}) on startup is less than desired "
                 f"GPU memory utilization ({share:g}, {format_bytes(int(share * memory))})")
     return "no memory is left for the cache: raise the engine's share of the device" if room <= 0 else ""
-
-
-_SAMPLED_CONTEXTS = 8  # at which passes that decode are timed: they take longer nearly in proportion to the context
-
-
-def time_answers(deployment: Deployment, prompts: int, prompt_tokens: int, answers: int, new_tokens: int,
-                 timer: PassTimer | None = None) -> tuple[float, float] | None:
-    """Seconds of ``answers`` of ``new_tokens`` each to ``prompts`` of ``prompt_tokens``, all asked for at once, and
-    within which factor beyond one nine in ten measured sums of kernels lie; None where the device's speed is unknown.
-    As many are answered at a time as the cache has room for, and a prompt is read once for all answers to it (both
-    engines keep the cache of a prefix by default).
-    """
-    timer = timer or PassTimer(deployment)
-    most = deployment.most_sequences(prompt_tokens + new_tokens)
-    at_once = max(1, min(answers, deployment.engine.sequences if most is None else most))
-    seconds, spread = 0.0, 0.0
-    try:
-        whole = max(1, deployment.chunk // max(1, prompt_tokens))  # prompts of a pass
-        part = min(prompt_tokens, deployment.chunk)
-        passes = -(-prompts // whole) * -(-prompt_tokens // part)
-        seconds += passes * timer.time(Batch(0, 1, (Chunk(part, prompt_tokens),) * min(whole, prompts))).seconds
-        for begin in range(0, answers, at_once):
-            running = min(at_once, answers - begin)
-            for place in range(_SAMPLED_CONTEXTS):
-                context = prompt_tokens + int((place + 0.5) * new_tokens / _SAMPLED_CONTEXTS)
-                found = timer.time(Batch(running, max(1, context)))
-                seconds += found.seconds * max(0, new_tokens - 1) / _SAMPLED_CONTEXTS
-                spread = max(spread, found.spread)
-    except UnknownSpeedError:
-        return None
-    return seconds, spread

@@ -381,12 +381,16 @@ def simulate(deployment: Deployment, timer: PassTimer, traffic: Traffic, request
     return replace(found, requests=served)
 
 
+def cut_answers(answers: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
+    """Answers in ``parts`` of equally many in a row, the last one with what is left."""
+    size = -(-len(answers) // parts)
+    return [answers[start:start + size] for start in range(0, len(answers), size)]
+
+
 def _share(traffic: Traffic, copies: int) -> Traffic:
     """What one of several copies gets: of answers in a row those that have most tokens together."""
     if traffic.answers:
-        size = -(-len(traffic.answers) // copies)
-        parts = [traffic.answers[start:start + size] for start in range(0, len(traffic.answers), size)]
-        own = max(parts, key=sum)
+        own = max(cut_answers(traffic.answers, copies), key=sum)
         return replace(traffic, answers=own, concurrency=len(own), new_tokens=max(own))
     return replace(traffic, concurrency=None if traffic.concurrency is None else max(1, round(
         traffic.concurrency / copies)), rate=None if traffic.rate is None else traffic.rate / copies)
