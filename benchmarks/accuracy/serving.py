@@ -287,21 +287,31 @@ def tell_first(judgement: Judgement) -> str:
             + markdown(["engine", "requests", "cases", "median error, nine in ten", "median with sign"], rows, text=2))
 
 
+def find_width(cases: Sequence[Judged], field: str) -> float:
+    """The factor less 1 that nine in ten cases of each model and each engine are within, by the name of an error."""
+    widths = []
+    for what in ("model", "engine"):
+        groups: dict[str, list[float]] = {}
+        for judged in cases:
+            if (error := getattr(judged, field)) is not None:
+                groups.setdefault(getattr(judged.case, what), []).append(max(1 + error, 1 / (1 + error)) - 1)
+        widths += [quantile(group, 0.9) for group in groups.values()]
+    return max(widths)
+
+
 def tell_coverage(judgement: Judgement) -> str:
-    """Shares of measurements within ranges that hold nine in ten of all others: of other models, and other engines."""
+    """Shares of measurements within ranges that hold nine in ten of each other model, or each other engine."""
     rows = []
     for what in ("model", "engine"):
         for name in dict.fromkeys(getattr(judged.case, what) for judged in judgement.cases):
             row = []
             for field in ("token_error", "first_error"):
-                parts: dict[bool, list[float]] = {True: [], False: []}
-                for judged in judgement.cases:
-                    if (error := getattr(judged, field)) is not None:
-                        parts[getattr(judged.case, what) == name].append(max(1 + error, 1 / (1 + error)) - 1)
-                own, width = parts[True], quantile(parts[False], 0.9)
+                own = [max(1 + error, 1 / (1 + error)) - 1 for judged in judgement.cases
+                       if getattr(judged.case, what) == name and (error := getattr(judged, field)) is not None]
+                width = find_width([judged for judged in judgement.cases if getattr(judged.case, what) != name], field)
                 row.append(f"{percent(sum(off <= width for off in own) / len(own))} of {len(own)}" if own else "-")
             rows.append([f"{what} {name}", *row])
-    return ("Measurements within the range that holds nine in ten predictions of other models, or of other engines:\n\n"
+    return ("Measurements within the range that holds nine in ten of each other model, or of each other engine:\n\n"
             + markdown(["left out", "time of a token", "time to the first token"], rows))
 
 
