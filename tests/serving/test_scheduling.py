@@ -127,6 +127,15 @@ def test_weights_are_held_as_the_model_is_published(deepseek, llama):
     assert (given.weights, given.experts) == ("bf16", None)
 
 
+def test_devices_of_other_vendors(llama):
+    """CDNA 3 has compute capability 9.4, by which it is no Hopper, and TensorRT-LLM does not run on it."""
+    text = profile_served(llama, 64, 8, device="mi300x").summary().replace("\n  ", " ")
+    assert "nothing of AMD was measured" in text and "ranges are not calibrated" in text
+    assert "not calibrated" not in profile_served(llama, 64, 8, device="h200").summary()
+    with pytest.raises(InputError, match="TensorRT-LLM runs on NVIDIA's devices, and mi300x is AMD's"):
+        make_deployment(llama, device="mi300x", engine="trtllm")
+
+
 def test_a_published_model_of_8_bits_fits_where_it_runs(capsys):
     """671 G parameters take 156 GiB of each of four B200, of which 16 bits would take twice as much."""
     command = ["generate", "hf:deepseek-r1", "--device", "b200", "--tp", "4", "--prompt", "128", "--new-tokens", "8",

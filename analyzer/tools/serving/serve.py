@@ -9,6 +9,7 @@ from torch import nn
 
 from analyzer.errors import InputError, UnknownSpeedError
 from analyzer.hardware import ClusterSpec, DeviceSpec, cluster_of, find_cluster, find_device
+from analyzer.hardware.kernel_time.attention import WGMMA, find_generation
 from analyzer.hardware.kernel_time.estimate import find_constants
 from analyzer.hardware.power import JOULES_OF_KWH, joules_range
 from analyzer.tools.generation.stored_cache import BLOCK_SIZE
@@ -54,6 +55,9 @@ def make_deployment(model: ServedModel, *, device: str | DeviceSpec = "h200", cl
         raise InputError(f"--ep {layout.ep}: vLLM spreads experts over all ranks of a stage, "
                          f"{layout.tp * layout.dp} of --tp {layout.tp} --dp {layout.dp}, or over none (1)")
     spec = find_device(device)
+    if engine == "trtllm" and spec.vendor not in ("NVIDIA", None):
+        raise InputError(f"--server trtllm: TensorRT-LLM runs on NVIDIA's devices, and {spec.name} is {spec.vendor}'s; "
+                         "give vllm or sglang")
     hosts = cluster_of(spec) if cluster is None else find_cluster(cluster)
     return Deployment(model=model, device=spec, cluster=hosts, layout=layout, engine=server, weights=weights,
                       experts=experts, cache=cache, block_size=block_size, skew=skew,
@@ -188,7 +192,10 @@ def _list_assumptions(deployment: Deployment, traffic: Traffic) -> list[str]:
     if engine.wait_passes:
         found.append(f"prompts wait for others while some decode, at most {engine.wait_passes} passes, until they fill "
                      f"{engine.wait_share:.0%} of one (--batch-wait)")
-    if engine.name == "sglang" or (device.compute_capability or (0, 0))[0] != 9:
+    if device.vendor not in ("NVIDIA", None):
+        found.append(f"kernels on {device.name} are timed by its data sheet and others' figures for the rates of "
+                     f"products; attention, launches and all-reduce by NVIDIA's: nothing of {device.vendor} was measured")
+    if engine.name == "sglang" or find_generation(device) != WGMMA:
         found.append("ranges are not calibrated: they hold nine in ten measurements of vLLM and TensorRT-LLM on H100 "
                      f"and H200, and none of {engine.name} on {device.name} was among them")
     if engine.stream_interval > 1:
