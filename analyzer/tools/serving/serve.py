@@ -194,7 +194,8 @@ def _list_assumptions(deployment: Deployment, traffic: Traffic) -> list[str]:
                      f"{engine.wait_share:.0%} of one (--batch-wait)")
     if device.vendor not in ("NVIDIA", None):
         found.append(f"kernels on {device.name} are timed by its data sheet and others' figures for the rates of "
-                     f"products; attention, launches and all-reduce by NVIDIA's: nothing of {device.vendor} was measured")
+                     f"products; attention, launches and all-reduce by NVIDIA's: nothing of {device.vendor} was "
+                     "measured")
     if engine.name == "sglang" or find_generation(device) != WGMMA:
         found.append("ranges are not calibrated: they hold nine in ten measurements of vLLM and TensorRT-LLM on H100 "
                      f"and H200, and none of {engine.name} on {device.name} was among them")
