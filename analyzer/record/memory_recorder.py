@@ -11,6 +11,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from analyzer.memory.allocator import Block, CachingAllocator
+from analyzer.memory.host_memory import NoRegion
 from analyzer.memory.segment_memory import Journal, JournalAction
 from analyzer.meta.address_space import AddressSpace, MetaStorage, Region, find_storage
 from analyzer.meta.spec import SPARSE_LAYOUTS, name_device, parts_of
@@ -259,6 +260,8 @@ class MemoryRecorder:
     def used_on(self, storage: MetaStorage, stream: int) -> None:
         """A storage may be used on a stream when it dies: from the first one on, the log has a journal of memory."""
         region, log = storage.region, self.log
+        if isinstance(region, NoRegion) and self.space.current_stream(storage.device.index or 0) != stream:
+            self.ordered(StreamAction.USE, stream, NO_EVENT)  # no allocator has placed it yet
         if not isinstance(region, Block) or region.stream == stream:
             return
         memory = self.space.memory(storage.device)

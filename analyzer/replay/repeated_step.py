@@ -36,6 +36,7 @@ class RepeatedStep(EagerStep):
     shares_run = False  #: whether logs for other devices may be asked for
     step_reason: str | None = None  #: why the model runs in steps after the first
     _repeat: Repeat | None = None
+    _places_later = False  # whether addresses of the run's own log are none of an allocator's
     _left: list[tuple[torch.Tensor, Spec]] | None = None  # parameters and their gradients, of a step that is repeated
 
     @property
@@ -56,8 +57,9 @@ class RepeatedStep(EagerStep):
         self.short_run = ShortRun(recorder, self.chains, state=self._state)
         if self.repeats_update and self._can_repeat_update():
             self.short_run.states = {} if self.optimizer is None else self.optimizer.state
-        # where blocks are skipped, the log that is told is one that is placed anew
-        places_later = recorder.memory.space.placing_later() if self.chains else nullcontext()
+        # where something may be repeated, the log that is told is one that is placed anew
+        self._places_later = bool(self.chains) or self.step_reason is None and self._state.unreadable is None
+        places_later = recorder.memory.space.placing_later() if self._places_later else nullcontext()
         with self._undone_where_refused(), places_later, self.short_run.running():
             super().run()
 
@@ -136,7 +138,7 @@ class RepeatedStep(EagerStep):
     def write_log(self) -> Log:
         """The log of the run as if all blocks had run. Raises NotRepeated where it cannot be told."""
         log = self.recorder.log
-        if self._left is None and not self.chains:
+        if not self._places_later:
             return log
         with self._undone_where_refused():
             reason = self._why_not_written()

@@ -195,3 +195,25 @@ def test_gradients_that_a_forward_pass_leaves_are_added_to_by_the_next(steps, of
     assert found == run
     first = profile(model, x, mode="infer", device="cpu", options=ProfileOptions(steps=1))
     assert found.bwd_flops - first.bwd_flops == (0 if steps == 1 else 18 if of_input else 42)
+
+
+class UsedOnAnotherStream(nn.Module):
+    """A tensor may be in use on a stream that never becomes the current one, so its memory stays taken."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.side = torch.cuda.Stream()
+        self.blocks = nn.Sequential(*(nn.Linear(64, 64) for _ in range(count)))
+
+    def forward(self, x):
+        scaled = self.blocks(x) * 3
+        scaled.record_stream(self.side)
+        return scaled.sum()
+
+
+@pytest.mark.parametrize("count", [2, 12])  # without blocks that need not run, and with some
+def test_a_step_that_uses_a_tensor_on_another_stream_is_run(count):
+    found, run = (profile(lambda: UsedOnAnotherStream(count), torch.ones(512, 64), device="h100", optimizer="adamw",
+                          reuse=reuse) for reuse in (True, False))
+    assert found == run
+    assert "uses streams" in found.replay.explain()
