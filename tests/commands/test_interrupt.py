@@ -29,7 +29,7 @@ class Presses(MetaPathFinder):
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Presses())
 from analyzer.cli import main
-sys.exit(main(["profile", "gpt2"]))
+sys.exit(main(["profile", "gpt2", "--quiet"]))
 """
 EARLY = """
 import signal, sys
@@ -60,7 +60,12 @@ def test_one_before_the_command_line_is_there() -> None:
 @pytest.mark.parametrize("handler", [signal.default_int_handler, print])
 def test_the_handler_is_put_back(handler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr("analyzer.api.models_command.run_devices", lambda _: seen.append(signal.getsignal(2)) or 0)
+
+    def run(_arguments: object) -> int:
+        seen.append(signal.getsignal(signal.SIGINT))
+        return 0
+
+    monkeypatch.setattr("analyzer.api.models_command.run_devices", run)
     before = signal.signal(signal.SIGINT, handler)
     try:
         assert main(["devices"]) == 0
