@@ -162,8 +162,11 @@ def find_pipeline(name: str) -> dict[str, Any] | None:
     >>> find_pipeline("flux.1-dev")["_class_name"], find_pipeline("CompVis/stable-diffusion-v1-4")["_class_name"]
     ('FluxPipeline', 'StableDiffusionPipeline')
     """
+    def plain(full: str) -> str:  # -Diffusers, -BF16: copies of the same shape
+        return re.sub(r"[-_](diffusers|bf16)\b|[-_]bf16(?=[-_])", "", full.rpartition("/")[2].lower())
+
     pipelines, short = list_pipelines(), name.rpartition("/")[2]
-    found = {full.lower().rpartition("/")[2]: fields for full, fields in pipelines.items()}.get(short.lower())
+    found = {plain(full): fields for full, fields in pipelines.items()}.get(plain(name))
     if found is None and (unet := find_alike(f"{short}/unet")) is not None and unet.library == "diffusers":
         # Stable Diffusion before XL has the encoder of texts and the autoencoder that XL has first.
         others = pipelines["stabilityai/stable-diffusion-xl-base-1.0"]

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from analyzer.hardware import find_device
+from analyzer.tools.diffusion.components import Pipeline
 from analyzer.tools.diffusion.diffusion_profile import DiffusionProfile
-from analyzer.tools.diffusion.pipeline import Pipeline, read_pipeline
+from analyzer.tools.diffusion.pipeline import read_pipeline
 from analyzer.tools.diffusion.run import Runs, compose, run_components
 from analyzer.tools.diffusion.sharing import Degrees
 from benchmarks.accuracy.serving import KINDS, POWER_LEFT_OUT, describe

@@ -268,13 +268,43 @@ def test_a_folder_is_read(tmp_path):
 
 @pytest.mark.parametrize(("name", "tokens", "billions"), [
     ("PixArt-Sigma-XL-2-1024-MS", 4096, 0.611), ("stable-diffusion-3.5-medium", 4096, 2.24),
-    ("stable-diffusion-xl-base-1.0", None, 2.57), ("FLUX.1-dev", 4096, 11.9), ("CogVideoX-2b", 13 * 30 * 45, 1.69)])
+    ("stable-diffusion-xl-base-1.0", None, 2.57), ("FLUX.1-dev", 4096, 11.9), ("CogVideoX-2b", 13 * 30 * 45, 1.69),
+    ("FLUX.1-schnell", 4096, 11.9), ("stable-diffusion-3-medium-diffusers", 4096, 2.03),
+    ("stable-diffusion-3.5-large", 4096, 8.06), ("PixArt-XL-2-1024-MS", 4096, 0.611), ("Qwen-Image", 4096, 20.4),
+    ("Z-Image-Turbo", None, 6.15), ("Lumina-Image-2.0", 4096, 2.61), ("Chroma1-HD", 4096, 8.9),
+    ("AuraFlow-v0.3", 4096, 6.83), ("HunyuanDiT-v1.2-Diffusers", 4096, 1.5),
+    ("Sana_600M_1024px_diffusers", 1024, 0.592),
+    ("Sana_1600M_1024px_diffusers", 1024, 1.604), ("SANA1.5_4.8B_1024px_diffusers", 1024, 4.72),
+    ("CogVideoX-5b", 13 * 30 * 45, 5.57), ("HunyuanVideo", 33 * 45 * 80, 12.8), ("LTX-Video", 21 * 16 * 22, 1.92),
+    ("Wan2.1-T2V-1.3B-Diffusers", 21 * 30 * 52, 1.42), ("Wan2.1-T2V-14B-Diffusers", 21 * 30 * 52, 14.3),
+    ("mochi-1-preview", 4 * 30 * 53, 10.03)])
 def test_known_pipelines(name, tokens, billions):
-    """Parameters as the model cards round them."""
+    """Parameters as the model cards round them, in the sizes that pipelines take by default."""
     pytest.importorskip("diffusers")
     found = read_pipeline(name)
     count = sum(p.numel() for p in found.denoiser.module.parameters())
     assert found.tokens == tokens and count == pytest.approx(billions * 1e9, rel=4e-3)
+
+
+def test_weights_that_stay_in_float32():
+    """Those that a class of diffusers names; cosines of positions, which no file has, stay as they are made."""
+    pytest.importorskip("diffusers")
+    one = {"_class_name": "WanTransformer3DModel", "num_layers": 1, "num_attention_heads": 2, "ffn_dim": 64}
+    found = read_pipeline({"_class_name": "WanPipeline", "transformer": one, "transformer_2": one, "vae": {
+        "_class_name": "AutoencoderKLWan", "base_dim": 32}}, height=64, width=64, frames=5)
+    first, second = found.denoiser.module.first, found.denoiser.module.second  # Wan 2.2 has one for each kind of step
+    assert {first.scale_shift_table.dtype, first.rope.freqs_cos.dtype} == {torch.float32}
+    assert first.blocks[0].attn1.to_q.weight.dtype == torch.bfloat16
+    part = profile_diffusion(found, device="h100").parts[0]
+    assert part.param_bytes == sum(p.numel() * p.itemsize for m in (first, second) for p in m.parameters())
+
+
+def test_a_batch_that_is_repeated_for_guidance():
+    """Z-Image repeats its latents where others double a list."""
+    pytest.importorskip("diffusers")
+    config = {"_class_name": "ZImagePipeline", "vae": SMALL_VAE, "transformer": {
+        "_class_name": "ZImageTransformer2DModel", "n_layers": 1, "n_refiner_layers": 1}}
+    assert [len(read_pipeline(config, 3, guidance=scale).denoiser.kwargs["x"]) for scale in (5.0, 0.0)] == [6, 3]
 
 
 @pytest.mark.parametrize(("config", "said"), [

@@ -204,6 +204,16 @@ def test_names_of_other_weights_are_of_the_same_shape(name: str, shape: str, for
     assert load_target(f"hf:{name}").inputs
 
 
+@pytest.mark.parametrize(("name", "kind"), [
+    ("Wan-AI/Wan2.1-T2V-1.3B", "WanPipeline"),
+    ("Efficient-Large-Model/Sana_1600M_1024px_BF16_diffusers", "SanaPipeline"),
+    ("hunyuanvideo-community/HunyuanVideo", "HunyuanVideoPipeline"),
+    ("stabilityai/stable-diffusion-3-medium", "StableDiffusion3Pipeline")])
+def test_copies_of_a_pipeline_have_its_shape(name: str, kind: str) -> None:
+    found = find_pipeline(name)
+    assert found is not None and found["_class_name"] == kind
+
+
 def test_less_of_a_name_than_tells_two_shapes_apart_is_none() -> None:
     assert find_alike("someone/model/unet") is None and find_pipeline("Qwen/Qwen2-0.5B") is None
     assert find_alike("mistral-7b") is None  # v0.1 and v0.3 have other vocabularies

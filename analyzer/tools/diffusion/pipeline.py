@@ -14,7 +14,6 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +25,8 @@ from analyzer.errors import AnalyzerError, InputError, TargetError, find_close
 from analyzer.zoo.input_spec import import_extra
 from analyzer.zoo.published_shape import find_pipeline, list_pipelines
 
+from .components import Component, Experts, ImageDecoder, Pipeline
+
 PREFIX = "diffusers:"
 _DENOISERS = ("transformer", "unet")
 #: Fields of a denoiser's config that say how wide the hidden states of the text are.
@@ -36,38 +37,6 @@ _CLIP_TOKENS = 77  # CLIPTextConfig.max_position_embeddings of transformers
 _SECOND_TOKENS = {"HunyuanDiTPipeline": 256}
 #: Pipelines that put the tokens of CLIP before those of T5 (pipeline_stable_diffusion_3.py, ``encode_prompt``).
 _JOINED = ("StableDiffusion3Pipeline",)
-
-
-@dataclass(frozen=True)
-class Component:
-    """A module that a pipeline calls ``calls`` times with these arguments, on the meta device."""
-
-    name: str
-    module: nn.Module
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    calls: int = 1
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """What a batch runs. ``tokens``: of the latents, as the denoiser sees them; None where it has several sizes."""
-
-    name: str
-    text: tuple[Component, ...]
-    denoiser: Component
-    decoder: Component | None
-    batch: int
-    height: int
-    width: int
-    frames: int | None
-    steps: int
-    tokens: int | None = None
-    assumptions: tuple[str, ...] = ()
-
-    @property
-    def components(self) -> tuple[Component, ...]:
-        return (*self.text, self.denoiser, *([] if self.decoder is None else [self.decoder]))
 
 
 def read_pipeline(config: str | Path | Mapping[str, Any], batch: int = 1, *, height: int | None = None,
@@ -128,17 +97,6 @@ def _read_config(text: str) -> Mapping[str, Any]:
     return found
 
 
-class _ImageDecoder(nn.Module):
-    """An autoencoder of which a pipeline calls the decoder; its encoder lies on the device too."""
-
-    def __init__(self, vae: Any) -> None:
-        super().__init__()
-        self.vae = vae
-
-    def forward(self, latents: Tensor) -> Any:
-        return self.vae.decode(latents, return_dict=False)[0]
-
-
 class _PipelineReader:
     """Reads one pipeline's components."""
 
@@ -174,8 +132,11 @@ class _PipelineReader:
         if steps is None:
             raise InputError(f"{PREFIX}{self.said}: {self.kind.__name__} has no number of steps of its own; give steps "
                              "(--denoising-steps)")
+        module, second = self.denoiser, f"{self.main}_2"  # as Wan 2.2's
+        if isinstance(self.fields.get(second), dict):
+            module = Experts(module, self._build(second))
         return Pipeline(
-            self.said, text, Component("denoiser", self.denoiser, (), kwargs,
+            self.said, text, Component("denoiser", module, (), kwargs,
                                        steps * (2 if guided and not doubles and len(calls) > 1 else 1)),
             self._read_decoder(), self.batch, self.height, self.width, self.frames, steps,
             self._count_tokens(latents[0]), tuple(self.assumptions))
@@ -197,7 +158,11 @@ class _PipelineReader:
         with torch.device("meta"):
             of = getattr(kind, "config_class", None)
             model: Any = kind.from_config(config) if of is None else kind(of.from_dict(config))
-        return nn.Module.to(model, self.dtype).eval()  # that of diffusers warns of what its own from_pretrained does
+        words = set(of is None and getattr(model, "_keep_in_fp32_modules", None) or ())
+        for place, weight in model.state_dict(keep_vars=True).items():  # buffers of no file stay, as from_pretrained's
+            if weight.is_floating_point():  # words name what stays in float32 (model_loading_utils.py of diffusers)
+                weight.data = weight.data.to(torch.float32 if words & set(place.split(".")) else self.dtype)
+        return model.eval()
 
     def _make_shell(self) -> Any:
         """The pipeline without text encoders, of which only what it says about sizes is asked."""
@@ -247,7 +212,7 @@ class _PipelineReader:
             self.assumptions.append("videos are decoded one after the other (enable_slicing)")
         latents = torch.empty((batch, channels, *deep, self.height // space, self.width // space),
                               dtype=self.dtype, device="meta")
-        return Component("decoder", _ImageDecoder(self.vae), (latents,), {}, calls)
+        return Component("decoder", ImageDecoder(self.vae), (latents,), {}, calls)
 
     # --- sizes ---
 
@@ -390,4 +355,5 @@ def _read_loop(kind: Any, main: str) -> tuple[list[ast.Call], bool, bool]:
                  and call.func.id in ("current_model", "model")]
     if not calls:
         raise InputError(f"{PREFIX}{kind.__name__}: its loop does not call self.{main}")
-    return calls, "[latents] * 2" in source, "do_classifier_free_guidance" in source
+    doubles = "[latents] * 2" in source or re.search(r"latents\w*\.repeat\(2\b", source) is not None
+    return calls, doubles, "do_classifier_free_guidance" in source

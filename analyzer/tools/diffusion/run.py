@@ -28,8 +28,9 @@ from analyzer.tools.serving.run import names_server
 from analyzer.zoo.command_option import read_recipe
 from analyzer.zoo.target import model_errors
 
+from .components import Component, Pipeline
 from .diffusion_profile import DiffusionPart, DiffusionProfile
-from .pipeline import Component, Pipeline, read_pipeline, telling
+from .pipeline import read_pipeline, telling
 from .sharing import Attended, Degrees, find_attentions, share
 
 _FLASH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

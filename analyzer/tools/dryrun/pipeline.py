@@ -19,6 +19,7 @@ from .tokenizer import save_tokenizer
 
 _PARTS_WEIGHTS = "diffusion_pytorch_model.safetensors"  # of what is of diffusers itself
 _TOKENIZERS = {"CLIP": "CLIPTokenizer", "T5": "T5TokenizerFast"}
+_ANY = "PreTrainedTokenizerFast"  # of other encoders: it reads any tokenizer.json
 
 
 def write_pipeline(files: SavedFiles, folder: Path, name: str, fields: Mapping[str, Any]) -> None:
@@ -72,7 +73,7 @@ def _make_config(config: Mapping[str, Any]) -> Any:
 def _write_tokenizer(folder: Path, name: str, config: Mapping[str, Any]) -> str:
     folder.mkdir()
     save_tokenizer(folder, f"{name}, {folder.name}", _make_config(config))
-    return next(found for prefix, found in _TOKENIZERS.items() if config["_class_name"].startswith(prefix))
+    return next((found for prefix, found in _TOKENIZERS.items() if config["_class_name"].startswith(prefix)), _ANY)
 
 
 def _describe_weights(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
