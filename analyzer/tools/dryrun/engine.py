@@ -106,7 +106,7 @@ class StandInEngine:
     def sample(self, prompts: Sequence[int], answers: int, new_tokens: int, distinct: int) -> None:
         """Answers of ``new_tokens`` each to prompts of these lengths, of which some are ``distinct``."""
         deployment, mean = self.deployment, max(1, round(sum(prompts) / max(1, len(prompts))))
-        read = min(deployment.engine.chunk, distinct * mean)
+        read = min(deployment.chunk, distinct * mean)
         rows = min(answers, deployment.engine.sequences)
         logits = 2 * rows * deployment.model.vocabulary * 4 // deployment.layout.tp
         seconds, spread = self._time(Traffic.batch(mean, [new_tokens] * answers, max(1, answers // max(1, distinct))))
@@ -119,7 +119,6 @@ class StandInEngine:
             sample_answers(at, answers, answers * new_tokens,
                            0 if self.apart else deployment.pass_bytes(max(read, rows)) + logits,
                            macs * (distinct * mean + answers * new_tokens) // deployment.layout.gpus, seconds, spread)
-
 
     def _time(self, traffic: Traffic) -> tuple[float | None, float]:
         """Seconds until all are answered, and within which factor beyond one sums of kernels lie."""
