@@ -6,6 +6,7 @@ import pytest
 
 from analyzer.cli import main
 from analyzer.errors import InputError
+from analyzer.hardware import find_device
 from analyzer.tools.serving import (
     Batch,
     Chunk,
@@ -16,7 +17,9 @@ from analyzer.tools.serving import (
     profile_served,
     read_served_model,
 )
+from analyzer.tools.serving.deployment import WEIGHT_FORMATS
 from analyzer.tools.serving.engine import ENGINES, find_engine
+from analyzer.tools.serving.product_time import find_narrow
 from analyzer.tools.serving.simulation import Scheduler
 from analyzer.zoo.target import load_target
 
@@ -134,6 +137,15 @@ def test_devices_of_other_vendors(llama):
     assert "not calibrated" not in profile_served(llama, 64, 8, device="h200").summary()
     with pytest.raises(InputError, match="TensorRT-LLM runs on NVIDIA's devices, and mi300x is AMD's"):
         make_deployment(llama, device="mi300x", engine="trtllm")
+
+
+@pytest.mark.parametrize(("device", "formats"), [
+    ("mi300x", ["fp8"]), ("mi355x", ["fp8", "mxfp4"]), ("b200", ["fp8", "mxfp4", "nvfp4"]), ("h100", ["fp8"]),
+    ("a100_80gb", [])])
+def test_formats_in_which_devices_multiply(device, formats):
+    """AMD's white paper of CDNA 4 has MXFP4, which CDNA 3 has not; NVFP4 is NVIDIA's, from Blackwell on."""
+    found = [name for name in ("fp8", "mxfp4", "nvfp4") if find_narrow(WEIGHT_FORMATS[name], find_device(device))]
+    assert found == formats
 
 
 def test_a_published_model_of_8_bits_fits_where_it_runs(capsys):

@@ -28,6 +28,15 @@ class WeightFormat(NamedTuple):
     capability: tuple[int, int] = (0, 0)
     is_scaled: bool = False
 
+    def is_native(self, device: DeviceSpec) -> bool:
+        """Whether the device multiplies in it. AMD's CDNA 4 (9.5) does in MXFP4, and none in NVFP4 (AMD CDNA 4
+        Architecture white paper, 2025, "OCP MXFP4").
+        """
+        found = device.compute_capability or (0, 0)
+        if device.vendor == "AMD" and self.bits < 8:
+            return self.arithmetic is not None and not self.is_scaled and found >= (9, 5)
+        return self.arithmetic is not None and found >= self.capability
+
 
 #: Names by the servers' own: vLLM --quantization, docs "Supported Hardware"; scales as in compressed-tensors and the
 #: OCP Microscaling specification 1.0 (a byte for 32 elements), NVFP4 (a byte for 16): nvidia.com, "Introducing NVFP4".
@@ -163,8 +172,8 @@ class Deployment:
         (examples/models/core/gpt_oss/README.md; _torch/modules/fused_moe/fused_moe_triton.py).
         """
         form = WEIGHT_FORMATS[self.experts or self.weights]
-        return self.engine.name == "trtllm" and form.bits < 8 and form.arithmetic is not None and (
-            self.device.compute_capability or (0, 0)) < form.capability
+        return self.engine.name == "trtllm" and form.bits < 8 and form.arithmetic is not None and not form.is_native(
+            self.device)
 
     def format_of(self, product: Product) -> WeightFormat:
         """Of weights: heads and routers stay in 16 bits (vLLM's and compressed-tensors' ``ignore`` lists)."""

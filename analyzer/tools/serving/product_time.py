@@ -50,9 +50,8 @@ def find_format_peak(form: WeightFormat, device: DeviceSpec) -> float | None:
 
 def find_narrow(form: WeightFormat, device: DeviceSpec) -> str | None:
     """The dtype of the device's own products in 8 or 4 bits; None where products run in 16."""
-    has_it = form.arithmetic is not None and (device.compute_capability or (0, 0)) >= form.capability and (
-        find_peak(form.arithmetic, device, True) is not None)
-    return form.arithmetic if has_it else None
+    name = form.arithmetic if form.is_native(device) else None
+    return name if name is not None and find_peak(name, device, True) is not None else None
 
 
 def _half_of(device: DeviceSpec) -> str:

@@ -155,7 +155,7 @@ def _list_assumptions(deployment: Deployment, traffic: Traffic) -> list[str]:
     found = []
     model, device = deployment.model, deployment.device
     form = WEIGHT_FORMATS[deployment.experts or deployment.weights]
-    if form.arithmetic is not None and (device.compute_capability or (0, 0)) < form.capability:
+    if form.arithmetic is not None and not form.is_native(device):
         found.append(f"{device.name} has no products in {deployment.experts or deployment.weights}: weights are "
                      "expanded to 16 bits in registers (Marlin)")
     if not model.attentions and not model.state_bytes:
