@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from analyzer.errors import find_close
 from analyzer.recipe.recipe import add_lora
-from analyzer.tools.diffusion.components import Component, Pipeline
-from analyzer.tools.diffusion.pipeline import read_pipeline
+from analyzer.tools.diffusion import Component, Pipeline, read_pipeline
 from analyzer.zoo.published_shape import find_pipeline, list_pipelines
 
 from .build import DTYPES, lora_spec
