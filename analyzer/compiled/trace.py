@@ -210,6 +210,11 @@ class FunctionTrace:
                 self.state.tracing = self
             return
         self._end(reason)
+        if self.tag is not None:
+            # Dynamo gives up the checkpoint then, and calls it as it is written (CheckpointHigherOrderVariable of
+            # torch/_dynamo/variables/higher_order_ops.py); what was traced of it cannot be undone here
+            self.state.assume(f"a graph ends inside of a checkpoint ({reason}): what its graphs save is kept here, "
+                              "where PyTorch runs them again in the backward pass, so memory is told too high")
         frames = list_frames(_CALL)
         is_empty = all(node.op == "placeholder" for node in self.tape.graph.nodes)
         if frames and not dynamo_config.nested_graph_breaks:

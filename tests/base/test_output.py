@@ -4,6 +4,7 @@ import resource
 import stat
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
@@ -25,20 +26,22 @@ WRITERS = {
     "deepspeed": lambda path: NET.report("deepspeed", output_file=path), "generation": GENERATION.to_json}
 
 
-@pytest.fixture
+@contextmanager
 def small_disk():
-    """No file can grow beyond 100 bytes."""
+    """A block in which no file can grow beyond 100 bytes: pytest's own output may be one."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_full_disk_leaves_the_good_old_file(writer, tmp_path, small_disk):
+def test_a_full_disk_leaves_the_good_old_file(writer, tmp_path):
     path = tmp_path / "good"
     path.write_text("good")
-    with pytest.raises(OutputError, match="good.*could not be written: File too large"):
+    with small_disk(), pytest.raises(OutputError, match="good.*could not be written: File too large"):
         WRITERS[writer](path)
     assert path.read_text() == "good" and os.listdir(tmp_path) == ["good"]
 

@@ -235,6 +235,25 @@ class Checkpointed(nn.Module):
         return checkpoint(self.layers, x, use_reentrant=False)
 
 
+def test_a_graph_that_ends_inside_of_a_checkpoint_is_told():
+    """PyTorch calls that checkpoint as it is written, and runs its graphs again."""
+    @torch._dynamo.disable
+    def double(x):
+        return x * 2
+
+    class Breaks(nn.Module):
+        def forward(self, x):
+            return double(x)
+
+    model = Checkpointed()
+    model.layers.insert(1, Breaks())
+    found = profile(torch.compile(model), args=(X,), device="h100")
+    assert any(text.startswith("a graph ends inside of a checkpoint (") and text.endswith("memory is told too high")
+               for text in found.assumptions)
+    assert not any("inside of a checkpoint" in text for text in profile(
+        torch.compile(Checkpointed()), args=(X,), device="h100").assumptions)
+
+
 def test_dynamo_breaks_at_recurrent_layers():
     class Net(nn.Module):
         def __init__(self):
