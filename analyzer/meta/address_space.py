@@ -43,6 +43,13 @@ def find_device_index(address: int) -> int:
     return address // _DEVICE_SPAN
 
 
+def check_address(address: int, index: int, nbytes: int) -> None:
+    """Raises InputError where so many bytes of an accelerator would lie below its addresses."""
+    if address < index * _DEVICE_SPAN:
+        raise InputError(f"{nbytes:,} bytes more at once than a device has addresses for, {_DEVICE_TOP:,}; "
+                         "profile fewer layers of the model, or one rank's share of it (--world)")
+
+
 class AddressSpace:
     """The memory of the machine that tensors are simulated on. It outlives the mode as long as a tensor does."""
 
@@ -124,9 +131,7 @@ class AddressSpace:
         else:
             allocator = self.allocator(index)
             region = (allocator.place if self.is_replaying else allocator.allocate)(nbytes, self._pool_key(index))
-        if region.address < index * _DEVICE_SPAN:
-            raise InputError(f"{nbytes:,} bytes more at once than a device has addresses for, {_DEVICE_TOP:,}; "
-                             "profile fewer layers of the model, or one rank's share of it (--world)")
+        check_address(region.address, index, nbytes)
         return region
 
     def stream_number(self, index: int, stream_id: int) -> int:

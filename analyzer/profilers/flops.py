@@ -19,7 +19,16 @@ from analyzer.record.log import Log, Tally
 from .annotation import WAYS, Annotation, operator_key
 from .flop_registry import NO_FLOPS, apply_formula, count_call
 from .operator.fused import count_parts, list_uncounted
-from .operator.registration import FlopCount, Formula, family, is_inexact, kept_with_signature, per_input
+from .operator.registration import (
+    TF32_KINDS,
+    FlopCount,
+    Formula,
+    family,
+    is_inexact,
+    kept_with_signature,
+    per_input,
+    uses_tf32,
+)
 from .traffic import traffic_bytes
 
 # Ways of counting FLOPs: the project's own, and DeepSpeed's, whose figures are often quoted.
@@ -234,7 +243,8 @@ class _Count:
                 ("bwd_flops", "bwd_macs", "recompute_flops", "recompute_macs", "executed_flops", "optimizer_flops")))
         listed = [(op, n, nbytes) for op, (n, nbytes) in sorted(uncounted.items())]
         out.totals = {**totals, "uncounted": listed, "flop_convention": self.convention.name,
-                      "product_dtype": products.most_common(1)[0][0] if products.total() else None}
+                      "product_dtype": products.most_common(1)[0][0] if products.total() else None,
+                      "tf32": tuple([kind for kind in TF32_KINDS if uses_tf32(kind)])}
         return out
 
     def _count(self, call: OpCall) -> FlopCount | None:

@@ -16,6 +16,7 @@ import torch
 from analyzer.memory.allocator import CachingAllocator
 from analyzer.memory.allocator_segment import Opcode, Placements, hold
 from analyzer.memory.host_memory import HostMemory, HostRegion
+from analyzer.meta.address_space import check_address
 from analyzer.meta.state import StreamAction, StreamMark
 from analyzer.record.device_log import PhaseRecord
 from analyzer.record.log import Log
@@ -94,7 +95,8 @@ class Events(NamedTuple):
 
 def place_events(events: Events, lives: Numbers, first: int, before: Before, source: Log, log: Log) -> None:
     """Place all storages of ``log``, whose ``lives`` get their addresses; those before row ``first`` may be there
-    already. ``source`` is the log of the short run. Raises DeviceOutOfMemoryError.
+    already. ``source`` is the log of the short run. Raises DeviceOutOfMemoryError, and InputError where no addresses
+    are left.
     """
     _Placing(events, lives, first, before, source, log).run()
 
@@ -248,6 +250,9 @@ class _Placing:
             given[place] = nbytes
         lives[rows, ADDRESS] = np.array(placements.addresses, np.int64)[places]
         lives[rows, BLOCK_BYTES] = given[places]
+        if len(here := rows[self.is_here[rows]]):
+            lowest = lives[here[np.argmin(lives[here, ADDRESS])]]
+            check_address(int(lowest[ADDRESS]), torch.device(self.source.device).index or 0, int(lowest[NBYTES]))
         return given
 
     def _write_allocator_events(self, blocks: Numbers, given: Numbers) -> None:

@@ -14,14 +14,12 @@ import torch
 from analyzer.memory.allocator import DeviceOutOfMemoryError
 from analyzer.profilers.annotation import Annotation, operator_key
 from analyzer.profilers.held_memory import alive_at, category_of, forward_ends, peak_by_category
-from analyzer.profilers.operator.registration import TF32_KINDS, uses_tf32
 from analyzer.profilers.schedule import Lanes
 from analyzer.record.call_table import OpCall
 from analyzer.record.device_log import EVALUATION, NO_STEP, PREPARATION
 from analyzer.record.log import CompiledCall, Log, LogNode, OuterCall
 from analyzer.record.options import choose_samples, count_tokens
 from analyzer.record.process_group import ProcessGroupSpec
-from analyzer.record.storage_lifetime import StorageLifetime
 from analyzer.units import add_quantities
 
 from .info import (
@@ -45,6 +43,7 @@ from .timeline import (
     find_peak_call,
     find_unfinished,
     list_finished_phases,
+    list_inputs,
     read_memory,
 )
 from .tree import ModulePaths, ModuleShape, ModuleTree, describe_all, list_module_calls
@@ -52,18 +51,6 @@ from .view import Groups
 from .world import list_copies, list_devices
 
 _LOOKUPS = ("aten::embedding", "aten::_embedding_bag", "aten::_embedding_bag_forward_only")
-
-
-def _list_inputs(log: Log) -> list[StorageLifetime]:
-    """The inputs of the last step: not those that a script gave to passes before it or after it, such as a rollout."""
-    records = [record for record in log.phases if record.step == log.steps - 1]
-    start, stop = min([r.first_call for r in records], default=0), max([r.last_call for r in records], default=0)
-    given = [lifetime for lifetime in log.lifetimes_in("input") if lifetime.spec is not None]
-    own = [one for one in given if one.born_call < stop and (one.died_call is None or one.died_call >= start)]
-    if any([start <= one.born_call for one in own]):  # of what a script kept, only what the step reads
-        own = [one for one in own if one.born_call >= start
-               or any(log.call_slots.read_any(start, stop, [one.number]))]
-    return own or given
 
 
 def list_micro_batches(log: Log, step: int) -> list[OuterCall]:
@@ -161,11 +148,10 @@ class ProfileBuilder:
         ended_early = log.shortage is not None and log.shortage.step < 2  # before a second step was whole
         known = {name: value for name, value in self.totals.items() if name in _PROFILE_FIELDS and name not in _LATER}
         known["uncounted"] = tuple(UncountedInfo(*row) for row in known.get("uncounted") or ())
-        inputs = {s.label: describe_spec(s.spec) for s in _list_inputs(log)}
+        inputs = {s.label: describe_spec(s.spec) for s in list_inputs(log)}
         params = sum(p.numel for p in self.shape.distinct_parameters().values())
         return {**known, "params": params, "fullest_device": log.device if log.others else None,
                 "inputs": inputs, **count_step(log, inputs),
-                "tf32": tuple([kind for kind in TF32_KINDS if uses_tf32(kind)]),
                 "torch_version": str(torch.__version__), "analyzer_version": package_version(),
                 "first_step": self._find_phases(0), "phases": {} if ended_early else self._find_phases(last),
                 "out_of_memory": describe_shortage(log, self.paths),

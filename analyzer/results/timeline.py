@@ -261,3 +261,15 @@ def _apply(change: AllocatorEvent, allocated: int, reserved: int) -> tuple[int, 
     if action == "free":
         return allocated - nbytes, reserved
     return allocated, reserved + (nbytes if action in ("segment_alloc", "segment_map") else -nbytes)
+
+
+def list_inputs(log: Log) -> list[StorageLifetime]:
+    """The inputs of the last step: not those that a script gave to passes before it or after it, such as a rollout."""
+    records = [record for record in log.phases if record.step == log.steps - 1]
+    start, stop = min([r.first_call for r in records], default=0), max([r.last_call for r in records], default=0)
+    given = [lifetime for lifetime in log.lifetimes_in("input") if lifetime.spec is not None]
+    own = [one for one in given if one.born_call < stop and (one.died_call is None or one.died_call >= start)]
+    if any([start <= one.born_call for one in own]):  # of what a script kept, only what the step reads
+        own = [one for one in own if one.born_call >= start
+               or any(log.call_slots.read_any(start, stop, [one.number]))]
+    return own or given
