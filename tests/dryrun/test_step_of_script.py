@@ -114,3 +114,22 @@ def test_the_batch_is_that_of_the_update_and_not_what_a_rollout_was_given(run):
             optimizer.zero_grad()
         """)
     assert p.batch_size == 64 and [info.shape for info in p.inputs.values()] == [(64, 4)]
+
+
+def test_a_second_script_finds_no_accelerator_of_the_first(run):
+    """Accelerate keeps what the process was set to, and refuses another precision."""
+    state = pytest.importorskip("accelerate.state")
+    own = dict(state.AcceleratorState._shared_state)
+    for precision in ("no", "bf16"):
+        p = run(f"""
+            from accelerate import Accelerator
+            accelerator = Accelerator(mixed_precision="{precision}")
+            model = nn.Linear(8, 8)
+            model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            for step in range(3):
+                accelerator.backward(model(torch.rand(4, 8, device="cuda")).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+            """)
+        assert p.batch_size == 4
+    assert state.AcceleratorState._shared_state == own

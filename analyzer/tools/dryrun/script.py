@@ -186,7 +186,7 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int 
             try:
                 if reads_clock(path):
                     mode.state.assume(HOST_CLOCK)
-                with _as_main(path, arguments), scripted(
+                with _as_main(path, arguments), _without_accelerate_state(), scripted(
                         change, allows_download=allows_download, whole_steps=recorder.steps if is_whole else None), \
                         recorder.counting_steps():
                     # keeps what the script made until the log is closed
@@ -247,6 +247,27 @@ def _join_shapes(recorder: ScriptRecorder) -> ModuleShape:
     return whole._replace(
         children=tuple([(name, shape) for name, shape in named if isinstance(shape, ModuleShape)]),
         parameters=tuple([shape._replace(name=name) for name, shape in named if isinstance(shape, ParameterShape)]))
+
+
+@contextmanager
+def _without_accelerate_state() -> Iterator[None]:
+    """A block in which Accelerate knows of no earlier Accelerator, as in a process of its own; what it knew is put
+    back. Private Accelerate API: the states of a process, changed in place (`SharedDict` of accelerate/state.py).
+    """
+    def find_states() -> dict[str, dict[str, Any]]:
+        module = sys.modules.get("accelerate.state")
+        return {name: getattr(module, name)._shared_state for name in (
+            "PartialState", "AcceleratorState", "GradientState") if hasattr(module, name)}
+
+    before = {name: dict(state) for name, state in find_states().items()}
+    for state in find_states().values():
+        state.clear()
+    try:
+        yield
+    finally:
+        for name, state in find_states().items():
+            state.clear()
+            state.update(before.get(name, {}))
 
 
 @contextmanager
