@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from analyzer.tools.dryrun.script import dry_run
+from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
 STEPS = """
 model = model.cuda()
@@ -34,6 +35,8 @@ MODELS = {
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
+    define_torchvision_ops()
+    pytest.importorskip("timm")  # which has functions of the hub of its own, also where it was imported before
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
 
     def run(text, channels=3):

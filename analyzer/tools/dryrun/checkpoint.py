@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -175,8 +176,11 @@ def _exchange(old: Any, new: Any) -> None:
     for module in list(sys.modules.values()):
         if isinstance(module, ModuleType):
             names = vars(module)
-            for name in [name for name, value in list(names.items()) if value is old]:
-                names[name] = new
+            for name, value in list(names.items()):
+                if value is old:
+                    names[name] = new
+                elif type(value) is partial and value.func is old:  # as timm has huggingface_hub's
+                    names[name] = partial(new, *value.args, **value.keywords)
 
 
 # `torch.distributed.checkpoint` under a dry run: its own code plans, copies to the host and writes what tensors are, to
