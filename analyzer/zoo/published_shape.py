@@ -129,8 +129,9 @@ def _shapes_by_stem() -> dict[str, PublishedShape]:
 
 
 #: What names say of the format of weights, the first that is there, by names of formats of servers.
-_FORMATS = {"nvfp4": "nvfp4", "mxfp4": "mxfp4", "fp4": "nvfp4", "fp8": "fp8", "w8a8": "int8", "int8": "int8",
-            "8bit": "int8", "w4a16": "int4", "int4": "int4", "4bit": "int4", "awq": "int4", "gptq": "int4"}
+_FORMATS = {"nvfp4": "nvfp4", "mxfp4": "mxfp4", "fp4": "nvfp4", "fp8": "fp8", "w8a8": "int8", "w8a16": "int8",
+            "int8": "int8", "8bit": "int8", "w4a16": "int4", "int4": "int4", "4bit": "int4", "awq": "int4",
+            "gptq": "int4"}
 
 
 def tell_format(name: str) -> str | None:
@@ -139,9 +140,18 @@ def tell_format(name: str) -> str | None:
     >>> [tell_format(name) for name in ("nvidia/DeepSeek-R1-0528-NVFP4-v2", "Qwen/Qwen3-32B", "Qwen/Qwen3-32B-FP8")]
     ['nvfp4', None, 'fp8-block']
     """
-    short = name.rstrip("/").rsplit("/", 1)[-1].lower()
     if re.match(r"(qwen/)?qwen3.*-fp8$", name.lower()):  # its cards: "fine-grained fp8 ... with block size of 128"
         return "fp8-block"
+    return format_by_words(name)
+
+
+def format_by_words(name: str) -> str | None:
+    """The format of weights by the words of a model's name alone, whichever model it is.
+
+    >>> format_by_words("someone/Qwen3-8B-AWQ")
+    'int4'
+    """
+    short = name.rstrip("/").rsplit("/", 1)[-1].lower()
     return next((form for word, form in _FORMATS.items() if re.search(rf"[-_.]{word}(?![a-z])", short)), None)
 
 

