@@ -239,39 +239,35 @@ def _load_pretrained(original: Callable[..., Any], model: torch.nn.Module, pretr
     model.load_state_dict({key: torch.empty_like(tensor) for key, tensor in model.state_dict().items()})
 
 
+def _answer_dry(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls ``instead`` with ``original`` before its arguments in a dry run, else ``original``."""
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if current() is None else instead(original, *args, **kwargs)
+
+    call.__wrapped__ = original  # type: ignore[attr-defined] # of which peft asks for the signature
+    return call
+
+
 def stand_in_for_names(repositories: Repositories) -> dict[str, Callable[[], Iterator[Undo]]]:
     """What to replace in which modules, once they are imported, so that the hub's names are found without it."""
-    def everywhere(module: str, name: str, instead: Callable[..., Any]) -> Iterator[Undo]:
-        """Also where it was imported from there."""
-        original = getattr(sys.modules[module], name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return original(*args, **kwargs) if current() is None else instead(original, *args, **kwargs)
-
-        call.__wrapped__ = original  # type: ignore[attr-defined] # of which peft asks for the signature
-        yield replace_everywhere(original, call)
-
-    def several(module: str, answers: Mapping[str, Callable[..., Any]]) -> Iterator[Undo]:
+    def everywhere(module: str, answers: Mapping[str, Callable[..., Any]]) -> Iterator[Undo]:
+        """Functions of a module, by name, also where they were imported from there."""
         for name, instead in answers.items():
-            yield from everywhere(module, name, instead)
+            original = getattr(sys.modules[module], name)
+            yield replace_everywhere(original, _answer_dry(original, instead))
 
     def be_offline(module: str) -> Iterator[Undo]:
         yield replace(sys.modules[module], "HF_HUB_OFFLINE", lambda _: True)
 
     hub = "huggingface_hub"
-    return {
-        f"{hub}.constants": partial(be_offline, f"{hub}.constants"),
-        "datasets.config": partial(be_offline, "datasets.config"),
-        "datasets.load": partial(everywhere, "datasets.load", "load_dataset", repositories.load_dataset),
-        "evaluate.loading": partial(everywhere, "evaluate.loading", "load",
-                                    lambda _, *args, **kwargs: data_set.Metric(*args, **kwargs)),
-        f"{hub}.file_download": partial(everywhere, f"{hub}.file_download", "hf_hub_download",
-                                        repositories.hf_hub_download),
-        f"{hub}._snapshot_download": partial(everywhere, f"{hub}._snapshot_download", "snapshot_download",
-                                             repositories.snapshot_download),
-        "torch.hub": partial(several, "torch.hub", {
-            "download_url_to_file": _refuse_download, "load_state_dict_from_url": _load_from_address,
-            "load": _load_from_repository}),
-        "timm.models._builder": partial(everywhere, "timm.models._builder", "load_pretrained", _load_pretrained),
-        "transformers.utils.hub": partial(everywhere, "transformers.utils.hub", "cached_files",
-                                          repositories.cached_files)}
+    instead: dict[str, dict[str, Callable[..., Any]]] = {
+        "datasets.load": {"load_dataset": repositories.load_dataset},
+        "evaluate.loading": {"load": lambda _, *args, **kwargs: data_set.Metric(*args, **kwargs)},
+        f"{hub}.file_download": {"hf_hub_download": repositories.hf_hub_download},
+        f"{hub}._snapshot_download": {"snapshot_download": repositories.snapshot_download},
+        "transformers.utils.hub": {"cached_files": repositories.cached_files},
+        "torch.hub": {"download_url_to_file": _refuse_download, "load_state_dict_from_url": _load_from_address,
+                      "load": _load_from_repository},
+        "timm.models._builder": {"load_pretrained": _load_pretrained}}
+    return {**{module: partial(be_offline, module) for module in (f"{hub}.constants", "datasets.config")},
+            **{module: partial(everywhere, module, answers) for module, answers in instead.items()}}

@@ -49,23 +49,23 @@ def stand_in_for_pictures() -> dict[str, Callable[[], Iterator[Undo]]]:
                for module, kinds in _KINDS.items()}}
 
 
-# Folders of pictures with a folder for each class: as many as ImageNet has (Russakovsky et al. 2015, table 2), of the
-# size that most of them have.
+# Folders of pictures with a folder for each class: as many as ImageNet has (Russakovsky et al. 2015, table 2). Their
+# size decides nothing where a transform cuts them to one: 4:3, with 500 pixels as the longer side of Flickr's medium
+# ones.
 _CLASSES, _TRAINING, _VALIDATION, _SIDES = 1000, 1_281_167, 50_000, (500, 375)
 
 
 def _open_folder(original: Any, data_set: Any, root: Any, *args: Any, **kwargs: Any) -> None:
     """``torchvision.datasets.ImageFolder``: in the place of a folder that is not there stand ImageNet's classes."""
-    given = inspect.signature(original).bind(data_set, root, *args, **kwargs)
-    given.apply_defaults()
-    loader = given.arguments["loader"]
+    signature = inspect.signature(original)
+    usual = signature.parameters["loader"].default
+    loader = signature.bind(data_set, root, *args, **kwargs).arguments.get("loader", usual)
     try:
         original(data_set, root, *args, **kwargs)
     except FileNotFoundError:
-        if Path(root).exists() or loader is not inspect.signature(original).parameters["loader"].default:
+        if Path(root).exists() or loader is not usual:
             raise
-        own = Path(root).name
-        rows = _TRAINING if "train" in own else _VALIDATION
+        rows = _TRAINING if "train" in Path(root).name else _VALIDATION
         data_set.loader, data_set.extensions = _load_black, None
         data_set.classes = [f"class {number}" for number in range(_CLASSES)]
         data_set.class_to_idx = {name: number for number, name in enumerate(data_set.classes)}
