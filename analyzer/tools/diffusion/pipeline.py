@@ -158,10 +158,12 @@ class _PipelineReader:
         with torch.device("meta"):
             of = getattr(kind, "config_class", None)
             model: Any = kind.from_config(config) if of is None else kind(of.from_dict(config))
-        words = set(of is None and getattr(model, "_keep_in_fp32_modules", None) or ())
-        for place, weight in model.state_dict(keep_vars=True).items():  # buffers of no file stay, as from_pretrained's
-            if weight.is_floating_point():  # words name what stays in float32 (model_loading_utils.py of diffusers)
-                weight.data = weight.data.to(torch.float32 if words & set(place.split(".")) else self.dtype)
+        # modules of diffusers name what stays in float32 (model_loading_utils.py); buffers that no file has keep their
+        # dtype, as from_pretrained's do
+        kept = set(getattr(model, "_keep_in_fp32_modules", None) or ()) if of is None else set()
+        for place, weight in model.state_dict(keep_vars=True).items():
+            if weight.is_floating_point():
+                weight.data = weight.data.to(self.dtype if kept.isdisjoint(place.split(".")) else torch.float32)
         return model.eval()
 
     def _make_shell(self) -> Any:
