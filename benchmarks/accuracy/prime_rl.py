@@ -104,8 +104,7 @@ class Experts(nn.Module):
 
     def __init__(self, number: int, width: int, inner: int, rank: int | None, is_grouped: bool) -> None:
         super().__init__()
-        self.is_grouped = is_grouped
-        self.rank = rank
+        self.is_grouped, self.rank = is_grouped, rank
         sizes = {"w1": (inner, width), "w2": (width, inner), "w3": (inner, width)}
         for name, (rows, columns) in sizes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(number, rows, columns)))
@@ -125,8 +124,7 @@ class Experts(nn.Module):
         return self._run(x, self._pick, lambda a, b: torch._grouped_mm(a, b, ends))
 
     def _pick(self, name: str, place: int | None = None) -> Any:
-        found: Any = getattr(self, name)
-        found = found[0] if "lora" in name else found
+        found: Any = getattr(self, name)[0] if "lora" in name else getattr(self, name)
         return found if place is None else found[place]
 
     def _run(self, x: Tensor, pick: Callable[[str], Tensor], times: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

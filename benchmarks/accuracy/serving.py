@@ -287,16 +287,20 @@ def tell_first(judgement: Judgement) -> str:
             + markdown(["engine", "requests", "cases", "median error, nine in ten", "median with sign"], rows, text=2))
 
 
+def find_factor(error: float) -> float:
+    """How far off a prediction is, to either side: a factor less 1. An error is predicted over measured less 1."""
+    return max(1 + error, 1 / (1 + error)) - 1
+
+
 def find_width(cases: Sequence[Judged], field: str) -> float:
     """The factor less 1 that nine in ten cases of each model and each engine are within, by the name of an error."""
-    widths = []
-    for what in ("model", "engine"):
-        groups: dict[str, list[float]] = {}
-        for judged in cases:
-            if (error := getattr(judged, field)) is not None:
-                groups.setdefault(getattr(judged.case, what), []).append(max(1 + error, 1 / (1 + error)) - 1)
-        widths += [quantile(group, 0.9) for group in groups.values()]
-    return max(widths)
+    return max(quantile(list_factors(cases, field, what, name), 0.9) for what in ("model", "engine")
+               for name in {getattr(judged.case, what) for judged in cases if getattr(judged, field) is not None})
+
+
+def list_factors(cases: Sequence[Judged], field: str, what: str, name: str) -> list[float]:
+    return [find_factor(error) for judged in cases
+            if getattr(judged.case, what) == name and (error := getattr(judged, field)) is not None]
 
 
 def tell_coverage(judgement: Judgement) -> str:
@@ -306,8 +310,7 @@ def tell_coverage(judgement: Judgement) -> str:
         for name in dict.fromkeys(getattr(judged.case, what) for judged in judgement.cases):
             row = []
             for field in ("token_error", "first_error"):
-                own = [max(1 + error, 1 / (1 + error)) - 1 for judged in judgement.cases
-                       if getattr(judged.case, what) == name and (error := getattr(judged, field)) is not None]
+                own = list_factors(judgement.cases, field, what, name)
                 width = find_width([judged for judged in judgement.cases if getattr(judged.case, what) != name], field)
                 row.append(f"{percent(sum(off <= width for off in own) / len(own))} of {len(own)}" if own else "-")
             rows.append([f"{what} {name}", *row])

@@ -33,10 +33,10 @@ from analyzer.tools.serving.watts import find_work
 from benchmarks.accuracy.compiled_measured import DEVICE, Row
 from benchmarks.accuracy.compiled_measured import predict as predict_step
 from benchmarks.accuracy.diffusion import LEFT_OUT, Measured, measure_all
-from benchmarks.accuracy.serving import KINDS, POWER_LEFT_OUT, family, read_itls
+from benchmarks.accuracy.serving import KINDS, POWER_LEFT_OUT, family, find_factor, read_itls
 from benchmarks.accuracy.serving import left_out as left_out_of_servers
-from benchmarks.calibration.serving import find_spread, minimize
-from benchmarks.page import known
+from benchmarks.calibration.serving import minimize
+from benchmarks.page import known, quantile
 from benchmarks.truth.table import read_left_out, read_runs, read_truth, rounded, write_constants, write_left_out
 
 START = {"host_share": 0.7, "ring_seconds": 1.5e-4, "exchange_share": 0.5}
@@ -125,7 +125,7 @@ def main() -> None:
             power = fit_power([point for point in points if point.parts[place] != name])
             errors += [point.predict(power) / point.watts - 1 for point in points if point.parts[place] == name]
             found[f"{kind}: {name}"] = power
-        spreads.append(find_spread(errors))
+        spreads.append(quantile(list(map(find_factor, errors)), 0.9))
     write_left_out(POWER_LEFT_OUT, found)
     said = {"licence": "Apache-2.0", "date": date.today().isoformat()[:7],
             "data": "benchmarks/truth/diffusion, benchmarks/truth/serving (github.com/ml-energy/leaderboard), and for "
