@@ -1,7 +1,8 @@
 """`World`: a block in which `torch.distributed` is there for any number of ranks, of which this process is one."""
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from analyzer.errors import InputError
@@ -55,6 +56,16 @@ class World:
 
     def __repr__(self) -> str:
         return f"world(size={self.spec.size}, rank={self.spec.rank})"
+
+
+@contextmanager
+def world_of_one() -> Iterator[None]:
+    """A block in which this process, which nothing launched, is all of the job, under a mode that was entered."""
+    from .replacement import simulated_world
+
+    spec = WorldSpec.of(1)
+    with entered(spec), simulated_world(spec, None, is_initialized=False):
+        yield
 
 
 def world(size: int, rank: int = 0, devices_per_host: int | None = None, cluster: str | ClusterSpec | None = None,

@@ -1,6 +1,7 @@
 """Checkpoints of safetensors under a dry run, and threads that read them."""
 import json
 import textwrap
+from contextlib import ExitStack
 
 import pytest
 
@@ -259,6 +260,6 @@ def test_what_was_replaced_is_put_back_where_the_next_replacement_fails(monkeypa
     names = [(torch.distributed, "init_process_group"), (torch.multiprocessing, "spawn")]
     before = [getattr(owner, name) for owner, name in names]
     monkeypatch.setattr(patch, "read_headers_alone", fail)
-    with pytest.raises(MemoryError), patch.scripted():
+    with pytest.raises(MemoryError), ExitStack() as until, patch.scripted(until):
         pass
     assert [getattr(owner, name) for owner, name in names] == before

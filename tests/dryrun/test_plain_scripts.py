@@ -78,3 +78,19 @@ def test_graphed_callables():
     p = run("graphed_callables.py")
     assert (p.params, p.fwd_macs) == (PARAMETERS, MACS) and not p.uncounted
     assert p.bwd_macs == 2 * MACS - 64 * 256 * 512
+
+
+def test_a_sampler_that_never_ends(tmp_path):
+    """As minGPT draws 10 000 000 000 samples with replacement: a list of these does not fit in memory."""
+    path = tmp_path / "train.py"
+    path.write_text("""
+import torch
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+data = TensorDataset(torch.randn(100, 8))
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for (x,) in DataLoader(data, 4, sampler=RandomSampler(data, replacement=True, num_samples=int(1e10))):
+    model(x.cuda()).sum().backward()
+    optimizer.step()
+""")
+    assert dry_run(path, steps=3).profile.inputs["input"].shape == (4, 8)

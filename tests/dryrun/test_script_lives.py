@@ -1,6 +1,8 @@
 """What a script lets go of is freed in a dry run as in PyTorch, and its modules have their rows wherever they ran."""
 import gc
 import json
+import os
+import sys
 import textwrap
 import weakref
 
@@ -210,3 +212,17 @@ def test_a_search_for_the_batch_size_holds_one_model(tmp_path):
     assert peaks[0] == peaks[1]
     assert {h.label for h in last.profile.holders if h.category == "parameter"} == {
         f"Sequential.{part}" for part in ("0.weight", "0.bias", "1.weight", "1.bias")}
+
+
+def test_what_a_script_sets_of_its_process_is_put_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANALYZER_TEST_KEPT", "before")
+    before = dict(os.environ), os.getcwd(), list(sys.path)
+    path = tmp_path / "train.py"
+    path.write_text(f"""
+import os, sys
+os.environ.update(ANALYZER_TEST_KEPT="after", ANALYZER_TEST_NEW="1")
+os.chdir({str(tmp_path)!r})
+sys.path.insert(0, "elsewhere")
+""")
+    dry_run(path)
+    assert (dict(os.environ), os.getcwd(), sys.path) == before

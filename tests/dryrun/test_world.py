@@ -1,5 +1,6 @@
 """Scripts as ranks of a job: what each rank holds and sends follows by hand from what the wrappers keep."""
 import importlib.util
+import os
 import textwrap
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from analyzer.api.result import Profile
 from analyzer.cli import main
@@ -122,6 +124,32 @@ def test_without_a_world_a_script_of_many_ranks_is_told_of_it(tmp_path, monkeypa
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "0")
     assert "add --world 4" in str(dry_run(write(tmp_path, text)).error)
+
+
+@pytest.mark.parametrize("begin", ["dist.init_process_group('nccl', rank=0, world_size=1); main(0)",
+                                   "os.environ.update(WORLD_SIZE='1', RANK='0'); dist.init_process_group(); main(0)",
+                                   "mp.spawn(main, nprocs=torch.cuda.device_count())"])
+def test_a_job_of_one_process_needs_no_world(tmp_path, begin):
+    """Scripts that always start one: its gradients are reduced in buckets as in any other."""
+    run = dry_run(write(tmp_path, f"""
+    import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+
+    def main(rank):
+        if not dist.is_initialized():
+            dist.init_process_group("nccl", init_method="tcp://localhost:1234", rank=rank, world_size=1)
+        model = DistributedDataParallel(torch.nn.Linear(256, 256).cuda(rank), device_ids=[rank])
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+        for _ in range(3):
+            model(torch.randn(8, 256).cuda(rank)).sum().backward()
+            optimizer.step()
+
+    {begin}
+    """))
+    assert run.error is None, run.format_error()
+    assert run.steps == 3 and run.profile.phases["backward"].comm_bytes == 4 * (256 * 256 + 256)
+    assert not dist.is_initialized() and "WORLD_SIZE" not in os.environ
 
 
 def test_memory_is_that_of_the_device_that_a_rank_uses(tmp_path):

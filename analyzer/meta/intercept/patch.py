@@ -72,7 +72,8 @@ def _replacements() -> Iterator[Undo]:
         types.append(MetaTensor)
         yield undo
     yield from _functions()
-    yield import_unreplaced("torch._dynamo")  # whose tables know torch's functions by their identity
+    # Dynamo's tables know torch's functions by their identity, and TorchScript compiles those of torch.optim there
+    yield import_unreplaced("torch._dynamo", "torch.distributed.optim")
     yield from _higher_order_operators()
     yield from compiler_replacements()
     yield from legacy_replacements()

@@ -383,13 +383,13 @@ def replaced_once_imported(makers: Mapping[str, Make]) -> Iterator[None]:
         yield
 
 
-def import_unreplaced(name: str) -> Undo:
-    """Until it is undone, a module that keeps functions of torch when it is imported finds them as they are."""
+def import_unreplaced(*names: str) -> Undo:
+    """Until it is undone, modules that keep functions of torch when they are imported find them as they are."""
     def run(name: str, load: Load) -> None:
         with modes_taken_off(), nothing_replaced():
             load()
 
-    return _find_by(_Finder((name,), run))
+    return _find_by(_Finder(names, run))
 
 
 def _find_by(finder: _Finder) -> Undo:

@@ -2,22 +2,17 @@
 from __future__ import annotations
 
 import inspect
-import os
-import runpy
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import chain
-from pathlib import Path
+from itertools import chain, islice
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 import torch.multiprocessing
 import torch.profiler
 import torch.utils.benchmark
@@ -28,14 +23,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from analyzer.cuda.kernels.product import answer_for_managed_memory
 from analyzer.cuda.sdp_choice import simulated_capability
-from analyzer.distributed.world_state import WorldSpec, current_world, joined
-from analyzer.errors import InputError
+from analyzer.distributed.world_state import current_world, joined
 from analyzer.hardware import simulated_spec, simulating
 from analyzer.meta.address_space import MetaStorage, find_storage
 from analyzer.meta.function.mode import constant
 from analyzer.meta.intercept.mode_stack import without_modes
 from analyzer.meta.intercept.replacement import Undo, answer, answer_each, replaced_once_imported
-from analyzer.meta.state import MetaState, active, current
+from analyzer.meta.state import MetaState, current
 from analyzer.meta.tensor import device_of
 from analyzer.meta.value.known_value import Deferred, small_enough
 from analyzer.on_use import load
@@ -45,6 +39,7 @@ from .change import AS_IT_IS, ScriptChange
 from .checkpoint import SAVES, read_headers_alone, write_nowhere
 from .hub import Repositories, stand_in_for_names
 from .image_data import stand_in_for_pictures
+from .launch import LAUNCHES, choose_device, run_one_process
 from .package import stand_in_packages
 from .saved_file import SavedFiles, assume
 from .whole import list_blocks
@@ -108,109 +103,15 @@ def _submit(original: Any, pool: ThreadPoolExecutor, function: Callable[..., Any
     return future
 
 
-# What libraries do so that all ranks agree, or to see that they do: they are taken to, as no other rank runs.
-# Accelerate broadcasts the states of random generators, which have no data; ZeRO-3 compares lists of numbers with those
-# that rank 0 broadcasts, in the first passes.
-
-_TAKEN = {"accelerate.utils.random": ("Accelerate's broadcasts of random generators' states were left out",
-                                      "synchronize_rng_state"),
-          "deepspeed.runtime.zero.utils": ("DeepSpeed's comparisons with rank 0 were left out",
-                                           "assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks")}
-
-
-# Launchers inside a script: of the processes that they would start, the rank of the world runs, in this one.
-
-def run_one_process() -> Iterator[Undo]:
-    """Replace what starts processes or waits for them; each result undoes one replacement."""
-    for owner in (dist, c10d):
-        yield answer(owner, "init_process_group", _init, passes_original=True)
-    for owner in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
-        for name in ("spawn", "start_processes"):
-            if callable(getattr(owner, name, None)):
-                yield answer(owner, name, _spawn)
-
-
-def _spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
-    spec = _find_world("torch.multiprocessing.spawn", nprocs, nprocs, f"(nprocs={nprocs})")
-    fn(spec.local_rank if nprocs == spec.local_size else spec.rank, *args)
-    return None if join else _Joined()
-
-
-def _init(original: Any, *args: Any, **kwargs: Any) -> None:
-    if current_world() is None:
-        size = kwargs.get("world_size", os.environ.get("WORLD_SIZE", "N"))
-        raise InputError(f"init_process_group() waits for the other ranks of a job: add --world {size} to run one of "
-                         f"them without the others")
-    original(*args, **kwargs)
-
-
-def _choose_device(original: Any, mesh: Any) -> Any:
-    """A mesh sets the device of a launched rank where CUDA is not initialized yet: neither asked nor in use."""
-    spec, state = current_world(), current()
-    if spec is not None and state is not None and not active.is_device_asked and mesh.device_type == "cuda" and not any(
-            [allocator.reserved_bytes for allocator in state.space.allocators.values()]):
-        torch.cuda.set_device(spec.local_rank)
-    return original(mesh)
-
-
-class _Joined:
-    """Answers as the context of processes that have ended."""
-
-    processes: tuple[Any, ...] = ()
-
-    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        return True
-
-    def pids(self) -> list[int]:
-        return []
-
-
-def _launch(config: Any, entrypoint: Any, args: list[Any], **_: Any) -> dict[int, Any]:
-    """``torch.distributed.run``: a function or a command, of which a Python script runs in this process."""
-    name = "torch.distributed.run"
-    spec = _find_world(name, config.max_nodes * config.nproc_per_node, config.nproc_per_node)
-    os.environ.update(spec.environment())
-    if callable(entrypoint):
-        return {spec.local_rank: entrypoint(*args)}
-    words = [str(word) for word in args if word != "-u"]
-    if Path(str(entrypoint)).name.startswith("python") and words[:1] == ["-m"]:
-        sys.argv = words[1:]
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    elif Path(str(entrypoint)).name.startswith("python") and words:
-        sys.argv = words
-        sys.path.insert(0, str(Path(words[0]).absolute().parent))
-        runpy.run_path(words[0], run_name="__main__")
-    else:
-        raise InputError(f"{name} would start {entrypoint!r}, which is no Python script: it cannot run without data")
-    return {}
-
-
-def _find_world(name: str, ranks: int, processes: int, call: str = "") -> WorldSpec:
-    """The world in place of the one of so many ranks that a launcher would start, in so many processes on a host."""
-    spec = current_world()
-    if spec is None:
-        raise InputError(f"{name}{call} starts the {ranks} ranks of a job: add --world {ranks} to run one of them")
-    if processes not in (spec.local_size, spec.size):
-        assume(f"{name} would start {processes} processes on a host; the job that was asked for has "
-               f"{spec.local_size} on each and {spec.size} in all, of which rank {spec.rank} ran")
-    return spec
-
-
-#: What to answer instead of functions of modules, by their places in these.
-LAUNCHES: dict[str, dict[str, Callable[..., Any]]] = {
-    "torch.distributed.launcher.api": {"launch_agent": _launch},
-    **{module: dict.fromkeys(names, partial(lambda text, *_, **__: assume(text), text))
-       for module, (text, *names) in _TAKEN.items()}}
-
-
 _CLIENT = "trl.generation.vllm_client"  # of a server that is not asked
 
 _WORKER_SETTINGS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout", "worker_init_fn")
 
 
 @contextmanager
-def scripted(change: ScriptChange = AS_IT_IS, *, allows_download: bool = False,
+def scripted(until: ExitStack, change: ScriptChange = AS_IT_IS, *, allows_download: bool = False,
              whole_steps: int | None = None) -> Iterator[None]:
+    """A block in which a script runs without data; ``until`` is left when nothing is asked of its run any more."""
     with ExitStack() as undo:
         undo.enter_context(stand_in_packages())
         files = SavedFiles()
@@ -219,7 +120,8 @@ def scripted(change: ScriptChange = AS_IT_IS, *, allows_download: bool = False,
         for owner, name, instead in _INSTEAD:
             undo.callback(answer(owner, name, instead, passes_original=True,
                                  where=lambda: None if _thread.real_depth else current()))
-        for one in chain(run_one_process(), files.replacements(), read_headers_alone(files), change.replacements()):
+        for one in chain(run_one_process(until), files.replacements(), read_headers_alone(files),
+                         change.replacements()):
             # each is noted before the next is made
             undo.callback(one)
         made_once_imported: dict[str, Callable[[], Iterable[Undo]]] = {
@@ -281,10 +183,14 @@ def _next_batch(original: Any, batches: Any) -> Any:
 
 
 def _draw_for_real(original: Any, source: Any) -> Iterator[int]:
-    """The order of samples is drawn as ever: it needs no data but its own."""
-    with _for_real():
-        order = list(original(source))
-    return iter(order)
+    """The order of samples, drawn as ever, as it needs no data but its own; there may be more than memory holds."""
+    order = original(source)
+    while True:
+        with _for_real():
+            drawn = list(islice(order, 32))  # RandomSampler with replacement draws so many at once
+        if not drawn:
+            return
+        yield from drawn
 
 
 def _draw_in_turn(original: Any, source: Any) -> Iterator[int]:
@@ -383,7 +289,7 @@ _INSTEAD: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     (sampler.WeightedRandomSampler, "__iter__", _draw_in_turn),
     (torch.utils.data.dataset, "randperm", _permute_indices), (torch, "randperm", _permute),
     (torch, "randint", _draw_integers), (torch.autograd.profiler.profile, "__init__", _watch_the_host),
-    *((DeviceMesh, name, _choose_device) for name in ("_setup_world_group_and_device",) if hasattr(DeviceMesh, name)),
+    *((DeviceMesh, name, choose_device) for name in ("_setup_world_group_and_device",) if hasattr(DeviceMesh, name)),
     (torch.profiler.record_function, "__enter__", _enter_block),
     (torch.profiler.record_function, "__exit__", _leave_block),
     *((timer, name, partial(_time_the_host, f"{timer.__module__}.{timer.__name__}")) for timer, name in TIMERS),

@@ -7,7 +7,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -174,7 +174,7 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int 
     error: BaseException | None = None
     is_stopped = False
     left: object = None
-    with session.simulate(adopts=False) as mode:
+    with ExitStack() as until, session.simulate(adopts=False) as mode:
         mode.space.counts = True
         recorder = ScriptRecorder(mode, session.device, is_leaf, find_leaf_impl, steps, _describe, ends=not is_whole)
         run = Run(session, recorder, recorder.script)
@@ -187,8 +187,8 @@ def _execute(path: Path, arguments: Sequence[str], spec: DeviceSpec, steps: int 
                 if reads_clock(path):
                     mode.state.assume(HOST_CLOCK)
                 with _as_main(path, arguments), _without_accelerate_state(), scripted(
-                        change, allows_download=allows_download, whole_steps=recorder.steps if is_whole else None), \
-                        recorder.counting_steps():
+                        until, change, allows_download=allows_download,
+                        whole_steps=recorder.steps if is_whole else None), recorder.counting_steps():
                     # keeps what the script made until the log is closed
                     left = runpy.run_path(str(path), run_name="__main__")
                 recorder.finish()
@@ -272,11 +272,18 @@ def _without_accelerate_state() -> Iterator[None]:
 
 @contextmanager
 def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """What ``python path arguments`` finds: sys.argv, the script's folder first on sys.path, the working one last."""
-    before = sys.argv, list(sys.path)
+    """What ``python path arguments`` finds: sys.argv, the script's folder first on sys.path, the working one last.
+
+    What the script sets of these, of the environment and of the working folder is put back.
+    """
+    before, environment, folder = (sys.argv, list(sys.path)), dict(os.environ), os.getcwd()
     try:
         sys.argv = [str(path), *arguments]
-        sys.path[:] = [str(path.absolute().parent), *sys.path, os.getcwd()]
+        sys.path[:] = [str(path.absolute().parent), *sys.path, folder]
         yield
     finally:
         sys.argv, sys.path[:] = before
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+        os.chdir(folder)
