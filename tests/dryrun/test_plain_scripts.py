@@ -94,3 +94,15 @@ for (x,) in DataLoader(data, 4, sampler=RandomSampler(data, replacement=True, nu
     optimizer.step()
 """)
     assert dry_run(path, steps=3).profile.inputs["input"].shape == (4, 8)
+
+
+def test_a_data_set_that_is_elsewhere_is_told_as_such(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("""
+import glob, torch
+files = glob.glob("data/celeba/*.jpg")
+loader = torch.utils.data.DataLoader(files, batch_size=4, shuffle=True)
+""")
+    assert dry_run(path).format_error().splitlines()[-1] == (
+        "its data set has no samples here; put a few files of the right sizes where it looks for them, as many as a "
+        "batch has: what they contain does not matter")

@@ -14,6 +14,7 @@ from torch import nn
 from analyzer import MetaTensorMode, profile
 from analyzer.cuda.binding import REFUSED
 from analyzer.errors import AnalyzerError, InputError
+from analyzer.record.options import ProfileOptions
 
 MODULES = (torch.cuda, torch.cuda.memory, torch.accelerator, torch.backends.cuda, torch.backends.cudnn)
 MIB = 1 << 20
@@ -103,6 +104,8 @@ def test_a_profile_says_which_call_it_refuses():
 
     with pytest.raises(AnalyzerError, match=r"torch\.cuda\.temperature\(\): it reads a sensor"):
         profile(Asks(4, 4), torch.empty(2, 4), device="h100")
+    p = profile(Asks(4, 4), torch.empty(2, 4), device="h100", options=ProfileOptions(unknown_value="placeholder"))
+    assert any(text.startswith("torch.cuda.temperature() was taken as 1: it reads a sensor") for text in p.assumptions)
 
 
 def test_memory_stats_have_every_field(mode):

@@ -100,6 +100,14 @@ def advise_install(error: BaseException) -> str | None:
     return None
 
 
+def advise_on_data(error: BaseException) -> str | None:
+    """A sentence where a sampler refused a data set without samples (``RandomSampler``), of data that is elsewhere."""
+    if not any("got num_samples=0" in str(one) for one in _with_causes(error)):
+        return None
+    return ("its data set has no samples here; put a few files of the right sizes where it looks for them, as many as "
+            "a batch has: what they contain does not matter")
+
+
 @dataclass(frozen=True)
 class DryRun:
     """What a script did. ``profile`` is of its last whole step, or of all that it did where it took none."""
@@ -116,7 +124,7 @@ class DryRun:
             return ""
         if isinstance(self.error, SystemExit):
             return f"the script exited with {self.error.code!r}\n"
-        advice = advise_install(self.error) or advise_on_name(self.error)
+        advice = advise_install(self.error) or advise_on_name(self.error) or advise_on_data(self.error)
         return "".join([format_error(self.error), *([] if advice is None else [f"{advice}\n"])])
 
 
