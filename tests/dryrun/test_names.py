@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from analyzer import Profile
+from analyzer import MetaTensorMode, Profile
+from analyzer.tools.dryrun import pipeline, stand_in
 from analyzer.tools.dryrun.script import dry_run
 from analyzer.tools.dryrun.tokenizer import save_tokenizer
 
@@ -131,3 +133,18 @@ def test_a_stand_in_is_read_by_the_tokenizer_of_its_model(tmp_path: Path, config
     rows = tokenizer(["the answer", "the"], padding="max_length", max_length=12, truncation=True)["input_ids"]
     assert [len(row) for row in rows] == [12, 12] and max(map(max, rows)) < own.vocab_size
     assert "th" in tokenizer.decode(rows[1], skip_special_tokens=True)  # CLIP has another letter at the end of a word
+
+
+@pytest.mark.parametrize("place, describe", [
+    (stand_in, lambda folder: stand_in._describe_weights(folder)),
+    (pipeline, lambda folder: pipeline._describe_weights("AutoencoderKL", {"block_out_channels": [32]}))],
+    ids=["transformers", "diffusers"])
+def test_weights_are_described_without_memory(tmp_path, monkeypatch, place, describe):
+    """Under a mode, of which neither the meta device nor an initialization may get hold: 8B took 16 GiB and 85 s."""
+    pytest.importorskip("diffusers")
+    (tmp_path / "config.json").write_text(json.dumps(OWN))
+    described = {}
+    monkeypatch.setattr(place, "make_header", lambda tensors, told: described.update(tensors) or {})
+    with MetaTensorMode():
+        describe(tmp_path)
+    assert described and all([type(tensor) is torch.Tensor and tensor.is_meta for tensor in described.values()])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.intercept.mode_stack import modes_taken_off
 
 from .checkpoint import make_header
 from .saved_file import SavedFiles, assume
@@ -80,7 +80,7 @@ def _describe_weights(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     import diffusers
     import transformers
 
-    with without_modes(), torch.device("meta"):
+    with modes_taken_off(), torch.device("meta"):
         kind = getattr(diffusers, name, None)
         model = getattr(transformers, name)(_make_config(config)) if kind is None else kind.from_config(config)
         tensors: dict[int, tuple[str, torch.Tensor]] = {}

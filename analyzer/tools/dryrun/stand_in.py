@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from analyzer.meta.intercept.mode_stack import without_modes
+from analyzer.meta.intercept.mode_stack import modes_taken_off
 from analyzer.zoo.target import load_target
 
 from .checkpoint import make_header
@@ -63,7 +63,7 @@ def keep_weights(files: SavedFiles, folder: Path) -> None:
 
 def _describe_weights(folder: Path) -> dict[str, Any]:
     """The header of what ``save_pretrained`` would write of the model that the folder's config describes."""
-    with without_modes(), torch.device("meta"):
+    with modes_taken_off(), torch.device("meta"):
         model = load_target(f"hf:{folder}").build()
         seen: dict[int, str] = {}
         for name, tensor in model.state_dict(keep_vars=True).items():
