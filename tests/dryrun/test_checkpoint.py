@@ -253,8 +253,7 @@ def test_what_was_replaced_is_put_back_where_the_next_replacement_fails(monkeypa
 
     from analyzer.tools.dryrun import patch
 
-    def fail(files):
-        yield lambda: None
+    def fail(files, everywhere):
         raise MemoryError
 
     names = [(torch.distributed, "init_process_group"), (torch.multiprocessing, "spawn")]

@@ -148,3 +148,30 @@ def test_weights_are_described_without_memory(tmp_path, monkeypatch, place, desc
     with MetaTensorMode():
         describe(tmp_path)
     assert described and all([type(tensor) is torch.Tensor and tensor.is_meta for tensor in described.values()])
+
+
+def test_encodings_of_tiktoken_are_not_downloaded(tmp_path, monkeypatch):
+    """Each has the tokens that tiktoken says, and gives texts back; special ones are at their numbers."""
+    tiktoken = pytest.importorskip("tiktoken")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))  # where there is none
+    path = tmp_path / "train.py"
+    path.write_text("""
+import tiktoken, torch
+text = "The answer, in short: it's na\u00efve <3"
+for name, size, end in (("gpt2", 50257, 50256), ("r50k_base", 50257, 50256), ("p50k_base", 50281, 50256),
+                        ("cl100k_base", 100277, 100257), ("o200k_base", 200019, 199999)):
+    encoding = tiktoken.get_encoding(name)
+    assert (encoding.n_vocab, encoding.eot_token) == (size, end)
+    assert encoding.decode(encoding.encode(text)) == text and len(encoding.encode("the answer")) == 2
+model = torch.nn.Embedding(encoding.n_vocab, 8).cuda()
+model(torch.tensor(encoding.encode(text)).cuda()).sum().backward()
+""")
+    run = dry_run(path)
+    assert run.error is None, run.format_error()
+    assert run.profile.params == 200_019 * 8
+    assert any("tiktoken's encoding cl100k_base is a stand-in" in text for text in run.profile.assumptions)
+    assert not tiktoken.registry.ENCODINGS and not list(tmp_path.glob("*.tmp"))
+    path.write_text("import tiktoken.load; tiktoken.load.read_file('https://example.com/own.tiktoken')")
+    assert str(dry_run(path).error) == (
+        "https://example.com/own.tiktoken would be downloaded; nothing is, unless --allow-download is given. Download "
+        "it once and give its path")

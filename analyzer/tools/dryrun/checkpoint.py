@@ -116,7 +116,7 @@ def _read_header(filename: Any, saved: bytes | None) -> dict[str, Any]:
     return header
 
 
-def read_headers_alone(files: SavedFiles) -> Iterator[Undo]:
+def read_headers_alone(files: SavedFiles, everywhere: Everywhere) -> None:
     """Replace what reads and writes checkpoints of safetensors, where that is installed."""
     if importlib.util.find_spec("safetensors") is None:
         return
@@ -124,11 +124,12 @@ def read_headers_alone(files: SavedFiles) -> Iterator[Undo]:
 
     opened = safetensors.safe_open
     header_only = type("HeaderOnly", (HeaderOnly,), {"files": files})
-    yield replace_everywhere(opened, simulated_class(
-        opened, header_only, lambda filename, framework, *_, **__: current() is not None and framework in _FRAMEWORKS))
-    for original, name in ((safetensors.torch.save_file, "save_file"), (safetensors.torch.save_model, "save_model")):
-        yield replace_everywhere(original, _writing_nothing(original, name, files))
-    yield replace_everywhere(safetensors.torch.save, _without_data(safetensors.torch.save))
+    everywhere.replace({
+        opened: simulated_class(opened, header_only, lambda filename, framework, *_, **__: (
+            current() is not None and framework in _FRAMEWORKS)),
+        **{original: _writing_nothing(original, original.__name__, files)
+           for original in (safetensors.torch.save_file, safetensors.torch.save_model)},
+        safetensors.torch.save: _without_data(safetensors.torch.save)})
 
 
 def _writing_nothing(original: Any, name: str, files: SavedFiles) -> Any:
@@ -166,21 +167,47 @@ def make_header(tensors: Mapping[str, torch.Tensor], metadata: dict[str, str] | 
         for (key, t), start, end in zip(tensors.items(), ends, ends[1:])}}
 
 
-def replace_everywhere(original: Any, instead: Any) -> Undo:
-    """Put ``instead`` in the place of ``original`` in all modules, and in those that import it until it is undone."""
-    _exchange(original, instead)
-    return lambda: _exchange(instead, original)
+class Everywhere:
+    """What stands in the place of functions and classes in all modules that have them, also by names of their own.
+
+    A walk through the modules of a process with transformers takes 0.04 s: all are put back in one.
+    """
+
+    def __init__(self) -> None:
+        self._originals: dict[Any, Any] = {}
+        self._waiting: dict[Any, Any] | None = None
+
+    @contextmanager
+    def in_one_walk(self) -> Iterator[None]:
+        """A block of which the end replaces what it asks for."""
+        waiting: dict[Any, Any] = {}
+        self._waiting = waiting
+        yield
+        self._waiting = None
+        self.replace(waiting)
+
+    def replace(self, instead: Mapping[Any, Any]) -> None:
+        """Put others in the place of the keys of ``instead``, also in modules that import them until they are back."""
+        if self._waiting is not None:
+            self._waiting |= instead
+            return
+        self._originals |= {new: old for old, new in instead.items()}
+        _exchange(instead)
+
+    def put_back(self) -> None:
+        _exchange(self._originals)
 
 
-def _exchange(old: Any, new: Any) -> None:
-    for module in list(sys.modules.values()):
+def _exchange(instead: Mapping[Any, Any]) -> None:
+    known = {id(old): new for old, new in instead.items()}  # not by the values' own equality
+    for module in list(sys.modules.values()) if known else ():
         if isinstance(module, ModuleType):
             names = vars(module)
             for name, value in list(names.items()):
-                if value is old:
-                    names[name] = new
-                elif type(value) is partial and value.func is old:  # as timm has huggingface_hub's
-                    names[name] = partial(new, *value.args, **value.keywords)
+                if id(value) in known:
+                    names[name] = known[id(value)]
+                elif type(value) is partial and id(value.func) in known:  # as timm has huggingface_hub's
+                    names[name] = partial(known[id(value.func)], *value.args, **value.keywords)
 
 
 # `torch.distributed.checkpoint` under a dry run: its own code plans, copies to the host and writes what tensors are, to

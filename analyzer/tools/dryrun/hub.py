@@ -15,21 +15,17 @@ from urllib.parse import urlparse
 
 import torch
 
-from analyzer.errors import InputError, find_close
+from analyzer.errors import find_close
 from analyzer.meta.intercept.replacement import Undo, replace
 from analyzer.meta.state import current
 from analyzer.zoo.published_shape import find_alike, find_autoencoder, find_pipeline, list_names
 
 from . import data_set, stand_in
-from .checkpoint import replace_everywhere
+from .checkpoint import Everywhere
 from .pipeline import write_part, write_pipeline
-from .saved_file import SavedFiles, assume
+from .saved_file import NotThereError, SavedFiles, assume
 
 ALLOW = "run the dry run with --allow-download (allow_download=True), which leaves the script its own way"
-
-
-class NotThereError(InputError, OSError):
-    """A name on the hub for which there is no stand-in. Libraries let an OSError of loading through."""
 
 
 def _refuse_data(name: str, close: str = "") -> NotThereError:
@@ -248,13 +244,13 @@ def _answer_dry(original: Callable[..., Any], instead: Callable[..., Any]) -> Ca
     return call
 
 
-def stand_in_for_names(repositories: Repositories) -> dict[str, Callable[[], Iterator[Undo]]]:
+def stand_in_for_names(repositories: Repositories, everywhere: Everywhere) -> dict[
+        str, Callable[[], Iterable[Undo]]]:
     """What to replace in which modules, once they are imported, so that the hub's names are found without it."""
-    def everywhere(module: str, answers: Mapping[str, Callable[..., Any]]) -> Iterator[Undo]:
-        """Functions of a module, by name, also where they were imported from there."""
-        for name, instead in answers.items():
-            original = getattr(sys.modules[module], name)
-            yield replace_everywhere(original, _answer_dry(original, instead))
+    def answer_by_name(module: str, answers: Mapping[str, Callable[..., Any]]) -> tuple[Undo, ...]:
+        originals = [(getattr(sys.modules[module], name), instead) for name, instead in answers.items()]
+        everywhere.replace({original: _answer_dry(original, instead) for original, instead in originals})
+        return ()
 
     def be_offline(module: str) -> Iterator[Undo]:
         yield replace(sys.modules[module], "HF_HUB_OFFLINE", lambda _: True)
@@ -270,4 +266,4 @@ def stand_in_for_names(repositories: Repositories) -> dict[str, Callable[[], Ite
                       "load": _load_from_repository},
         "timm.models._builder": {"load_pretrained": _load_pretrained}}
     return {**{module: partial(be_offline, module) for module in (f"{hub}.constants", "datasets.config")},
-            **{module: partial(everywhere, module, answers) for module, answers in instead.items()}}
+            **{module: partial(answer_by_name, module, answers) for module, answers in instead.items()}}

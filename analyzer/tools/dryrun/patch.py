@@ -36,12 +36,13 @@ from analyzer.on_use import load
 from analyzer.zoo.torchvision_ops import simulate_detection_ops
 
 from .change import AS_IT_IS, ScriptChange
-from .checkpoint import SAVES, read_headers_alone, write_nowhere
+from .checkpoint import SAVES, Everywhere, read_headers_alone, write_nowhere
 from .hub import Repositories, stand_in_for_names
 from .image_data import stand_in_for_pictures
 from .launch import LAUNCHES, choose_device, run_one_process
 from .package import stand_in_packages
 from .saved_file import SavedFiles, assume
+from .tokenizer import stand_in_for_encodings
 from .whole import list_blocks
 
 #: Classes that time what runs, with the method that begins to.
@@ -117,15 +118,17 @@ def scripted(until: ExitStack, change: ScriptChange = AS_IT_IS, *, allows_downlo
         files = SavedFiles()
         repositories = Repositories(files)
         undo.callback(repositories.close)
+        everywhere = Everywhere()
+        undo.callback(everywhere.put_back)
         for owner, name, instead in _INSTEAD:
             undo.callback(answer(owner, name, instead, passes_original=True,
                                  where=lambda: None if _thread.real_depth else current()))
-        for one in chain(run_one_process(until), files.replacements(), read_headers_alone(files),
-                         change.replacements()):
+        for one in chain(run_one_process(until), files.replacements(), change.replacements()):
             # each is noted before the next is made
             undo.callback(one)
         made_once_imported: dict[str, Callable[[], Iterable[Undo]]] = {
-            **({} if allows_download else {**stand_in_for_names(repositories), **stand_in_for_pictures()}),
+            **({} if allows_download else {
+                **stand_in_for_names(repositories, everywhere), **stand_in_for_pictures(), **stand_in_for_encodings()}),
             "bitsandbytes.functional": answer_for_managed_memory, **simulate_detection_ops(),
             "torch.distributed.checkpoint.filesystem": partial(write_nowhere, files),
             "transformers.utils.import_utils": lambda: load("analyzer.tools.dryrun.flash_attn:tell_transformers")(),
@@ -134,9 +137,11 @@ def scripted(until: ExitStack, change: ScriptChange = AS_IT_IS, *, allows_downlo
             _CLIENT: lambda: answer_each(_CLIENT, load("analyzer.tools.dryrun.engine_server:ANSWERS")),
             **{module: partial(answer_each, module, answers)
                for module, answers in {**CAPABILITIES, **LAUNCHES, **SAVES}.items()}}
-        for module, name_blocks in list_blocks(whole_steps).items():
+        for module, name_blocks in list_blocks(whole_steps, everywhere).items():
             made_once_imported[module] = partial(_make_all, name_blocks, made_once_imported.get(module, tuple))
-        undo.enter_context(replaced_once_imported(made_once_imported))
+        with everywhere.in_one_walk():
+            read_headers_alone(files, everywhere)
+            undo.enter_context(replaced_once_imported(made_once_imported))
         yield
 
 

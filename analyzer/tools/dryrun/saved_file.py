@@ -13,9 +13,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from analyzer.errors import InputError
 from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.state import current
 from analyzer.meta.tensor import is_around_tensors
+
+
+class NotThereError(InputError, OSError):
+    """What would be downloaded and has no stand-in. Libraries let an OSError of loading through."""
 
 
 def assume(text: str) -> None:

@@ -35,8 +35,8 @@ from analyzer.units import add_quantities
 from analyzer.zoo.torchvision_ops import define_torchvision_ops
 
 from .change import AS_IT_IS, ScriptChange
-from .hub import NotThereError
 from .patch import EMPTY_LOADER, scripted
+from .saved_file import NotThereError
 
 #: What a script's own clocks are, for the assumptions: in a run without data they tell what Python takes, which is no
 #: measurement.

@@ -1,13 +1,17 @@
-"""A stand-in for the tokenizer of a model, made of its config."""
+"""Stand-ins for tokenizers: of a model, made of its config, and of tiktoken's encodings."""
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .saved_file import assume
+from analyzer.meta.intercept.replacement import Undo, answer
+
+from .saved_file import NotThereError, assume
 
 #: Words that are tokens of their own, with and without a space before: frequent ones of English texts, and of templates
 #: of prompts. All other text has a token for each byte, or for the beginning of a word that is as one of these.
@@ -153,3 +157,56 @@ def _make_tokenizer(vocabulary: dict[str, int], merges: list[tuple[str, str]], s
         eos = special["eos_token"]
         mark(f"$A {eos}", f"$A {eos} $B {eos}", "eos_token")
     return tokenizer
+
+
+# tiktoken's encodings, which it downloads once: by a part of the address the numbers of tokens that are not special.
+# `explicit_n_vocab` in tiktoken_ext/openai_public.py tells those of GPT-2, r50k and p50k, which has a special one among
+# them; the files of the others have so many lines.
+_ENCODINGS = {"gpt-2/": range(50_256), "r50k_base": range(50_256),
+              "p50k_base": [*range(50_256), *range(50_257, 50_281)],
+              "cl100k_base": range(100_256), "o200k_base": range(199_998)}
+_ADDRESS = "://"
+
+
+def stand_in_for_encodings() -> dict[str, Callable[[], Iterator[Undo]]]:
+    """What to replace in which modules of tiktoken, once they are imported, so that none is downloaded."""
+    def load() -> Iterator[Undo]:
+        yield answer(sys.modules["tiktoken.load"], "read_file", _read_here, passes_original=True)
+
+    def make() -> Iterator[Undo]:
+        registry: Any = sys.modules["tiktoken.registry"]
+        yield partial(_forget_others, registry.ENCODINGS, set(registry.ENCODINGS))
+        for name in ("data_gym_to_mergeable_bpe_ranks", "load_tiktoken_bpe"):
+            yield answer(sys.modules["tiktoken_ext.openai_public"], name, _make_ranks, passes_original=True)
+
+    return {"tiktoken.load": load, "tiktoken_ext.openai_public": make}
+
+
+def _forget_others(encodings: dict[str, Any], known: set[str]) -> None:
+    for name in encodings.keys() - known:
+        del encodings[name]
+
+
+def _read_here(original: Any, path: str) -> Any:
+    if _ADDRESS in path:
+        raise NotThereError(f"{path} would be downloaded; nothing is, unless --allow-download is given. Download it "
+                            "once and give its path")
+    return original(path)
+
+
+def _make_ranks(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """The ranks that were downloaded before, else as many: bytes, beginnings of frequent words, what no text has."""
+    try:
+        return original(*args, **kwargs)
+    except NotThereError:
+        path = next(iter((*args, *kwargs.values())))
+        name = next((name for name in _ENCODINGS if name in path), None)
+        if name is None:
+            raise
+    assume(f"tiktoken's encoding {name.strip('/')} is a stand-in of as many tokens: lengths of texts are not those of "
+           "the real one")
+    pieces = [bytes([number]) for number in range(_BYTES)]
+    for word in _WORDS:
+        pieces += [word[:end].encode() for end in range(2, len(word) + 1)] + [f" {word}".encode()]
+    known = iter(dict.fromkeys(pieces))
+    return {next(known, f"<unused{rank}>".encode()): rank for rank in _ENCODINGS[name]}

@@ -13,7 +13,7 @@ from analyzer.meta.intercept.replacement import Undo, answer
 from analyzer.meta.state import current
 from analyzer.units import format_bytes
 
-from .checkpoint import replace_everywhere
+from .checkpoint import Everywhere
 
 # What writes and reads checkpoints, by module: blocks of these names, as if the script had named them. A state dict of
 # sharded modules is gathered within; torch.save is one itself (`saved_file`).
@@ -43,10 +43,10 @@ _BLOCKS: dict[str, dict[str, str]] = {
         "ModelWrapper.__init__": LOAD, "CheckpointManager.dcp_save": SAVE, "CheckpointManager.dcp_load": RESUME}}
 
 
-def list_blocks(whole_steps: int | None) -> Mapping[str, Callable[[], Iterator[Undo]]]:
+def list_blocks(whole_steps: int | None, everywhere: Everywhere) -> Mapping[str, Callable[[], Iterator[Undo]]]:
     """By module, what to replace once it is imported; trainers end after ``whole_steps``, where they are given."""
     found: dict[str, list[Callable[[], Iterator[Undo]]]] = {
-        module: [partial(_name_each, module, names)] for module, names in _BLOCKS.items()}
+        module: [partial(_name_each, everywhere, module, names)] for module, names in _BLOCKS.items()}
     if whole_steps is not None:
         found.setdefault("transformers.training_args", []).append(partial(_end_trainer, whole_steps))
         for package in ("lightning.pytorch", "pytorch_lightning"):
@@ -59,7 +59,8 @@ def _replace_all(parts: list[Callable[[], Iterator[Undo]]]) -> Iterator[Undo]:
         yield from part()
 
 
-def _name_each(module: str, names: Mapping[str, str]) -> Iterator[Undo]:
+def _name_each(everywhere: Everywhere, module: str, names: Mapping[str, str]) -> Iterator[Undo]:
+    functions: dict[Any, Any] = {}  # which packages import by their names
     for place, name in names.items():
         path, _, last = place.rpartition(".")
         owner = sys.modules[module]
@@ -69,8 +70,9 @@ def _name_each(module: str, names: Mapping[str, str]) -> Iterator[Undo]:
             continue
         if path:
             yield answer(owner, last, partial(_run_in_block, name), passes_original=True)
-        else:  # a function, which packages import by its name
-            yield replace_everywhere(original, wraps(original)(partial(_run_in_block, name, original)))
+        else:
+            functions[original] = wraps(original)(partial(_run_in_block, name, original))
+    everywhere.replace(functions)
 
 
 def _run_in_block(name: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
