@@ -1,4 +1,5 @@
 """Pretrained weights by name under a dry run: those of torchvision, timm and torch.hub have no data."""
+import sys
 import textwrap
 from pathlib import Path
 
@@ -116,3 +117,57 @@ def test_an_autoencoder_alone(run, name):
         model = torchvision.models.resnet18()
         """)
     assert found.error is None, found.format_error()
+
+
+# What these two packages have of functions, classes and settings where they load weights.
+PACKAGES = {
+    "segmentation_models_pytorch/encoders/__init__.py": """
+import torch
+encoders = {"resnet34": {"pretrained_settings": {"imagenet": {"repo_id": "smp-hub/resnet34.imagenet"}}}}
+def get_encoder(name, in_channels=3, depth=5, weights=None):
+    if weights is not None:
+        raise OSError(f"{name}: no network for {weights}")
+    return torch.nn.Conv2d(in_channels, depth, 3)
+""",
+    "open_clip/pretrained.py": """
+def download_pretrained(cfg, prefer_hf_hub=True, cache_dir=None):
+    if cfg.get("file"):
+        return cfg["file"]
+    raise OSError("no network")
+""",
+    "open_clip/factory.py": """
+from open_clip.pretrained import download_pretrained
+def load_checkpoint(model, checkpoint_path, strict=True):
+    raise OSError(f"{checkpoint_path} was read")
+""",
+    "open_clip/__init__.py": "", "segmentation_models_pytorch/__init__.py": ""}
+
+
+def test_libraries_that_load_their_own_weights(run, tmp_path: Path, monkeypatch, capsys):
+    for name, text in PACKAGES.items():
+        (tmp_path / "site" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site" / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = run("""
+from open_clip import factory
+from segmentation_models_pytorch.encoders import get_encoder
+for call in (lambda: get_encoder("resnet34", weights="noisy"),
+             lambda: factory.load_checkpoint(None, factory.download_pretrained({"file": "own.pt"}))):
+    try:
+        call()
+    except OSError as error:
+        print(error)
+for place in ({"hf_hub": "laion/CLIP-ViT-B-32/"}, {"url": "https://example.com/ViT-B-32.pt"}):
+    assert factory.load_checkpoint(None, factory.download_pretrained(place)) == {}
+model = torch.nn.Sequential(get_encoder("resnet34", 3, weights="imagenet"), torch.nn.ReLU())
+""")
+    for name in [name for name in sys.modules if name.startswith(("open_clip", "segmentation_models_pytorch"))]:
+        del sys.modules[name]
+    assert found.error is None, found.format_error()
+    assert capsys.readouterr().out.splitlines()[:2] == ["resnet34: no network for noisy", "own.pt was read"]
+    assert found.profile.params == 3 * 5 * 9 + 5
+    for told in ("resnet34 of segmentation_models_pytorch, imagenet: weights without data",
+                 "laion/CLIP-ViT-B-32 of open_clip: weights without data",
+                 "https://example.com/ViT-B-32.pt of open_clip: weights without data"):
+        assert told in found.profile.assumptions

@@ -161,7 +161,7 @@ def _is_cached(name: str, cache: Any, kind: str | None) -> bool:
     return kept.is_dir() and any(kept.iterdir())
 
 
-# Weights by address and repositories of code: torch.hub, which torchvision's builders use too, and timm.
+# Weights by address and repositories of code: torch.hub, which torchvision's builders use too, and other libraries.
 
 def _refuse_download(original: Callable[..., Any], url: str, dst: Any, *args: Any, **kwargs: Any) -> None:
     """In the place of ``torch.hub.download_url_to_file``."""
@@ -235,6 +235,39 @@ def _load_pretrained(original: Callable[..., Any], model: torch.nn.Module, pretr
     model.load_state_dict({key: torch.empty_like(tensor) for key, tensor in model.state_dict().items()})
 
 
+def _get_encoder(original: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
+    """In the place of ``get_encoder`` of segmentation_models_pytorch; those of timm come to timm's own function."""
+    given = inspect.signature(original).bind(name, *args, **kwargs)
+    known = sys.modules["segmentation_models_pytorch.encoders"].encoders.get(name, {}).get("pretrained_settings", {})
+    weights = given.arguments.get("weights")
+    repository = known.get(weights, {}).get("repo_id")
+    if repository and not _is_cached(repository, None, None):
+        assume(f"{name} of segmentation_models_pytorch, {weights}: weights without data")
+        given.arguments["weights"] = None
+    return original(*given.args, **given.kwargs)
+
+
+_OF_OPEN_CLIP = "weights-of-open_clip-without-data"
+
+
+def _find_clip(original: Callable[..., Any], cfg: Mapping[str, Any], *args: Any, cache_dir: Any = None,
+               **kwargs: Any) -> Any:
+    """In the place of open_clip's ``download_pretrained``, which gives the path of weights."""
+    url, repository = (cfg or {}).get("url") or "", os.path.dirname((cfg or {}).get("hf_hub") or "")
+    kept = Path(cache_dir or Path.home() / ".cache" / "clip", os.path.basename(url))
+    if not (url or repository) or cfg.get("file") or kept.is_file() or (
+            repository and _is_cached(repository, cache_dir, None)):
+        return original(cfg, *args, cache_dir=cache_dir, **kwargs)
+    assume(f"{repository or url} of open_clip: weights without data")
+    return _OF_OPEN_CLIP
+
+
+def _load_clip(original: Callable[..., Any], model: torch.nn.Module, checkpoint_path: Any, *args: Any,
+               **kwargs: Any) -> Any:
+    """In the place of open_clip's ``load_checkpoint``."""
+    return {} if checkpoint_path == _OF_OPEN_CLIP else original(model, checkpoint_path, *args, **kwargs)
+
+
 def _answer_dry(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
     """A function that calls ``instead`` with ``original`` before its arguments in a dry run, else ``original``."""
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -264,6 +297,9 @@ def stand_in_for_names(repositories: Repositories, everywhere: Everywhere) -> di
         "transformers.utils.hub": {"cached_files": repositories.cached_files},
         "torch.hub": {"download_url_to_file": _refuse_download, "load_state_dict_from_url": _load_from_address,
                       "load": _load_from_repository},
-        "timm.models._builder": {"load_pretrained": _load_pretrained}}
+        "timm.models._builder": {"load_pretrained": _load_pretrained},
+        "segmentation_models_pytorch.encoders": {"get_encoder": _get_encoder},
+        "open_clip.pretrained": {"download_pretrained": _find_clip},
+        "open_clip.factory": {"load_checkpoint": _load_clip}}
     return {**{module: partial(be_offline, module) for module in (f"{hub}.constants", "datasets.config")},
             **{module: partial(answer_by_name, module, answers) for module, answers in instead.items()}}

@@ -179,7 +179,10 @@ class SearchResult:
     def _advice(self) -> Iterator[str]:
         pareto = self.pareto
         if len(pareto) > 1:
-            yield "\nless memory for more time (Pareto front of the composed steps):"
+            lacking = sum((self.free_bytes(step) or 0) < 0 for step in pareto)
+            told = f", of which the first {lacking} do not fit" if lacking > 1 else (
+                ", of which the first does not fit" if lacking else "")
+            yield f"\nless memory for more time (Pareto front of the composed steps{told}):"
             yield self.table(pareto)
         if self.changes:
             yield "\nwhat would help most:"
