@@ -34,19 +34,19 @@ _TAKEN = {"accelerate.utils.random": ("Accelerate's broadcasts of random generat
                                            "assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks")}
 
 
-class _Thread(threading.local):
+class _JobOfOne(threading.local):
     until: ExitStack | None = None  #: left when this thread's dry run is told
 
 
-_thread = _Thread()
+_job = _JobOfOne()
 
 
 def run_one_process(until: ExitStack) -> Iterator[Undo]:
     """Replace what starts processes or waits for them; each result undoes one replacement. A world that a script makes
     of its own process lasts until ``until`` is left.
     """
-    yield partial(setattr, _thread, "until", None)
-    _thread.until = until
+    yield partial(setattr, _job, "until", None)
+    _job.until = until
     for owner in (dist, c10d):
         yield answer(owner, "init_process_group", _init, passes_original=True)
     for owner in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
@@ -74,9 +74,9 @@ def _init(original: Any, *args: Any, **kwargs: Any) -> None:
 
 def _is_alone(ranks: Any) -> bool:
     """Whether a job of so many ``ranks`` is this process, which is then in a world of one until the dry run ends."""
-    if str(ranks) != "1" or _thread.until is None:
+    if str(ranks) != "1" or _job.until is None:
         return False
-    _thread.until.enter_context(world_of_one())
+    _job.until.enter_context(world_of_one())
     return True
 
 
