@@ -133,12 +133,13 @@ def test_a_job_of_one_process_needs_no_world(tmp_path, begin):
     """Scripts that always start one: its gradients are reduced in buckets as in any other."""
     run = dry_run(write(tmp_path, f"""
     import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+    from torch.distributed import init_process_group
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
 
     def main(rank):
         if not dist.is_initialized():
-            dist.init_process_group("nccl", init_method="tcp://localhost:1234", rank=rank, world_size=1)
+            init_process_group("nccl", init_method="tcp://localhost:1234", rank=rank, world_size=1)
         model = DistributedDataParallel(torch.nn.Linear(256, 256).cuda(rank), device_ids=[rank])
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
         for _ in range(3):

@@ -36,6 +36,7 @@ _TAKEN = {"accelerate.utils.random": ("Accelerate's broadcasts of random generat
 
 class _JobOfOne(threading.local):
     until: ExitStack | None = None  #: left when this thread's dry run is told
+    is_alone = False                #: whether its script made a world of this process
 
 
 _job = _JobOfOne()
@@ -45,7 +46,7 @@ def run_one_process(until: ExitStack) -> Iterator[Undo]:
     """Replace what starts processes or waits for them; each result undoes one replacement. A world that a script makes
     of its own process lasts until ``until`` is left.
     """
-    yield partial(setattr, _job, "until", None)
+    yield partial(vars(_job).clear)
     _job.until = until
     for owner in (dist, c10d):
         yield answer(owner, "init_process_group", _init, passes_original=True)
@@ -63,13 +64,12 @@ def _spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = Tr
 
 def _init(original: Any, *args: Any, **kwargs: Any) -> None:
     size = kwargs.get("world_size", os.environ.get("WORLD_SIZE", "N"))
-    if current_world() is not None:
-        original(*args, **kwargs)
-    elif _is_alone(size):
-        dist.init_process_group(*args, **kwargs)  # which is the world's now
-    else:
+    if current_world() is None and not _is_alone(size):
         raise InputError(f"init_process_group() waits for the other ranks of a job: add --world {size} to run one of "
                          f"them without the others")
+    # a script that was alone may have the function by its name from before; the world asks for the fake backend
+    is_asked_by_world = dist.Backend.FAKE in (*args, *kwargs.values())
+    (original if is_asked_by_world or not _job.is_alone else dist.init_process_group)(*args, **kwargs)
 
 
 def _is_alone(ranks: Any) -> bool:
@@ -77,6 +77,7 @@ def _is_alone(ranks: Any) -> bool:
     if str(ranks) != "1" or _job.until is None:
         return False
     _job.until.enter_context(world_of_one())
+    _job.is_alone = True
     return True
 
 
