@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from analyzer.distributed.world_state import current_world
 from analyzer.meta.intercept.compiled_function import written_forward
+from analyzer.meta.tensor import device_of
 
 from .memory_recorder import ROOT
 from .module_recorder import ModuleRecorder
@@ -103,8 +104,13 @@ class ScriptHoldings:
     # ---- inputs
 
     def mark_inputs(self, module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, tuple[int, ...]]:
-        """What a module is called with from outside and no module made is an input; the shapes by name."""
+        """What a module is called with from outside and no module made is an input; the shapes by name. What a module
+        without parameters is given on the host alone is none, as of transforms of a data set.
+        """
         shapes: dict[str, tuple[int, ...]] = {}
+        if next(module.parameters(), None) is None and all(
+                [device_of(t).type == "cpu" and self._is_input(t) for t in tensors_in((args, kwargs))]):
+            return shapes
         names: list[str] = []
         with suppress(TypeError, ValueError):
             names += inspect.signature(written_forward(module)).parameters

@@ -106,3 +106,25 @@ loader = torch.utils.data.DataLoader(files, batch_size=4, shuffle=True)
     assert dry_run(path).format_error().splitlines()[-1] == (
         "its data set has no samples here; put a few files of the right sizes where it looks for them, as many as a "
         "batch has: what they contain does not matter")
+
+
+def test_what_transforms_of_a_data_set_are_given_is_no_input(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("""
+import torch
+from torch import nn
+class Scale(nn.Module):
+    def forward(self, pixels):
+        return pixels / 255
+class Pictures(torch.utils.data.Dataset):
+    def __init__(self): self.transform = Scale()
+    def __len__(self): return 32
+    def __getitem__(self, i): return self.transform(torch.randn(3, 8, 8)), i % 10
+model, criterion = nn.Sequential(nn.Flatten(), nn.Linear(192, 10)).cuda(), nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for images, labels in torch.utils.data.DataLoader(Pictures(), 4):
+    criterion(model(images.cuda()), labels.cuda()).backward()
+    optimizer.step()
+""")
+    assert {name: tensor.shape for name, tensor in dry_run(path, steps=3).profile.inputs.items()} == {
+        "input": (4, 3, 8, 8), "target": (4,)}
